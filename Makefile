@@ -6,9 +6,9 @@ SHELL := bash
 
 # Options of a run: make run-resnet GPUS=8 ARGS="--system dgxa100 --data /data/imagenet"
 GPUS ?= 1
-# Source of a data set: make data-resnet FROM=/downloads TO=/data/imagenet; without FROM, the small set.
-FROM ?=
-TO ?=
+# Raw data of a data set: make data-resnet SOURCE=/downloads OUTPUT=/data/imagenet; without SOURCE, the toy data set.
+SOURCE ?=
+OUTPUT ?=
 ARGS ?=
 # Python that has the frameworks with CUDA; empty: the benchmarks' images.
 export ENCORE_GPU_PYTHON ?=
@@ -27,9 +27,9 @@ setup: ## create .venv with what tests and lint need
 run-%: ## train a benchmark: make run-resnet GPUS=2
 	@./run.sh $* $(GPUS) $(ARGS)
 
-data-%: ## prepare a data set: make data-resnet FROM=DIR TO=DIR
+data-%: ## prepare a data set: make data-resnet SOURCE=DIR OUTPUT=DIR
 	@./setup.sh
-	@$(ENCORE) data prepare $* $(if $(FROM),--from $(FROM)) $(if $(TO),--to $(TO)) $(ARGS)
+	@$(ENCORE) data prepare $* $(SOURCE) $(if $(OUTPUT),-o $(OUTPUT)) $(ARGS)
 
 bench-%: ## measure a benchmark's step: make bench-resnet
 	@./setup.sh
@@ -47,7 +47,7 @@ test: setup ## run all tests; makes the framework environments first
 	@tests/all.sh $(ARGS)
 
 .PHONY: test-fast
-test-fast: setup ## run the tests of the host side alone, in about a minute
+test-fast: setup ## run the tests of the host side alone
 	@$(PYTHON) -m pytest -m "$(HOST_SIDE)" --numprocesses auto --maxprocesses 8 $(ARGS)
 
 .PHONY: test-gpu
@@ -86,8 +86,10 @@ lint-workflows:
 	else echo "actionlint is not installed: .github/workflows was not checked" >&2; fi
 
 .PHONY: docs
-docs: setup ## regenerate the tables of the documentation and the Dockerfiles
+docs: setup ## regenerate tables, Dockerfiles and the picture of the architecture; build the site .site/html
 	@$(PYTHON) -m encore.cli.documentation --write
+	@$(PYTHON) -m tools.architecture
+	@$(PYTHON) -m tools.site
 
 # Containers: docs/containers.md. BASE: an NGC release such as 24.06, or standin; default: the catalogue's.
 BASE ?=
@@ -95,21 +97,28 @@ BASE ?=
 ENGINE ?=
 # FRAMEWORK: whose CPU base `make standin` builds: mxnet, pytorch or tensorflow.
 FRAMEWORK ?= mxnet
-REGISTRY ?=
+USER_OF_mxnet = resnet
+USER_OF_pytorch = resnet-pytorch
+USER_OF_tensorflow = resnet-tensorflow
+export REGISTRY ?=
 IMAGES = $(ENCORE) images
 ENGINE_OPTION = $(if $(ENGINE),--engine $(ENGINE))
+DOCKER = $(or $(ENGINE),docker)
+DOCKER_GPUS = $(if $(shell command -v nvidia-smi),$(if $(filter podman,$(DOCKER)),--device nvidia.com/gpu=all,--gpus all))
+IMAGE = localhost/encore/$*:latest
 
 build-%: ## build a benchmark's image: make build-resnet BASE=standin
 	@./setup.sh
 	@$(IMAGES) build $* $(if $(BASE),--base $(BASE)) $(ENGINE_OPTION) $(ARGS)
 
 push-%: ## push an image: make push-resnet REGISTRY=registry.example/team
-	@./setup.sh
-	@$(IMAGES) push $* --registry "$(REGISTRY)" $(ENGINE_OPTION)
+	@: "$${REGISTRY:?}"
+	@code=$$($(DOCKER) image inspect --format '{{index .Config.Labels "encore.code"}}' $(IMAGE)); \
+	$(DOCKER) tag $(IMAGE) "$(REGISTRY)/$*:$$code"; \
+	$(DOCKER) push "$(REGISTRY)/$*:$$code"
 
 shell-%: ## open a shell in an image: make shell-resnet
-	@./setup.sh
-	@$(IMAGES) shell $* $(ENGINE_OPTION)
+	@$(DOCKER) run --rm --interactive --tty $(DOCKER_GPUS) $(IMAGE) /bin/bash
 
 test-image-%: ## check an image and train in it for an epoch: make test-image-resnet
 	@./setup.sh
@@ -118,9 +127,8 @@ test-image-%: ## check an image and train in it for an epoch: make test-image-re
 .PHONY: standin
 standin: ## build the CPU base that replaces an NGC image: make standin FRAMEWORK=pytorch
 	@./setup.sh
-	@$(IMAGES) standin $(FRAMEWORK) $(ENGINE_OPTION)
+	@$(IMAGES) build $(USER_OF_$(FRAMEWORK)) --base standin --base-only $(ENGINE_OPTION)
 
 .PHONY: clean-images
 clean-images: ## remove the images that were built on this machine
-	@./setup.sh
-	@$(IMAGES) clean $(ENGINE_OPTION)
+	@$(DOCKER) images --quiet --filter 'reference=localhost/encore/*' | sort -u | xargs -r $(DOCKER) rmi --force

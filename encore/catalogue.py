@@ -281,20 +281,20 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
-        raise EncoreError(f"{path} is not valid TOML: {error}", remedy="fix the file") from error
+        raise EncoreError(f"{path} is not valid TOML: {error}", hint="fix the file") from error
 
 
-def parse(model: type[Parsed], path: Path) -> Parsed:
-    """Read ``path`` into ``model``; EncoreError names the first key that is wrong."""
+def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:
+    """Read ``path`` into ``model``, over ``defaults``; EncoreError names the first key that is wrong."""
     try:
-        return model.model_validate(read_toml(path))
+        return model.model_validate({**defaults, **read_toml(path)})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise names.unknown(f"key in {path}:", where, _keys_next_to(model, first["loc"])) from error
         place = f"{path}: {where}" if where else str(path)
-        raise EncoreError(f"{place}: {first['msg'].removeprefix('Value error, ')}", remedy="fix the file") from error
+        raise EncoreError(f"{place}: {first['msg'].removeprefix('Value error, ')}", hint="fix the file") from error
 
 
 def _keys_next_to(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
@@ -356,7 +356,7 @@ def _read_system(path: Path, choice: Choice) -> System:
 
 
 ON_GPUS = "gpu"
-"""Name of the small set's system with ``device = "gpu"``, which has no file of its own."""
+"""Name of the toy data set's system with ``device = "gpu"``, which has no file of its own."""
 
 
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:
@@ -380,5 +380,5 @@ def find_system(choice: Choice, name: str, round_name: str | None) -> System:
     raise EncoreError(
         f"system {name!r} is not in round {round_name}",
         expected=f"one of the rounds {rounds}",
-        remedy=f"use --round {named[-1].round}, or `encore list {choice.name}` to see the systems of a round",
+        hint=f"use --round {named[-1].round}, or `encore list {choice.name}` to see the systems of a round",
     )

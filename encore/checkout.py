@@ -1,7 +1,5 @@
 """The state of the checkout: which commit, and what differs from it."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from typing import Any

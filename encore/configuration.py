@@ -4,8 +4,6 @@ Precedence, lowest first: the defaults in config.py, the round's quality targets
 file, the rule for another number of ranks, ``--set``. Environment variables: the system file, ``--env``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
@@ -144,7 +142,7 @@ def _load(path: Path, name: str) -> Any:
     """Return the module in ``path``, known as ``name`` from now on."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise EncoreError(f"{path} cannot be loaded", remedy="restore the file")
+        raise EncoreError(f"{path} cannot be loaded", hint="restore the file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -176,7 +174,7 @@ def field_types(folder: Path) -> dict[str, Any]:
     return typing.get_type_hints(config_class(folder))
 
 
-def _checked(name: str, value: Any, wanted: Any) -> Any:
+def checked(name: str, value: Any, wanted: Any) -> Any:
     """Return ``value`` as the field's type ``wanted``; EncoreError says what was expected."""
     if wanted is int and isinstance(value, int) and abs(value) > MOST_INT:
         raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
@@ -190,7 +188,7 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
         raise EncoreError(
             f"{name} = {value!r} is not possible",
             expected=f"one of {', '.join(map(str, typing.get_args(wanted)))}",
-            remedy=f"--set {name}=VALUE with one of them",
+            hint=f"--set {name}=VALUE with one of them",
         ) from error
 
 
@@ -206,9 +204,9 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
     name, separator, text = setting.partition("=")
     name = name.strip()
     if name == "seed":
-        raise EncoreError("--set seed", expected="a seed per experiment", remedy="use --seed N for the first one")
+        raise EncoreError("--set seed", expected="a seed per experiment", hint="use --seed N for the first one")
     if not separator:
-        raise EncoreError(f"--set {setting!r} has no '='", expected="key=value", remedy="--set learning_rate=0.1")
+        raise EncoreError(f"--set {setting!r} has no '='", expected="key=value", hint="--set learning_rate=0.1")
     if name not in types_of:
         raise names.unknown("configuration key", name, types_of)
     try:
@@ -217,7 +215,7 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
         value = {"True": True, "False": False}.get(text, text)
     if types_of[name] is str and not isinstance(value, str):
         value = text
-    return name, _checked(name, value, types_of[name])
+    return name, checked(name, value, types_of[name])
 
 
 def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Value]:
@@ -256,7 +254,7 @@ def scaled(
             raise EncoreError(
                 f"{ranks} ranks cannot share a global batch of {total}",
                 expected=f"at most {total} ranks",
-                remedy="ask for fewer GPUs, or use another system",
+                hint="ask for fewer GPUs, or use another system",
             )
         rest = total % ranks
         rounded = f", rounded down to {total - rest}" if rest else ""
@@ -309,7 +307,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
         if name not in wanted:
             raise names.unknown(f"key in system {system.system}", name, wanted)
         origin = f"systems/{system.file}"
-        values[name] = Value(_checked(name, value, wanted[name]), origin)
+        values[name] = Value(checked(name, value, wanted[name]), origin)
     given = [parse_setting(setting, wanted) for setting in settings]
     needed = _submitted_weights(choice, system, dict(given).get("device", values["device"].value))
     values.update({key: Value(each.file, "benchmark.toml, weights") for key, each in needed.items()})
@@ -318,7 +316,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     overrides = scaled(system, nodes, ranks_per_node, choice.benchmark.rates, training)
     for name, value in given:
         if name == "round":
-            raise EncoreError("round is no setting: it decides the targets as well", remedy=f"use --round {value}")
+            raise EncoreError("round is no setting: it decides the targets as well", hint=f"use --round {value}")
         overrides[name] = Value(value, "--set")
     overrides.update(_shorter_warmup(system, overrides))
     deviations = _deviations(system, nodes, ranks_per_node, values, overrides, needed)
@@ -343,7 +341,7 @@ def _validate(config: type[Any], values: dict[str, Value]) -> None:
         config(**{name: value.value for name, value in values.items()})
     except ValueError as error:
         raise EncoreError(
-            f"impossible configuration: {error}", remedy="change these keys with --set KEY=VALUE"
+            f"impossible configuration: {error}", hint="change these keys with --set KEY=VALUE"
         ) from error
 
 

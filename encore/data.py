@@ -4,8 +4,6 @@ The work is done by ``benchmarks/<benchmark>/prepare.py``, a child process that 
 lines; here the host side starts it, follows it, and reads the passport it leaves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -38,7 +36,7 @@ class Preparation:
     """What ``encore data prepare`` was asked for; None leaves the choice to the benchmark."""
 
     source: Path | None = None
-    """Folder with the raw data; None for the small set."""
+    """Folder with the raw data; None for the toy data set."""
     name: str | None = None
     workers: int | None = None
     seed: int | None = None
@@ -131,7 +129,7 @@ def check_options(benchmark: str, wanted: Preparation) -> None:
     command = prepare_command(sys.executable, benchmark, Path(), wanted)
     if wanted.options:
         for problem in follow([*command, "--check-options", "--progress", "json"], lambda update: None):
-            problem.remedy = f"encore data prepare {benchmark} --help"
+            problem.hint = f"encore data prepare {benchmark} --help"
             raise problem
 
 
@@ -200,7 +198,7 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
             raise EncoreError(
                 f"{command[0]} does not start: {error.strerror}",
                 expected="the Python of the framework's environment",
-                remedy="encore doctor",
+                hint="encore doctor",
             ) from None
         problems: list[EncoreError] = []
         with child:
@@ -214,7 +212,7 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
                 _stop(child)
                 raise EncoreError(
                     "interrupted",
-                    remedy="give the same command again: it resumes where it stopped",
+                    hint="give the same command again: it resumes where it stopped",
                     exit_code=ExitCode.INTERRUPTED,
                 ) from None
             except BaseException:
@@ -233,7 +231,7 @@ def _take(line: str, on_update: OnUpdate) -> Iterator[EncoreError]:
     if "error" in facts:
         first = facts["error"]
         for each in (first, *first.get("more", ())):
-            yield EncoreError(each["found"], expected=each["expected"], remedy=each["remedy"])
+            yield EncoreError(each["found"], expected=each["expected"], hint=each["hint"])
     elif "phase" in facts:
         on_update(
             Update(phase=facts["phase"], done=facts["done"], total=facts["total"], unit=facts.get("unit", "bytes"))
@@ -252,7 +250,7 @@ def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[Enco
         problems = [
             EncoreError(
                 f"the preparation ended with {ending}" + (f":\n    {tail}" if tail else ""),
-                remedy="give the same command again: finished parts are kept",
+                hint="give the same command again: finished parts are kept",
             )
         ]
     known_codes = (ExitCode.REFUSED, ExitCode.INTERRUPTED)
@@ -280,11 +278,11 @@ def read_passport(directory: Path) -> DataPassport:
         EncoreError: the folder is missing, half-written, or its passport cannot be read.
     """
     path = directory / PASSPORT
-    again = f"encore data prepare BENCHMARK --to {directory} --overwrite"
+    again = f"encore data prepare BENCHMARK -o {directory} --overwrite"
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["schema"] != SCHEMA:
-            raise EncoreError(f"{path} has schema {facts['schema']}", expected=f"schema {SCHEMA}", remedy=again)
+            raise EncoreError(f"{path} has schema {facts['schema']}", expected=f"schema {SCHEMA}", hint=again)
         splits = facts["splits"]
         files = [file for split in splits.values() for file in _files_of(split)]
         return DataPassport(
@@ -302,9 +300,9 @@ def read_passport(directory: Path) -> DataPassport:
     except (FileNotFoundError, NotADirectoryError):
         raise _absent(directory) from None
     except OSError as error:
-        raise EncoreError(f"{path}: {error.strerror}", expected="a readable passport", remedy=again) from None
+        raise EncoreError(f"{path}: {error.strerror}", expected="a readable passport", hint=again) from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise EncoreError(f"{path} is damaged", expected="a data set's passport", remedy=again) from None
+        raise EncoreError(f"{path} is damaged", expected="a data set's passport", hint=again) from None
 
 
 def _shortfall(facts: Mapping[str, Any]) -> str:
@@ -336,18 +334,18 @@ def _absent(directory: Path) -> EncoreError:
         return EncoreError(
             f"there is no data set in {directory}: no such folder",
             expected="the folder of a prepared data set",
-            remedy="correct --data; encore data list shows those that are there",
+            hint="correct --data; encore data verify shows those that are there",
         )
     if (directory / PARTS).exists():
         return EncoreError(
             f"the data set in {directory} is half-written: its preparation has not finished",
             expected="a finished preparation",
-            remedy="give the same encore data prepare command again: it resumes where it stopped",
+            hint="give the same encore data prepare command again: it resumes where it stopped",
         )
     return EncoreError(
         f"{directory} holds no prepared data set: no {PASSPORT}",
         expected="a folder that encore data prepare wrote",
-        remedy=f"encore data prepare BENCHMARK --from {directory} --to OUT, if it holds raw data; --data OUT then",
+        hint=f"encore data prepare BENCHMARK {directory} -o OUT, if it holds raw data; --data OUT then",
     )
 
 
@@ -360,13 +358,13 @@ def check_data(directory: Path, benchmark: str) -> DataPassport:
     try:
         passport = read_passport(directory)
     except EncoreError as error:
-        error.remedy = error.remedy.replace("BENCHMARK", benchmark)
+        error.hint = error.hint.replace("BENCHMARK", benchmark)
         raise
     if benchmark not in (passport.benchmark, *passport.shared_with):
         raise EncoreError(
             f"{directory} holds the data set {passport.name} of {passport.benchmark}",
             expected=f"a data set of {benchmark}",
-            remedy=f"name another folder with --data, or encore data prepare {benchmark}",
+            hint=f"name another folder with --data, or encore data prepare {benchmark}",
         )
     for name, size in passport.files.items():
         _check_file(directory / name, size, benchmark)
@@ -381,17 +379,17 @@ def _check_file(path: Path, size: int, benchmark: str) -> None:
         raise EncoreError(
             f"{path}: {error.strerror}",
             expected=f"a file of {size:,} bytes, as its passport says",
-            remedy=f"encore data prepare {benchmark} --to {path.parent} --overwrite",
+            hint=f"encore data prepare {benchmark} -o {path.parent} --overwrite",
         ) from None
     if found != size:
         raise EncoreError(
             f"{path} has changed: {found:,} bytes",
             expected=f"{size:,} bytes, as its passport says",
-            remedy=f"encore data verify {benchmark} {path.parent} reports more; "
-            f"encore data prepare {benchmark} --to {path.parent} --overwrite makes it again",
+            hint=f"encore data verify {benchmark} {path.parent} reports more; "
+            f"encore data prepare {benchmark} -o {path.parent} --overwrite makes it again",
         )
     if not readable:
-        raise EncoreError(f"{path} cannot be read", expected="read permission", remedy=f"chmod a+r {path}")
+        raise EncoreError(f"{path} cannot be read", expected="read permission", hint=f"chmod a+r {path}")
 
 
 def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:

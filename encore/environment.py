@@ -1,11 +1,10 @@
-"""The framework environments of the `host` runtime: made once, in steps that resume, one builder at a time.
+"""The framework environments of the `host` runtime: made once by uv, one builder at a time.
 
 An environment is in the user's cache under a key made of everything that goes into it, so that a changed
-requirement makes a new one and every checkout shares the same one. Horovod, which takes minutes to compile, is a
-wheel in the cache under a key of its own: made of what compiled code depends on, and of nothing else.
+requirement makes a new one and every checkout shares the same one. One that was interrupted is made again from uv's
+own cache. Horovod, which takes a minute to compile, is a wheel in the cache under a key of its own: made of what
+compiled code depends on, and of nothing else.
 """
-
-from __future__ import annotations
 
 import contextlib
 import fnmatch
@@ -21,12 +20,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from encore import catalogue, paths
+from encore import catalogue, installer, paths
 from encore.catalogue import Horovod
 from encore.errors import EncoreError, ExitCode
 
@@ -124,7 +123,7 @@ def _find_interpreter(framework: str, wanted: Sequence[str]) -> str:
     raise EncoreError(
         f"no Python that {framework} runs on: this is Python {running}",
         expected=f"Python {' or '.join(wanted)} on PATH",
-        remedy=f"install python{wanted[0]} with its venv module and try again, or use a container runtime",
+        hint=f"install python{wanted[0]} with its venv module and try again, or use a container runtime",
     )
 
 
@@ -145,14 +144,13 @@ def describe(framework: str) -> Environment:
 def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
     """Return the Python of the environment of ``framework``, which is made if need be.
 
-    Steps that an earlier, interrupted set-up finished are not done again. Raises EncoreError with one clear
-    line for a missing compiler, an unsuitable Python, no network, a full disk.
+    Raises EncoreError with one clear line for a missing compiler, an unsuitable Python, no network, a full disk.
     """
     environment = describe(framework)
     if environment.is_ready:
         return environment.python
     report = on_step or (lambda text: None)
-    environment.folder.mkdir(parents=True, exist_ok=True)
+    environment.folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(str(environment.folder.with_suffix(".lock")))
     try:
         lock.acquire(timeout=0)
@@ -215,96 +213,71 @@ def _wheels(environment: Environment, horovod: Horovod) -> Path:
     return wheel_folder(environment.framework, environment.requirements, horovod, here, switches)
 
 
-def _install_horovod(environment: Environment, horovod: Horovod, report: OnStep) -> None:
-    """Install Horovod from its wheel, which is compiled if no environment did so before."""
-    folder = _wheels(environment, horovod)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(folder.with_suffix(".lock"))):
-        if not folder.is_dir():
-            report(f"compiling Horovod {horovod.version}, about 2 minutes on 2 cores")
-            writing = folder.with_suffix(".writing")
-            shutil.rmtree(writing, ignore_errors=True)
-            # Not from pip's cache: a wheel that was compiled for another framework or MPI has the same name.
-            options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps"]
-            wanted = ["--wheel-dir", str(writing), f"horovod=={horovod.version}"]
-            _run(environment, _pip(environment, "wheel", *options, *wanted))
-            writing.rename(folder)
-    _run(environment, _pip(environment, *INSTALL, *map(str, folder.glob("*.whl"))))
+def _compile(environment: Environment, horovod: Horovod, folder: Path) -> None:
+    writing = folder.with_suffix(".writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    # Not from pip's cache: a wheel that was compiled for another framework or MPI has the same name.
+    options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "wheel", *options]
+    _run(environment, [*pip, "--wheel-dir", str(writing), f"horovod=={horovod.version}"])
+    writing.rename(folder)
 
 
 # -- steps -------------------------------------------------------------------------------------------
 
 
 def _make(environment: Environment, report: OnStep) -> None:
-    horovod = environment.horovod
-    if horovod and not _wheels(environment, horovod).is_dir():
-        _check_compiler()
-    _check_disk(environment)
-    venv = [environment.interpreter, "-m", "venv", "--clear", str(environment.folder)]
-    install = _pip(environment, *INSTALL, "-r", str(environment.requirements))
-    check = [str(environment.python), "-c", environment.check]
-    steps: list[tuple[str, str, Callable[[], None]]] = [
-        ("venv", "making a virtual environment", lambda: _run(environment, venv)),
-        ("packages", f"installing {environment.requirements.name}", lambda: _run(environment, install)),
-        ("check", "checking that it imports", lambda: _run(environment, check)),
-    ]
-    if horovod:
-        compiled = partial(_install_horovod, environment, horovod, report)
-        steps.insert(2, ("horovod", f"installing Horovod {horovod.version}", compiled))
-    for number, (name, title, step) in enumerate(steps, 1):
-        stamp = environment.folder / f"{name}.done"
-        if not stamp.exists():
-            report(f"{environment.framework} environment, step {number} of {len(steps)}: {title}")
-            step()
-            stamp.touch()
-
-
-INSTALL = ("install", "--no-deps", "--no-compile")
-"""Python compiles what is imported, once; a training imports a small part of the 25,000 files of all environments."""
-
-
-def _pip(environment: Environment, *arguments: str) -> list[str]:
-    command, *rest = arguments
-    quiet = ["--disable-pip-version-check", "--no-input"]
-    return [str(environment.python), "-m", "pip", command, *quiet, *rest]
-
-
-def _check_compiler() -> None:
+    horovod, python = environment.horovod, environment.python
+    wheels = _wheels(environment, horovod) if horovod else None
     missing = [name for name in ("g++", "make") if shutil.which(name) is None]
-    if missing:
+    if wheels and not wheels.is_dir() and missing:
         raise EncoreError(
             f"no {' and no '.join(missing)} on PATH",
             expected="a C++ compiler and make, to compile Horovod",
-            remedy="apt-get install g++ make (Debian, Ubuntu) and try again",
+            hint="apt-get install g++ make (Debian, Ubuntu) and try again",
         )
-
-
-def _check_disk(environment: Environment) -> None:
-    free = shutil.disk_usage(environment.folder).free / 2**30
+    free = shutil.disk_usage(environment.folder.parent).free / 2**30
     if free < environment.disk_gib:
         raise EncoreError(
             f"{free:.1f} GiB free where the environment goes, {environment.folder.parent}",
             expected=f"{environment.disk_gib} GiB",
-            remedy="free some space, or set XDG_CACHE_HOME to a folder on another disk",
+            hint="free some space, or set XDG_CACHE_HOME to a folder on another disk",
         )
+    report(f"making the {environment.framework} environment: {environment.requirements.name}")
+    _run(environment, installer.venv_command(environment.interpreter, environment.folder))
+    _run(environment, installer.install_command(python, "--no-deps", "--requirements", str(environment.requirements)))
+    if horovod and wheels:
+        wheels.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(wheels.with_suffix(".lock"))):
+            if not wheels.is_dir():
+                report(f"compiling Horovod {horovod.version}, about a minute on 2 cores")
+                _compile(environment, horovod, wheels)
+        _run(environment, installer.install_command(python, "--no-deps", *map(str, wheels.glob("*.whl"))))
+    _run(environment, [str(python), "-c", environment.check])
+    (environment.folder / "check.done").touch()
 
 
 def _run(environment: Environment, command: list[str]) -> None:
     log = environment.folder.with_suffix(".log")
+    switches = build_switches(environment.horovod, environment.mpi) if environment.horovod else {}
+    variables = {
+        **installer.environment(),
+        **switches,
+        "PATH": f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        # Horovod's setup.py starts eight compilers on any machine; flags of a make that this runs under are its own.
+        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        "CMAKE_TOOLCHAIN_FILE": str(paths.REQUIREMENTS / "horovod.cmake"),
+    }
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())
         file.flush()
-        path = f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-        switches = build_switches(environment.horovod, environment.mpi) if environment.horovod else {}
-        # Horovod's setup.py starts eight compilers on any machine; flags of a make that this runs under are its own.
-        switches["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
         # Its own session: a Ctrl-C ends this process, which then ends the child and says how to continue.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **switches, "PATH": path},
+            env=variables,
             start_new_session=True,
         )
         try:
@@ -314,7 +287,7 @@ def _run(environment: Environment, command: list[str]) -> None:
             child.wait()
             raise EncoreError(
                 f"interrupted while making the {environment.framework} environment",
-                remedy="run the same command again: it resumes where it stopped",
+                hint="run the same command again: what was downloaded or compiled is kept",
                 exit_code=ExitCode.INTERRUPTED,
             ) from None
     if code != 0:
@@ -324,34 +297,22 @@ def _run(environment: Environment, command: list[str]) -> None:
 AGAIN = "check the network and pip's settings (pip config list), and run the same command again"
 SYMPTOMS = (
     ("No space left on device", "the disk is full", "free some space and run the same command again"),
+    ("No solution found", "the package index does not have what is pinned", AGAIN),
     (
-        "Temporary failure in name resolution|Network is unreachable|Failed to establish a new connection",
+        "error sending request|dns error|Failed to fetch|new connection",
         "the package index cannot be reached",
         AGAIN,
     ),
-    (
-        "ensurepip is not|No module named venv|returned non-zero exit status",
-        "this Python cannot make virtual environments",
-        "apt-get install python3-venv (Debian, Ubuntu) and try again",
-    ),
-    (
-        "No matching distribution found|Could not find a version",
-        "the package index does not have what is pinned",
-        AGAIN,
-    ),
 )
-"""What pip and venv print, what it means, what to do; the first that matches counts."""
+"""What uv and pip print, what it means, what to do; the first that matches counts."""
 
 
 def _explain(environment: Environment, log: Path) -> EncoreError:
     """Return what went wrong, from the last command's output."""
     output = log.read_text(encoding="utf-8", errors="replace").rsplit("\n$ ", 1)[-1]
     failed = f"the {environment.framework} environment could not be made"
-    for pattern, meaning, remedy in SYMPTOMS:
+    for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, output):
-            return EncoreError(f"{failed}: {meaning}", remedy=f"{remedy}; the whole output is in {log}")
+            return EncoreError(f"{failed}: {meaning}", hint=f"{hint}; the whole output is in {log}")
     last = [line for line in output.splitlines() if line.strip()][-1:]
-    return EncoreError(
-        f"{failed}: {' '.join(last)}",
-        remedy=f"read {log}, then run the same command again: it resumes where it stopped",
-    )
+    return EncoreError(f"{failed}: {' '.join(last)}", hint=f"read {log}, then run the same command again")

@@ -1,7 +1,5 @@
 """Errors that a user can act on, and the exit codes of every command."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 
@@ -30,18 +28,18 @@ class EncoreError(Exception):
     """
 
     def __init__(
-        self, found: str, *, expected: str = "", remedy: str = "", exit_code: ExitCode = ExitCode.REFUSED
+        self, found: str, *, expected: str = "", hint: str = "", exit_code: ExitCode = ExitCode.REFUSED
     ) -> None:
         super().__init__(found)
         self.found = found
         self.expected = expected
-        self.remedy = remedy
+        self.hint = hint
         self.exit_code = exit_code
 
     def __str__(self) -> str:
         parts = [self.found]
         if self.expected:
             parts.append(f"expected: {self.expected}")
-        if self.remedy:
-            parts.append(f"do this: {self.remedy}")
+        if self.hint:
+            parts.append(f"hint: {self.hint}")
         return "\n  ".join(parts)

@@ -1,7 +1,5 @@
 """JSON files written whole or not at all, and the time stamps in them."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import os
@@ -24,6 +22,14 @@ from encore.errors import EncoreError
 def utc_now() -> str:
     """Return now, in UTC, as ISO 8601 with seconds."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def text_of(path: Path | str) -> str:
+    """Return the text of a small file, such as one of the kernel's; empty where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def existing(folder: Path) -> Path:
@@ -51,9 +57,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EncoreError(f"{path} cannot be read: {error}", remedy="restore it, or start a new run") from error
+        raise EncoreError(f"{path} cannot be read: {error}", hint="restore it, or start a new run") from error
     if not isinstance(loaded, dict):
-        raise EncoreError(f"{path} holds no JSON object", remedy="restore it, or start a new run")
+        raise EncoreError(f"{path} holds no JSON object", hint="restore it, or start a new run")
     return loaded
 
 
@@ -89,15 +95,15 @@ def archive_errors(path: Path) -> Iterator[None]:
         raise EncoreError(
             f"{path} cannot be read: {why}",
             expected="a .zip or .tar file that is whole",
-            remedy="download it again, or unpack it and give the folder",
+            hint="download it again, or unpack it and give the folder",
         ) from error
 
 
 @contextmanager
-def unpacked(archive: Path, wanted: re.Pattern[str]) -> Iterator[Path]:
+def unpacked(archive: Path, wanted: re.Pattern[str], longest: int = _MOST_UNPACKED) -> Iterator[Path]:
     """Give a folder with those files of an archive whose names fit, until the block ends; it is called as the archive.
 
-    Links, devices and paths that lead out of the archive are left out.
+    Links, devices, paths that lead out of the archive and files of more than ``longest`` bytes are skipped.
     """
     with tempfile.TemporaryDirectory() as scratch:
         name = archive.name.lower()
@@ -107,11 +113,11 @@ def unpacked(archive: Path, wanted: re.Pattern[str]) -> Iterator[Path]:
         with archive_errors(archive):
             for member, size, file in _members(archive):
                 plain = plain_path(member)
-                if not plain or not wanted.search(plain):
+                if not plain or not wanted.search(plain) or size > longest:
                     continue
                 room -= size
                 if room < 0:
-                    raise ValueError(f"its logs have more than {_MOST_UNPACKED // 1024**3} GiB")
+                    raise ValueError(f"its files have more than {_MOST_UNPACKED // 1024**3} GiB")
                 (folder / plain).parent.mkdir(parents=True, exist_ok=True)
                 with (folder / plain).open("wb") as target:
                     shutil.copyfileobj(file, target)

@@ -1,7 +1,5 @@
 """A job: one command for all ranks with its mounts and environment, the same on every runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

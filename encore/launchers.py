@@ -5,8 +5,6 @@ starts all ranks of a node), what comes before the runtime's command (``outer``,
 every node), and the variables by which the ranks find each other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

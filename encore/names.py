@@ -1,7 +1,5 @@
 """Names that a user may have mistyped: offer the nearest."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 
@@ -28,5 +26,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> EncoreError:
     if len(choices) > MOST_LISTED and not near:
         alike = difflib.get_close_matches(wanted, by_case, n=NEAREST, cutoff=0.0)
         expected = f"one of {len(choices):,}, such as {', '.join(by_case[each] for each in alike)}"
-    remedy = f"did you mean {' or '.join(repr(by_case[each]) for each in near)}?" if near else ""
-    return EncoreError(f"unknown {kind} {name!r}", expected=expected, remedy=remedy)
+    hint = f"did you mean {' or '.join(repr(by_case[each]) for each in near)}?" if near else ""
+    return EncoreError(f"unknown {kind} {name!r}", expected=expected, hint=hint)

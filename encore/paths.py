@@ -1,7 +1,5 @@
 """Where things are: the project, the user's cache (XDG), data and results."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

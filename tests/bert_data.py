@@ -1,7 +1,5 @@
 """What the tests of BERT's pretraining data share: texts, dumps, samples and records of their own, and the command."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess
@@ -14,15 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bert import (
-    buckets,
-    masking,
-    tfrecord,
-)
+from benchmarks.bert import masking
 from benchmarks.bert.masking import Documents, Settings
-from benchmarks.language import arrays, wordpiece
+from benchmarks.language import tensorflow_files, vocabulary
 from benchmarks.language.arrays import Samples
-from benchmarks.language.wordpiece import SPECIAL, Vocabulary
+from benchmarks.language.vocabulary import SPECIAL, Vocabulary
 from encore import paths
 
 SHARED = paths.ROOT.parent / "shared" / "data"
@@ -86,16 +80,6 @@ PLAIN = [f"Page {number} has é text. It is <b>short</b>." for number in range(4
 SHORT = ("--sequence-length", 40, "--duplication", 3)
 
 
-def foreign_ids(found: arrays.DataSet) -> list[str]:
-    """The arrays with an id that the vocabulary has not."""
-    ids = {
-        f"{part} {name}": getattr(samples, name)
-        for part, samples in (("train", found.train), ("test", found.test))
-        for name in ("tokens", "masked_labels")
-    }
-    return [name for name, array in ids.items() if len(array) and array.max() >= found.vocabulary.size]
-
-
 WORDS = ("the", "cat", "dog", "sees", "a", "red", "old", "house", "in", "town", "and", "runs", "far", "near", "water")
 
 
@@ -154,6 +138,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
+    """A field of a protocol buffer that is a string or a message."""
     return bytes([number << 3 | 2]) + varint(len(content)) + content
 
 
@@ -168,13 +153,13 @@ def example(rows: dict[str, np.ndarray], number: int) -> bytes:
 
 
 def write_records(path: Path, rows: dict[str, np.ndarray]) -> Path:
-    frames = [tfrecord.frame(example(rows, number)) for number in range(len(rows["input_ids"]))]
+    frames = [tensorflow_files.frame(example(rows, number)) for number in range(len(rows["input_ids"]))]
     path.write_bytes(b"".join(frames))
     return path
 
 
 def take(samples: Samples, begin: int, end: int) -> Samples:
-    return buckets.take(samples, np.arange(begin, end))
+    return samples.take(np.arange(begin, end))
 
 
 def write_packed(folder: Path) -> Path:
@@ -185,5 +170,5 @@ def write_packed(folder: Path) -> Path:
     write_records(folder / "train" / "part-00000-of-00500", padded(take(drawn, 0, 50), 64, 9))
     write_records(folder / "train" / "b.tfrecord", padded(take(drawn, 50, 90), 64, 9))
     write_records(folder / "eval" / "eval.tfrecord", padded(take(drawn, 90, 120), 64, 9))
-    wordpiece.write(folder / "vocab.txt", NUMBERS.entries)
+    vocabulary.write(folder / "vocab.txt", NUMBERS.entries)
     return folder

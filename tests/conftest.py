@@ -1,33 +1,37 @@
 """Fixtures that several tests share."""
 
-from __future__ import annotations
-
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from encore import data, environment, paths
+from encore import data, environment, installer, paths
 from encore.machine import node
 
-Encore = Callable[..., "subprocess.CompletedProcess[str]"]
+Encore = Callable[..., CompletedProcess[str]]
 
 # Small enough for seconds on two cores, and the real network, input and optimizer all the same.
 TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
 
 
 MARKS = {
-    "training": {"mxnet_python", "pytorch_python", "tensorflow_python", "kernels_python", "serving_python"},
+    "training": {
+        *("mxnet_python", "pytorch_python", "tensorflow_python", "kernels_python", "serving_python"),
+        *("in_mxnet", "in_pytorch", "in_tensorflow"),
+    },
     "cluster": {"cluster"},
     "engine": {"docker", "engine"},
 }
@@ -62,6 +66,68 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(without_gpu)
 
 
+IN_FRAMEWORK = paths.ROOT / "tests" / "in_framework"
+LAUNCHERS = {"pytorch": ("torchrun", "--standalone", "--nproc-per-node"), "kernels": ()}
+"""Of a file on more than one rank, where it is not Horovod's."""
+
+
+class FrameworkFile(pytest.File):
+    """Tests that import a framework: tests/in_framework/FRAMEWORK/NAME.py, which runs in that framework's environment.
+
+    The file is an ordinary one of pytest. ``RANKS = (1, 2)`` in it runs all of it on one rank, then on two.
+    """
+
+    def collect(self) -> Iterator[pytest.Item]:
+        ranks = re.search(r"^RANKS = \(([\d, ]+)\)", self.path.read_text(encoding="utf-8"), re.MULTILINE)
+        for size in re.findall(r"\d+", ranks[1] if ranks else "1"):
+            yield InFramework.from_parent(self, name=f"on_{size}_rank{'s' if size != '1' else ''}", size=int(size))
+
+
+class InFramework(pytest.Item):
+    """One file on so many ranks; its tests report in one output."""
+
+    def __init__(self, *, size: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.size = size
+        self.add_marker("training")
+        self.add_marker("in_framework")
+
+    def runtest(self) -> None:
+        framework = self.path.parent.name
+        python = with_pytest(environment.ensure_environment(framework))
+        launcher = LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np"))
+        command = [*launcher, str(self.size)] if self.size > 1 else ["python"]
+        command += ["python"] if launcher[:1] == ("horovodrun",) and self.size > 1 else []
+        # tests/conftest.py needs what no framework's environment has.
+        options = ["--quiet", "--no-header", "--override-ini=addopts=", "--import-mode=importlib"]
+        if self.size > 1:
+            # A rank that goes on after a failure would wait for the others in a collective for ever.
+            options.append("--exitfirst")
+        command += ["-m", "pytest", *options, "-p", "no:cacheprovider", f"--confcutdir={IN_FRAMEWORK}"]
+        command.append(str(self.path))
+        own = {"TRITON_INTERPRET": "1"} if framework == "kernels" else {}
+        with tempfile.TemporaryDirectory() as together:
+            done = in_environment(python, command, {**own, "TOGETHER": together})
+        if done.returncode:
+            pytest.fail(done.stdout + done.stderr, pytrace=False)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> FrameworkFile | None:
+    """Run a file of a framework's folder where the framework is."""
+    if module_path.parent.parent == IN_FRAMEWORK:
+        return FrameworkFile.from_parent(parent, path=module_path)
+    return None
+
+
+def with_pytest(python: Path) -> Path:
+    """Install pytest in an environment, as pinned for this one; a user's has none."""
+    with FileLock(python.parent.parent / "pytest.lock"):
+        if not any(python.parent.parent.glob("lib/python*/site-packages/pytest")):
+            pins = ("--constraints", str(paths.REQUIREMENTS / "dev.txt"), "pytest")
+            subprocess.run(installer.install_command(python, *pins), env=installer.environment(), check=True)
+    return python
+
+
 @pytest.fixture(scope="session", autouse=True)
 def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runtime `host` where a test names none: an engine of this machine may have images of the benchmarks."""
@@ -74,34 +140,18 @@ def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
-@pytest.fixture(scope="session")
-def mxnet_python() -> Path:
-    """Python of the MXNet environment, which is made if need be."""
-    return environment.ensure_environment("mxnet", lambda text: print(text, file=sys.stderr))
+def python_of(framework: str) -> Any:
+    """Return the fixture of the Python of a framework's environment, which is made if need be."""
+
+    @pytest.fixture(scope="session", name=f"{framework}_python")
+    def python() -> Path:
+        return environment.ensure_environment(framework, lambda text: print(text, file=sys.stderr))
+
+    return python
 
 
-@pytest.fixture(scope="session")
-def pytorch_python() -> Path:
-    """Python of the PyTorch environment, which is made if need be."""
-    return environment.ensure_environment("pytorch", lambda text: print(text, file=sys.stderr))
-
-
-@pytest.fixture(scope="session")
-def tensorflow_python() -> Path:
-    """Python of the TensorFlow environment, which is made if need be."""
-    return environment.ensure_environment("tensorflow", lambda text: print(text, file=sys.stderr))
-
-
-@pytest.fixture(scope="session")
-def kernels_python() -> Path:
-    """Python of the environment with Triton, which is made if need be."""
-    return environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
-
-
-@pytest.fixture(scope="session")
-def serving_python() -> Path:
-    """Python of the environment with Triton Inference Server and ONNX Runtime, which is made if need be."""
-    return environment.ensure_environment("serving", lambda text: print(text, file=sys.stderr))
+mxnet_python, pytorch_python, tensorflow_python = map(python_of, ("mxnet", "pytorch", "tensorflow"))
+kernels_python, serving_python = map(python_of, ("kernels", "serving"))
 
 
 @dataclass(frozen=True)
@@ -163,7 +213,7 @@ class Study:
     printed: dict[str, Any]
 
     def of_ranks(self, ranks: int) -> Path:
-        """Return the experiment folder on so many ranks: what every other training with this seed is held against."""
+        """Return the experiment folder on so many ranks: what every other training with this seed is compared with."""
         (found,) = self.folder.glob(f"1x{ranks}/*/experiment_0")
         return found
 
@@ -174,12 +224,28 @@ def study(encore: Encore, digits: Path, shared: Shared) -> Study:
 
     def train(folder: Path) -> None:
         where = ("--data", str(digits), "--results", str(folder))
-        done = encore("sweep", "resnet", "--gpus", "1,2", "--seed", "7", *where, *TINY, "--predict", "4", "--json")
+        done = encore(
+            "sweep", "resnet", "--gpus-per-node", "1,2", "--seed", "7", *where, *TINY, "--predict", "4", "--json"
+        )
         assert done.returncode == 0, done.stderr
         (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
 
     printed = json.loads((shared.made("study", train) / "printed.json").read_text(encoding="utf-8"))
     return Study(Path(printed["study"]), printed)
+
+
+def in_environment(python: Path, command: Sequence[str], own: Mapping[str, str] = {}) -> CompletedProcess[str]:
+    """Run a command in a framework's environment, with one thread for each rank."""
+    variables = {
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": os.environ.get("HOME", "/"),
+        "PYTHONPATH": str(paths.ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        **own,
+    }
+    return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False)
 
 
 @cache
@@ -188,52 +254,28 @@ def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: st
     command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
     if launcher[:1] == ("torchrun",):
         command.remove("python")
-    variables = {
-        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
-        "HOME": os.environ.get("HOME", "/"),
-        "PYTHONPATH": str(paths.ROOT),
-        "OMP_NUM_THREADS": "1",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, timeout=300
-    )
+    done = in_environment(python, command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.fixture(scope="session")
-def in_mxnet(mxnet_python: Path) -> Callable[..., str]:
-    """Runs a program of tests/in_framework in MXNet's environment on so many ranks; returns its output."""
+def runs_in(framework: str) -> Any:
+    """Return the fixture that runs a program of tests/in_framework on so many ranks and returns its output."""
 
-    def run(program: str, *arguments: str, ranks: int = 1) -> str:
-        launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
-        return inside(mxnet_python, launcher, program, *arguments)
+    @pytest.fixture(scope="session", name=f"in_{framework}")
+    def run_in() -> Callable[..., str]:
+        python = environment.ensure_environment(framework)
 
-    return run
+        def run(program: str, *arguments: str, ranks: int = 1) -> str:
+            launcher = LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np"))
+            return inside(python, () if ranks == 1 else (*launcher, str(ranks)), program, *arguments)
 
+        return run
 
-@pytest.fixture(scope="session")
-def in_tensorflow(tensorflow_python: Path) -> Callable[..., str]:
-    """Runs a program of tests/in_framework in TensorFlow's environment on so many ranks; returns its output."""
-
-    def run(program: str, *arguments: str, ranks: int = 1) -> str:
-        launcher = () if ranks == 1 else ("horovodrun", "--gloo", "-np", str(ranks))
-        return inside(tensorflow_python, launcher, program, *arguments)
-
-    return run
+    return run_in
 
 
-@pytest.fixture(scope="session")
-def in_pytorch(pytorch_python: Path) -> Callable[..., str]:
-    """Runs a program of tests/in_framework in PyTorch's environment on so many ranks; returns their output."""
-
-    def run(program: str, *arguments: str, ranks: int = 1) -> str:
-        launcher = () if ranks == 1 else ("torchrun", "--standalone", "--nproc-per-node", str(ranks))
-        return inside(pytorch_python, launcher, program, *arguments)
-
-    return run
+in_mxnet, in_tensorflow, in_pytorch = map(runs_in, ("mxnet", "tensorflow", "pytorch"))
 
 
 def records(path: Path, kind: str) -> list[dict[str, Any]]:

@@ -1,7 +1,5 @@
 """On a GPU alone: the selftest of every benchmark, in the images or in ENCORE_GPU_PYTHON (``make test-gpu``)."""
 
-from __future__ import annotations
-
 import json
 import os
 

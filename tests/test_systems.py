@@ -5,8 +5,6 @@ executing them; it knows nothing of our systems. Which option is which key is th
 (benchmarks/NAME/submitted.toml), which reads the same scripts and executes nothing.
 """
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 
@@ -33,22 +31,12 @@ class Submitted:
 
     choice: Choice
     round: str
-    system: str
-    folder: str
+    ours: System
     config: str
     implementation: Implementation
     options: dict[str, Option]
     environment: dict[str, dict[str, str]]
     """By the file that has the last word."""
-
-    @property
-    def variables(self) -> dict[str, str]:
-        return {name: value for variables in self.environment.values() for name, value in variables.items()}
-
-    @property
-    def ours(self) -> System:
-        found = catalogue.systems(self.choice)
-        return next(s for s in found if s.system == self.system and self.folder in s.source and self.round in s.source)
 
 
 def assignments(text: str) -> dict[str, str]:
@@ -75,23 +63,17 @@ def submitted() -> list[Submitted]:
             name, implementation = next(
                 (name, known) for name, known in mapping.of_folder(each["folder"]) if programs & set(known.program)
             )
-            found.append(
-                Submitted(
-                    choice=catalogue.choose(name),
-                    round=each["repository"].rpartition("_")[2],
-                    system=entry["system"],
-                    folder=each["folder"],
-                    config=entry["config"],
-                    implementation=implementation,
-                    options=mapping.options_of(command, implementation.pairs_after),
-                    environment=effective(
-                        {
-                            "Dockerfile": assignments(each["dockerfile"]),
-                            **{file: assignments(text) for file, text in entry.get("environment", {}).items()},
-                        }
-                    ),
-                )
+            choice, round_name = catalogue.choose(name), each["repository"].rpartition("_")[2]
+            source = {each["folder"], round_name}
+            ours = next(
+                system
+                for system in catalogue.systems(choice)
+                if system.system == entry["system"] and all(part in system.source for part in source)
             )
+            scripts = {"Dockerfile": each["dockerfile"], **entry.get("environment", {})}
+            environment = effective({file: assignments(text) for file, text in scripts.items()})
+            options = mapping.options_of(command, implementation.pairs_after)
+            found.append(Submitted(choice, round_name, ours, entry["config"], implementation, options, environment))
     return found
 
 
@@ -99,7 +81,7 @@ SUBMITTED = submitted()
 
 
 def name_of(each: Submitted) -> str:
-    return f"{each.choice.name}-{each.round}-{each.system}"
+    return f"{each.choice.name}-{each.round}-{each.ours.system}"
 
 
 def resolved(system: System, choice: Choice) -> Configuration:
@@ -113,7 +95,7 @@ def mapped(each: Submitted) -> list[Mapped]:
         configuration=each.config,
         nodes=each.ours.nodes,
         gpus=each.ours.gpus_per_node,
-        variables={name: Value(text) for name, text in each.variables.items()},
+        variables={name: Value(text) for file in each.environment.values() for name, text in file.items()},
     )
     found, missing = mapping.map_options(each.implementation, each.choice.implementation_name, each.options, facts)
     assert not missing
@@ -130,23 +112,14 @@ def test_a_system_has_the_submitted_values_and_none_from_elsewhere(each: Submitt
     left = left_options(each.options, expected, each.implementation.without, mapping.common())
     assert each.round > "v1" or not [option.name for option in left if not option.meaning]
 
-
-@pytest.mark.parametrize("each", SUBMITTED, ids=name_of)
-def test_the_environment_is_the_submitted_one(each: Submitted) -> None:
     wanted = {
         file: {name: value for name, value in variables.items() if name not in NOT_SET}
         for file, variables in each.environment.items()
     }
     assert each.ours.environment == {file: variables for file, variables in wanted.items() if variables}
-
-
-@pytest.mark.parametrize("name", catalogue.choices())
-def test_a_submitted_system_leaves_no_choice_to_a_measurement(name: str) -> None:
-    choice = catalogue.choose(name)
-    for system in catalogue.systems(choice):
-        found = resolved(system, choice)
-        if found.is_submitted:
-            assert "auto" not in found.plain().values(), system.file
+    # Minigo's save all of theirs with each generation's model (run() in train.py of v0.7).
+    assert each.choice.name == "minigo" or found.get("checkpoint_interval") == 0
+    assert not found.is_submitted or "auto" not in found.plain().values(), "a measurement would choose"
 
 
 def test_every_system_that_was_submitted_is_compared() -> None:
@@ -160,12 +133,6 @@ def test_every_system_that_was_submitted_is_compared() -> None:
     assert compared == ours
 
 
-# Minigo's save all of theirs with each generation's model (run() in train.py of v0.7).
-@pytest.mark.parametrize("each", [each for each in SUBMITTED if each.choice.name != "minigo"], ids=name_of)
-def test_a_submitted_system_keeps_no_checkpoint(each: Submitted) -> None:
-    assert resolved(each.ours, each.choice).get("checkpoint_interval") == 0
-
-
 def environment_of(name: str, system: str, *settings: str, extra: dict[str, str] | None = None) -> dict[str, str]:
     choice = catalogue.choose(name)
     found = catalogue.find_system(choice, system, None)
@@ -173,25 +140,26 @@ def environment_of(name: str, system: str, *settings: str, extra: dict[str, str]
     return rank_environment(made, Launch("horovodrun"), extra or {}, 16)
 
 
-def test_ranks_get_the_systems_environment_and_the_user_has_the_last_word() -> None:
-    assert environment_of("resnet", "dgx1")["HOROVOD_CYCLE_TIME"] == "0.1"
-    assert environment_of("resnet", "dgx1", extra={"HOROVOD_CYCLE_TIME": "1"})["HOROVOD_CYCLE_TIME"] == "1"
+# NGC's PyTorch images have TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1.
+@pytest.mark.parametrize(
+    ("name", "system", "settings", "variable", "expected"),
+    [
+        ("resnet", "dgx1", (), "HOROVOD_CYCLE_TIME", "0.1"),
+        ("resnet-tensorflow", "dgx1", (), "HOROVOD_CYCLE_TIME", None),
+        ("ncf", "cpu", ("precision=fp32", "device=gpu"), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "0"),
+        ("ncf", "cpu", ("precision=tf32", "device=gpu"), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None),
+    ],
+)
+def test_ranks_get_the_environment_of_their_system_and_framework(
+    name: str, system: str, settings: tuple[str, ...], variable: str, expected: str | None
+) -> None:
+    assert environment_of(name, system, *settings).get(variable) == expected
+    assert environment_of(name, system, *settings, extra={variable: "7"})[variable] == "7", "the user's comes last"
 
 
-def test_a_systems_environment_is_for_its_framework_and_for_gpus() -> None:
-    assert "HOROVOD_CYCLE_TIME" not in environment_of("resnet-tensorflow", "dgx1")
-    on_cpu = ("device=cpu", "precision=fp32", "layout=NCHW")
-    wanted = {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"}
-    assert set(environment_of("resnet", "dgx1", *on_cpu)) == wanted
-
-
-def test_fp32_is_not_tf32_in_an_image_that_sets_it() -> None:
-    """NGC's PyTorch images have TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1."""
-    name = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
-    found = {
-        each: environment_of("ncf", "cpu", f"precision={each}", "device=gpu").get(name) for each in ("fp32", "tf32")
-    }
-    assert found == {"fp32": "0", "tf32": None}
+def test_a_cpu_gets_no_variables_of_gpus() -> None:
+    found = environment_of("resnet", "dgx1", "device=cpu", "precision=fp32", "layout=NCHW")
+    assert set(found) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"}
 
 
 def test_a_variable_set_twice_is_refused() -> None:
@@ -213,10 +181,9 @@ def test_a_system_for_one_gpu_follows_a_submission_in_proportion(family: str, so
     for system in found:
         one = resolved(system, choice)
         assert one.get("learning_rate") == pytest.approx(rate * one.get("batch_size"), rel=1e-4)
-        for name in ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule"):
-            assert one.get(name) == whole.get(name)
-        assert not one.is_submitted
-        assert one.division == "open"
+        same = ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule")
+        assert [one.get(name) for name in same] == [whole.get(name) for name in same]
+        assert (one.is_submitted, one.division) == (False, "open")
 
 
 @pytest.mark.parametrize("name", catalogue.choices())

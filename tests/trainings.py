@@ -258,7 +258,7 @@ def exported(
 
     ``rel`` is how far the qualities may be apart, as a share of the run's.
     """
-    done = encore("export", str(run), "--to", str(to), "--format", format_name, "--json", *options)
+    done = encore("export", str(run), "-o", str(to), "--format", format_name, "--json", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     content: dict[str, Any] = json.loads(done.stdout)
     checked = content["checked"]

@@ -6,8 +6,6 @@ writes encore/results/data/audit_rates.json. Each DIR is a checkout of one round
 is no copy: the rules allow that.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
@@ -18,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from encore.results.audit.judge import audit_path, audit_score
-from encore.results.audit.rates import FILE
 from encore.results.audit.rules import RULES
-from encore.results.logs.run_log import Phase, Quality, RunLog, Stated
+from encore.results.logs.evaluations import Quality
+from encore.results.logs.run_log import Phase, RunLog, Stated
+from encore.results.rates import file_of
 from encore.results.scores.score import Score, score_runs
 
 EXAMPLES = 3
@@ -279,7 +278,7 @@ def main() -> None:
         "fakes": {"sets": tried, "of": dict(of), "found": dict(seen), "alone": dict(alone)},
     }
     content = {"from": [folder.name for folder in folders], **counts}
-    FILE.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    file_of("audit").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")
 
 

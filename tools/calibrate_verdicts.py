@@ -8,8 +8,6 @@ are is known; every other pair is apart the other way round. A public set is spl
 seeded. ``make docs`` puts the table on docs/compare.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import random
@@ -17,9 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from encore.results.compare.compare import WITHIN
+from encore.results.compare.compare import WITHIN, Verdict, decide, factor_of, length_factor
 from encore.results.compare.sides import length_samples
-from encore.results.compare.verdicts import Verdict, decide, factor_of, length_factor
 from encore.results.logs.timing import length_of
 from encore.results.published.calibration import COLUMNS, DATA_FILE, load_calibration
 from encore.results.scores.score import score_folder

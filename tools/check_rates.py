@@ -6,8 +6,6 @@ writes encore/results/data/check_rates.json. Each DIR is a checkout of one round
 logs that reached their target count.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter
@@ -16,10 +14,10 @@ from pathlib import Path
 
 from encore.results.compliance.compliance import read_and_check
 from encore.results.compliance.official import TARGET_NOT_MET
-from encore.results.compliance.rates import FILE
 from encore.results.findings import ComplianceReport
 from encore.results.logs.parallel import map_files
 from encore.results.logs.run_log import RunLog
+from encore.results.rates import file_of
 from encore.results.scores.score import find_sets
 
 EXAMPLES = 3
@@ -88,7 +86,7 @@ def main() -> None:
         "rules": rules,
         "rounds": {name: {**vars(each), "differ": dict(each.differ)} for name, each in rounds.items()},
     }
-    FILE.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    file_of("check").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")
 
 

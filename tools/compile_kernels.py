@@ -5,8 +5,6 @@
 Prints registers, shared memory and spills of each; exit code 1: one does not compile.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

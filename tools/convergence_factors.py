@@ -5,8 +5,6 @@
 Prints the table of docs/results.md and lists every difference. All rounds take some minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterator
@@ -14,8 +12,7 @@ from pathlib import Path
 
 from encore.results.compliance.convergence import convergence_of
 from encore.results.rules import ROUNDS
-from encore.results.scores.normalization import SCALED_SINCE, read_scaling
-from encore.results.scores.score import score_folder
+from encore.results.scores.score import SCALED_SINCE, read_scaling, score_folder
 from encore.results.table import Table
 
 COLUMNS = (

@@ -6,8 +6,6 @@
 Installing packages keeps one core busy, compiling Horovod keeps all of them: side by side they take less time.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

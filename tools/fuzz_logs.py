@@ -7,8 +7,6 @@
 exception where the reader raises, takes more than a second for a log, or gives a time that is not the log's.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import tempfile
@@ -82,9 +80,9 @@ def fuzz_coverage(seconds: int) -> None:
 
     with atheris.instrument_imports():
         from encore.results.audit import judge
-        from encore.results.logs import gather, reader, run_log
+        from encore.results.logs import reader, run_log
         from encore.results.scores import score
-    del gather, reader
+    del reader
     folder = tempfile.mkdtemp()
     path = Path(folder) / "result_0.txt"
     corpus = Path(folder) / "corpus"

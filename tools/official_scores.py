@@ -7,8 +7,6 @@ A score that is missing is taken from the digests, which Encore's own scoring ma
 The factor is that of the set's scaling.json, division and availability those of the submitter's system description.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import functools
@@ -18,7 +16,7 @@ from pathlib import Path
 from encore.results.compare.digest import digests
 from encore.results.published.published import DATA
 from encore.results.rules import canonical
-from encore.results.scores.normalization import official, read_scaling
+from encore.results.scores.score import official, read_scaling
 
 COLUMNS = ("scaling_factor", "official_minutes", "division", "availability")
 _DIVISIONS = {"close": "closed"}

@@ -6,8 +6,6 @@ FOLDER is a checkout, or a part of one; every folder below it that has config_*.
 ``results/SYSTEM/BENCHMARK`` that leads to one. Nothing in it is run.
 """
 
-from __future__ import annotations
-
 import collections
 import sys
 from collections.abc import Iterator
@@ -78,33 +76,38 @@ def count_results(roots: list[str]) -> collections.Counter[str]:
     return counts
 
 
+def standing(each: Reproduction) -> dict[str, bool]:
+    """What a configuration counts as."""
+    maps = each.implementation is not None
+    not_found = "was not found" in each.refused
+    return {
+        "equal": each.equals,
+        "maps, no key missing": each.system is not None and not each.missing,
+        "a key without a value": maps and bool(each.missing),
+        "refused by the checks": maps and not each.missing and not each.system,
+        "trains nothing that is a benchmark here": not each.benchmark,
+        "another task under the same name": bool(each.benchmark and not maps and not not_found),
+        "program not found": not_found,
+        "with a system": each.system is not None,
+    }
+
+
 def main(roots: list[str]) -> None:
     """Print a line for each configuration, then the counts."""
     counts: collections.Counter[str] = collections.Counter()
     unknown: collections.Counter[str] = collections.Counter()
-    for folder in (folder for root in roots for folder in folders(Path(root))):
-        for each in every(folder):
-            counts["configurations"] += 1
-            if isinstance(each, str):
-                counts["not understood"] += 1
-                print(each)
-                continue
-            counts["equal"] += each.equals
-            counts["maps, no key missing"] += each.system is not None and not each.missing
-            counts["a key without a value"] += each.implementation is not None and bool(each.missing)
-            counts["refused by the checks"] += each.implementation is not None and not each.missing and not each.system
-            counts["trains nothing that is a benchmark here"] += not each.benchmark
-            counts["another task under the same name"] += bool(
-                each.benchmark and not each.implementation and "was not found" not in each.refused
-            )
-            counts["program not found"] += "was not found" in each.refused
-            counts["with a system"] += each.system is not None
-            counts["keys"] += len(each.mapped)
-            counts["without counterpart"] += len(each.known_left)
-            counts["unknown"] += len(each.unknown_left)
-            counts["notes"] += len(each.notes)
-            unknown.update(left.name for left in each.unknown_left)
-            print(line(each))
+    found = [each for root in roots for folder in folders(Path(root)) for each in every(folder)]
+    counts["configurations"] = len(found)
+    for each in found:
+        if isinstance(each, str):
+            counts["not understood"] += 1
+            print(each)
+            continue
+        counts.update(standing(each))
+        sizes = {"keys": each.mapped, "without counterpart": each.known_left, "unknown": each.unknown_left}
+        counts.update({name: len(group) for name, group in {**sizes, "notes": each.notes}.items()})
+        unknown.update(left.name for left in each.unknown_left)
+        print(line(each))
     print(dict(counts))
     print(dict(count_results(roots)))
     print("unknown:", unknown.most_common(140))

@@ -7,8 +7,6 @@ and gets one run unmeasured before; then they take turns, and the median of the 
 summarizer checks and scores: "score and check" does what it does, "score" what is asked most.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import resource

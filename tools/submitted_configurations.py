@@ -7,10 +7,7 @@ config_*.sh and run_and_time.sh are executed as they are, in an empty environmen
 python and of what binds it to cores that only note their command line. Nothing of this project's systems is read.
 """
 
-from __future__ import annotations
-
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore.lab.submissions import mapping
+from encore.lab.submissions import dockerfile, mapping
 
 V05 = "v0.5.0/nvidia/submission/code"
 LATER = "NVIDIA/benchmarks"
@@ -166,14 +163,6 @@ def extract(mirror: Path, folder: str, into: Path) -> None:
         (into / name).chmod(0o755)
 
 
-def dockerfile_environment(text: str) -> dict[str, str]:
-    joined = re.sub(r"\\\s*\n", " ", text)
-    # Docker's older form has one variable, and a space in place of the sign.
-    lines = re.findall(r"^ENV\s+(.*)$", re.sub(r"^(ENV\s+\w+) ", r"\1=", joined, flags=re.MULTILINE), re.MULTILINE)
-    pairs = (word.split("=", 1) for line in lines for word in shlex.split(line))
-    return {name: value for name, value in pairs if READ.match(name)}
-
-
 def expanded(folder: Path, words: list[str]) -> list[str]:
     """Return a command with the flags of the files that it names in their place, those of evaluations as eval_NAME."""
     found: list[str] = []
@@ -234,12 +223,13 @@ def tables(mirrors: Path) -> Iterator[str]:
         mirror = mirrors / f"training_results_{round_name}"
         with tempfile.TemporaryDirectory() as temporary:
             extract(mirror, folder, Path(temporary))
-            dockerfile = dockerfile_environment((Path(temporary) / "Dockerfile").read_text())
+            given = dockerfile.environment((Path(temporary) / "Dockerfile").read_text())
+            of_image = {name: value for name, value in given.items() if READ.match(name)}
             yield "[[submission]]"
             yield f'repository = "mlcommons/training_results_{round_name}"'
             yield f'commit = "{git(mirror, "rev-parse", "HEAD").strip()}"'
             yield f'folder = "{folder}"'
-            yield f"dockerfile = {assignments(dockerfile)}\n"
+            yield f"dockerfile = {assignments(of_image)}\n"
             for pair in configurations.split():
                 config, system = pair.split(":")
                 command, environment = run(Path(temporary), config)

@@ -10,10 +10,7 @@ writes docs/support.md; what a benchmark needs (``needs`` in its benchmark.toml)
 downloads gigabytes.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -25,6 +22,7 @@ from encore import catalogue, configuration, environment, files
 from encore.catalogue import Choice
 from encore.containers import support
 from encore.errors import ExitCode
+from encore.machine import pythons
 
 RANKS = 2
 ENCORE = """
@@ -40,7 +38,9 @@ def installed(requirement: str, python: Path, work: Path, options: Sequence[str]
     """Return the folder that has the package, installed if it is not there yet; an empty one without a package."""
     folder = work / (requirement or "as-it-is")
     if requirement and not (folder / "installed").exists():
-        command = [str(python), "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(folder), *options]
+        # An environment has no pip of its own.
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--upgrade"]
+        command = [*pip, "--target", str(folder), *options]
         subprocess.run([*command, requirement], check=True)
         # As a package it would hide the environment's nvidia.dali.
         (folder / "nvidia" / "__init__.py").unlink(missing_ok=True)
@@ -52,20 +52,16 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.T
     """Train one epoch of the small data set; return what was seen."""
     variables = {**os.environ, "PYTHONPATH": str(folder)}
     results = work / "results" / f"{folder.name}-{choice.name}"
-    settings = ["epochs=1"]
     # One epoch is all warm-up where there is any.
-    if "warmup_epochs" in configuration.field_types(choice.folder):
-        settings.append("warmup_epochs=0")
+    has_warmup = "warmup_epochs" in configuration.field_types(choice.folder)
+    settings = ["epochs=1", *(["warmup_epochs=0"] if has_warmup else [])]
     command = [sys.executable, "-c", ENCORE, "run", choice.name, str(RANKS)]
     command += ["--system", choice.benchmark.small_data.system, "--python", str(python), "--results", str(results)]
     command += [word for setting in settings for word in ("--set", setting)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    question = "import json, sys; from importlib import metadata; print(json.dumps({"
-    question += "each.metadata['Name']: each.version for each in reversed(list(metadata.distributions()))}))"
-    listed = subprocess.check_output([python, "-c", question], env=variables, text=True)
-    software = environment.software(choice.implementation.framework, json.loads(listed))
-    version = subprocess.check_output([python, "-c", "import platform; print(platform.python_version())"], text=True)
-    versions = {"python": version.strip(), **{name.removesuffix("_version"): each for name, each in software.items()}}
+    facts = pythons.ask(python, pythons.question(choice.implementation.framework, (), 0), variables)
+    software = environment.software(choice.implementation.framework, facts.packages)
+    versions = {"python": facts.python, **{name.removesuffix("_version"): each for name, each in software.items()}}
     return support.Tried(
         implementation=choice.name,
         where="cpu",
@@ -80,8 +76,7 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.T
 def _reason(results: Path, errors: str) -> str:
     """Return the last line of what went wrong: a rank's, or the command's own."""
     ranks = sorted(results.glob("*/experiment_0/ranks/**/stderr*")) + sorted(results.glob("*/experiment_0/ranks/*.txt"))
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in ranks]
-    said = [line for text in texts for line in text.splitlines() if "Error: " in line]
+    said = [line for file in ranks for line in files.text_of(file).splitlines() if "Error: " in line]
     line = (said or errors.strip().splitlines() or ["no output"])[0]
     # No place of this machine, and no rank.
     return re.sub(r"/\S+/", "", re.sub(r"^\[rank\d+\]: ", "", line.strip()))

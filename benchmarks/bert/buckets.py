@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.bert.masking import stream
-from benchmarks.common.data.arrays import write_header
+from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.workers import Report
 from benchmarks.language.arrays import ARRAYS, Samples
 
@@ -27,7 +27,7 @@ _UNIT = {
     "masked_offsets": "samples",
     "next": "samples",
 }
-"""What each array is as long as."""
+"""The count that is each array's length."""
 _SEED = 2
 """Behind those of the parts: the bucket's own random numbers."""
 
@@ -51,39 +51,17 @@ class Bucket(NamedTuple):
         return Path(self.folder) / f"{self.part}-{self.number:05}.bucket.json"
 
 
-def _empty() -> Samples:
-    starts = np.zeros(1, np.int64)
-    return Samples(*(starts if "offsets" in name else np.zeros(0, kind) for name, kind in ARRAYS.items()))
-
-
 def join(parts: Sequence[Samples]) -> Samples:
     """Return the samples of all parts, one after the other."""
-    parts = parts or [_empty()]
     joined = []
-    for name in ARRAYS:
+    for name, kind in ARRAYS.items():
         arrays = [getattr(part, name) for part in parts]
         if "offsets" in name:
-            counts = np.concatenate([np.diff(each) for each in arrays])
-            joined.append(np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+            counts = [np.zeros(1, kind), *(np.diff(each) for each in arrays)]
+            joined.append(np.cumsum(np.concatenate(counts), dtype=np.int64))
         else:
-            joined.append(np.concatenate(arrays))
+            joined.append(np.concatenate([np.zeros(0, kind), *arrays]))
     return Samples(*joined)
-
-
-def take(samples: Samples, order: np.ndarray) -> Samples:
-    """Return the samples ``order`` in that order."""
-    tokens, offsets = _take_ragged(order, samples.offsets, samples.tokens)
-    places, masked_offsets = _take_ragged(order, samples.masked_offsets, samples.masked_places)
-    labels, _ = _take_ragged(order, samples.masked_offsets, samples.masked_labels)
-    return Samples(tokens, offsets, samples.second[order], places, labels, masked_offsets, samples.next[order])
-
-
-def _take_ragged(order: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    counts = np.diff(offsets)[order]
-    found = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-    if not len(order):
-        return values[:0], found
-    return np.concatenate([values[offsets[each] : offsets[each + 1]] for each in order.tolist()]), found
 
 
 # -- what a shard leaves ---------------------------------------------------------------------------------------
@@ -91,7 +69,7 @@ def _take_ragged(order: np.ndarray, offsets: np.ndarray, values: np.ndarray) -> 
 
 def write_grouped(stem: str, samples: Samples, bucket_of: np.ndarray, buckets: int) -> None:
     """Write the samples of a shard in the order of their buckets, and where each bucket begins."""
-    ordered = take(samples, np.argsort(bucket_of, kind="stable"))
+    ordered = samples.take(np.argsort(bucket_of, kind="stable"))
     firsts = np.searchsorted(np.sort(bucket_of), np.arange(buckets + 1))
     table = np.stack([firsts, ordered.offsets[firsts], ordered.masked_offsets[firsts]]).astype("<i8")
     write_in_one_step(Path(f"{stem}.table"), table.tobytes())
@@ -134,7 +112,7 @@ def gather(part: str, shards: Sequence[str], number: int, seed: Optional[int]) -
     if seed is None:
         return samples
     random = stream(seed, _SEED, len(part), number)
-    return take(samples, random.permutation(len(samples)))
+    return samples.take(random.permutation(len(samples)))
 
 
 def plan(part: str, shards: Sequence[str], folder: Path, seed: int) -> List[Bucket]:
@@ -148,39 +126,26 @@ def plan(part: str, shards: Sequence[str], folder: Path, seed: int) -> List[Buck
         for number in range(sizes.shape[1])
     ]
     totals = dict(zip(SIZES, map(int, begins[:, -1])))
-    if not _make_arrays(folder, part, totals):
-        for bucket in found:
-            bucket.facts_path.unlink(missing_ok=True)
+    fresh = [
+        _create(folder / f"{part}_{name}.npy", kind, totals[_UNIT[name]] + ("offsets" in name))
+        for name, kind in ARRAYS.items()
+    ]
+    for bucket in found if any(fresh) else ():
+        bucket.facts_path.unlink(missing_ok=True)
     return found
 
 
-def _make_arrays(folder: Path, part: str, totals: Dict[str, int]) -> bool:
-    """Make the files of a part at their full size; return whether they were there already."""
-    present = True
-    for name, kind in ARRAYS.items():
-        count = totals[_UNIT[name]] + ("offsets" in name)
-        path = folder / f"{part}_{name}.npy"
-        size = _header(path, kind, count) if not path.exists() else _data_begin(path)
-        whole = size + count * np.dtype(kind).itemsize
-        if path.stat().st_size != whole:
-            present = False
-            size = _header(path, kind, count)
-            with path.open("r+b") as file:
-                # Room for all of it: a write into a memory map that finds none would kill the process.
-                os.posix_fallocate(file.fileno(), 0, whole)
-    return present
-
-
-def _header(path: Path, kind: str, count: int) -> int:
-    with path.open("wb") as file:
-        return write_header(file, np.dtype(kind), count)
-
-
-def _data_begin(path: Path) -> int:
-    with path.open("rb") as file:
-        np.lib.format.read_magic(file)
-        np.lib.format.read_array_header_1_0(file)
-        return file.tell()
+def _create(path: Path, kind: str, count: int) -> bool:
+    """Make the file of an array at its full size, zeros; return whether it is new."""
+    if path.exists():
+        return False
+    partial = path.with_name(f"{path.name}.partial")
+    np.lib.format.open_memmap(str(partial), "w+", np.dtype(kind), (count,))
+    with partial.open("r+b") as file:
+        # Room for all of it: a write into a memory map that finds none would kill the process.
+        os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
+    partial.replace(path)
+    return True
 
 
 def fill(bucket: Bucket, report: Report) -> Tuple[int, int]:
@@ -188,16 +153,13 @@ def fill(bucket: Bucket, report: Report) -> Tuple[int, int]:
     samples = gather(bucket.part, bucket.shards, bucket.number, bucket.seed)
     begins = dict(zip(SIZES, bucket.begins))
     added = {"offsets": begins["tokens"], "masked_offsets": begins["masked"]}
-    for name, kind in ARRAYS.items():
-        values = getattr(samples, name)
-        place = begins[_UNIT[name]]
+    for name in ARRAYS:
+        values, place = getattr(samples, name), begins[_UNIT[name]]
         if name in added:
             values, place = values[1:] + added[name], place + 1
-        path = Path(bucket.folder) / f"{bucket.part}_{name}.npy"
-        begin = _data_begin(path) + place * np.dtype(kind).itemsize
-        with path.open("r+b") as file:
-            file.seek(begin)
-            file.write(values.astype(kind).tobytes())
+        array = np.load(str(Path(bucket.folder) / f"{bucket.part}_{name}.npy"), mmap_mode="r+")
+        array[place : place + len(values)] = values
+        array.flush()
     bucket.facts_path.write_text("{}")
     return bucket.samples, 0
 
@@ -205,8 +167,4 @@ def fill(bucket: Bucket, report: Report) -> Tuple[int, int]:
 def write_whole(part: str, samples: Samples, folder: Path) -> None:
     """Write the arrays of a part that fits into memory."""
     for name, kind in ARRAYS.items():
-        values: Any = getattr(samples, name).astype(kind)
-        path = folder / f"{part}_{name}.npy"
-        _header(path, kind, len(values))
-        with path.open("ab") as file:
-            file.write(values.tobytes())
+        write_array(folder / f"{part}_{name}.npy", getattr(samples, name).astype(kind))

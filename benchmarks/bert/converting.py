@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -10,15 +10,12 @@ from benchmarks.bert import buckets, overlap, records
 from benchmarks.bert.records import Packed
 from benchmarks.bert.sources import File
 from benchmarks.bert.stages import facts_of
-from benchmarks.bert.task import Counts, Task
+from benchmarks.bert.task import Task
 from benchmarks.common.data import source_checks
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, check_room
 from benchmarks.common.data.problem import Problem
-from benchmarks.language import wordpiece
-from benchmarks.language.arrays import PARTS, VOCABULARY, part_files
+from benchmarks.language import vocabulary
 
-VERSION = "1"
-"""Raise it when the same records give other bytes."""
 BUCKET_BYTES = 128 << 20
 """Packed samples of a bucket, about: HDF5 has 6 times the bytes of its tokens."""
 
@@ -33,27 +30,26 @@ def write(task: Task) -> Content:
         raise Problem("records without a vocabulary", "the one they were made with", "add --vocabulary FILE")
     total = sum(each.path.stat().st_size for each in task.source.train)
     check_room(task.scratch, 2 * total)
-    entries = wordpiece.read(task.source.vocabulary)
-    wordpiece.write(task.vocabulary, entries.entries)
+    entries = vocabulary.read(task.source.vocabulary)
+    vocabulary.write(task.vocabulary, entries.entries)
     held_files = _packed(task, "test", task.source.test, 1)
     task.run("convert", "bytes", records.convert, held_files, lambda packed: packed.size)
     # In the order of the files, as run_pretraining.py (NVIDIA v0.7) takes its first samples.
     held = buckets.gather("test", _stems(held_files), 0, None)
-    held = buckets.take(held, np.arange(min(task.most, len(held))))
+    held = held.take(np.arange(min(task.most, len(held))))
     runs = task.scratch / "runs"
     wanted = np.unique(overlap.runs_of(held, entries)[0])
     buckets.write_in_one_step(runs, wanted.tobytes())
     train_files = _packed(task, "train", task.source.train, max(1, -(-total // BUCKET_BYTES)), str(runs))
     task.run("convert", "bytes", records.convert, train_files, lambda packed: packed.size)
     every = [*train_files, *held_files]
-    length, predictions = _width(every)
+    width = _width(every)
     records.refuse_equal_files([(packed.path, facts_of(packed.facts_path)) for packed in every])
     seen = np.any([np.fromfile(str(packed.seen_path), bool) for packed in train_files], axis=0)
     found = overlap.find(held, entries, wanted, seen)
     common = source_checks.overlapping(found, len(held), "samples", task.allows_overlap, task.progress)
-    return _content(
-        task, len(every), task.shuffle(_stems(train_files), held), common, entries.size, length, predictions
-    )
+    counts = task.shuffle(_stems(train_files), held)
+    return task.content(counts, entries.size, width, {"kind": "records"}, {"files": len(every), "in_both": common})
 
 
 def _packed(task: Task, part: str, files: Sequence[File], count: int, compared: str = "") -> List[Packed]:
@@ -79,27 +75,3 @@ def _width(files: Sequence[Packed]) -> Tuple[int, int]:
         found = "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items())
         raise Problem(found, "records of one length", "name files of one phase: 128 tokens, or 512")
     return next(iter(widths))
-
-
-def _content(
-    task: Task, files: int, counts: Counts, common: int, entries: int, length: int, predictions: int
-) -> Content:
-    names: Dict[str, Tuple[str, ...]] = {part: part_files(part) for part in PARTS}
-    names["train"] += (VOCABULARY,)
-    train, test = counts["train"]["samples"], counts["test"]["samples"]
-    how: Dict[str, Any] = {"made": task.source.made, "files": files, "seed": task.seed}
-    return Content(
-        name=task.source.name,
-        splits={part: Split(counts[part]["samples"], names[part]) for part in PARTS},
-        summary=f"{train:,} + {test:,} samples of {length} tokens at most, {entries:,} entries",
-        facts={
-            "kind": "records",
-            "vocabulary": entries,
-            "sequence_length": length,
-            "max_predictions": predictions,
-            "tokens": {part: counts[part]["tokens"] for part in PARTS},
-            "masked": {part: counts[part]["masked"] for part in PARTS},
-        },
-        how={**how, "in_both": common},
-        tool={"version": VERSION, "numpy": np.__version__},
-    )

@@ -20,7 +20,7 @@ from benchmarks.common.data.problem import Problem
 
 PARTS, ARTICLE = 500, 42
 LEAST_DOCUMENTS = 20
-"""Of a part: at most one of 20 documents is for evaluation."""
+"""Least documents of a part: at most one of 20 is for evaluation."""
 
 Sized = Tuple[str, int]
 """Stem of a shard and its bytes of text."""
@@ -43,7 +43,7 @@ class Chosen(NamedTuple):
 
 
 def chosen_places(documents: int) -> List[int]:
-    """Return which of so many documents are for evaluation."""
+    """Return the numbers of the documents that are for evaluation."""
     parts = max(1, min(PARTS, documents // LEAST_DOCUMENTS))
     found = []
     for part in range(parts):
@@ -135,17 +135,17 @@ def _cut_listed(train: Sequence[Sized], listed: Path, total: int, scratch: Path)
             f"{len(missing):,} of {len(wanted):,} documents of {listed} are not among the {total:,} of the source, "
             f"such as {min(missing).hex()}",
             "the text that the list was made from: results/part-* of process_wiki.sh, dump of 2020-01-01",
-            "name that text with --from, or leave --evaluation-list out: then the set is cut by MLPerf's rule",
+            "name that text as the raw data, or leave --evaluation-list out: then the set is cut by MLPerf's rule",
         )
     return _cut(train, places, f"the {len(wanted):,} documents of {listed.name}", scratch)
 
 
 def _read_listed(path: Path) -> Set[bytes]:
-    remedy = "take wiki_test_set_md5.txt of the submission"
+    hint = "take wiki_test_set_md5.txt of the submission"
     try:
         found = {bytes.fromhex(line) for line in path.read_text(encoding="utf-8").split()}
     except (OSError, ValueError) as error:
-        raise Problem(f"{path}: {error}", "32 hexadecimal digits a line", remedy) from None
+        raise Problem(f"{path}: {error}", "32 hexadecimal digits a line", hint) from None
     if not found or {len(each) for each in found} != {16}:
-        raise Problem(f"{path} is no list of md5", "32 hexadecimal digits a line", remedy)
+        raise Problem(f"{path} is no list of md5", "32 hexadecimal digits a line", hint)
     return found

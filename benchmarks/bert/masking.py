@@ -14,8 +14,8 @@ from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.language.arrays import Samples
-from benchmarks.language.wordpiece import Vocabulary
+from benchmarks.language.arrays import Samples, within
+from benchmarks.language.vocabulary import Vocabulary
 
 MARKS = 3
 """[CLS] and two [SEP]."""
@@ -144,8 +144,8 @@ def make_samples(
         (offsets[:-1] + 1, sizes[:, 0], places[:, 0]),
         (offsets[:-1] + seconds, sizes[:, 1], places[:, 2]),
     ):
-        within = _within(counts)
-        tokens[np.repeat(begins, counts) + within] = documents.tokens[np.repeat(starts, counts) + within]
+        places_in = within(counts)
+        tokens[np.repeat(begins, counts) + places_in] = documents.tokens[np.repeat(starts, counts) + places_in]
     masked, counts = _choose(offsets, seconds, settings, random)
     labels = tokens[masked]
     tokens[masked] = _replace(labels, vocabulary, random)
@@ -160,12 +160,6 @@ def make_samples(
     )
 
 
-def _within(counts: np.ndarray) -> np.ndarray:
-    """Return 0 to count - 1 for each count, one after the other."""
-    ends = np.cumsum(counts)
-    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
-
-
 def _choose(
     offsets: np.ndarray, seconds: np.ndarray, settings: Settings, random: np.random.RandomState
 ) -> Tuple[np.ndarray, np.ndarray]:
@@ -177,7 +171,7 @@ def _choose(
         keys[marks] = 1.0  # above every draw: marks are chosen last, which is never
     keys += 2 * np.repeat(np.arange(len(lengths)), lengths)
     order = np.argsort(keys, kind="stable")
-    chosen = order[np.repeat(offsets[:-1], counts) + _within(counts)]
+    chosen = order[np.repeat(offsets[:-1], counts) + within(counts)]
     chosen.sort()
     return chosen, counts
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from benchmarks.common.checks.selftest import write_passport
 from benchmarks.language import arrays
-from benchmarks.language.wordpiece import SPECIAL
+from benchmarks.language.vocabulary import SPECIAL
 
 SAMPLES = {"train": 1 << 13, "test": 512}
 WHOLE_SHARE = 0.2
-"""Of samples as long as they may be: in MLPerf's set, where the others have any length, half of a batch is padding."""
+"""Share of samples of full length: in MLPerf's set, where the others have any length, half of a batch is padding."""
 
 
 def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Dict[str, np.ndarray]:
@@ -34,7 +34,7 @@ def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Di
 
 
 def write(folder: Path, entries: int = 30522, length: int = 512, predictions: int = 76) -> None:
-    """Write samples of up to ``length`` tokens of a vocabulary of so many ``entries``."""
+    """Write samples of up to ``length`` tokens of a vocabulary of ``entries``."""
     for part, count in SAMPLES.items():
         for name, array in sample_arrays(count, length, predictions, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(arrays.ARRAYS[name]))

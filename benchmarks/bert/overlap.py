@@ -12,14 +12,14 @@ from typing import List, Tuple
 import numpy as np
 
 from benchmarks.language.arrays import Samples
-from benchmarks.language.wordpiece import Vocabulary
+from benchmarks.language.vocabulary import Vocabulary
 
 RUN = 16
 """Tokens."""
 KEPT_BITS = 4
 """One of 16 runs is kept."""
 LEAST_RUNS = 8
-"""Of a sample that is judged: about 150 tokens."""
+"""Least runs of a sample that is compared: about 150 tokens."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _CHUNK = 1024
 """Samples looked at at once."""

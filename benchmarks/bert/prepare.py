@@ -1,6 +1,6 @@
 """Prepare BERT's pretraining data: samples with a passport, or check a prepared data set.
 
-    $ python -m benchmarks.bert.prepare --to data/bert                       # the small set
+    $ python -m benchmarks.bert.prepare --to data/bert                       # the toy data set
     $ python -m benchmarks.bert.prepare --from /raw/wiki --to /data/bert     # a dump, or clean text, with vocab.txt
     $ python -m benchmarks.bert.prepare --from /raw/hdf5 --evaluation /raw/eval_hdf5 --to /data/bert
     $ python -m benchmarks.bert.prepare --verify /data/bert
@@ -31,9 +31,9 @@ FILES = (
 def _add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
     add("--vocabulary", type=Path, metavar="FILE", help="entries, one a line; default: vocab.txt of the source")
-    entries = "learn a vocabulary of N entries; default: 2,048 for the small set, else none"
+    entries = "learn a vocabulary of N entries; default: 2,048 for the toy data set, else none"
     add("--vocabulary-size", type=prepare.number(64, 1 << 16), metavar="N", help=entries)
-    length = "tokens of a sample, at most; default: 512, as submitted, 128 for the small set"
+    length = "tokens of a sample, at most; default: 512, as submitted, 128 for the toy data set"
     add("--sequence-length", type=prepare.number(8, 1 << 15), metavar="N", help=length)
     most = "masked words of a sample, at most; default: 76 of 512, 20 of 128, as submitted, else 15 %%"
     add("--predictions", type=prepare.number(1, 1 << 15), metavar="N", help=most)
@@ -43,7 +43,7 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     add("--evaluation", type=Path, metavar="PATH", help=evaluation)
     listed = "md5 of the articles for evaluation, one a line, such as wiki_test_set_md5.txt of the submission"
     add("--evaluation-list", type=Path, metavar="FILE", help=listed)
-    most = "samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the small set"
+    most = "samples of the evaluation set, at most; default: 10,000, as submitted, 1,000 for the toy data set"
     add("--evaluation-samples", type=prepare.number(1, 10**9), metavar="N", help=most)
     add("--paragraphs", action="store_true", help="lines of plain text are paragraphs: cut them into sentences")
 

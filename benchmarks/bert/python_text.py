@@ -1,4 +1,4 @@
-"""The small set: the English that comes with every Python, a document per module and per chapter of its reference.
+"""The toy data set: the English that comes with every Python, a document per module and per chapter of its reference.
 
 It is the prose of the docstrings of the standard library, and the language reference that help() shows
 (pydoc_data.topics). The text differs with Python's version, which the passport has; for one version and distribution
@@ -19,7 +19,7 @@ from benchmarks.common.data.problem import Problem
 
 NAME = "python-text"
 LEAST_SENTENCES = 8
-"""Of a document: modules with hardly any prose are left out."""
+"""Least sentences of a document: modules with hardly any prose are left out."""
 LEAST_WORDS = 4
 _Documented = Union[ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef]
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -39,8 +39,8 @@ def write_text(path: Path) -> str:
     files = sorted(_modules(root))
     documents = [each for file in files for each in _of_module(file)] + list(_topics(root))
     if not documents:
-        remedy = "use a Python whose standard library is installed as .py files, or name a text with --from"
-        raise Problem(f"{root} holds no English text", "the docstrings of Python's standard library", remedy)
+        hint = "use a Python whose standard library is installed as .py files, or name a text as the raw data"
+        raise Problem(f"{root} holds no English text", "the docstrings of Python's standard library", hint)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\n\n".join("\n".join(each) for each in documents) + "\n")
     return f"docstrings of {len(files):,} modules and the language reference of Python"

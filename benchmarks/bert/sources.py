@@ -1,4 +1,4 @@
-"""What is prepared: files found in a folder by their names, or the small set."""
+"""The source of a preparation: files found in a folder by their names, or the toy data set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What there is, and how it is called."""
+    """Files to prepare, and the name of their data set."""
 
     name: str
     train: Tuple[File, ...]
@@ -68,17 +68,17 @@ def _refuse_mixture(origin: Path, train: Sequence[File], test: Sequence[File]) -
     if len(packed) > 1:
         raise Problem(f"{origin} has both text and records", "one of them", "name a folder of one kind")
     if not train:
-        raise Problem(f"{origin} is all for evaluation", "training text next to it", "name another --from")
+        raise Problem(f"{origin} is all for evaluation", "training text next to it", "name other raw data")
     if packed == {True} and not test:
-        remedy = "add --evaluation with the folder of the evaluation set's records"
-        raise Problem(f"{origin} holds records for training alone", "an evaluation set", remedy)
+        hint = "add --evaluation with the folder of the evaluation set's records"
+        raise Problem(f"{origin} holds records for training alone", "an evaluation set", hint)
 
 
 def _listed(args: argparse.Namespace, train: Sequence[File]) -> Optional[Path]:
     path: Optional[Path] = args.evaluation_list
     if path and (args.evaluation or train[0].form in PACKED):
-        remedy = "leave one of them out" if args.evaluation else "leave it out"
-        raise Problem(f"--evaluation-list {path}", "a list for text that the evaluation set is cut from", remedy)
+        hint = "leave one of them out" if args.evaluation else "leave it out"
+        raise Problem(f"--evaluation-list {path}", "a list for text that the evaluation set is cut from", hint)
     return path
 
 
@@ -124,8 +124,8 @@ def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
     return ""
 
 
-def small_set(folder: Path, name: Optional[str]) -> Source:
-    """Write the text of the small set; written anew after an interruption, it is the same."""
+def toy_data_set(folder: Path, name: Optional[str]) -> Source:
+    """Write the text of the toy data set; written anew after an interruption, it is the same."""
     path = folder / "python.txt"
     made = python_text.write_text(path)
     return Source(name or python_text.NAME, (File(path, texts.SENTENCES),), (), None, made)

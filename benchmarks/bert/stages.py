@@ -1,4 +1,4 @@
-"""What worker processes do: text to clean sentences, sentences to samples.
+"""The stages that worker processes run: text to clean sentences, sentences to samples.
 
 A block is a range of a source file. Cleaning writes its documents as shards of bounded size, ``.text`` (one sentence a
 line, an empty line between documents) and ``.md5`` (16 bytes a document). A shard is what samples are made of: a random
@@ -21,7 +21,8 @@ from benchmarks.bert.buckets import write_in_one_step
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.texts import Document
 from benchmarks.common.data.workers import Report
-from benchmarks.language import wordpiece
+from benchmarks.language import vocabulary
+from benchmarks.language.wordpiece import Tokenizer
 
 SHARD_BYTES = 8 << 20
 """Text of a shard, about: what a worker holds in memory, about 40 times."""
@@ -145,8 +146,8 @@ def read_digests(stem: str) -> List[bytes]:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(path: str) -> wordpiece.Tokenizer:
-    return wordpiece.Tokenizer(wordpiece.read(Path(path)))
+def _tokenizer(path: str) -> Tokenizer:
+    return Tokenizer(vocabulary.read(Path(path)))
 
 
 def mask(shard: Shard, report: Report) -> Tuple[int, int]:
@@ -171,9 +172,7 @@ PARTS_BY_NUMBER = ("train", "test")
 """Their numbers are seeds."""
 
 
-def tokenize(
-    texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: wordpiece.Tokenizer
-) -> Tuple[Documents, int]:
+def tokenize(texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: Tokenizer) -> Tuple[Documents, int]:
     """Return the tokens of all documents but those left out, without empty ones, and how many are unknown."""
     pieces: List[np.ndarray] = []
     ends, firsts = [0], [0]
@@ -182,7 +181,7 @@ def tokenize(
         if number in left_out:
             continue
         for sentence in document:
-            ids = tokenizer.ids(sentence)
+            ids = tokenizer.encode(sentence).ids
             if ids:
                 pieces.append(np.array(ids, np.uint16))
                 ends.append(ends[-1] + len(ids))

@@ -1,9 +1,10 @@
-"""What all preparations of BERT's data have in common: the work of processes, and the shuffle at their end."""
+"""The common part of all preparations of BERT's data: the work of processes, and the shuffle at their end."""
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -11,10 +12,13 @@ from benchmarks.bert import buckets
 from benchmarks.bert.masking import Settings
 from benchmarks.bert.sources import Source
 from benchmarks.common.data import workers
+from benchmarks.common.data.prepare import Content, Split
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.language.arrays import PARTS, VOCABULARY, Samples
+from benchmarks.language.arrays import PARTS, VOCABULARY, Samples, part_files
 
+VERSION = "1"
+"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
 Counts = Dict[str, Dict[str, int]]
 """Samples, tokens and masked words of each part."""
 
@@ -25,7 +29,7 @@ class Task(NamedTuple):
     source: Source
     settings: Settings
     entries: int
-    """Of the vocabulary to learn; 0 where the source has one."""
+    """Size of the vocabulary to learn; 0 where the source has one."""
     most: int
     """Samples of the evaluation set, at most."""
     allows_overlap: bool
@@ -64,3 +68,33 @@ class Task(NamedTuple):
         self.run("shuffle", "samples", buckets.fill, filled, lambda bucket: bucket.samples)
         buckets.write_whole("test", test, self.scratch)
         return counts
+
+    def content(
+        self, counts: Counts, entries: int, width: Tuple[int, int], facts: Mapping[str, Any], how: Mapping[str, Any]
+    ) -> Content:
+        """Return what the passport says.
+
+        Args:
+            counts: of each part.
+            entries: of the vocabulary.
+            width: tokens and masked words of a sample, at most.
+            facts: further ones.
+            how: it was made, beyond what all preparations have in common.
+        """
+        files = {part: (*part_files(part), *((VOCABULARY,) if part == "train" else ())) for part in PARTS}
+        train, test = (counts[part]["samples"] for part in PARTS)
+        return Content(
+            name=self.source.name,
+            splits={part: Split(counts[part]["samples"], files[part]) for part in PARTS},
+            summary=f"{train:,} + {test:,} samples of {width[0]} tokens at most, {entries:,} entries",
+            facts={
+                "vocabulary": entries,
+                "sequence_length": width[0],
+                "max_predictions": width[1],
+                "tokens": {part: counts[part]["tokens"] for part in PARTS},
+                "masked": {part: counts[part]["masked"] for part in PARTS},
+                **facts,
+            },
+            how={"made": self.source.made, "seed": self.seed, **how},
+            tool={"version": VERSION, "numpy": np.__version__, "unicode": unicodedata.unidata_version},
+        )

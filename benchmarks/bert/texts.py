@@ -97,8 +97,8 @@ def read(path: Path, form: str, begin: int, end: int, report: Callable[[int], No
     grouped = {SENTENCES: _by_blank, PARAGRAPHS: _by_blank, EXTRACTED: _by_tag, WIKITEXT: _by_title}[form](lines)
     for group in grouped:
         if sum(map(len, group)) > _LONGEST:
-            remedy = "put an empty line between documents"
-            raise Problem(f"{path}: a document of over {_LONGEST:,} characters", "documents apart", remedy)
+            hint = "put an empty line between documents"
+            raise Problem(f"{path}: a document of over {_LONGEST:,} characters", "documents apart", hint)
         if form == SENTENCES:
             found = [line.strip() for line in group]
         else:

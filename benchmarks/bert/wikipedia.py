@@ -18,7 +18,7 @@ from benchmarks.bert.texts import Document, find_begins
 from benchmarks.common.data.problem import FAILED, Problem
 
 RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}
-"""Of a range, about: 4 MiB of bz2 are about 15 MiB of XML."""
+"""Size of a range, about: 4 MiB of bz2 are about 15 MiB of XML."""
 MOST_PAGE_BYTES = 1 << 26
 """MediaWiki keeps a page below 2 MiB."""
 _CHUNK = 1 << 20
@@ -34,7 +34,7 @@ _STREAM_END = 0x177245385090
 _TITLE = re.compile(rb"<title>([^<]*)</title>")
 _SPACE = re.compile(rb"<ns>(-?\d+)</ns>")
 _TEXT = re.compile(rb"<text\b[^>]*?(?:/>|>(.*?)</text>)", re.DOTALL)
-REMEDY = "get the file again and compare its size and checksum with those of dumps.wikimedia.org"
+HINT = "get the file again and compare its size and checksum with those of dumps.wikimedia.org"
 
 
 class Page(NamedTuple):
@@ -62,16 +62,13 @@ def cut(path: Path) -> List[Tuple[int, int]]:
         file.seek(max(0, total - _TAIL))
         end = file.read()
     if not total:
-        raise Problem(f"{path} is empty", "a dump of Wikipedia", REMEDY)
-    if path.suffix == ".bz2":
-        if not begin.startswith(b"BZh"):
-            raise Problem(f"{path} does not begin as bz2 does", "a dump packed by bzip2", REMEDY)
-        if not _ends_a_stream(end):
-            raise _truncated(path, "the last bz2 stream has no end")
-    elif b"<mediawiki" not in begin:
-        raise Problem(f"{path} does not begin with <mediawiki", "a dump in MediaWiki's XML", REMEDY)
-    elif _END not in end:
-        raise _truncated(path, f"its last {len(end):,} bytes have no {_END.decode()}")
+        raise Problem(f"{path} is empty", "a dump of Wikipedia", HINT)
+    is_packed = path.suffix == ".bz2"
+    if not (begin.startswith(b"BZh") if is_packed else b"<mediawiki" in begin):
+        expected = "bz2 does" if is_packed else "MediaWiki's XML does, with <mediawiki"
+        raise Problem(f"{path} does not begin as {expected}", "a dump of Wikipedia, packed by bzip2 or plain", HINT)
+    if not (_ends_a_stream(end) if is_packed else _END in end):
+        raise _truncated(path, "the last bz2 stream has no end" if is_packed else f"there is no {_END.decode()}")
     begins = find_begins(path, _BOUNDARIES[path.suffix], RANGE_BYTES[path.suffix])
     return list(zip(begins, [*begins[1:], total]))
 
@@ -82,7 +79,7 @@ def _ends_a_stream(tail: bytes) -> bool:
 
 
 def _truncated(path: Path, how: str) -> Problem:
-    return Problem(f"{path} is truncated: {how}", "a whole dump", REMEDY)
+    return Problem(f"{path} is truncated: {how}", "a whole dump", HINT)
 
 
 # -- documents -----------------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ def pages(
                 yield Page(title, html.unescape(text.decode("utf-8")))
             except UnicodeDecodeError as error:
                 found = f"{path}, page {title!r}: byte {text[error.start]:#04x} of its text is not UTF-8"
-                raise Problem(found, "a dump in UTF-8", REMEDY) from None
+                raise Problem(found, "a dump in UTF-8", HINT) from None
             continue
         counts[reason] = counts.get(reason, 0) + 1
 
@@ -131,39 +128,29 @@ def _first(pattern: "re.Pattern[bytes]", raw: bytes) -> bytes:
 
 def _raw_pages(path: Path, begin: int, end: int, report: Callable[[int], None]) -> Iterator[bytes]:
     """Yield the XML of each page that begins in a range."""
-    held, base = b"", 0
-    limit = None
-    title, tail = "", b""
+    held, tail, title = b"", b"", ""
+    limit = None  # place in ``held`` where the next range begins
     for chunk, place in _chunks(path, begin, end):
         if place >= end and limit is None:
-            limit = base + len(held)
-        tail = (tail + chunk)[-len(_END) - _TAIL :]
+            limit = len(held)
         held += chunk
+        tail = (tail + chunk)[-_TAIL:]
         report(min(place, end) - begin)
-        at = 0
-        while True:
-            first = held.find(_PAGE, at)
-            if limit is not None and (first < 0 or base + first >= limit):
-                return
-            last = held.find(_PAGE_END, first) if first >= 0 else -1
-            if last < 0:
-                break
-            at = last + len(_PAGE_END)
-            raw = held[first:at]
-            title = _first(_TITLE, raw).decode("utf-8", "replace")
-            yield raw
-        # The beginning of a tag may be at the end of what is held.
-        keep = first if first >= 0 else max(at, len(held) - len(_PAGE))
-        base, held = base + keep, held[keep:]
+        done, first = 0, held.find(_PAGE)
+        while first >= 0 and (limit is None or first < limit) and (last := held.find(_PAGE_END, first)) >= 0:
+            done = last + len(_PAGE_END)
+            title = _first(_TITLE, held[first:done]).decode("utf-8", "replace")
+            yield held[first:done]
+            first = held.find(_PAGE, done)
+        if limit is not None and (first < 0 or first >= limit):
+            return
+        # The beginning of a page, or of its tag, may be at the end of what is held.
+        done = first if first >= 0 else max(done, len(held) - len(_PAGE))
+        held, limit = held[done:], None if limit is None else limit - done
         if len(held) > MOST_PAGE_BYTES:
-            raise Problem(f"{path}: a page of over {MOST_PAGE_BYTES:,} bytes after {title!r}", "whole pages", REMEDY)
-    if _PAGE in held:
-        after = f" after page {title!r}" if title else ""
-        raise _truncated(
-            path, f"{_first(_TITLE, held).decode('utf-8', 'replace')!r}{after} has no {_PAGE_END.decode()}"
-        )
-    if end == path.stat().st_size and _END not in tail:
-        raise _truncated(path, f"there is no {_END.decode()} after page {title!r}")
+            raise Problem(f"{path}: a page of over {MOST_PAGE_BYTES:,} bytes after {title!r}", "whole pages", HINT)
+    if _PAGE in held or (end == path.stat().st_size and _END not in tail):
+        raise _truncated(path, f"it ends within or after page {title!r}")
 
 
 def _chunks(path: Path, begin: int, end: int) -> Iterator[Tuple[bytes, int]]:
@@ -185,7 +172,7 @@ def _chunks(path: Path, begin: int, end: int) -> Iterator[Tuple[bytes, int]]:
                 chunk = stream.decompress(raw)
             except (OSError, EOFError, ValueError) as error:
                 found = f"{path} is damaged in the bz2 stream at byte {place:,}: {error}"
-                raise Problem(found, "a whole dump", REMEDY, FAILED) from None
+                raise Problem(found, "a whole dump", HINT, FAILED) from None
             if chunk:
                 yield chunk, place
             raw = b""

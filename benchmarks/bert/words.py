@@ -9,7 +9,7 @@ from typing import Optional
 from benchmarks.bert import stages
 from benchmarks.bert.evaluation import Chosen
 from benchmarks.common.data.progress import Progress
-from benchmarks.language import learning, wordpiece
+from benchmarks.language import learning, vocabulary, wordpiece
 from benchmarks.language.arrays import VOCABULARY
 
 MOST_SHARDS = 32
@@ -22,13 +22,13 @@ def write_vocabulary(given: Optional[Path], size: int, chosen: Chosen, scratch: 
     if path.exists():
         return
     if given is not None:
-        entries = list(wordpiece.read(given).entries)
+        entries = list(vocabulary.read(given).entries)
     else:
         entries = learning.learn(
             _count(chosen, progress), size, lambda done: progress.update("learn", done, size, unit="entries")
         )
     partial = scratch / f"{VOCABULARY}.learnt"
-    wordpiece.write(partial, entries)
+    vocabulary.write(partial, entries)
     partial.replace(path)
 
 

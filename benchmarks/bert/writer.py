@@ -6,8 +6,9 @@ import argparse
 import hashlib
 import platform
 import unicodedata
+from collections import Counter
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,15 +17,13 @@ from benchmarks.bert.evaluation import Chosen
 from benchmarks.bert.masking import MASKED, Settings
 from benchmarks.bert.sources import File, Source
 from benchmarks.bert.stages import DUMP, Block, Shard, facts_of
-from benchmarks.bert.task import Counts, Task
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.bert.task import VERSION, Counts, Task
+from benchmarks.common.data.prepare import Content, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.language import wordpiece
-from benchmarks.language.arrays import PARTS, VOCABULARY, part_files
+from benchmarks.language import vocabulary
+from benchmarks.language.arrays import PARTS
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
 BLOCK_BYTES = 8 << 20
 """Text of a block, about."""
 BUCKET_BYTES = 32 << 20
@@ -38,10 +37,10 @@ SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
 
 
 class Listing(NamedTuple):
-    """What there is to prepare."""
+    """The source of a preparation."""
 
     source: Optional[Source]
-    """None for the small set, whose text is not written yet."""
+    """None for the toy data set, whose text is not written yet."""
     fingerprint: str
 
 
@@ -55,7 +54,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         parts = len(source.train)
         files += [path for path in (source.vocabulary, source.listed) if path]
         if source.vocabulary:
-            wordpiece.read(source.vocabulary)
+            vocabulary.read(source.vocabulary)
     elif args.evaluation or args.vocabulary:
         raise Problem("--evaluation or --vocabulary without --from", "both for a text of your own", "add --from")
     options = (args.name, args.seed, args.vocabulary_size, args.sequence_length, args.predictions, args.duplication)
@@ -74,7 +73,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def _task(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
-    source = listing.source or sources.small_set(scratch, args.name)
+    source = listing.source or sources.toy_data_set(scratch, args.name)
     defaults = SUBMITTED if listing.source else SMALL
     length = args.sequence_length or defaults["length"]
     predictions = args.predictions or PREDICTIONS.get(length, max(1, round(length * MASKED)))
@@ -98,7 +97,7 @@ def _write_text(task: Task) -> Content:
     stems = {part: [shard.stem for shard in shards if shard.part == part] for part in PARTS}
     held = buckets.gather("test", stems["test"], 0, task.seed)
     # They are shuffled: the first ones are a random choice.
-    held = buckets.take(held, np.arange(min(task.most, len(held))))
+    held = held.take(np.arange(min(task.most, len(held))))
     return _content(task, blocks, shards, chosen, task.shuffle(stems["train"], held))
 
 
@@ -132,42 +131,17 @@ def _shards(task: Task, chosen: Chosen, text: int) -> List[Shard]:
 
 
 def _content(task: Task, blocks: Sequence[Block], shards: Sequence[Shard], chosen: Chosen, counts: Counts) -> Content:
-    entries = wordpiece.read(task.vocabulary).size
     cleaned = [facts_of(block.facts_path) for block in blocks]
     masked = {part: [facts_of(each.facts_path) for each in shards if each.part == part] for part in PARTS}
-    left_out: Dict[str, int] = {"copies of evaluation documents": chosen.copies}
+    left_out = Counter({"copies of evaluation documents": chosen.copies})
     for each in cleaned:
-        for name, count in each["counts"].items():
-            left_out[name] = left_out.get(name, 0) + count
+        left_out.update(each["counts"])
     text = {name: sum(each[name] for facts in cleaned for each in facts["shards"]) for name in _TEXT}
     text["unknown"] = sum(facts["unknown"] for each in masked.values() for facts in each)
-    files: Dict[str, Tuple[str, ...]] = {part: part_files(part) for part in PARTS}
-    files["train"] += (VOCABULARY,)
-    train, test = counts["train"]["samples"], counts["test"]["samples"]
-    return Content(
-        name=task.source.name,
-        splits={part: Split(counts[part]["samples"], files[part]) for part in PARTS},
-        summary=f"{train:,} + {test:,} samples of {task.settings.sequence_length} tokens at most, {entries:,} entries",
-        facts={
-            "kind": "text",
-            "vocabulary": entries,
-            "sequence_length": task.settings.sequence_length,
-            "max_predictions": task.settings.max_predictions,
-            "duplication": task.settings.duplication,
-            "tokens": {part: counts[part]["tokens"] for part in PARTS},
-            "masked": {part: counts[part]["masked"] for part in PARTS},
-            "documents": {part: sum(facts["documents"] for facts in masked[part]) for part in PARTS},
-        },
-        how={
-            "made": task.source.made,
-            "text": text,
-            "left_out": left_out,
-            "evaluation": chosen.rule,
-            "in_both": chosen.common,
-            "seed": task.seed,
-        },
-        tool={"version": VERSION, "numpy": np.__version__, "unicode": unicodedata.unidata_version},
-    )
+    documents = {part: sum(facts["documents"] for facts in masked[part]) for part in PARTS}
+    facts = {"kind": "text", "duplication": task.settings.duplication, "documents": documents}
+    how = {"text": text, "left_out": left_out, "evaluation": chosen.rule, "in_both": chosen.common}
+    return task.content(counts, vocabulary.read(task.vocabulary).size, task.settings[:2], facts, how)
 
 
 _TEXT = ("documents", "sentences", "bytes")

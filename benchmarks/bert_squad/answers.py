@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What is known of the tokens of a window, each array of all of them."""
+    """The places of a window's tokens, an array of all of them each."""
 
     begins: np.ndarray
     ends: np.ndarray

@@ -34,8 +34,8 @@ from benchmarks.common.data import passport
 from benchmarks.common.data.arrays import differences, mapped
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
-from benchmarks.language import wordpiece
-from benchmarks.language.wordpiece import Vocabulary
+from benchmarks.language import vocabulary
+from benchmarks.language.vocabulary import Vocabulary
 
 PARTS = ("train", "test")
 VOCABULARY, PARAGRAPHS = "vocabulary.txt", "test_paragraphs.jsonl"
@@ -135,7 +135,7 @@ def open_data(folder: Path) -> DataSet:
         train, test = (
             Windows(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
         )
-        data = DataSet(train, test, wordpiece.read(folder / VOCABULARY), found, folder)
+        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
         problems = check(data)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise Problem(f"{folder}: {error!r}", "a data set for bert-squad", prepare_again(folder)) from None

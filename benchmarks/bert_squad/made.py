@@ -1,8 +1,8 @@
-"""The small set: paragraphs of facts about one person, in any order, and a question about each fact.
+"""The toy data set: paragraphs of facts about one person, in any order, and a question about each fact.
 
 "Ada has a grey cat. Ada lives in New Bray. ..." with "Where does Ada live?" and "Which animal does Ada have?". The
-question decides which sentence has the answer, and where that is differs. That a person has to be told from others is
-left out: small random networks learn to compare words only after thousands of steps.
+question decides which sentence has the answer, and where that is differs. That a person differs from others is left
+out: small random networks learn to compare words only after thousands of steps.
 """
 
 from __future__ import annotations

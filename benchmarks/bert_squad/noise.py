@@ -10,11 +10,11 @@ import numpy as np
 
 from benchmarks.bert_squad import arrays
 from benchmarks.common.checks.selftest import write_passport
-from benchmarks.language.wordpiece import SPECIAL
+from benchmarks.language.vocabulary import SPECIAL
 
 WINDOWS = {"train": 1 << 13, "test": 512}
 MEAN, SHAPE = 170, 6.0
-"""Tokens of a window of SQuAD's at 384, about, and how closely their gamma distribution lies around them."""
+"""Tokens of a window of SQuAD's at 384, about, and how narrow their gamma distribution is."""
 QUESTION = 12
 """Tokens before the paragraph."""
 SHORTEST = QUESTION + 8
@@ -42,7 +42,7 @@ def window_arrays(count: int, length: int, entries: int) -> Dict[str, np.ndarray
 
 
 def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
-    """Write windows of up to ``length`` tokens of a vocabulary of so many ``entries``."""
+    """Write windows of up to ``length`` tokens of a vocabulary of ``entries``."""
     for part, count in WINDOWS.items():
         for name, array in window_arrays(count, length, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(arrays.ARRAYS[name]))

@@ -1,6 +1,6 @@
 """Prepare the data set of questions: windows of paragraphs with a passport, or check a prepared one.
 
-    $ python -m benchmarks.bert_squad.prepare --to data/bert-squad                      # the small set
+    $ python -m benchmarks.bert_squad.prepare --to data/bert-squad                      # the toy data set
     $ python -m benchmarks.bert_squad.prepare --from /raw/squad --to /data/squad        # SQuAD v1.1 and vocab.txt
     $ python -m benchmarks.bert_squad.prepare --verify /data/squad
 
@@ -29,11 +29,11 @@ FILES = (
 def add_options(options: argparse._ArgumentGroup) -> None:
     """How paragraphs become windows; all in tokens."""
     add = options.add_argument
-    length = "tokens of a window, at most; default: 384, of the small set 40"
+    length = "tokens of a window, at most; default: 384, of the toy data set 40"
     add("--sequence-length", type=prepare.number(16, 512), metavar="N", help=length)
-    stride = "tokens between the begins of two windows; default: 128, of the small set 12"
+    stride = "tokens between the begins of two windows; default: 128, of the toy data set 12"
     add("--stride", type=prepare.number(1, 512), metavar="N", help=stride)
-    question = "tokens of a question, at most; default: 64, of the small set 12"
+    question = "tokens of a question, at most; default: 64, of the toy data set 12"
     add("--question-length", type=prepare.number(1, 256), metavar="N", help=question)
 
 

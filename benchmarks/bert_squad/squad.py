@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 from benchmarks.common.data.problem import Problem
 
 TRAIN, TEST = "train-v1.1.json", "dev-v1.1.json"
-REMEDY = "use the files as they are published: train-v1.1.json and dev-v1.1.json"
+HINT = "use the files as they are published: train-v1.1.json and dev-v1.1.json"
 
 
 class Answer(NamedTuple):
@@ -21,7 +21,7 @@ class Answer(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is asked about a paragraph."""
+    """A question about a paragraph."""
 
     id: str
     text: str
@@ -46,15 +46,15 @@ def read(path: Path) -> List[Paragraph]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise Problem(f"{path} is not there", f"a folder with {TRAIN} and {TEST}", REMEDY) from None
+        raise Problem(f"{path} is not there", f"a folder with {TRAIN} and {TEST}", HINT) from None
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise Problem(f"{path} is no JSON: {error}", "SQuAD v1.1 as published", REMEDY) from None
+        raise Problem(f"{path} is no JSON: {error}", "SQuAD v1.1 as published", HINT) from None
     try:
         return list(_paragraphs(path, content))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         found = f"{path} has another form than SQuAD v1.1: {error!r}"
         raise Problem(
-            found, "data, paragraphs, context, qas, id, question, answers, text, answer_start", REMEDY
+            found, "data, paragraphs, context, qas, id, question, answers, text, answer_start", HINT
         ) from None
 
 
@@ -64,27 +64,25 @@ def _paragraphs(path: Path, content: Dict[str, Any]) -> Iterator[Paragraph]:
         for paragraph in article["paragraphs"]:
             context, asked = str(paragraph["context"]), paragraph["qas"]
             if not context.strip():
-                raise Problem(f"{path}: empty paragraph in {article.get('title', '?')!r}", "text", REMEDY)
+                raise Problem(f"{path}: empty paragraph in {article.get('title', '?')!r}", "text", HINT)
             questions = tuple(_question(path, context, each) for each in asked)
             for question in questions:
                 if question.id in seen:
-                    raise Problem(
-                        f"{path}: two questions have the id {question.id}", "an id of its own for each", REMEDY
-                    )
+                    raise Problem(f"{path}: two questions have the id {question.id}", "an id of its own for each", HINT)
                 seen.add(question.id)
             yield Paragraph(context, questions)
     if not seen:
-        raise Problem(f"{path} has no question", "questions to learn from or to answer", REMEDY)
+        raise Problem(f"{path} has no question", "questions to learn from or to answer", HINT)
 
 
 def _question(path: Path, context: str, asked: Dict[str, Any]) -> Question:
     where = f"{path}: question {asked['id']}"
     answers = tuple(Answer(str(each["text"]), int(each["answer_start"])) for each in asked["answers"])
     if not answers:
-        remedy = f"{REMEDY}; questions without an answer are SQuAD 2.0's, which is another task"
-        raise Problem(f"{where} has no answer", "at least one", remedy)
+        hint = f"{HINT}; questions without an answer are SQuAD 2.0's, which is another task"
+        raise Problem(f"{where} has no answer", "at least one", hint)
     for answer in answers:
         if not answer.text or answer.begin < 0 or not context.startswith(answer.text, answer.begin):
             found = f"{where}: {answer.text[:60]!r} is not at character {answer.begin} of its paragraph"
-            raise Problem(found, f"there is {context[max(answer.begin, 0) :][:60]!r}", REMEDY)
+            raise Problem(found, f"there is {context[max(answer.begin, 0) :][:60]!r}", HINT)
     return Question(str(asked["id"]), str(asked["question"]), answers)

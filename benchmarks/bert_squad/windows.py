@@ -13,6 +13,7 @@ from typing import Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from benchmarks.bert_squad.squad import Answer
+from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 
 MARKS = 3
@@ -23,11 +24,11 @@ class Cut(NamedTuple):
     """How windows are cut; all in tokens."""
 
     sequence_length: int
-    """Of a window, at most."""
+    """Tokens of a window, at most."""
     stride: int
     """Between the first tokens of two windows."""
     question_length: int
-    """Of the question, at most: the rest is left out."""
+    """Tokens of the question, at most: the rest is skipped."""
 
 
 class Text(NamedTuple):
@@ -59,9 +60,10 @@ class Window(NamedTuple):
 
 def tokenized(text: str, tokenizer: Tokenizer) -> Text:
     """Return the tokens of a paragraph and where they are in it."""
-    spans = tokenizer.spans(text)
-    ends = [_with_accents(text, end) for end in spans.ends]
-    return Text(np.array(spans.ids, np.uint16), np.array(spans.begins, np.int64), np.array(ends, np.int64))
+    encoding = tokenizer.encode(text)
+    places = [(begin, _with_accents(text, end)) for begin, end in encoding.offsets]
+    begins, ends = np.array(places, np.int64).reshape(-1, 2).T
+    return Text(np.array(encoding.ids, np.uint16), begins, ends)
 
 
 def _with_accents(text: str, end: int) -> int:
@@ -102,7 +104,7 @@ def most_context(length: int, cut: List[Tuple[int, int]]) -> np.ndarray:
 
 
 def windows(
-    question: List[int], text: Text, cut: Cut, marks: Tuple[int, int], answer: Optional[Tuple[int, int]]
+    question: List[int], text: Text, cut: Cut, vocabulary: Vocabulary, answer: Optional[Tuple[int, int]]
 ) -> Iterator[Window]:
     """Yield the windows of a question.
 
@@ -110,11 +112,10 @@ def windows(
         question: its tokens.
         text: its paragraph.
         cut: how windows are cut.
-        marks: ids of [CLS] and [SEP].
+        vocabulary: whose [CLS] and [SEP] mark the parts.
         answer: first and last token of the answer in the paragraph, as of ``answer_tokens``.
     """
-    cls, sep = marks
-    before = np.array([cls, *question[: cut.question_length], sep], np.uint16)
+    before = np.array([vocabulary.cls, *question[: cut.question_length], vocabulary.sep], np.uint16)
     second = len(before)
     chosen = parts(len(text.ids), cut.sequence_length - second - 1, cut.stride)
     owners = most_context(len(text.ids), chosen)
@@ -124,7 +125,7 @@ def windows(
         if answer is not None and begin <= answer[0] and answer[1] < begin + size:
             start, end = (place - begin + second for place in answer)
         yield Window(
-            tokens=np.concatenate([before, text.ids[inside], np.array([sep], np.uint16)]),
+            tokens=np.concatenate([before, text.ids[inside], before[-1:]]),
             second=second,
             start=start,
             end=end,

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterable, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from benchmarks.bert_squad.arrays import (
     ARRAYS,
     LONGEST_PARAGRAPH,
     OF_TOKENS,
-    OF_WINDOWS,
     PARAGRAPHS,
     PARTS,
     VOCABULARY,
@@ -28,13 +27,14 @@ from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.language import wordpiece
-from benchmarks.language.wordpiece import SPECIAL, Tokenizer
+from benchmarks.language import vocabulary
+from benchmarks.language.vocabulary import SPECIAL
+from benchmarks.language.wordpiece import Tokenizer, words
 
 VERSION = "1"
 """Raise it when the same source and options give other bytes."""
 PUBLISHED, SMALL = Cut(384, 128, 64), Cut(40, 12, 12)
-"""As in scripts/run_squad.sh and run_squad.py of DeepLearningExamples; as short as the small set's paragraphs."""
+"""As in scripts/run_squad.sh and run_squad.py of DeepLearningExamples; as short as the toy data set's paragraphs."""
 SHORTEST_PART = 8
 """Tokens of a paragraph that a window must have room for."""
 ROOM_FACTOR = 24
@@ -42,16 +42,16 @@ ROOM_FACTOR = 24
 
 
 class Listing(NamedTuple):
-    """What there is to prepare."""
+    """The source of a preparation."""
 
     folder: Optional[Path]
-    """None for the small set."""
+    """None for the toy data set."""
     cut: Cut
     fingerprint: str
 
 
 class Written(NamedTuple):
-    """What was made of a part."""
+    """Counts of a written part."""
 
     windows: int
     questions: int
@@ -78,8 +78,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     for name in (squad.TRAIN, squad.TEST, "vocab.txt") if args.origin is not None else ():
         path = args.origin / name
         if not path.is_file():
-            remedy = "put SQuAD v1.1 and the vocabulary of the published weights into one folder"
-            raise Problem(f"{path} is not there", f"{squad.TRAIN}, {squad.TEST} and vocab.txt", remedy)
+            hint = "put SQuAD v1.1 and the vocabulary of the published weights into one folder"
+            raise Problem(f"{path} is not there", f"{squad.TRAIN}, {squad.TEST} and vocab.txt", hint)
         listed.append((name, path.stat().st_size, path.stat().st_mtime_ns))
     facts = repr((VERSION, args.name, args.seed if args.origin is None else 0, tuple(cut), listed))
     return Listing(args.origin, cut, hashlib.sha256(facts.encode()).hexdigest())
@@ -94,7 +94,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         files = {"train": squad.TRAIN, "test": squad.TEST}
         paragraphs = {part: squad.read(listing.folder / files[part]) for part in PARTS}
         sha256 = {part: hashlib.sha256((listing.folder / files[part]).read_bytes()).hexdigest() for part in PARTS}
-        entries = list(wordpiece.read(listing.folder / "vocab.txt").entries)
+        entries = list(vocabulary.read(listing.folder / "vocab.txt").entries)
         check_room(scratch, ROOM_FACTOR * sum((listing.folder / name).stat().st_size for name in files.values()))
     train, held = (
         [(each.id, (paragraph.context, each.text)) for paragraph in paragraphs[part] for each in paragraph.questions]
@@ -102,8 +102,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
     asked = (question for _, question in train)
     common = source_checks.overlap(held, asked, "questions", args.allow_overlap, progress)
-    wordpiece.write(scratch / VOCABULARY, entries)
-    tokenizer = Tokenizer(wordpiece.read(scratch / VOCABULARY))
+    vocabulary.write(scratch / VOCABULARY, entries)
+    tokenizer = Tokenizer(vocabulary.read(scratch / VOCABULARY))
     written = {part: write_part(part, paragraphs[part], tokenizer, listing.cut, scratch, progress) for part in PARTS}
     write_paragraphs(scratch / PARAGRAPHS, paragraphs["test"])
     counts = {part: each.questions for part, each in written.items()}
@@ -135,59 +135,42 @@ def words_of(paragraphs: Iterable[Paragraph]) -> List[str]:
     found: Dict[str, None] = {}
     for paragraph in paragraphs:
         for text in (paragraph.context, *(question.text for question in paragraph.questions)):
-            found.update(dict.fromkeys(wordpiece.words(text)))
+            found.update(dict.fromkeys(words(text)))
     return [*SPECIAL, *sorted(found)]
 
 
 def write_part(
     part: str, paragraphs: List[Paragraph], tokenizer: Tokenizer, cut: Cut, scratch: Path, progress: Progress
 ) -> Written:
-    """Write the arrays of a part: those of tokens as they come, those of windows at the end."""
-    vocabulary = tokenizer.vocabulary
-    marks = vocabulary.cls, vocabulary.sep
-    columns: Dict[str, List[int]] = {name: [] for name in ("lengths", *OF_WINDOWS)}
+    """Write the arrays of a part."""
+    found: List[Window] = []
+    owners: List[int] = []
     number = left_out = cut_off = 0
-    files = {name: (scratch / f"{part}_{name}.raw").open("wb") for name in OF_TOKENS}
     for done, paragraph in enumerate(paragraphs, 1):
         text = windows.tokenized(paragraph.context, tokenizer)
         if not len(text.ids) or len(paragraph.context) > LONGEST_PARAGRAPH:
-            found = f"a paragraph of {len(paragraph.context):,} characters and {len(text.ids):,} tokens: "
+            counted = f"a paragraph of {len(paragraph.context):,} characters and {len(text.ids):,} tokens: "
             limits = f"at least one token, and at most {LONGEST_PARAGRAPH:,} characters"
-            raise Problem(found + repr(paragraph.context[:60]), limits, "leave it out, or divide it")
+            raise Problem(counted + repr(paragraph.context[:60]), limits, "leave it out, or divide it")
         for question in paragraph.questions:
-            ids = tokenizer.ids(question.text)
+            ids = tokenizer.encode(question.text).ids
             answer = windows.answer_tokens(text, question.answers[0])
             cut_off += len(ids) > cut.question_length
             left_out += answer is None
             if answer is not None or part == "test":
-                for window in windows.windows(ids, text, cut, marks, answer):
-                    _append(window, number, columns, files)
+                found += windows.windows(ids, text, cut, tokenizer.vocabulary, answer)
+                owners += [number] * (len(found) - len(owners))
             number += 1
         progress.update(part, done, len(paragraphs), unit="paragraphs")
-    for file in files.values():
-        file.close()
-    for name, kind in OF_TOKENS.items():
-        _as_array(scratch, part, name, np.dtype(kind))
-    lengths = np.array(columns.pop("lengths"), np.int64)
-    write_array(scratch / f"{part}_offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(ARRAYS["offsets"]))
-    for name, values in columns.items():
-        write_array(scratch / f"{part}_{name}.npy", np.array(values, ARRAYS[name]))
-    return Written(len(lengths), number, left_out, int(np.count_nonzero(columns["start"])), cut_off)
-
-
-def _append(window: Window, number: int, columns: Dict[str, List[int]], files: Mapping[str, BinaryIO]) -> None:
-    values = (len(window.tokens), window.second, window.start, window.end, number)
-    for column, value in zip(columns.values(), values):
-        column.append(value)
-    for name, file in files.items():
-        file.write(getattr(window, name).astype(OF_TOKENS[name]).tobytes())
-
-
-def _as_array(scratch: Path, part: str, name: str, kind: Any) -> None:
-    """Put the header of a NumPy file before raw values."""
-    raw = scratch / f"{part}_{name}.raw"
-    write_array(scratch / f"{part}_{name}.npy", np.memmap(str(raw), kind, "r"))
-    raw.unlink()
+    arrays = {
+        **{name: np.concatenate([getattr(window, name) for window in found]) for name in OF_TOKENS},
+        "offsets": np.cumsum([0, *(len(window.tokens) for window in found)]),
+        **{name: np.array([getattr(window, name) for window in found]) for name in ("second", "start", "end")},
+        "question": np.array(owners),
+    }
+    for name, values in arrays.items():
+        write_array(scratch / f"{part}_{name}.npy", values.astype(ARRAYS[name]))
+    return Written(len(found), number, left_out, int(np.count_nonzero(arrays["start"])), cut_off)
 
 
 def write_paragraphs(path: Path, paragraphs: Iterable[Paragraph]) -> None:

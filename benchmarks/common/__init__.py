@@ -1,1 +1,1 @@
-"""What the implementations share inside the container."""
+"""Code that the implementations share inside the container."""

@@ -1,4 +1,4 @@
-"""What a Config refuses: itself in ``__post_init__``, a data set and a number of ranks in ``misfits``.
+"""Checks by which a Config refuses: itself in ``__post_init__``, a data set and a number of ranks in ``misfits``.
 
 Standard library only: the host side loads this file too, and refuses before the start what the ranks would refuse.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, List, Mapping, Tuple
 
 Misfit = Tuple[str, str, str]
-"""What was found, what was expected, and what to do."""
+"""A finding, what was expected, and a hint."""
 Manifest = Mapping[str, Any]
 """The fields of a data set's ``dataset.json``."""
 
@@ -45,5 +45,5 @@ def precision_on_cpu(config: Any, *possible: str) -> None:
 def too_few(manifest: Manifest, unit: str, step: int) -> List[Misfit]:
     """Return the misfit of a data set that has fewer samples to train on than a ``step`` of all ranks takes."""
     count = manifest["splits"]["train"]["count"]
-    remedy = "set a smaller batch_size, take fewer ranks, or more data"
-    return [(f"{count:,} {unit}, fewer than the {step:,} of a step", "at least one step", remedy)] * (count < step)
+    hint = "set a smaller batch_size, take fewer ranks, or more data"
+    return [(f"{count:,} {unit}, fewer than the {step:,} of a step", "at least one step", hint)] * (count < step)

@@ -21,25 +21,9 @@ from benchmarks.common.data import passport
 from benchmarks.common.data.arrays import differences
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
+from benchmarks.detection.preparation import ARRAYS
 
 PARTS = ("train", "val")
-ARRAYS = (
-    "image_ids",
-    "files",
-    "bytes",
-    "checksums",
-    "sizes",
-    "offsets",
-    "boxes",
-    "labels",
-    "areas",
-    "crowds",
-    "polygon_offsets",
-    "point_offsets",
-    "points",
-)
-"""The fields of Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32), sha256) of the
-image files, which only a verification reads. ``files`` holds names in UTF-8, padded with zeros to equal length."""
 
 
 def images_folder(part: str) -> str:
@@ -65,8 +49,7 @@ def array_file(part: str, array: str) -> str:
 class Category(NamedTuple):
     """One kind of objects."""
 
-    id: int
-    """As in the JSON files; COCO's 80 ids are in 1 to 90."""
+    id: int  # as in the JSON files; COCO's 80 ids are in 1 to 90
     name: str
 
 
@@ -74,8 +57,7 @@ class Category(NamedTuple):
 class Names(Sequence[str]):
     """File names as text, from an array of bytes."""
 
-    encoded: np.ndarray
-    """S (N,), a memory map."""
+    encoded: np.ndarray  # S (N,), a memory map
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -89,35 +71,25 @@ class Names(Sequence[str]):
 class Part:
     """One of train and val: N images in the order of their ids, with A objects; arrays are memory maps."""
 
-    folder: Path
-    """Of the images."""
-    json: Path
-    """The annotations as published."""
+    folder: Path  # of the images
+    json: Path  # the annotations as published
     boxes_json: Path
     """The boxes of the arrays in COCO's form, for DALI's reader, which parses them after the clock has started."""
-    image_ids: np.ndarray
-    """int64 (N,)"""
-    files: Sequence[str]
-    """N names in ``folder``."""
-    sizes: np.ndarray
-    """int32 (N, 2): width and height in pixels."""
-    offsets: np.ndarray
-    """int64 (N + 1,): the objects of image i are offsets[i] to offsets[i + 1] - 1."""
+    image_ids: np.ndarray  # int64 (N,)
+    files: Sequence[str]  # N names in ``folder``
+    sizes: np.ndarray  # int32 (N, 2): width and height in pixels
+    offsets: np.ndarray  # int64 (N + 1,): the objects of image i are offsets[i] to offsets[i + 1] - 1
     boxes: np.ndarray
     """float32 (A, 4): x, y, width and height in pixels as COCO has them, width and height above 0; a published box may
     reach out of its image."""
-    labels: np.ndarray
-    """int16 (A,): 1 to C, in the order of the category ids; 0 is the background."""
-    areas: np.ndarray
-    """float32 (A,): of the masks, in pixels."""
-    crowds: np.ndarray
-    """bool (A,)"""
+    labels: np.ndarray  # int16 (A,): 1 to C, in the order of the category ids; 0 is the background
+    areas: np.ndarray  # float32 (A,): of the masks, in pixels
+    crowds: np.ndarray  # bool (A,)
     polygon_offsets: np.ndarray
     """int64 (A + 1,): the polygons of object a; none where it has an RLE, which the JSON alone holds."""
     point_offsets: np.ndarray
     """int64 (P + 1,): the numbers of polygon p are points[point_offsets[p] : point_offsets[p + 1]]."""
-    points: np.ndarray
-    """float32: x, y, x, y and so on, in pixels."""
+    points: np.ndarray  # float32: x, y, x, y and so on, in pixels
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -144,8 +116,7 @@ class DataSet:
 
     train: Part
     val: Part
-    categories: Sequence[Category]
-    """In the order of their ids: label = position + 1."""
+    categories: Sequence[Category]  # in the order of their ids: label = position + 1
     passport: Mapping[str, Any]
     folder: Path
 
@@ -187,19 +158,15 @@ def _open_part(folder: Path, part: str) -> Part:
 
 def check(data: DataSet) -> List[Problem]:
     """Compare the lengths of the arrays and files with the passport, and read none of them: no clock runs yet."""
-    again = prepare_again(data.folder)
     expected = []
     for name, part in (("train", data.train), ("val", data.val)):
         if not part.boxes_json.exists():
-            return [Problem(f"{part.boxes_json} is missing", "the boxes that SSD's input reads", again)]
-        count = data.passport["splits"][name]["count"]
-        objects = len(part.boxes)
+            return [Problem(f"{part.boxes_json} is missing", "SSD's boxes", prepare_again(data.folder))]
+        count, objects = data.passport["splits"][name]["count"], len(part.boxes)
         lengths = {"files": count, "sizes": count, "image_ids": count, "offsets": count + 1}
         lengths.update({"labels": objects, "areas": objects, "crowds": objects, "polygon_offsets": objects + 1})
-        expected += [(f"{name}_{array}.npy", len(getattr(part, array)), length) for array, length in lengths.items()]
-    counted = [
-        Problem(f"{data.folder / file} has {found:,} entries", f"{wanted:,}", again)
-        for file, found, wanted in expected
-        if found != wanted
-    ]
-    return counted + differences(data.folder, data.passport, ())
+        expected += [
+            (f"entries in {array_file(name, array)}", len(getattr(part, array)), length)
+            for array, length in lengths.items()
+        ]
+    return differences(data.folder, data.passport, expected)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 
@@ -17,14 +18,10 @@ DTYPES = {"images": np.int64, "boxes": np.float32, "scores": np.float32, "labels
 class Detections:
     """D detections in any order."""
 
-    images: np.ndarray
-    """int64 (D,): image ids."""
-    boxes: np.ndarray
-    """float32 (D, 4): x, y, width and height in pixels of the original image."""
-    scores: np.ndarray
-    """float32 (D,)"""
-    labels: np.ndarray
-    """int16 (D,): 1 to C."""
+    images: np.ndarray  # int64 (D,): image ids
+    boxes: np.ndarray  # float32 (D, 4): x, y, width and height in pixels of the original image
+    scores: np.ndarray  # float32 (D,)
+    labels: np.ndarray  # int16 (D,): 1 to C
     masks: Optional[Sequence[bytes]] = None
     """D masks of the size of their image as COCO's compressed RLE ("counts"), or None where there are boxes alone."""
 
@@ -64,36 +61,32 @@ def joined(parts: Sequence[Detections]) -> Detections:
     return together.take(np.argsort(together.images, kind="stable"))
 
 
-def arrays_of(detections: Detections) -> Dict[str, np.ndarray]:
-    """Return plain arrays, from which ``from_arrays`` makes the same detections; masks as bytes and their lengths."""
+def to_bytes(detections: Detections) -> bytes:
+    """Return a file of NumPy's with plain arrays, of which ``from_bytes`` makes the same detections."""
     arrays = {name: np.asarray(getattr(detections, name), dtype) for name, dtype in DTYPES.items()}
     if detections.masks is not None:
         arrays["mask_lengths"] = np.array([len(mask) for mask in detections.masks], np.int32)
         arrays["mask_bytes"] = np.frombuffer(b"".join(detections.masks), np.uint8)
-    return arrays
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
 
 
-def from_arrays(arrays: Dict[str, np.ndarray]) -> Detections:
-    """Return the detections of which ``arrays_of`` made the arrays."""
-    masks: Optional[List[bytes]] = None
-    if "mask_lengths" in arrays:
-        text = arrays["mask_bytes"].tobytes()
-        ends = np.cumsum(arrays["mask_lengths"]).tolist()
-        masks = [text[begin:end] for begin, end in zip([0, *ends], ends)]
-    return Detections(**{name: arrays[name] for name in DTYPES}, masks=masks)
+def from_bytes(data: bytes) -> Detections:
+    """Return the detections of which ``to_bytes`` made ``data``; nothing in it is run, as a pickle's would be."""
+    with np.load(io.BytesIO(data)) as arrays:
+        masks: Optional[List[bytes]] = None
+        if "mask_lengths" in arrays:
+            text, ends = arrays["mask_bytes"].tobytes(), np.cumsum(arrays["mask_lengths"]).tolist()
+            masks = [text[begin:end] for begin, end in zip([0, *ends], ends)]
+        return Detections(**{name: arrays[name] for name in DTYPES}, masks=masks)
 
 
 def write(path: Path, detections: Detections) -> None:
     """Write a file; whoever reads finds the old one or the new one whole."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
-        np.savez(file, **arrays_of(detections))  # type: ignore[arg-type]
+        file.write(to_bytes(detections))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def read(path: Path) -> Detections:
-    """Return what ``write`` was given."""
-    with np.load(str(path)) as arrays:
-        return from_arrays({name: arrays[name] for name in arrays.files})

@@ -22,13 +22,10 @@ from pycocotools.cocoeval import COCOeval
 from benchmarks.detection.annotations import DataSet
 from benchmarks.detection.detections import Detections
 
-KINDS = ("bbox", "segm")
-"""What is compared, by pycocotools' names: boxes and masks."""
+KINDS = ("bbox", "segm")  # what is compared, by pycocotools' names: boxes and masks
 ANY_AREA = [0, 1e5**2]
-MOST_DETECTIONS = 100
-"""Of a category in an image."""
-Pair = Tuple[int, int]
-"""Ids of an image and of a category."""
+MOST_DETECTIONS = 100  # of a category in an image
+Pair = Tuple[int, int]  # ids of an image and of a category
 
 
 class Chunk(NamedTuple):
@@ -37,8 +34,7 @@ class Chunk(NamedTuple):
     kind: str
     pairs: Sequence[Pair]
     scores: Sequence[List[float]]
-    shapes: Sequence[List[Any]]
-    """Boxes, or masks as RLE."""
+    shapes: Sequence[List[Any]]  # boxes, or masks as RLE
 
 
 Match = Tuple[np.ndarray, np.ndarray]
@@ -58,10 +54,8 @@ class Compared:
     """Detections that count, by category, image and falling score, and what they match."""
 
     detections: Detections
-    keys: np.ndarray
-    """int64 (D,): category's place x images + image's place; ascending."""
-    matches: Dict[str, Match]
-    """By kind."""
+    keys: np.ndarray  # int64 (D,): category's place x images + image's place; ascending
+    matches: Dict[str, Match]  # by kind
 
 
 class Truth:

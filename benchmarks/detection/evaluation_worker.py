@@ -30,12 +30,9 @@ from benchmarks.detection import detections, shown
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.evaluation import KINDS, Chunk, Map, Match, Truth
 
-PARENT_SECONDS = 0.5
-"""Between two looks of a matching process at its parent."""
-CHUNKS, CHUNKS_PER_WORKER = 16, 4
-"""Parts of the work of one process, and of each of several."""
-_truth: Dict[str, Truth] = {}
-"""Of this process; those that match inherit it."""
+PARENT_SECONDS = 0.5  # between two looks of a matching process at its parent
+CHUNKS, CHUNKS_PER_WORKER = 16, 4  # parts of the work of one process, and of each of several
+_truth: Dict[str, Truth] = {}  # of this process; those that match inherit it
 
 
 def main() -> None:
@@ -64,7 +61,7 @@ def main() -> None:
                 answer({"alive": epoch})
                 yield matches
 
-        compared = truth.compare(detections.read(Path(request["file"])), watched, chunks)
+        compared = truth.compare(detections.from_bytes(Path(request["file"]).read_bytes()), watched, chunks)
         answer({"epoch": request["epoch"], "result": truth.precision_of(compared)})
         try:
             shown.write(arguments.output, request["epoch"], truth, compared, data)

@@ -21,10 +21,9 @@ FOLDER = "detections"
 """In the folder of an experiment: a file for each evaluation, of which only those stay that may be needed again."""
 FINISHING_SECONDS = 30.0
 HANG_LIMIT, HANG_SECONDS = "ranks/hang_seconds", 600.0
-"""The launcher's file in the folder of an experiment, with the seconds without a sign of life after which a process
+"""The launcher's file in the folder of an experiment, with the seconds without a heartbeat after which a process
 hangs; and what holds where there is none. 0 never."""
-LONGEST_GAP = 10.0
-"""Seconds between two looks that count at most: of a job that was suspended as a whole nothing hangs."""
+LONGEST_GAP = 10.0  # seconds between two looks that count at most: of a job that was suspended as a whole nothing hangs
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -75,8 +74,8 @@ class Evaluator:
             Problem: there is no such file.
         """
         if not self._file(epoch).exists():
-            remedy = "start a new run; or restore the folder from a copy of your own"
-            raise Problem(f"{self._file(epoch)} is missing", "the detections that are still to be evaluated", remedy)
+            hint = "start a new run; or restore the folder from a copy of your own"
+            raise Problem(f"{self._file(epoch)} is missing", "the detections that are still to be evaluated", hint)
         if not self._queue:
             self._looked, self._silent = time.monotonic(), 0.0
         self._queue.append(epoch)
@@ -161,7 +160,7 @@ class Evaluator:
 
     def _hanging(self) -> Problem:
         return Problem(
-            f"the process that evaluates epoch {self._queue[0]} hangs: it gave no sign of life for {self._silent:.0f} "
+            f"the process that evaluates epoch {self._queue[0]} hangs: it gave no heartbeat for {self._silent:.0f} "
             f"s (process {self._process.pid if self._process is not None else '-'} on {socket.gethostname()})",
             "the average precision of its detections",
             "look for what stops processes on this node; where it is only slow, raise --hang-seconds; then resume the "

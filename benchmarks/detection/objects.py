@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
 OUTSIDE = "box outside its image"
 NO_AREA = "box without area"
 NO_IMAGE = "annotation of an image without entry"
@@ -15,128 +17,90 @@ BAD_POLYGON = "polygon that is no list of x, y pairs"
 BAD_RLE = "RLE that does not fit its image"
 INCOMPLETE = "incomplete annotation"
 
-ROUNDING = 1.0
-"""Pixels that a box may reach out of its image: published boxes are rounded, and cannot be told from drawn ones."""
-KEYS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd", "segmentation")
-
-
-class Flaw(NamedTuple):
-    """What is wrong with one object or one image."""
-
-    kind: str
-    what: str
-    """Which one, and what it has."""
-    number: int = -1
-    """Id of the annotation, -1 for an image's."""
+ROUNDING = 1.0  # pixels that a box may reach out of its image: published boxes are rounded, and look like drawn ones
 
 
 class Object(NamedTuple):
     """One object, in pixels."""
 
-    number: int
-    """Id of the annotation."""
     image_id: int
+    number: int  # id of the annotation
     label: int
-    box: Tuple[float, float, float, float]
+    box: Tuple[float, ...]  # x, y, width, height
     area: float
     crowd: bool
-    polygons: Sequence[Sequence[float]]
-    """None where the segmentation is an RLE."""
-    reaches_out: float
-    """Pixels by which the box reaches out of its image."""
+    polygons: List[np.ndarray]  # float32 (2 * points,) each; none where the segmentation is an RLE
+    reaches_out: float  # pixels by which the box reaches out of its image
 
 
 def check(
     annotation: Any, sizes: Mapping[int, Tuple[int, int]], labels: Mapping[int, int]
-) -> Tuple[Optional[Object], List[Flaw]]:
-    """Return the object of an annotation with all of its flaws; no object where a flaw leaves none.
+) -> Tuple[Optional[Object], Dict[str, str]]:
+    """Return the object of an annotation, None where nothing of it can be used, and what is wrong by kind of error.
 
     ``sizes`` are width and height by image id, ``labels`` 1 to C by category id.
     """
-    facts, problem = _parsed(annotation)
-    if facts is None:
-        return None, [problem]
-    number, image_id = facts["id"], facts["image_id"]
-    name = f"annotation {number}"
-    if image_id not in sizes:
-        return None, [Flaw(NO_IMAGE, f"{name}, image {image_id}", number)]
-    flaws: List[Flaw] = []
-    size = sizes[image_id]
-    if facts["category_id"] not in labels:
-        flaws.append(Flaw(NO_CATEGORY, f"{name}, category {facts['category_id']}", number))
-    box = facts["bbox"]
-    x, y, width, height = box
-    out = max(-x, -y, x + width - size[0], y + height - size[1], 0.0)
-    if min(width, height) <= 0:
-        flaws.append(Flaw(NO_AREA, f"{name}, {_numbers(box)}", number))
-    elif out > ROUNDING:
-        flaws.append(Flaw(OUTSIDE, f"{name}, {_numbers(box)} in an image of {size[0]} x {size[1]}", number))
-    polygons, wrong = _outline(facts["segmentation"], size)
-    if wrong:
-        flaws.append(Flaw(wrong, f"{name} of image {image_id}", number))
-    inside = x < size[0] and y < size[1] and x + width > 0 and y + height > 0
-    if facts["category_id"] not in labels or min(width, height) <= 0 or not inside or not facts["segmentation"]:
-        return None, flaws
-    label = labels[facts["category_id"]]
-    return Object(number, image_id, label, box, facts["area"], facts["iscrowd"], polygons, out), flaws
-
-
-def _parsed(annotation: Any) -> Tuple[Optional[Dict[str, Any]], Flaw]:
-    """Return the fields in their types, or None with what is wrong."""
-    number = annotation.get("id", "?") if isinstance(annotation, dict) else "?"
+    name = f"annotation {annotation.get('id', '?') if isinstance(annotation, dict) else '?'}"
     try:
-        facts = {key: annotation[key] for key in KEYS}
-        for key in ("id", "image_id", "category_id"):
-            facts[key] = int(facts[key])
-        facts["bbox"] = tuple(float(value) for value in facts["bbox"])
-        facts["area"], facts["iscrowd"] = float(facts["area"]), bool(facts["iscrowd"])
-        if len(facts["bbox"]) != 4 or not all(map(math.isfinite, (*facts["bbox"], facts["area"]))):
+        number, image, category = (int(annotation[key]) for key in ("id", "image_id", "category_id"))
+        box = tuple(float(value) for value in annotation["bbox"])
+        area, crowd = float(annotation["area"]), bool(annotation["iscrowd"])
+        segmentation = annotation["segmentation"]
+        if len(box) != 4 or not all(map(math.isfinite, (*box, area))):
             raise ValueError("bbox is no x, y, width and height")
     except KeyError as error:
-        return None, Flaw(INCOMPLETE, f"annotation {number} has no {error.args[0]}", _id(number))
+        return None, {INCOMPLETE: f"{name} has no {error.args[0]}"}
     except (TypeError, ValueError) as error:
-        return None, Flaw(INCOMPLETE, f"annotation {number}: {error}", _id(number))
-    return facts, Flaw("", "")
+        return None, {INCOMPLETE: f"{name}: {error}"}
+    if image not in sizes:
+        return None, {NO_IMAGE: f"{name}, image {image}"}
+    (x, y, width, height), (columns, rows) = box, sizes[image]
+    shown = f"{name}, [{', '.join(f'{value:g}' for value in box)}]"
+    out = max(-x, -y, x + width - columns, y + height - rows, 0.0)
+    polygons, wrong = _outline(segmentation, columns, rows)
+    errors = {}
+    if category not in labels:
+        errors[NO_CATEGORY] = f"{name}, category {category}"
+    if min(width, height) <= 0:
+        errors[NO_AREA] = shown
+    elif out > ROUNDING:
+        errors[OUTSIDE] = f"{shown} in an image of {columns} x {rows}"
+    if wrong:
+        errors[wrong] = f"{name} of image {image}"
+    inside = x < columns and y < rows and x + width > 0 and y + height > 0
+    if NO_CATEGORY in errors or NO_AREA in errors or not inside or not segmentation:
+        return None, errors
+    return Object(image, number, labels[category], box, area, crowd, polygons, out), errors
 
 
-def _id(number: Any) -> int:
-    return number if isinstance(number, int) else -1
-
-
-def _numbers(box: Sequence[float]) -> str:
-    return "[" + ", ".join(f"{value:g}" for value in box) + "]"
-
-
-def _outline(segmentation: Any, size: Tuple[int, int]) -> Tuple[List[Sequence[float]], str]:
-    """Return the usable polygons of a segmentation and the kind of its first flaw, empty without one."""
+def _outline(segmentation: Any, columns: int, rows: int) -> Tuple[List[np.ndarray], str]:
+    """Return the usable polygons of a segmentation and the kind of its first error, empty without one."""
     if not segmentation:
         return [], NO_OUTLINE
     if isinstance(segmentation, dict):
-        return [], "" if _fits(segmentation, size) else BAD_RLE
+        return [], "" if _fits(segmentation, columns, rows) else BAD_RLE
     if not isinstance(segmentation, list):
         return [], BAD_POLYGON
-    kept: List[Sequence[float]] = []
-    wrong = ""
-    for polygon in segmentation:
-        if not isinstance(polygon, list) or len(polygon) % 2 or not _are_numbers(polygon):
-            wrong = wrong or BAD_POLYGON
-        elif len(polygon) < 6:
-            # pycocotools takes four numbers for a box.
-            wrong = wrong or FEW_POINTS
-        else:
-            kept.append(polygon)
-    return kept, wrong
+    errors = [_polygon_error(polygon) for polygon in segmentation]
+    kept = [np.array(polygon, np.float32) for polygon, error in zip(segmentation, errors) if not error]
+    return kept, next(filter(None, errors), "")
+
+
+def _polygon_error(polygon: Any) -> str:
+    if not isinstance(polygon, list) or len(polygon) % 2 or not _are_numbers(polygon):
+        return BAD_POLYGON
+    return FEW_POINTS if len(polygon) < 6 else ""  # pycocotools takes four numbers for a box
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
     return all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
-def _fits(rle: Mapping[str, Any], size: Tuple[int, int]) -> bool:
+def _fits(rle: Mapping[str, Any], columns: int, rows: int) -> bool:
     """Return whether an RLE is of the image's height and width; compressed counts are not summed."""
     counts = rle.get("counts")
-    if rle.get("size") != [size[1], size[0]]:
+    if rle.get("size") != [rows, columns]:
         return False
     if isinstance(counts, list):
-        return all(type(count) is int and count >= 0 for count in counts) and sum(counts) == size[0] * size[1]
+        return all(type(count) is int and count >= 0 for count in counts) and sum(counts) == columns * rows
     return isinstance(counts, str) and bool(counts)

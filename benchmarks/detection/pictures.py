@@ -21,8 +21,7 @@ from benchmarks.detection.tables import Entry
 Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-PART_IMAGES = 1024
-"""Images of a task: about 170 MB and some ten seconds of one core for COCO, lost at most per worker."""
+PART_IMAGES = 1024  # images of a task: about 170 MB and some ten seconds of one core for COCO, lost at most per worker
 
 
 @dataclass(frozen=True)
@@ -31,10 +30,8 @@ class Pictures:
 
     images: Images
     entries: Tuple[Entry, ...]
-    folder: Path
-    """Where they go."""
-    done_path: Path
-    """The file of the facts, which is written last."""
+    folder: Path  # where they go
+    done_path: Path  # the file of the facts, which is written last
 
 
 def plan(part: str, images: Images, entries: Sequence[Entry], scratch: Path, folder: str) -> List[Pictures]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
 from benchmarks.common.data import prepare
-from benchmarks.common.data.passport import Add, describe_file, prepare_again
+from benchmarks.common.data.passport import Add, compare, prepare_again
 from benchmarks.common.data.problem import Problem
 
-BENCHMARKS = ("ssd", "maskrcnn")
-"""They read the same data set; its passport has the first one's name."""
+BENCHMARKS = ("ssd", "maskrcnn")  # they read the same data set; its passport has the first one's name
 COCO = "coco2017"
 PUBLISHED = {
     "images in train": 118287,
@@ -36,15 +35,16 @@ ARRAYS = (
     "point_offsets",
     "points",
 )
-"""As in annotations.py, which needs numpy; a test compares them."""
-SCENES = 1000
-"""Scenes of the small set to train on."""
+"""The fields of annotations.Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32),
+sha256) of the image files, which only a verification reads. ``files`` holds names in UTF-8, padded with zeros to equal
+length."""
+SCENES = 1000  # scenes of the toy data set to train on
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """What is done with flaws, and how large the small set is."""
+    """What is done with errors, and how large the toy data set is."""
     add = options.add_argument
-    add("--skip-flawed", action="store_true", help="leave out images and objects with flaws; default: refuse them")
+    add("--skip-flawed", action="store_true", help="skip images and objects with errors; default: refuse them")
     scenes = "generated scenes to train on, without --from; default: %(default)s"
     add("--scenes", type=prepare.number(8, 10**6), default=SCENES, metavar="N", help=scenes)
 
@@ -53,9 +53,9 @@ def check_counts(name: str, counts: Mapping[str, int]) -> List[Problem]:
     """COCO is COCO only with all of its images; other names may have any number."""
     if name != COCO:
         return []
-    remedy = "complete the source, or give the data set another name with --name"
+    hint = "complete the source, or give the data set another name with --name"
     return [
-        Problem(f"{COCO} with {counts[what]:,} {what}", f"{expected:,}", remedy)
+        Problem(f"{COCO} with {counts[what]:,} {what}", f"{expected:,}", hint)
         for what, expected in PUBLISHED.items()
         if counts[what] != expected
     ]
@@ -78,15 +78,9 @@ def check_images(directory: Path, passport: Dict[str, Any], quick: bool, add: Ad
         sizes, checksums = (load(directory, part, array) for array in ("bytes", "checksums"))
         for name, size, checksum in zip(names, sizes, checksums):
             path = directory / images_folder(part) / name
-            try:
-                if path.stat().st_size != size:
-                    problems.append(Problem(f"{path} has {path.stat().st_size:,} bytes", f"{size:,} bytes", again))
-                elif not quick and describe_file(path, add)["sha256"] != checksum.tobytes().hex():
-                    problems.append(
-                        Problem(f"{path} has changed: another sha256", f"sha256 {checksum.tobytes().hex()}", again)
-                    )
-            except OSError as error:
-                problems.append(Problem(f"{path}: {error.strerror}", "a readable image", again))
+            difference = compare(path, {"bytes": size, "sha256": checksum.tobytes().hex()}, quick, add)
+            if difference is not None:
+                problems.append(Problem(*difference, again))
     return problems
 
 

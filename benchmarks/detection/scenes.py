@@ -1,4 +1,4 @@
-"""The small set: scikit-learn's real handwritten digits pasted into generated scenes, written as COCO is published.
+"""The toy data set: scikit-learn's real handwritten digits pasted into generated scenes, written as COCO is published.
 
 A scene is 96 to 160 pixels wide and high, with a soft dark background and up to MOST_DIGITS bright digits at random
 places and sizes. A digit's polygons are the outlines of what is seen of it, in whole pixels; as in COCO, a hole counts
@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
+from PIL import Image
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection.annotations import images_folder, json_file
 
 NAME = "digit-scenes"
 TRAIN_SCENES = 1000
-VAL_SHARE = 0.12
-"""Scenes to evaluate on, for each to train on."""
-HELD_OUT = 297
-"""Digits that only the scenes to evaluate on show, of 1,797."""
+VAL_SHARE = 0.12  # scenes to evaluate on, for each to train on
+HELD_OUT = 297  # digits that only the scenes to evaluate on show, of 1,797
 CATEGORIES = dict(
     zip(
         (1, 2, 3, 5, 6, 8, 9, 11, 13, 16),
@@ -30,41 +29,31 @@ CATEGORIES = dict(
     )
 )
 """Names by id; the ids have gaps, as COCO's have."""
-SIDES = (96, 160)
-"""Least and greatest width and height of a scene in pixels."""
-DIGIT_SIDES = (28, 72)
-"""Least and greatest height of a digit in pixels."""
+SIDES = (96, 160)  # least and greatest width and height of a scene in pixels
+DIGIT_SIDES = (28, 72)  # least and greatest height of a digit in pixels
 CROWD_SIDES = (10, 14)
 CROWD_DIGITS = (4, 8)
 MOST_DIGITS = 4
-EMPTY_SHARE, CROWD_SHARE = 0.02, 0.06
-"""Shares of the scenes that have no object and that have a crowd."""
-OVERLAP = 0.15
-"""A digit may cover this share of the box of another at most."""
-INK = 0.4
-"""Opacity from which on a pixel belongs to a digit."""
-QUALITY = 90
-"""JPEG quality."""
+EMPTY_SHARE, CROWD_SHARE = 0.02, 0.06  # shares of the scenes that have no object and that have a crowd
+OVERLAP = 0.15  # a digit may cover this share of the box of another at most
+INK = 0.4  # opacity from which on a pixel belongs to a digit
+QUALITY = 90  # JPEG quality
 
 
 class Patch(NamedTuple):
     """One digit before it is pasted."""
 
-    label: int
-    """0 to 9."""
+    label: int  # 0 to 9
     x: int
     y: int
-    opacity: np.ndarray
-    """float32 (height, width), 0 to 1."""
+    opacity: np.ndarray  # float32 (height, width), 0 to 1
 
 
 class Digits(NamedTuple):
     """Handwritten digits."""
 
-    images: np.ndarray
-    """float (N, 8, 8), 0 to 16."""
-    labels: np.ndarray
-    """int (N,)"""
+    images: np.ndarray  # float (N, 8, 8), 0 to 16
+    labels: np.ndarray  # int (N,)
 
 
 def write_scenes(folder: Path, seed: int, train: int = TRAIN_SCENES) -> None:
@@ -90,8 +79,6 @@ def _load_digits() -> Digits:
 
 
 def _write_part(folder: Path, part: str, digits: Digits, count: int, generator: np.random.Generator) -> None:
-    from PIL import Image
-
     (folder / images_folder(part)).mkdir(parents=True, exist_ok=True)
     # Neither in the order of their ids nor without gaps, as COCO's images are.
     ids = generator.permutation(4 * count)[:count] + 1
@@ -144,16 +131,12 @@ def draw_scene(
 
 def _background(width: int, height: int, generator: np.random.Generator) -> np.ndarray:
     """Return soft spots of dark colours, float32 (height, width, 3)."""
-    from PIL import Image
-
     spots = generator.integers(0, 90, size=(5, 5, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(spots).resize((width, height), Image.BICUBIC)).astype(np.float32)
 
 
 def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Return a digit's opacity at another size, cut to the box of its ink."""
-    from PIL import Image
-
     large = Image.fromarray((digit / 16).astype(np.float32)).resize((columns, rows), Image.BICUBIC)
     opacity = np.asarray(large).clip(0, 1)
     ink = opacity > INK

@@ -15,8 +15,7 @@ from benchmarks.detection.annotations import images_folder, json_file
 from benchmarks.detection.preparation import data_set
 
 WIDTH, HEIGHT = 640, 480
-OBJECTS = 7
-"""In an image: COCO has 7.3 on average."""
+OBJECTS = 7  # in an image: COCO has 7.3 on average
 CATEGORIES = 80
 EVALUATED = 32
 

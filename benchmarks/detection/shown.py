@@ -1,7 +1,7 @@
 """The images of an evaluation with the best and the worst results: what was found in them and what is there.
 
 ``detections.jsonl`` has one line an image: a JPEG of at most LONGEST pixels a side, in base64, boxes in its pixels, and
-masks as runs of its pixels. `encore show-detections` and the report draw them.
+masks as runs of its pixels. `encore report --detections` and the report draw them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,11 @@ from pycocotools import mask as rle
 from benchmarks.detection.annotations import DataSet
 from benchmarks.detection.evaluation import Compared, Truth
 
-FILE = "detections.jsonl"
-"""In the folder of an experiment."""
-SHOWN = 4
-"""Images at each end."""
-LONGEST = 400
-"""Pixels of a picture's longer side; a smaller image stays as it is."""
+FILE = "detections.jsonl"  # in the folder of an experiment
+SHOWN = 4  # images at each end
+LONGEST = 400  # pixels of a picture's longer side; a smaller image stays as it is
 LOWEST_SCORE = 0.3
-MOST = 20
-"""Detections that are drawn in an image, with at least LOWEST_SCORE."""
+MOST = 20  # detections that are drawn in an image, with at least LOWEST_SCORE
 JPEG_QUALITY = 80
 
 

@@ -18,7 +18,7 @@ LAYOUT = (
     "train2017/ and val2017/ with the images, annotations/instances_train2017.json and instances_val2017.json: COCO "
     "2017 as published, in folders or zips, or a set of your own"
 )
-DOWNLOAD = "download it from cocodataset.org, or name the folder that holds all of them with --from"
+DOWNLOAD = "download it from cocodataset.org, or name the folder that holds all of them as the raw data"
 AGAIN = "download it again: the published checksum shows whether it is whole"
 
 
@@ -26,10 +26,8 @@ class Place(NamedTuple):
     """A file, or a member of a zip."""
 
     path: str
-    member: str = ""
-    """Empty: ``path`` is the file itself."""
-    size: int = 0
-    """Bytes."""
+    member: str = ""  # empty: ``path`` is the file itself
+    size: int = 0  # bytes
 
     def __str__(self) -> str:
         return f"{self.member} in {self.path}" if self.member else self.path
@@ -38,12 +36,9 @@ class Place(NamedTuple):
 class Images(NamedTuple):
     """The image files of a part."""
 
-    container: str
-    """The folder, or the zip."""
-    prefix: str
-    """What is before each name in the zip; None of a folder's."""
-    sizes: Mapping[str, int]
-    """Bytes of each file, by name."""
+    container: str  # the folder, or the zip
+    prefix: str  # what is before each name in the zip; None of a folder's
+    sizes: Mapping[str, int]  # bytes of each file, by name
     fingerprint: str
 
     @property
@@ -81,7 +76,7 @@ def find(origin: Path) -> Source:
         Problem: a folder, a zip or a JSON file is missing, or a zip is not whole.
     """
     if not origin.is_dir():
-        raise Problem(f"{origin} is no folder", LAYOUT, "name the folder that holds them with --from")
+        raise Problem(f"{origin} is no folder", LAYOUT, "name the folder that holds them as the raw data")
     annotations = {part: _find_annotations(origin, part) for part in PARTS}
     return Source({part: _find_images(origin, part) for part in PARTS}, annotations)
 

@@ -1,29 +1,27 @@
-"""Turns a part's JSON file into arrays, in memory that grows with the numbers alone and not with their text."""
+"""A part's JSON file as COCO publishes it, checked, and its objects as arrays.
+
+The file is parsed whole, as pycocotools does: instances_train2017.json, 450 MB, takes some GB for half a minute. What
+stays are the objects, whose polygons are arrays.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from array import array
-from dataclasses import dataclass
+from collections import Counter
+from itertools import chain
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Tuple
 
 import numpy as np
 
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.workers import Report
-from benchmarks.detection import objects, stream
+from benchmarks.detection import objects
 from benchmarks.detection.annotations import array_file
 from benchmarks.detection.objects import Object
 from benchmarks.detection.sources import AGAIN, Place, opened_text
 
-LISTED = 200
-"""Flaws of a kind that are kept by name; more are counted."""
-STICKS_OUT = "sticks_out"
-"""Counted and kept: boxes that reach out of their image by no more than rounding explains."""
+REACH_OUT = "boxes that reach out by rounding, and by how many pixels"
 
 
 class Entry(NamedTuple):
@@ -35,198 +33,113 @@ class Entry(NamedTuple):
     height: int
 
 
-class Header(NamedTuple):
-    """All of a JSON file but its annotations."""
+class Table(NamedTuple):
+    """The content of one JSON file."""
 
-    entries: Tuple[Entry, ...]
-    """In the order of their ids."""
-    categories: Tuple[Tuple[int, str], ...]
-    """Ids and names, in the order of the ids."""
-    annotations: int
-
-
-@dataclass(frozen=True)
-class Task:
-    """A part whose arrays are to be written; crosses to a worker process."""
-
-    part: str
     json: Place
-    scratch: Path
-    header: Header
-    left_out: FrozenSet[str]
-    """Names of images that are left out with their objects."""
-    drops_flawed: bool
-    """Whether an object with a flaw is left out, and not what can be used of it kept."""
+    entries: Tuple[Entry, ...]  # in the order of their ids
+    categories: Tuple[Tuple[int, str], ...]  # ids and names, in the order of the ids
+    objects: List[Object]  # that can be used, in the order of their images and ids
+    errors: Dict[str, List[str]]  # annotations with an error, by its kind
+    wrong: FrozenSet[int]  # ids of objects with an error
+    annotated: FrozenSet[int]  # ids of images with an annotation
+
+    def without(self, names: FrozenSet[str], drops_wrong: bool) -> Table:
+        """Return the table without some images and, if ``drops_wrong``, without objects that have an error."""
+        entries = tuple(entry for entry in self.entries if entry.name not in names)
+        ids = frozenset(entry.id for entry in entries)
+        wrong = self.wrong if drops_wrong else frozenset()
+        kept = [each for each in self.objects if each.image_id in ids and each.number not in wrong]
+        _refuse_twice(self.json, "annotation id", [each.number for each in kept])
+        return self._replace(entries=entries, objects=kept, annotated=self.annotated & ids)
 
     @property
-    def done_path(self) -> Path:
-        """The file of the facts, which is written last."""
-        options = repr((sorted(self.left_out), self.drops_flawed)).encode("utf-8", "surrogateescape")
-        return self.scratch / f"{self.part}-arrays-{hashlib.sha256(options).hexdigest()[:16]}.json"
-
-    @property
-    def sizes(self) -> Dict[int, Tuple[int, int]]:
-        """Width and height by image id."""
-        return {entry.id: (entry.width, entry.height) for entry in self.header.entries}
-
-    @property
-    def labels(self) -> Dict[int, int]:
-        """Labels, 1 to C, by category id."""
-        return {number: label for label, (number, _) in enumerate(self.header.categories, 1)}
+    def reaching_out(self) -> List[float]:
+        """Number of boxes that reach out of their image by no more than rounding explains, and pixels at most."""
+        out = [each.reaches_out for each in self.objects if each.reaches_out > 0]
+        return [len(out), round(max(out, default=0.0), 3)]
 
 
-def read_header(place: Place) -> Header:
-    """Read images and categories, and count the annotations.
+def load(place: Place) -> Dict[str, Any]:
+    """Return a JSON file's content.
 
     Raises:
-        Problem: the file is no whole JSON object of COCO's form, or an id comes twice.
+        Problem: it is no whole JSON object.
     """
-    images: List[Entry] = []
-    categories: List[Tuple[int, str]] = []
-    annotations = 0
     try:
         with opened_text(place) as file:
-            for key, value in stream.entries(file):
-                if key == "images":
-                    name = str(value["file_name"])
-                    images.append(Entry(int(value["id"]), name, int(value["width"]), int(value["height"])))
-                elif key == "categories":
-                    categories.append((int(value["id"]), str(value["name"])))
-                elif key == "annotations":
-                    annotations += 1
+            content = json.load(file)
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__} where an object is expected")
+    except ValueError as error:
+        raise Problem(f"{place} cannot be read: {error}", "COCO's JSON of instances", AGAIN) from None
+    return content
+
+
+def read(place: Place) -> Table:
+    """Read and check a JSON file.
+
+    Raises:
+        Problem: the file is no whole JSON object of COCO's form, or an id of an image or category comes twice.
+    """
+    content = load(place)
+    try:
+        entries = [
+            Entry(int(each["id"]), str(each["file_name"]), int(each["width"]), int(each["height"]))
+            for each in content.get("images", ())
+        ]
+        categories = [(int(each["id"]), str(each["name"])) for each in content.get("categories", ())]
     except (ValueError, KeyError, TypeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else error
         raise Problem(f"{place} cannot be read: {why}", "COCO's JSON of instances", AGAIN) from None
-    for key, found in (("images", images), ("categories", categories), ("annotations", annotations)):
-        if not found:
+    for key in ("images", "categories", "annotations"):
+        if not content.get(key):
             raise Problem(f"{place} has no {key}", "COCO's JSON of instances", AGAIN)
-    _refuse_twice(place, "image id", [entry.id for entry in images])
-    _refuse_twice(place, "image file", [entry.name for entry in images])
+    _refuse_twice(place, "image id", [entry.id for entry in entries])
+    _refuse_twice(place, "image file", [entry.name for entry in entries])
     _refuse_twice(place, "category id", [number for number, _ in categories])
-    return Header(tuple(sorted(images)), tuple(sorted(categories)), annotations)
+    sizes = {entry.id: (entry.width, entry.height) for entry in entries}
+    labels = {number: label for label, (number, _) in enumerate(sorted(categories), 1)}
+    checked = [objects.check(each, sizes, labels) for each in content["annotations"]]
+    errors: Dict[str, List[str]] = {}
+    for kind, text in chain.from_iterable(found.items() for _, found in checked):
+        errors.setdefault(kind, []).append(text)
+    usable = sorted((found for found, _ in checked if found is not None), key=lambda each: each[:2])
+    wrong = frozenset(found.number for found, its in checked if found is not None and its)
+    listed = [each for each in content["annotations"] if isinstance(each, dict)]
+    annotated = frozenset(each["image_id"] for each in listed if "image_id" in each)
+    return Table(place, tuple(sorted(entries)), tuple(sorted(categories)), usable, errors, wrong, annotated)
 
 
-def _refuse_twice(place: Place, what: str, values: Sequence[Any]) -> None:
-    seen = set()
-    for value in values:
-        if value in seen:
-            raise Problem(f"{place} has the {what} {value} twice", f"each {what} once", "remove one of them")
-        seen.add(value)
+def _refuse_twice(place: Place, what: str, values: List[Any]) -> None:
+    ((value, count),) = Counter(values).most_common(1) or [(None, 0)]
+    if count > 1:
+        raise Problem(f"{place} has the {what} {value} twice", f"each {what} once", "remove one of them")
 
 
-class _Columns:
-    """The objects of a part in the order of the file, as numbers."""
-
-    def __init__(self) -> None:
-        self.keys, self.boxes, self.areas = array("q"), array("f"), array("f")
-        self.labels, self.crowds = array("h"), array("b")
-        self.polygon_counts, self.point_counts, self.points = array("i"), array("i"), array("f")
-
-    def add(self, position: int, each: Object) -> None:
-        """Keep an object of the image at ``position``."""
-        self.keys.extend((position, each.number))
-        self.boxes.extend(each.box)
-        self.areas.append(each.area)
-        self.labels.append(each.label)
-        self.crowds.append(each.crowd)
-        self.polygon_counts.append(len(each.polygons))
-        for polygon in each.polygons:
-            self.point_counts.append(len(polygon))
-            self.points.extend(polygon)
-
-
-def write_arrays(task: Task, report: Report) -> Tuple[int, int]:
-    """Check the annotations of a part and write its objects; a function of worker processes."""
-    entries = [entry for entry in task.header.entries if entry.name not in task.left_out]
-    columns, facts = _read(task, entries, report)
-    positions = np.array(columns.keys, np.int64).reshape(-1, 2)
-    order = np.lexsort((positions[:, 1], positions[:, 0]))
-    counts = np.bincount(positions[:, 0], minlength=len(entries)) if len(positions) else np.zeros(len(entries), int)
-    encoded = [entry.name.encode("utf-8", "surrogateescape") for entry in entries]
+def write_arrays(table: Table, part: str, scratch: Path) -> None:
+    """Write a part's images and objects."""
+    found = table.objects
+    polygons = [polygon for each in found for polygon in each.polygons]
+    owners = np.searchsorted([entry.id for entry in table.entries], [each.image_id for each in found])
+    encoded = [entry.name.encode("utf-8", "surrogateescape") for entry in table.entries]
     arrays: Dict[str, np.ndarray] = {
-        "image_ids": np.array([entry.id for entry in entries], np.int64),
+        "image_ids": np.array([entry.id for entry in table.entries], np.int64),
         "files": np.array(encoded, np.bytes_),
-        "sizes": np.array([(entry.width, entry.height) for entry in entries], np.int32),
-        "offsets": _ends(counts),
-        "boxes": np.array(columns.boxes, np.float32).reshape(-1, 4)[order],
-        "areas": np.array(columns.areas, np.float32)[order],
-        "labels": np.array(columns.labels, np.int16)[order],
-        "crowds": np.array(columns.crowds, bool)[order],
+        "sizes": np.array([(entry.width, entry.height) for entry in table.entries], np.int32),
+        "offsets": _ends(np.bincount(owners, minlength=len(table.entries))),
+        "boxes": np.array([each.box for each in found], np.float32),
+        "areas": np.array([each.area for each in found], np.float32),
+        "labels": np.array([each.label for each in found], np.int16),
+        "crowds": np.array([each.crowd for each in found], bool),
+        "polygon_offsets": _ends(len(each.polygons) for each in found),
+        "point_offsets": _ends(map(len, polygons)),
+        "points": np.concatenate([np.zeros(0, np.float32), *polygons]),
     }
-    arrays.update(_reordered(columns, order))
     for name, values in arrays.items():
-        write_array(task.scratch / array_file(task.part, name), values)
-    facts.update(images=len(entries), objects=len(order), with_objects=int(np.count_nonzero(counts)))
-    temporary = task.done_path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(facts), encoding="utf-8")
-    temporary.replace(task.done_path)
-    return task.json.size, task.json.size
+        write_array(scratch / array_file(part, name), values)
 
 
-def _read(task: Task, entries: Sequence[Entry], report: Report) -> Tuple[_Columns, Dict[str, Any]]:
-    """Return the objects of the images, and how many flaws of which kind there are."""
-    positions = {entry.id: position for position, entry in enumerate(entries)}
-    sizes, labels = task.sizes, task.labels
-    columns = _Columns()
-    flaws: Dict[str, List[Tuple[int, str]]] = {}
-    counts: Dict[str, int] = {}
-    sticks_out, farthest, annotated, crowds = 0, 0.0, set(), 0
-    numbers = set()
-    with opened_text(task.json) as file:
-        for key, value in stream.entries(file, lambda characters: report(characters, characters)):
-            if key != "annotations":
-                continue
-            found, wrong = objects.check(value, sizes, labels)
-            for flaw in wrong:
-                counts[flaw.kind] = counts.get(flaw.kind, 0) + 1
-                flaws.setdefault(flaw.kind, [])
-                if len(flaws[flaw.kind]) < LISTED:
-                    flaws[flaw.kind].append((flaw.number, flaw.what))
-            if isinstance(value, dict) and value.get("image_id") in positions:
-                annotated.add(value["image_id"])
-            if found is None or found.image_id not in positions or (wrong and task.drops_flawed):
-                continue
-            if found.number in numbers:
-                raise _twice(task, found.number)
-            numbers.add(found.number)
-            columns.add(positions[found.image_id], found)
-            crowds += found.crowd
-            if found.reaches_out > 0:
-                sticks_out, farthest = sticks_out + 1, max(farthest, found.reaches_out)
-    facts: Dict[str, Any] = {"flaws": flaws, "flaw_counts": counts, "annotated": len(annotated), "crowds": crowds}
-    return columns, {**facts, STICKS_OUT: [sticks_out, round(farthest, 3)]}
-
-
-def _twice(task: Task, number: int) -> Problem:
-    return Problem(f"{task.json} has the annotation id {number} twice", "each id once", "remove one of them")
-
-
-def _ends(counts: Any) -> np.ndarray:
+def _ends(counts: Iterable[int]) -> np.ndarray:
     """Return where each of some groups begins, and where the last one ends."""
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-
-
-def _reordered(columns: _Columns, order: np.ndarray) -> Mapping[str, np.ndarray]:
-    """Return the polygons in the order of the objects."""
-    polygon_counts = np.array(columns.polygon_counts, np.int64)
-    point_counts = np.array(columns.point_counts, np.int64)
-    polygons = _gathered(_ends(polygon_counts)[:-1][order], polygon_counts[order])
-    first_points = _ends(point_counts)[:-1]
-    points = np.frombuffer(columns.points, np.float32)  # no copy: COCO has some 60 million numbers
-    chosen = np.empty(len(points), np.float32)
-    place = 0
-    for polygon in polygons.tolist():
-        begin, count = first_points[polygon], point_counts[polygon]
-        chosen[place : place + count] = points[begin : begin + count]
-        place += count
-    return {
-        "polygon_offsets": _ends(polygon_counts[order]),
-        "point_offsets": _ends(point_counts[polygons]),
-        "points": chosen,
-    }
-
-
-def _gathered(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return begin, begin + 1, ... of each group, one group after the other."""
-    ends = _ends(counts)
-    return np.arange(ends[-1]) - np.repeat(ends[:-1] - begins, counts)
+    return np.cumsum([0, *counts], dtype=np.int64)

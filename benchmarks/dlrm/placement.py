@@ -28,12 +28,12 @@ def place(sizes: Sequence[int], ranks: int, row_bytes: int = 4, memory: Optional
     least = _deal(sizes, ranks, float("inf"), _by_rows) or ()
     fullest = max(sum(sizes[table] for table in tables) for tables in least)
     fewest = max(max(sizes), -(-sum(sizes) // ranks))
-    remedy = "use more ranks" if max(sizes) <= limit else "prepare with a lower --index-limit"
+    hint = "use more ranks" if max(sizes) <= limit else "prepare with a lower --index-limit"
     raise Problem(
         f"the embedding tables need {fullest * row_bytes / 1e9:,.1f} GB on the fullest of {ranks} ranks, and "
         f"{fewest * row_bytes / 1e9:,.1f} GB in any placement",
         f"at most {limit * row_bytes / 1e9:,.1f} GB, nine tenths of what is free",
-        f"{remedy}, or set a narrower bottom_mlp",
+        f"{hint}, or set a narrower bottom_mlp",
     )
 
 

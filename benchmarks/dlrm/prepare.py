@@ -1,6 +1,6 @@
 """Prepare DLRM's data set: Criteo's click logs as blocks of columns with a passport, or check a prepared one.
 
-    $ python -m benchmarks.dlrm.prepare --to data/dlrm                          # the small set
+    $ python -m benchmarks.dlrm.prepare --to data/dlrm                          # the toy data set
     $ python -m benchmarks.dlrm.prepare --from /raw/criteo --to /data/criteo    # day_0 ..., or train.txt
     $ python -m benchmarks.dlrm.prepare --verify /data/criteo
 
@@ -20,7 +20,7 @@ INDEX_LIMIT = 40_000_000
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """What a row of clicks becomes, and which rows are held out."""
+    """Add the options on what a row of clicks becomes, and which rows are held out."""
     add = options.add_argument
     limit = "categories are taken modulo N; default: %(default)s, as submitted"
     add("--index-limit", type=prepare.number(1, 2**31 - 1), default=INDEX_LIMIT, metavar="N", help=limit)

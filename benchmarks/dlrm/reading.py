@@ -50,7 +50,7 @@ def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
 
 
 def room(rows: int) -> int:
-    """Return the rows of the blocks that so many neighbours may touch."""
+    """Return the rows of the blocks that ``rows`` neighbours may touch."""
     return (-(-rows // BLOCK_ROWS) + 1) * BLOCK_ROWS
 
 

@@ -1,4 +1,4 @@
-"""What is prepared: Criteo's files as ranges of bytes, cut into training and evaluation."""
+"""The source of a preparation: Criteo's files as ranges of bytes, cut into training and evaluation."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def list_source(origin: Path, validation_fraction: Optional[float], report: Repo
     raise Problem(
         f"{origin} has no day_0 and no train.txt, train.csv or train.tsv",
         "Criteo's day_0 to day_23, or train.txt",
-        "name their folder with --from",
+        "name their folder as the raw data",
     )
 
 

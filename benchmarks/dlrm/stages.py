@@ -62,7 +62,7 @@ class Part:
 
 
 class Facts(NamedTuple):
-    """What is known about a finished part."""
+    """The facts of a finished part."""
 
     rows: int
     malformed: int

@@ -1,4 +1,4 @@
-"""The small set: synthetic clicks in Criteo's own text format, with a known law behind them.
+"""The toy data set: synthetic clicks in Criteo's own text format, with a known law behind them.
 
 Each of the 26 categories and some of the numbers push the logit of a click by an amount of their own; a pair
 of tables adds a product of hidden vectors, which only the interaction can learn. Popular values are drawn more

@@ -30,10 +30,10 @@ MALFORMED_SHARE = 1e-4
 
 
 class Listing(NamedTuple):
-    """What there is to prepare."""
+    """The source of a preparation."""
 
     source: Optional[Source]
-    """None for the small set, whose text is not written yet."""
+    """None for the toy data set, whose text is not written yet."""
     fingerprint: str
 
 
@@ -99,7 +99,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
-    """Write the text of the small set; written anew after an interruption, it is the same."""
+    """Write the text of the toy data set; written anew after an interruption, it is the same."""
     folder = scratch / synthetic.NAME
     folder.mkdir(exist_ok=True)
     synthetic.write_text(folder, args.seed)
@@ -151,8 +151,8 @@ def judge_malformed(task: Task, skip: bool) -> int:
             lines_before[part.text.path] += facts.lines
         if rows == 0:
             expected = "a label, 13 integers, 26 hexadecimal values"
-            remedy = f"look at {task.parts[split][0].text.path}"
-            raise Problem(f"no well-formed row in {split}", expected, remedy)
+            hint = f"look at {task.parts[split][0].text.path}"
+            raise Problem(f"no well-formed row in {split}", expected, hint)
     found = f"{malformed:,} of {lines:,} rows are malformed; {first}"
     if malformed > lines * MALFORMED_SHARE and not skip:
         raise Problem(

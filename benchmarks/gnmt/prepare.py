@@ -1,6 +1,6 @@
 """Prepare GNMT's data set: indexed sentences with a passport, or check a prepared one.
 
-    $ python -m benchmarks.gnmt.prepare --to data/gnmt                          # the small set
+    $ python -m benchmarks.gnmt.prepare --to data/gnmt                          # the toy data set
     $ python -m benchmarks.gnmt.prepare --from /raw/wmt --to /data/wmt        # WMT's archives
     $ python -m benchmarks.gnmt.prepare --from /raw/text --to /data/text      # train.en train.de test.en test.de
     $ python -m benchmarks.gnmt.prepare --verify /data/wmt

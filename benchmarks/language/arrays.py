@@ -29,8 +29,8 @@ from benchmarks.common.data import passport
 from benchmarks.common.data.arrays import differences, mapped
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
-from benchmarks.language import wordpiece
-from benchmarks.language.wordpiece import Vocabulary
+from benchmarks.language import vocabulary
+from benchmarks.language.vocabulary import Vocabulary
 
 PARTS = ("train", "test")
 VOCABULARY = "vocabulary.txt"
@@ -52,6 +52,19 @@ def part_files(part: str) -> Tuple[str, ...]:
 
 
 FILES = (*part_files("train"), *part_files("test"), VOCABULARY)
+
+
+def within(counts: np.ndarray) -> np.ndarray:
+    """Return 0 to count - 1 for each count, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+
+
+def ragged(offsets: np.ndarray, chosen: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return where the values of the samples ``chosen`` are, one sample behind the other, and how many each has."""
+    begins = offsets[chosen]
+    counts = offsets[chosen + 1] - begins
+    return np.repeat(begins, counts) + within(counts), counts
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,20 @@ class Samples:
         """Return places and labels of the masked words of a sample, uint16 [masked] each."""
         place = slice(self.masked_offsets[index], self.masked_offsets[index + 1])
         return self.masked_places[place], self.masked_labels[place]
+
+    def take(self, order: np.ndarray) -> Samples:
+        """Return the samples ``order`` in that order."""
+        tokens, lengths = ragged(self.offsets, order)
+        masked, counts = ragged(self.masked_offsets, order)
+        return Samples(
+            self.tokens[tokens],
+            np.concatenate(([0], np.cumsum(lengths))),
+            self.second[order],
+            self.masked_places[masked],
+            self.masked_labels[masked],
+            np.concatenate(([0], np.cumsum(counts))),
+            self.next[order],
+        )
 
     def original(self, index: int) -> np.ndarray:
         """Return the tokens of a sample as they were before masking, uint16 [length]."""
@@ -123,7 +150,7 @@ def open_data(folder: Path) -> DataSet:
         train, test = (
             Samples(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
         )
-        data = DataSet(train, test, wordpiece.read(folder / VOCABULARY), found, folder)
+        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
         problems = check(data)
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise Problem(f"{folder}: {error!r}", "a data set for BERT", prepare_again(folder)) from None

@@ -1,12 +1,14 @@
-"""Learns a small WordPiece vocabulary from counted words, by merging the most frequent neighbours."""
+"""Learns a small WordPiece vocabulary from counted words, by the merges of subword-nmt."""
 
 from __future__ import annotations
 
 from typing import Callable, List, Mapping
 
-from benchmarks.language.wordpiece import SPECIAL
-from benchmarks.translation import merges
-from benchmarks.translation.merges import END
+from benchmarks.language.vocabulary import SPECIAL
+from benchmarks.translation.segment import learn_codes
+
+END = "</w>"
+"""Behind the last letter of a word (subword-nmt)."""
 
 
 def learn(words: Mapping[str, int], size: int, report: Callable[[int], None] = lambda done: None) -> List[str]:
@@ -17,9 +19,10 @@ def learn(words: Mapping[str, int], size: int, report: Callable[[int], None] = l
     """
     letters = sorted({letter for word in words for letter in word})
     entries = dict.fromkeys((*SPECIAL, *letters, *(f"##{letter}" for letter in letters)))
-    found = merges.learn({word[::-1]: count for word, count in words.items()}, max(0, size - len(entries)), report)
-    for first, second in found:
-        piece = first + second
+    backwards = {word[::-1]: count for word, count in words.items()}
+    codes = learn_codes(backwards, max(0, size - len(entries)), report)
+    for line in codes.split("\n")[1:-1]:
+        piece = line.replace(" ", "")
         whole = piece.endswith(END)
         text = piece[: -len(END)][::-1] if whole else "##" + piece[::-1]
         entries.setdefault(text)

@@ -21,7 +21,7 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
     """Every hyperparameter event of a run, in the order in which it is logged."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
-        constants.NUM_IMAGE_CANDIDATES: config.proposals_train,
+        constants.NUM_IMAGE_CANDIDATES: config.rpn_post_nms_top_n,
         constants.OPT_NAME: "sgd_with_momentum",
         constants.OPT_BASE_LR: config.learning_rate,
         constants.OPT_LR_WARMUP_STEPS: config.warmup_steps,

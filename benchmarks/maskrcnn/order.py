@@ -9,10 +9,8 @@ from typing import List, NamedTuple, Tuple
 
 import numpy as np
 
-STRIDE = 32
-"""Of the deepest stage of the backbone: sides are multiples."""
-Shape = Tuple[int, int]
-"""Height and width to which the images of a batch are padded."""
+STRIDE = 32  # of the deepest stage of the backbone: sides are multiples
+Shape = Tuple[int, int]  # height and width to which the images of a batch are padded
 
 
 class Share(NamedTuple):
@@ -26,8 +24,7 @@ class ImageBatch(NamedTuple):
     """Images that are padded to one shape."""
 
     shape: Shape
-    positions: np.ndarray
-    """int64: of the images in their part."""
+    positions: np.ndarray  # int64: of the images in their part
 
 
 def resized(sizes: np.ndarray, short_side: int, long_side: int) -> np.ndarray:

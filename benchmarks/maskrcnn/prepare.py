@@ -1,6 +1,6 @@
 """Prepare Mask R-CNN's data set: COCO's images and annotations with a passport, or check a prepared one.
 
-    $ python -m benchmarks.maskrcnn.prepare --to data/maskrcnn                          # the small set
+    $ python -m benchmarks.maskrcnn.prepare --to data/maskrcnn                          # the toy data set
     $ python -m benchmarks.maskrcnn.prepare --from /raw/coco --to /data/coco      # COCO 2017, folders or zips
     $ python -m benchmarks.maskrcnn.prepare --verify /data/coco
 

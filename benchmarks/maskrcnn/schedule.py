@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
-BIAS_FACTOR = 2.0
-"""Of the base value for biases (SOLVER.BIAS_LR_FACTOR)."""
+BIAS_FACTOR = 2.0  # of the base value for biases (SOLVER.BIAS_LR_FACTOR)
 
 
 class Rates(NamedTuple):

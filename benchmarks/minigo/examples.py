@@ -44,10 +44,10 @@ def read_window(output: Path, config: Any, generation: int) -> List[Game]:
     found: List[Game] = []
     for number in schedule.window(config, generation):
         folder = generation_folder(output, number)
-        remedy = PLAYED_AGAIN if number == generation else NOT_PLAYED_AGAIN
-        games = read_generation(folder, config.board_size, remedy)
+        hint = PLAYED_AGAIN if number == generation else NOT_PLAYED_AGAIN
+        games = read_generation(folder, config.board_size, hint)
         if len(games) != config.games:
-            raise Problem(f"{folder} has {len(games)} games", f"{config.games}", remedy.format(folder.name))
+            raise Problem(f"{folder} has {len(games)} games", f"{config.games}", hint.format(folder.name))
         found += games
     return found
 

@@ -83,8 +83,11 @@ class Server:
         except (ValueError, IndexError):
             return False, "syntax error"
 
+    @property
+    def _position(self) -> Position:
+        return self._study.position
+
     def _begin(self, position: Position) -> None:
-        self._position = position
         self._study = Study(position, self._search, self._seed)
 
     def _boardsize(self, words: List[str]) -> str:
@@ -104,8 +107,7 @@ class Server:
         return ""
 
     def _replay(self, start: Position, moves: Iterable[int]) -> None:
-        black, white = ((start.start == color).nonzero()[0].tolist() for color in (BLACK, WHITE))
-        position = Position(self._rules, black, white, start.first)
+        position = start.beginning(self._rules)
         for move in moves:
             position.play(move)
         self._begin(position)
@@ -117,21 +119,17 @@ class Server:
             raise Refused("syntax error: the colour is b or w")
         if color == self._position.to_play:
             return
-        if not self._position.moves:
-            self._begin(Position(self._rules, *_stones(self._position), color))
+        if self._position.moves:
+            self._study.play(self._rules.size**2)
         else:
-            self._both(self._rules.size**2)
-
-    def _both(self, move: int) -> None:
-        self._position.play(move)
-        self._study.play(move)
+            self._begin(self._position.beginning(first=color))
 
     def _play(self, words: List[str]) -> str:
         move = _move(words[1], self._rules.size)
         before = self._position.copy()
         self._turn(words[0])
         try:
-            self._both(move)
+            self._study.play(move)
         except IllegalMove:
             self._begin(before)
             raise
@@ -146,7 +144,7 @@ class Server:
         # Where the other side has passed, no stone is played into what is alive or dead for certain.
         passed = self._position.moves[-1:] == (self._rules.size**2,)
         move = self._study.choose(restrict_pass_alive=passed)
-        self._both(move)
+        self._study.play(move)
         return name_of(move, self._rules.size)
 
     def _undo(self, _: List[str]) -> str:
@@ -156,8 +154,7 @@ class Server:
         return ""
 
     def _fixed_handicap(self, words: List[str]) -> str:
-        points = fixed_handicap(self._rules.size, int(words[0]))
-        return self._place(points)
+        return self._place(fixed_handicap(self._rules.size, int(words[0])))
 
     def _set_free_handicap(self, words: List[str]) -> str:
         return self._place([_move(word, self._rules.size) for word in words])
@@ -190,11 +187,6 @@ class Server:
         self._rules = replace(self._rules, komi=record.rules.komi)
         self._replay(record.position(), moves)
         return ""
-
-
-def _stones(position: Position) -> "tuple[List[int], List[int]]":
-    black, white = ((position.start == color).nonzero()[0].tolist() for color in (BLACK, WHITE))
-    return black, white
 
 
 def _move(word: str, size: int) -> int:

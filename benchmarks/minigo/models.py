@@ -25,6 +25,7 @@ BLACK_TO_PLAY = {"agz": 16, "mlperf07": 8}
 POLICY_CHANNELS = 2
 VALUE_CHANNELS = 1
 PLANES = FEATURES
+HINT = "name a model of a run (models/*.npz in its folder) or MLPerf's frozen graph (target.pb, target.minigo.tf)"
 Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
 
@@ -47,6 +48,31 @@ class Shape:
         return cls(config.board_size, config.features, width, layers, hidden, black_value)
 
 
+def unreadable(path: Path, reason: str) -> Problem:
+    """Return the error of a file that is no model."""
+    return Problem(f"{path} cannot be read as a model: {reason}", "a network's weights, or a frozen graph", HINT)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes; Problem if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file is a NumPy archive, whole or damaged, as models of runs are."""
+    return read_bytes(path)[:2] == b"PK"
+
+
+def check_board(path: Path, found: int, wanted: int) -> None:
+    """Raise Problem if a model is for another board than the one played on; 0: any."""
+    if wanted not in (0, found):
+        text = f"{path} is a model for {found} x {found}"
+        raise Problem(text, f"one for {wanted} x {wanted}", "name another model, or set board_size")
+
+
 class Start(NamedTuple):
     """What a run begins with."""
 
@@ -55,7 +81,7 @@ class Start(NamedTuple):
     momenta: Arrays
     """By the names of the weights; without any they are zeros."""
     steps: int
-    """That the weights were trained for: where the learning rate goes on."""
+    """That the weights were trained for: where the learning rate continues."""
 
 
 def weight_shapes(shape: Shape) -> Dict[str, Tuple[int, ...]]:
@@ -111,20 +137,16 @@ def save(path: Path, shape: Shape, arrays: Mapping[str, Any]) -> None:
 
 def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:
     """Read a model file; raises Problem if it is none, is damaged, or is of another size than ``board_size``."""
-    remedy = "name a model file of a run (models/*.npz in its folder), or copy it again"
     try:
         with np.load(str(path)) as archive:
             shape = Shape(**json.loads(archive[SHAPE].tobytes().decode()))
             arrays = {name: archive[name] for name in weight_shapes(shape)}
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        found = f"{path} cannot be read as a model: {error or type(error).__name__}"
-        raise Problem(found, "a NumPy archive with a network's weights and their shape", remedy) from None
+        raise unreadable(path, str(error) or type(error).__name__) from None
     for name, size in weight_shapes(shape).items():
         if arrays[name].shape != size:
-            raise Problem(f"{path}: {name} has shape {arrays[name].shape}", f"{size}", remedy)
-    if board_size not in (0, shape.board_size):
-        found = f"{path} is a model for {shape.board_size} x {shape.board_size}"
-        raise Problem(found, f"one for {board_size} x {board_size}", "name another model, or set board_size")
+            raise Problem(f"{path}: {name} has shape {arrays[name].shape}", f"{size}", HINT)
+    check_board(path, shape.board_size, board_size)
     return shape, arrays
 
 

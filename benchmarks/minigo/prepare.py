@@ -1,6 +1,6 @@
 """Prepare Minigo's data set: games and a target model with a passport, or check a prepared one.
 
-    $ python -m benchmarks.minigo.prepare --to data/minigo                          # the small set, 5 x 5
+    $ python -m benchmarks.minigo.prepare --to data/minigo                          # the toy data set, 5 x 5
     $ python -m benchmarks.minigo.prepare --from games/ --board-size 9 --target model.npz --to /data/go-9x9
     $ python -m benchmarks.minigo.prepare --verify /data/go-9x9
 

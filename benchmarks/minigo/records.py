@@ -73,7 +73,7 @@ PLAYED_AGAIN = "remove {}, and start the run again: its games are played again"
 NOT_PLAYED_AGAIN = "copy {} back from where it is whole, or begin a new run: the run has continued from its games"
 
 
-def _bodies(path: Path, remedy: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
+def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
     """Return the bodies of the whole records, and the length in bytes of all of them."""
     data = path.read_bytes()
     bodies, at = [], 0
@@ -86,7 +86,7 @@ def _bodies(path: Path, remedy: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
             raise Problem(
                 f"{path}: the record at byte {at} differs from its checksum",
                 "records as self-play wrote them",
-                remedy.format(path.name),
+                hint.format(path.name),
             )
         bodies.append(body)
         at += PREFIX.size + length
@@ -122,14 +122,14 @@ def generation_folder(output: Path, generation: int) -> Path:
     return output / "games" / f"{generation:06d}"
 
 
-def read_generation(folder: Path, board_size: int, remedy: str = PLAYED_AGAIN) -> List[Game]:
+def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> List[Game]:
     """Return the games of a generation in the order of their numbers.
 
     Raises:
-        Problem: a record is damaged, for which ``remedy`` says what to do, or a game is there twice.
+        Problem: a record is damaged, for which ``hint`` says what to do, or a game is there twice.
     """
     paths = sorted(folder.glob("*.games"))
-    games = [decode(body, board_size) for path in paths for body in _bodies(path, remedy)[0]]
+    games = [decode(body, board_size) for path in paths for body in _bodies(path, hint)[0]]
     games.sort(key=lambda game: game.number)
     numbers = [game.number for game in games]
     twice = [number for number, count in Counter(numbers).items() if count > 1]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Sequence, Set, Tuple
 
 import numpy as np
 
 from benchmarks.minigo import schedule
-from benchmarks.minigo.engine import Evaluate, Game, Games, Match
+from benchmarks.minigo.engine import Evaluate, Game, Games
 from benchmarks.minigo.models import PLANES
 from benchmarks.minigo.records import GameFile, generation_folder
 from benchmarks.minigo.rules import match_search, rules_of, search_of
@@ -17,6 +17,23 @@ from benchmarks.minigo.rules import match_search, rules_of, search_of
 SLICE_SECONDS = 0.25
 """Between two moments at which the ranks ask each other whether to stop."""
 Array = Any
+
+
+def play_for(
+    seconds: float, games: Games, evaluators: Sequence[Evaluate], planes: Array, is_done: Callable[[], bool]
+) -> Iterator[Game]:
+    """Play for a while, or until all is done, and yield the games that end; each player has an evaluator."""
+    until = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < until:
+        for player, evaluate in enumerate(evaluators):
+            count = games.leaves(planes, player)
+            yield from games.answer(*evaluate(planes[:count]), player)
+
+
+def batch_of(config: Any) -> Array:
+    """Return uint8 (batch, N, N, planes): the positions of a pass of the network."""
+    size = config.board_size
+    return np.zeros((config.inference_batch, size, size, PLANES[config.features]), np.uint8)
 
 
 class Worker:
@@ -27,43 +44,32 @@ class Worker:
     ) -> None:
         """``part`` is which of ``parts`` players this is, ``done`` the games that are there."""
         self._file = GameFile(generation_folder(output, generation) / f"worker_{part:04d}.games")
-        self._numbers = schedule.game_numbers(config, generation, part, parts)
-        self._missing = set(self._numbers) - done
-        self._evaluate = evaluate
-        shape = (config.inference_batch, config.board_size, config.board_size, PLANES[config.features])
-        self._planes = np.zeros(shape, np.uint8)
-        self.evaluations = 0
-        if self._missing:
-            self._games = self._begin(config, schedule.readouts(config, generation))
-
-    def _begin(self, config: Any, readouts: int) -> Games:
-        first = min(self._missing)
-        games = Games(
-            rules_of(config),
-            search_of(config, readouts),
-            games=min(config.concurrent_games, len(self._missing)),
-            seed=config.seed,
-            first=first,
-            threads=config.selfplay_threads,
-        )
-        games.stop(self._numbers.stop)
-        return games
+        numbers = schedule.game_numbers(config, generation, part, parts)
+        self._left = set(numbers) - done
+        self._evaluate, self._planes = evaluate, batch_of(config)
+        if self._left:
+            self._games = Games(
+                rules_of(config),
+                [search_of(config, schedule.readouts(config, generation))],
+                games=min(config.concurrent_games, len(self._left)),
+                seed=config.seed,
+                first=min(self._left),
+                threads=config.selfplay_threads,
+                count=numbers.stop - min(self._left),
+            )
 
     @property
     def missing(self) -> int:
         """Games that are still to be played."""
-        return len(self._missing)
+        return len(self._left)
 
     def play(self, seconds: float = SLICE_SECONDS) -> None:
         """Play for a while, or until all games are there."""
-        until = time.monotonic() + seconds
-        while self._missing and time.monotonic() < until:
-            count = self._games.leaves(self._planes)
-            policy, value = self._evaluate(self._planes[:count])
-            ended = [game for game in self._games.answer(policy, value) if game.number in self._missing]
-            self._file.add(ended)
-            self._missing -= {game.number for game in ended}
-            self.evaluations += count
+        if self._left:
+            for game in play_for(seconds, self._games, [self._evaluate], self._planes, lambda: not self._left):
+                if game.number in self._left:
+                    self._file.add([game])
+                    self._left.remove(game.number)
 
     def close(self) -> None:
         """Write all games to the disk."""
@@ -93,15 +99,13 @@ class MatchWorker:
 
     def __init__(self, config: Any, evaluators: Tuple[Evaluate, Evaluate], games: range, seed: int) -> None:
         """``games`` are the numbers of this rank's games."""
-        self._evaluators, self.missing, self.played = evaluators, len(games), 0
-        self._match: Optional[Match] = None
-        search = match_search(config)
-        shape = (config.inference_batch, config.board_size, config.board_size, PLANES[config.features])
-        self._planes = np.zeros(shape, np.uint8)
+        self._evaluators, self._planes, self._count = evaluators, batch_of(config), len(games)
+        self.played, self.wins = 0, 0.0
+        """Games that are over, and those of them that the first network won; a draw counts half."""
         if games:
-            self._match = Match(
+            self._games = Games(
                 rules_of(config),
-                (search, search),
+                [match_search(config)] * 2,
                 games=min(config.concurrent_games, len(games)),
                 seed=seed,
                 first=games.start,
@@ -110,16 +114,13 @@ class MatchWorker:
             )
 
     @property
-    def wins(self) -> float:
-        """Games that the first network won; a draw counts half."""
-        return self._match.wins(0) if self._match is not None else 0.0
+    def missing(self) -> int:
+        """Games that are still to be played."""
+        return self._count - self.played
 
     def play(self, seconds: float = SLICE_SECONDS) -> None:
         """Play for a while, or until all games are over."""
-        until = time.monotonic() + seconds
-        while self._match is not None and self.missing and time.monotonic() < until:
-            for side, evaluate in enumerate(self._evaluators):
-                count = self._match.leaves(side, self._planes)
-                answers = evaluate(self._planes[:count])
-                ended = len(self._match.answer(side, *answers))
-                self.missing, self.played = self.missing - ended, self.played + ended
+        if self.missing:
+            for game in play_for(seconds, self._games, self._evaluators, self._planes, lambda: not self.missing):
+                self.played += 1
+                self.wins += 0.5 + 0.5 * (game.outcome if game.black == 0 else -game.outcome)

@@ -1,11 +1,11 @@
-"""Games in the Smart Game Format (SGF 4): read into moves that the rules allow, and written."""
+"""Games in the Smart Game Format (SGF 4), read into moves that the rules allow."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo.engine import BLACK, WHITE, IllegalMove, Position, Rules
@@ -16,7 +16,7 @@ _TOKEN = re.compile(
     r"[\s\0]*(?:(?P<mark>[();])|(?P<name>[A-Za-z]+)\s*(?=\[)|\[(?P<value>(?:\\.|[^\]\\])*)\])", re.DOTALL
 )
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-REMEDY = "leave the file out, or export the game again from the program that wrote it"
+HINT = "leave the file out, or export the game again from the program that wrote it"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def parse(text: str, name: str = "SGF", features: str = "agz", superko: bool = T
     """Return the game of a text; ``name`` is what errors call it."""
     nodes = _main_line(text, name)
     if not nodes:
-        raise Problem(f"{name}: no node", "a game in SGF, such as (;SZ[9];B[ee])", REMEDY)
+        raise Problem(f"{name}: no node", "a game in SGF, such as (;SZ[9];B[ee])", HINT)
     root = nodes[0]
     rules = replace(_rules(root, name, features), superko=superko)
     black, white = (_points(root.get(key, []), rules.size, name) for key in ("AB", "AW"))
@@ -79,40 +79,8 @@ def replay(record: Record, name: str = "SGF") -> Position:
         try:
             position.play(move)
         except IllegalMove as error:
-            raise IllegalMove(f"{name}: {error.found}", "a game without illegal moves", REMEDY) from None
+            raise IllegalMove(f"{name}: {error.found}", "a game without illegal moves", HINT) from None
     return position
-
-
-def write(record: Record, **properties: str) -> str:
-    """Return a game as SGF; ``properties``, such as PB and PW, are added to the root."""
-    size = record.rules.size
-    values: Dict[str, Sequence[str]] = {
-        "GM": ["1"],
-        "FF": ["4"],
-        "CA": ["UTF-8"],
-        "SZ": [str(size)],
-        "KM": [f"{record.rules.komi:g}"],
-        "RU": ["Chinese"],
-        "RE": [record.result or "?"],
-        "AB": [_name(point, size) for point in record.black],
-        "AW": [_name(point, size) for point in record.white],
-        **{key: [value] for key, value in properties.items()},
-    }
-    root = "".join(key + "".join(f"[{_escaped(each)}]" for each in found) for key, found in values.items() if found)
-    colors = ("B", "W") if record.to_play == BLACK else ("W", "B")
-    moves = "".join(f";{colors[number % 2]}[{_name(move, size)}]" for number, move in enumerate(record.moves))
-    return f"(;{root}\n{moves})\n"
-
-
-def of_game(game: Any, rules: Rules) -> Record:
-    """Return the record of a game that the engine played."""
-    start = Position(rules)
-    black = tuple(int(point) for point in (start.start == BLACK).nonzero()[0])
-    winner = BLACK if game.outcome > 0 else WHITE if game.outcome < 0 else 0
-    side = "BW"[winner - 1]
-    result = "0" if winner == 0 else f"{side}+R" if game.resigned else f"{side}+{abs(game.margin):g}"
-    margin = None if game.resigned else float(game.margin)
-    return Record(rules, black, (), start.first, tuple(map(int, game.moves)), winner, margin, result)
 
 
 def _main_line(text: str, name: str) -> List[Node]:
@@ -141,13 +109,13 @@ def _main_line(text: str, name: str) -> List[Node]:
             key = "".join(letter for letter in word if letter.isupper())
         elif not ended and value is not None and nodes and key:
             nodes[-1].setdefault(key, []).append(re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL))
-    raise Problem(f"{name}: the file ends before its game does", "a closing bracket for each that opens", REMEDY)
+    raise Problem(f"{name}: the file ends before its game does", "a closing bracket for each that opens", HINT)
 
 
 def _damaged(name: str, text: str, at: int) -> Problem:
     line = text.count("\n", 0, at) + 1
     found = f"{name}, line {line}: {text[at : at + 20]!r} is no SGF"
-    return Problem(found, "properties with values in brackets, such as ;B[ee]", REMEDY)
+    return Problem(found, "properties with values in brackets, such as ;B[ee]", HINT)
 
 
 def _rules(root: Node, name: str, features: str) -> Rules:
@@ -156,10 +124,10 @@ def _rules(root: Node, name: str, features: str) -> Rules:
         try:
             return float(text)
         except ValueError:
-            raise Problem(f"{name}: {key}[{text}]", "a number", REMEDY) from None
+            raise Problem(f"{name}: {key}[{text}]", "a number", HINT) from None
 
     if (root.get("GM") or ["1"])[0].strip() != "1":
-        raise Problem(f"{name}: GM[{root['GM'][0]}], another game", "Go, GM[1]", REMEDY)
+        raise Problem(f"{name}: GM[{root['GM'][0]}], another game", "Go, GM[1]", HINT)
     size, komi = number("SZ", "19"), number("KM", "0")
     if size not in SIZES:
         raise Problem(f"{name}: a board of {size:g}", "5, 9, 13 or 19", "leave the file out")
@@ -187,7 +155,7 @@ def _point(value: str, size: int, name: str) -> int:
     if value == "" or (value == "tt" and size <= 19):
         return size**2
     if len(value) != 2 or any(letter not in _LETTERS[:size] for letter in value):
-        raise Problem(f"{name}: [{value}] is no point on {size} x {size}", f"aa to {_LETTERS[size - 1] * 2}", REMEDY)
+        raise Problem(f"{name}: [{value}] is no point on {size} x {size}", f"aa to {_LETTERS[size - 1] * 2}", HINT)
     return _LETTERS.index(value[1]) * size + _LETTERS.index(value[0])
 
 
@@ -201,14 +169,6 @@ def _points(values: List[str], size: int, name: str) -> Tuple[int, ...]:
         rows, columns = range(low // size, high // size + 1), range(low % size, high % size + 1)
         points += [row * size + column for row in rows for column in columns]
     return tuple(points)
-
-
-def _name(move: int, size: int) -> str:
-    return "" if move == size**2 else _LETTERS[move % size] + _LETTERS[move // size]
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("]", "\\]")
 
 
 def _result(text: str) -> Tuple[int, Optional[float]]:

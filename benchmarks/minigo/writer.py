@@ -16,7 +16,7 @@ from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.minigo import frozen, models, sgf
+from benchmarks.minigo import models, sgf
 from benchmarks.minigo.engine import BLACK, Games, IllegalMove, Rules, Search
 
 VERSION = "1"
@@ -43,7 +43,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     paths = sorted(args.origin.rglob("*.sgf")) if args.origin is not None else []
     if args.origin is not None and not paths:
         found = f"{args.origin} holds no file *.sgf"
-        raise Problem(found, "games in SGF, at any depth", "name another folder with --from")
+        raise Problem(found, "games in SGF, at any depth", "name another folder as the raw data")
     listed = [(str(path.relative_to(args.origin)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     facts = json.dumps([VERSION, listed, _digest(args), args.name, args.seed, args.board_size, args.held_out])
     return Listing(hashlib.sha256(facts.encode()).hexdigest(), paths)
@@ -60,10 +60,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     size = args.board_size or (19 if listing.paths else 5)
     write_target = _target(args, size)
     left_out: Dict[str, int] = {}
-    progress.note(f"reading {len(listing.paths)} files" if listing.paths else "generating the small set")
+    progress.note(f"reading {len(listing.paths)} files" if listing.paths else "generating the toy data set")
     games = _read(listing.paths, args, size, left_out, progress) if listing.paths else generate(size, args.seed)
     if len(games) < 2:
-        raise Problem(f"{len(games)} games on {size} x {size}", "at least 2", "set --board-size, or another --from")
+        raise Problem(f"{len(games)} games on {size} x {size}", "at least 2", "set --board-size, or other raw data")
     held_out = max(1, int(len(games) * args.held_out))
     order = np.random.RandomState(args.seed % 2**32).permutation(len(games))
     games = [games[number] for number in order]
@@ -98,7 +98,9 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
     """Return what writes the target model, which can be read and is one for this board."""
-    if args.target is not None and not frozen.is_archive(args.target):
+    if args.target is not None and not models.is_archive(args.target):
+        from benchmarks.minigo.tensorflow import frozen  # TensorFlow, for such a graph alone
+
         content = frozen.read(args.target, size)
         return lambda path: frozen.save(path, *content)
     if args.target is not None:
@@ -156,10 +158,10 @@ def _reason(record: sgf.Record, size: int) -> str:
 
 
 def generate(size: int, seed: int) -> List[Game]:
-    """Return games of a search that counts stones: what the small set has in place of professionals."""
+    """Return games of a search that counts stones: what the toy data set has in place of professionals."""
     rules = Rules(size=size, komi=SMALL_KOMI)
-    games = Games(rules, Search(readouts=64, parallel_leaves=2, soft_pick_cutoff=6), SMALL_GAMES, seed)
-    games.stop(SMALL_GAMES)
+    search = Search(readouts=64, parallel_leaves=2, soft_pick_cutoff=6)
+    games = Games(rules, [search], SMALL_GAMES, seed, count=SMALL_GAMES)
     planes = np.zeros((1024, size, size, rules.planes), np.uint8)
     found = []
     while games.running:

@@ -1,6 +1,6 @@
 """Prepare NCF's data set: arrays with a passport, or check a prepared one.
 
-    $ python -m benchmarks.ncf.prepare --to data/ncf                              # the small set
+    $ python -m benchmarks.ncf.prepare --to data/ncf                              # the toy data set
     $ python -m benchmarks.ncf.prepare --from ml-20m.zip --to /data/ml-20m
     $ python -m benchmarks.ncf.prepare --verify /data/ml-20m
 

@@ -22,7 +22,7 @@ ROOM_FACTOR = 8
 
 
 class Listing(NamedTuple):
-    """What the interactions are read from; reading them is part of the writing."""
+    """The source of the interactions; reading them is part of the writing."""
 
     fingerprint: str
 
@@ -42,7 +42,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     """Read the interactions and write the arrays."""
     if args.origin is not None and args.origin.is_file():
         check_room(scratch, ROOM_FACTOR * args.origin.stat().st_size)
-    progress.note(f"reading {args.origin}" if args.origin else "generating the small set")
+    progress.note(f"reading {args.origin}" if args.origin else "generating the toy data set")
     data = read_source(args.origin, args.name, args.seed)
     users, notes = len(data.test_items), data.notes()
     for note in notes:

@@ -38,7 +38,7 @@ class Block(NamedTuple):
     """Within its stage."""
     convs: Tuple[Conv, ...]
     project: Optional[Conv]
-    """Of the shortcut, where that changes the shape."""
+    """Convolution of the shortcut, where that changes the shape."""
 
     @property
     def channels(self) -> int:
@@ -82,7 +82,7 @@ def input_shape(config: Hyperparameters) -> Tuple[int, ...]:
 
 
 def bench_title(config: Hyperparameters, *more: str) -> str:
-    """What a bench measures, for its title."""
+    """Return the title of a bench."""
     size = f"{config.image_size} x {config.image_size}"
     parts = [f"ResNet-{config.depth}", size, f"batch {config.batch_size}", config.precision, config.layout]
     return ", ".join([*parts, *more, f"one {config.device}"])

@@ -131,8 +131,8 @@ class Hyperparameters:
         classes = len(manifest["classes"])
         if classes == self.num_classes:
             return []
-        remedy = f"set num_classes={classes}, or give a data set of {self.num_classes} classes"
-        return [(f"{classes} classes", f"num_classes={self.num_classes}", remedy)]
+        hint = f"set num_classes={classes}, or give a data set of {self.num_classes} classes"
+        return [(f"{classes} classes", f"num_classes={self.num_classes}", hint)]
 
 
 def _is_range(values: Tuple[float, ...], largest: float) -> bool:

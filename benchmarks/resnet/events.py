@@ -25,7 +25,7 @@ WORDING = Wording(
 
 
 def initialization(config: Any) -> Dict[str, Any]:
-    """What is logged as the model is built."""
+    """Return the events that are logged as the model is built."""
     return {constants.MODEL_BN_SPAN: config.batch_size // config.accumulation_steps}
 
 

@@ -27,7 +27,7 @@ class CorruptImage(ValueError):
 
 
 class Encoding(NamedTuple):
-    """What is done to the images."""
+    """Options of the encoding."""
 
     resize: Optional[int] = None
     """Pixels of the short side; larger images are reduced to it, smaller ones are left alone."""

@@ -104,7 +104,7 @@ def bench_subject(
     title: str,
     bare_title: str,
 ) -> bench.Subject:
-    """What every bench.py of ResNet measures.
+    """Return the measurements of every bench.py of ResNet.
 
     ``calls``: ``bare`` and ``evaluation`` without arguments, and ``step`` of images and labels, which one synthetic
     batch and real ones are given to.

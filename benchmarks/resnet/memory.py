@@ -1,4 +1,4 @@
-"""What a training step of ResNet keeps in a GPU's memory: a model and no measurement; standard library only.
+"""Memory that a training step of ResNet keeps on a GPU: a model and no measurement; standard library only.
 
 The host side loads it to warn before a run. The tensors are computed from the network's shape, and a test compares
 the activations with those that PyTorch saves. What libraries take besides is allowed for in round figures.
@@ -28,14 +28,14 @@ class Memory(NamedTuple):
     gradients: int
     momenta: int
     activations: int
-    """What the forward pass keeps for the backward pass."""
+    """Tensors that the forward pass keeps for the backward pass."""
     input: int
     """Batches that wait, and what DALI holds to make them."""
     allowances: int
 
     @property
     def tensors(self) -> int:
-        """What there must be room for in any case."""
+        """Bytes for which there must be room in any case."""
         return sum(self) - self.allowances
 
 

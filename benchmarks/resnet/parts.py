@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about a finished part."""
+    """Facts about a finished part."""
 
     bytes: int
     index: List[Tuple[int, int]]
@@ -52,7 +52,7 @@ class Facts:
     corrupt: List[Tuple[str, str]]
     """Name and reason of each image that could not be decoded."""
     keys: List[str]
-    """What each record's image has in common with equal ones."""
+    """For each record, a key that equal images share."""
 
 
 Finished = Dict[Path, Facts]

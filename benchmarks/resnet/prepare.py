@@ -1,6 +1,6 @@
 """Prepare ResNet's data set: RecordIO files with their index and a passport, or check a prepared one.
 
-    $ python -m benchmarks.resnet.prepare --to data/resnet                      # the small set
+    $ python -m benchmarks.resnet.prepare --to data/resnet                      # the toy data set
     $ python -m benchmarks.resnet.prepare --from /raw/imagenet --to /data/imagenet
     $ python -m benchmarks.resnet.prepare --verify /data/imagenet
 
@@ -23,7 +23,7 @@ IMAGENET_CLASSES = 1000
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """What is done to images."""
+    """Add options for images."""
     add = options.add_argument
     add("--resize", type=prepare.number(8, 8192), metavar="PIXELS", help="reduce the short side")
     add("--quality", type=prepare.number(1, 100), metavar="Q", help="re-encode as JPEG of this quality, 1 to 100")
@@ -37,11 +37,11 @@ def check_counts(name: str, classes: int, images: Mapping[str, int]) -> List[Pro
     """ImageNet is ImageNet only with all of its classes and images; other names may have any number."""
     if name != "imagenet":
         return []
-    remedy = "complete the source, or give the data set another name with --name"
+    hint = "complete the source, or give the data set another name with --name"
     rules = [("classes", classes, IMAGENET_CLASSES)]
     rules += [(f"images in {split}", images.get(split, 0), expected) for split, expected in IMAGENET_COUNTS.items()]
     return [
-        Problem(f"imagenet with {found:,} {what}", f"{expected:,}", remedy)
+        Problem(f"imagenet with {found:,} {what}", f"{expected:,}", hint)
         for what, found, expected in rules
         if found != expected
     ]

@@ -1,4 +1,4 @@
-"""How closely trainings of ResNet on the small set agree, and images of its size, for all its selftest.py.
+"""How closely trainings of ResNet on the toy data set agree, and images of its size, for all its selftest.py.
 
 Epoch 2 has losses of 1.94, 2.03 and 1.90 with three seeds and 1.87 in bf16 (PyTorch, CPU); an untrained network has
 2.30. bf16 differs by 0.03 % in the first steps.

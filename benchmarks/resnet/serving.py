@@ -1,4 +1,4 @@
-"""What exported models of all frameworks have in common: their input, and the quality of their output."""
+"""Common parts of exported models of all frameworks: their input, and the quality of their output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOGITS = "one for each class; the largest is the answer"
 def subject(
     model: Any, config: Hyperparameters, folder: Path, evaluation: EvaluationInput, array: Callable[[Any], np.ndarray]
 ) -> Subject:
-    """Return what is exported: images of three colours to logits, judged by top-1 accuracy.
+    """Return what is exported: images of three colours to logits, evaluated by top-1 accuracy.
 
     Args:
         model: takes images in ``config.layout``.
@@ -41,7 +41,7 @@ def subject(
 
 
 def preprocessing(config: Hyperparameters, folder: Path) -> Dict[str, Any]:
-    """What a client does to an image, and the names of the classes."""
+    """Return what a client does to an image, and the names of the classes."""
     return {
         "resize_shorter": config.eval_resize,
         "crop": config.image_size,

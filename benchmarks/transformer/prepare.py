@@ -1,6 +1,6 @@
 """Prepare the Transformer's data set: indexed sentences with a passport, or check a prepared one.
 
-    $ python -m benchmarks.transformer.prepare --to data/transformer                          # the small set
+    $ python -m benchmarks.transformer.prepare --to data/transformer                          # the toy data set
     $ python -m benchmarks.transformer.prepare --from /raw/wmt --to /data/wmt        # WMT's archives
     $ python -m benchmarks.transformer.prepare --from /raw/text --to /data/text      # train.en train.de test.en test.de
     $ python -m benchmarks.transformer.prepare --verify /data/wmt

@@ -1,1 +1,11 @@
 """What GNMT and the Transformer share: parallel sentences, their preparation, orders of batches, BLEU."""
+
+PARTS = ("train", "test")
+SIDES = ("source", "target")
+VOCABULARY, CODES = "vocabulary.txt", "codes.txt"
+SOURCES, REFERENCES = "test_source.txt", "test_references.txt"
+TRAIN_FILES, TEST_FILES = (
+    tuple(f"{part}_{side}{kind}.npy" for side in SIDES for kind in ("", "_offsets")) for part in PARTS
+)
+FILES = (*TRAIN_FILES, *TEST_FILES, VOCABULARY, CODES, SOURCES, REFERENCES)
+"""Files of a prepared data set, as arrays.py describes them."""

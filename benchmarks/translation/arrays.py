@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, List, Mapping, Tuple
+from typing import Any, List, Mapping
 
 import numpy as np
 
@@ -26,21 +26,8 @@ from benchmarks.common.data import passport
 from benchmarks.common.data.arrays import differences
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
-from benchmarks.translation import vocabulary
+from benchmarks.translation import PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, vocabulary
 from benchmarks.translation.vocabulary import Vocabulary
-
-PARTS = ("train", "test")
-SIDES = ("source", "target")
-VOCABULARY, CODES = "vocabulary.txt", "codes.txt"
-SOURCES, REFERENCES = "test_source.txt", "test_references.txt"
-
-
-def part_files(part: str) -> Tuple[str, ...]:
-    """Return the names of the arrays of a part."""
-    return tuple(f"{part}_{side}{kind}.npy" for side in SIDES for kind in ("", "_offsets"))
-
-
-FILES = (*part_files("train"), *part_files("test"), VOCABULARY, CODES, SOURCES, REFERENCES)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The small set: a synthetic language translated into another one by rules that must be learnt.
+"""The toy data set: a synthetic language translated into another one by rules that must be learnt.
 
 The words of the two languages have nothing in common. The second one has three genders, two cases, articles and
 adjectives that agree with their noun, plurals by gender, a verb that is second in a main clause (the subject follows
@@ -8,9 +8,8 @@ BLEU 100 can be reached, and copying the source gives almost none. The same seed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -43,8 +42,7 @@ Word = Tuple[str, str]
 """A word of the source with that of the target."""
 
 
-@dataclass(frozen=True)
-class Lexicon:
+class Lexicon(NamedTuple):
     """The words of both languages, by their kind."""
 
     words: Dict[str, Tuple[Word, ...]]
@@ -52,16 +50,15 @@ class Lexicon:
     """Of each noun; a name has the first one."""
 
 
-@dataclass(frozen=True)
-class Phrase:
-    """A noun with article and perhaps an adjective, or a name."""
+class Phrase(NamedTuple):
+    """A noun with article and perhaps an adjective, or a name, in tokens."""
 
-    noun: Word
-    gender: int
+    source: List[str]
+    subject: List[str]
+    """Of the target."""
+    object: List[str]
+    """Of the target."""
     is_plural: bool = False
-    is_definite: Optional[bool] = None
-    """None for a name, which has no article."""
-    adjective: Optional[Word] = None
 
 
 def write_text(folder: Path, seed: int) -> None:
@@ -109,9 +106,9 @@ def _word(random: np.random.RandomState, letters: Sequence[str], taken: Set[str]
 def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str], List[str]]:
     """Return the tokens of a sentence and of its translation."""
     kind = random.randint(4)
-    subject, is_plural, verb, rest, rest_target = _clause(random, lexicon)
-    source, target = _source(subject), _target(subject, "subject")
-    finite_source, finite = _verb(verb, is_plural)
+    subject, verb, rest, rest_target = _clause(random, lexicon)
+    source, target = subject.source, subject.subject
+    finite_source, finite = _verb(verb, subject.is_plural)
     if kind == 0:
         source, target = [*source, *finite_source, *rest], [*target, *finite, *rest_target]
     elif kind == 1:
@@ -120,57 +117,49 @@ def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str
         target = [adverb[1], *finite, *target, *rest_target]
     elif kind == 2:
         source = [*source, "will", verb[0], *rest]
-        target = [*target, MODAL[is_plural], *rest_target, verb[1] + JOIN, INFINITIVE]
+        target = [*target, MODAL[subject.is_plural], *rest_target, verb[1] + JOIN, INFINITIVE]
     else:
         speaker = _phrase(random, lexicon)
         said_source, said = _verb(_pick(random, lexicon.words["reports"]), speaker.is_plural)
-        source = [*_source(speaker), *said_source, "that", *source, *finite_source, *rest]
-        target = [*_target(speaker, "subject"), *said, ",", THAT, *target, *rest_target, *finite]
+        source = [*speaker.source, *said_source, "that", *source, *finite_source, *rest]
+        target = [*speaker.subject, *said, ",", THAT, *target, *rest_target, *finite]
     return [*source, "."], [*target, "."]
 
 
-def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, bool, Word, List[str], List[str]]:
-    """Return subject, whether it is plural, verb, and what follows them in both languages."""
+def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, Word, List[str], List[str]]:
+    """Return subject, verb, and what follows them in both languages."""
     subject, thing = _phrase(random, lexicon), _phrase(random, lexicon)
     verb = _pick(random, lexicon.words["verbs"])
-    rest, rest_target = _source(thing), _target(thing, "object")
-    if random.random_sample() < 0.4:
-        place, preposition = _phrase(random, lexicon), _pick(random, lexicon.words["prepositions"])
-        # The place comes before the thing in the target.
-        rest = [*rest, preposition[0], *_source(place)]
-        rest_target = [preposition[1], *_target(place, "object"), *rest_target]
-    return subject, subject.is_plural, verb, rest, rest_target
+    if random.random_sample() >= 0.4:
+        return subject, verb, thing.source, thing.object
+    place, preposition = _phrase(random, lexicon), _pick(random, lexicon.words["prepositions"])
+    # The place comes before the thing in the target.
+    rest_target = [preposition[1], *place.object, *thing.object]
+    return subject, verb, [*thing.source, preposition[0], *place.source], rest_target
 
 
 def _phrase(random: np.random.RandomState, lexicon: Lexicon) -> Phrase:
     if random.random_sample() < 0.25:
-        return Phrase(_pick(random, lexicon.words["names"]), 0)
+        name, other = _pick(random, lexicon.words["names"])
+        return Phrase([name], [other], [other])
     place = random.randint(WORDS["nouns"])
-    adjective = _pick(random, lexicon.words["adjectives"]) if random.random_sample() < 0.4 else None
+    described = [_pick(random, lexicon.words["adjectives"])] if random.random_sample() < 0.4 else []
     is_plural, is_definite = random.random_sample() < 0.4, random.random_sample() < 0.6
-    return Phrase(lexicon.words["nouns"][place], lexicon.genders[place], is_plural, is_definite, adjective)
+    (noun, other), gender = lexicon.words["nouns"][place], lexicon.genders[place]
+    article = ["the"] if is_definite else [] if is_plural else ["a"]
+    source = [*article, *(adjective for adjective, _ in described), *([noun + JOIN, "s"] if is_plural else [noun])]
+    form = PLURAL if is_plural else gender
+    nouns = [other + JOIN, PLURALS[gender]] if is_plural else [other]
+
+    def target(case: str) -> List[str]:
+        adjectives = [part for _, word in described for part in (word + JOIN, ADJECTIVE_ENDINGS[case][form])]
+        return [ARTICLES[is_definite][case][form], *adjectives, *nouns]
+
+    return Phrase(source, target("subject"), target("object"), is_plural)
 
 
 def _pick(random: np.random.RandomState, words: Sequence[Word]) -> Word:
     return words[random.randint(len(words))]
-
-
-def _source(phrase: Phrase) -> List[str]:
-    if phrase.is_definite is None:
-        return [phrase.noun[0]]
-    article = ["the"] if phrase.is_definite else [] if phrase.is_plural else ["a"]
-    adjective = [phrase.adjective[0]] if phrase.adjective else []
-    noun = [phrase.noun[0] + JOIN, "s"] if phrase.is_plural else [phrase.noun[0]]
-    return [*article, *adjective, *noun]
-
-
-def _target(phrase: Phrase, case: str) -> List[str]:
-    if phrase.is_definite is None:
-        return [phrase.noun[1]]
-    form = PLURAL if phrase.is_plural else phrase.gender
-    adjective = [phrase.adjective[1] + JOIN, ADJECTIVE_ENDINGS[case][form]] if phrase.adjective else []
-    noun = [phrase.noun[1] + JOIN, PLURALS[phrase.gender]] if phrase.is_plural else [phrase.noun[1]]
-    return [ARTICLES[phrase.is_definite][case][form], *adjective, *noun]
 
 
 def _verb(verb: Word, is_plural: bool) -> Tuple[List[str], List[str]]:

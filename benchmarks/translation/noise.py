@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.checks.selftest import write_passport
-from benchmarks.translation import arrays, vocabulary
+from benchmarks.translation import CODES, REFERENCES, SIDES, SOURCES, VOCABULARY, vocabulary
 
 PAIRS = 1 << 16
 TESTED = 128
@@ -20,14 +20,14 @@ def write(folder: Path, benchmark: str, entries: int, pairs: int = PAIRS) -> Non
     random = np.random.RandomState(0)
     counts = {"train": pairs, "test": TESTED}
     for part, count in counts.items():
-        for side in arrays.SIDES:
+        for side in SIDES:
             offsets = np.concatenate(([0], np.cumsum(random.randint(4, LONGEST, count)))).astype(np.int64)
             np.save(str(folder / f"{part}_{side}_offsets.npy"), offsets)
             tokens = random.randint(vocabulary.EOS + 1, entries, offsets[-1])
             np.save(str(folder / f"{part}_{side}.npy"), tokens.astype(np.uint16))
-    (folder / arrays.VOCABULARY).write_text("".join(f"w{n}\n" for n in range(entries - len(vocabulary.SPECIAL))))
-    (folder / arrays.CODES).write_text("")
-    for name in (arrays.SOURCES, arrays.REFERENCES):
+    (folder / VOCABULARY).write_text("".join(f"w{n}\n" for n in range(entries - len(vocabulary.SPECIAL))))
+    (folder / CODES).write_text("")
+    for name in (SOURCES, REFERENCES):
         (folder / name).write_text("w1 w2\n" * counts["test"])
     facts = {"vocabulary": entries, "kind": vocabulary.BPE, "detokenized": False}
     write_passport(folder, benchmark, counts, {**facts, "source_language": "qaa", "target_language": "qab"})

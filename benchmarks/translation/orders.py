@@ -8,7 +8,7 @@ the next one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Tuple
+from typing import List
 
 import numpy as np
 
@@ -19,8 +19,7 @@ BUCKETS = 5
 GNMT_MARKS = 2
 """GNMT counts BOS and EOS where it compares a length with the longest (seq2seq/data/config.py, tokenizer.py)."""
 MOST_PADDING = 0.4
-"""Share of a batch of ``by_tokens`` that is padding, at most; of ``by_sentences``, the share of an epoch on the lengths
-of real text: its single batches depend on what chance brings together in a bucket."""
+"""Share of a batch of ``by_tokens`` that is padding, at most."""
 MARKS = 1
 """Positions that EOS (source, target_out) or BOS (target_in) takes in a batch."""
 
@@ -34,8 +33,6 @@ class Order:
     bounds: np.ndarray
     """int64 [steps * ranks + 1]: the batch of (step, rank) is from bounds[step * ranks + rank] to the next one."""
     steps: int
-    padding: float
-    """Share of the positions of all batches that is padding, source and target together."""
 
     def batch(self, step: int, rank: int, ranks: int) -> np.ndarray:
         """Return the indices of the pairs of one batch."""
@@ -77,7 +74,7 @@ def by_sentences(
         found = f"no bucket of {len(source):,} pairs has the {step_size:,} of a step ({ranks} ranks of {batch_size})"
         raise Problem(found, "at least one step in an epoch", "take a smaller batch, fewer ranks, or more data")
     sentences = steps[random.permutation(len(steps))].reshape(-1)
-    return _order(sentences, np.arange(0, len(sentences) + 1, batch_size), len(steps), source, target)
+    return Order(sentences, np.arange(0, len(sentences) + 1, batch_size), len(steps))
 
 
 def by_shards(
@@ -112,7 +109,7 @@ def by_shards(
         shard = taken[begin : begin + shard_size * step_size]
         shard[:] = shard[np.argsort(lengths[shard], kind="stable")]
     sentences = taken.reshape(steps, step_size)[random.permutation(steps)].reshape(-1)
-    return _order(sentences, np.arange(0, len(sentences) + 1, batch_size), steps, source, target)
+    return Order(sentences, np.arange(0, len(sentences) + 1, batch_size), steps)
 
 
 def by_tokens(
@@ -154,8 +151,7 @@ def by_tokens(
         found = f"{len(batches):,} batches of {tokens:,} positions for {ranks} ranks"
         raise Problem(found, "a batch for every rank", "take fewer tokens a batch, fewer ranks, or more data")
     chosen = [batches[place] for place in random.permutation(len(batches))[: steps * ranks]]
-    bounds = np.cumsum([0, *map(len, chosen)])
-    return _order(np.concatenate(chosen), bounds, steps, source, target)
+    return Order(np.concatenate(chosen), np.cumsum([0, *map(len, chosen)]), steps)
 
 
 def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, length_multiple: int) -> List[int]:
@@ -193,35 +189,9 @@ def for_evaluation(lengths: np.ndarray, *, batch_size: int, ranks: int) -> Order
     sentences = np.argsort(-lengths.astype(np.int64), kind="stable")
     sizes = np.full(steps * ranks, len(lengths) // (steps * ranks))
     sizes[: len(lengths) % (steps * ranks)] += 1
-    return _order(sentences, np.concatenate(([0], np.cumsum(sizes))), steps, lengths, np.zeros_like(lengths))
+    return Order(sentences, np.concatenate(([0], np.cumsum(sizes))), steps)
 
 
 def _random(seed: int, epoch: int) -> np.random.RandomState:
     # RandomState's stream is frozen, a Generator's is not.
     return np.random.RandomState([seed % 2**32, seed >> 32, epoch])
-
-
-def _order(sentences: np.ndarray, bounds: np.ndarray, steps: int, source: np.ndarray, target: np.ndarray) -> Order:
-    return Order(sentences, bounds.astype(np.int64), steps, _padding(sentences, bounds, source, target)[0])
-
-
-def _padding(
-    sentences: np.ndarray, bounds: np.ndarray, source: np.ndarray, target: np.ndarray
-) -> Tuple[float, np.ndarray]:
-    """Return the share of padding of all batches, and of each one that is not empty."""
-    sizes = np.diff(bounds)
-    filled = sizes > 0
-    begins, sizes = bounds[:-1][filled], sizes[filled]
-    if not len(sizes):
-        return 0.0, np.zeros(0)
-    real, padded = np.zeros(len(sizes)), np.zeros(len(sizes))
-    for lengths in (source, target):
-        positions = lengths[sentences].astype(np.int64) + MARKS
-        real = real + np.add.reduceat(positions, begins)
-        padded = padded + sizes * np.maximum.reduceat(positions, begins)
-    return float(1 - real.sum() / padded.sum()), 1 - real / padded
-
-
-def padding_of_batches(order: Order, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the share of padding of each batch that is not empty, float64 [batches]."""
-    return _padding(order.sentences, order.bounds, source, target)[1]

@@ -7,22 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common.data import prepare
+from benchmarks.translation import FILES
 
 MERGES = 32000
 """``bpe.32000`` of GNMT's download_dataset.sh (v0.5 to v0.7)."""
-FILES = (
-    *(
-        f"{part}_{side}{kind}.npy"
-        for part in ("train", "test")
-        for side in ("source", "target")
-        for kind in ("", "_offsets")
-    ),
-    "vocabulary.txt",
-    "codes.txt",
-    "test_source.txt",
-    "test_references.txt",
-)
-"""As in arrays.py, which needs numpy; a test compares them."""
 
 
 def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> None:

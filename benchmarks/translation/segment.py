@@ -1,4 +1,4 @@
-"""Cuts lines into tokens: Moses' tokenizer, byte pair encoding, tensor2tensor's subtokens.
+"""Cuts lines into tokens: Moses' tokenizer and byte pair encoding.
 
 sacremoses and subword-nmt are imported where they are used: sets whose text is tokenized and encoded need neither.
 """
@@ -6,15 +6,18 @@ sacremoses and subword-nmt are imported where they are used: sets whose text is 
 from __future__ import annotations
 
 import io
-from collections import Counter
+import os
+import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, TextIO, cast
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.translation.vocabulary import JOIN
 
 LONGEST = 80
 """Words of a side at most, as ``clean-corpus-n.perl ... 1 80`` of GNMT's download_dataset.sh."""
+HEADER = "#version:"
+"""How subword-nmt's files of codes begin."""
 
 Tokenize = Callable[[str], List[str]]
 
@@ -27,48 +30,41 @@ def tokenizer(language: str) -> Tokenize:
     return lambda line: moses.tokenize(line)
 
 
-def words_of(tokens: Iterable[str]) -> int:
-    """Count the words of tokens that BPE may have split."""
-    return sum(not token.endswith(JOIN) for token in tokens)
+def learn_codes(words: Mapping[str, int], merges: int, report: Callable[[int], None]) -> str:
+    """Return the codes that subword-nmt learns from counted words; ``report`` gets the number of merges so far."""
+    # Its own bar of progress would be between the lines of ours.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from subword_nmt.learn_bpe import learn_bpe
+
+    lines: List[str] = []
+
+    class Codes:
+        """Counts the lines that subword-nmt writes, the header first."""
+
+        def write(self, line: str) -> None:
+            report(len(lines))
+            lines.append(line)
+
+    counted = (f"{word} {count}\n" for word, count in sorted(words.items()))
+    learn_bpe(counted, cast(TextIO, Codes()), merges, is_dict=True)
+    return "".join(lines)
 
 
-# -- byte pair encoding ----------------------------------------------------------------------------------
-
-
-def write_codes(pairs: Iterable[Tuple[str, str]], path: Path) -> None:
-    """Write merges as subword-nmt reads them."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write("#version: 0.2\n")
-        file.writelines(f"{first} {second}\n" for first, second in pairs)
-
-
-def read_codes(path: Path) -> List[Tuple[str, str]]:
-    """Read the merges of a file of codes.
+def check_codes(path: Path) -> str:
+    """Return the text of a file of codes.
 
     Raises:
-        Problem: with the line that is not a merge.
+        Problem: a line is not a merge, with its number.
     """
-    merges = []
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(_decoded(file, path), 1):
-            fields = line.split()
-            if number == 1 and line.startswith("#version:"):
-                continue
-            if len(fields) != 2:
-                expected = "two parts that are merged, as subword-nmt's learn-bpe writes them"
-                raise Problem(f"{path}, line {number:,}: {line[:60]!r}", expected, "name the file of codes by --codes")
-            merges.append((fields[0], fields[1]))
-    if not merges:
-        raise Problem(f"{path} has no merges", "codes of subword-nmt's learn-bpe", "name another file by --codes")
-    return merges
-
-
-def _decoded(file: Iterable[str], path: Path) -> Iterator[str]:
     try:
-        for line in file:
-            yield line.rstrip("\n")
+        text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise Problem(f"{path}: {error.reason}", "UTF-8 text", "name the file of codes by --codes") from None
+    for number, line in enumerate(text.splitlines() or [""], 1):
+        if len(line.split()) != 2 and not (number == 1 and line.startswith(HEADER)):
+            expected = "two parts that are merged, as subword-nmt's learn-bpe writes them"
+            raise Problem(f"{path}, line {number:,}: {line[:60]!r}", expected, "name the file of codes by --codes")
+    return text
 
 
 def bpe(codes: str) -> Tokenize:
@@ -79,29 +75,9 @@ def bpe(codes: str) -> Tokenize:
     return lambda line: encoder.segment_tokens(line.split())
 
 
-def count_tokens(lines: Iterable[Sequence[str]]) -> "Counter[str]":
-    """Count the tokens of lines."""
-    counts: Counter[str] = Counter()
-    for tokens in lines:
-        counts.update(tokens)
-    return counts
-
-
-def by_frequency(counts: Mapping[str, int]) -> List[str]:
-    """Return tokens in the order of a vocabulary: the most frequent first, equal ones by their text."""
-    ranked: Dict[str, int] = dict(counts)
-    return sorted(ranked, key=lambda token: (-ranked[token], token))
-
-
 def versions() -> Dict[str, str]:
     """Return the versions of what was used to cut text, as far as it is imported."""
-    import sys
-
-    named = {"sacremoses": "sacremoses", "subword_nmt": "subword-nmt"}
-    return {name: _version(name) for module, name in named.items() if module in sys.modules}
-
-
-def _version(distribution: str) -> str:
     from importlib.metadata import version
 
-    return version(distribution)
+    names = {"sacremoses": "sacremoses", "subword_nmt": "subword-nmt"}
+    return {name: version(distribution) for name, distribution in names.items() if name in sys.modules}

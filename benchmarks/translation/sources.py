@@ -1,11 +1,11 @@
-"""What is prepared: aligned text files found in a folder by their names, or the small set."""
+"""What is prepared: aligned text files found in a folder by their names, or the toy data set."""
 
 from __future__ import annotations
 
 import argparse
 import gzip
 from pathlib import Path
-from typing import Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from benchmarks.common.data import source_checks, workers
 from benchmarks.common.data.problem import Problem
@@ -69,14 +69,14 @@ def find(args: argparse.Namespace) -> Source:
     """
     origin: Path = args.origin
     if not origin.is_dir():
-        raise Problem(f"{origin} is no folder", "a folder of text, or of WMT's archives", "name it with --from")
+        raise Problem(f"{origin} is no folder", "a folder of text, or of WMT's archives", "name it as the raw data")
     is_wmt = not any(origin.glob("train.*")) and wmt.holds_wmt(origin)
     if is_wmt:
         source = _find_wmt(origin, args.corpus, args.languages or wmt.LANGUAGES)
     else:
         source = find_text(origin, args.languages or (), args.test, args.tokenized)
     source = source._replace(name=args.name or source.name, codes=args.codes or source.codes)
-    dictionary = args.dictionary or _dictionary(origin)
+    dictionary = args.dictionary or next(origin.glob(subtokens.DICTIONARY), None)
     if args.tokens == "bpe" or (args.tokens == "auto" and not dictionary and not is_wmt):
         return source
     if source.form == SPLIT:
@@ -89,11 +89,6 @@ def find(args: argparse.Namespace) -> Source:
             "the folder; or add --tokens bpe",
         )
     return source._replace(form=WHOLE, dictionary=dictionary, codes=None, latin=False)
-
-
-def _dictionary(origin: Path) -> Optional[Path]:
-    path = origin / subtokens.DICTIONARY
-    return path if path.is_file() else None
 
 
 def _find_wmt(origin: Path, corpus: str, languages: Sequence[str]) -> Source:
@@ -113,23 +108,22 @@ def extract(source: Source, scratch: Path, workers_most: int, progress: Progress
     """Compare the checksums that are known, and return the source with all of its text on the disk."""
     items = [item for corpus in (*source.train, source.test) for item in corpus]
     _check_listed({item.path for item in items}, progress)
-    members = _members(items, scratch / "text")
-    if members:
-        (scratch / "text").mkdir(exist_ok=True)
-        tasks = wmt.archive_tasks(members)
-        waiting = [task for task in tasks if not all(member.done_path.exists() for member in task)]
-        stage = workers.Stage("extract", "bytes", wmt.extract, lambda task: Path(task[0].archive).stat().st_size)
+    folder = scratch / "text"
+    folder.mkdir(exist_ok=True)
+    packed: Dict[Path, Tuple[str, ...]] = {}
+    for item in items:
+        # An SGM file may be on the disk already.
+        if item.member and item.path.name != item.member:
+            packed[item.path] = (*packed.get(item.path, ()), item.member)
+    tasks = [wmt.Extraction(str(path), members, str(folder)) for path, members in packed.items()]
+    if tasks:
+        waiting = [task for task in tasks if not task.is_done]
+        stage = workers.Stage("extract", "bytes", wmt.extract, lambda task: Path(task.archive).stat().st_size)
         workers.run(stage, tasks, waiting, workers_most, scratch.parent, progress)
-    corpora = [Corpus(*(_on_disk(item, scratch / "text") for item in each)) for each in (*source.train, source.test)]
+    corpora = [Corpus(*(_on_disk(item, folder) for item in each)) for each in (*source.train, source.test)]
     if source.corpus:
         _check_test(corpora[-1], source.test)
     return source._replace(train=tuple(corpora[:-1]), test=corpora[-1])
-
-
-def _members(items: Sequence[Item], folder: Path) -> List[wmt.Member]:
-    """Return what is in archives: an SGM file may be on the disk already."""
-    packed = [item for item in items if item.member and item.path.name != item.member]
-    return [wmt.Member(str(item.path), item.member, str(folder / item.member)) for item in packed]
 
 
 def _on_disk(item: Item, folder: Path) -> Item:
@@ -138,7 +132,6 @@ def _on_disk(item: Item, folder: Path) -> Item:
     path = item.path if item.path.name == item.member else folder / item.member
     if path.suffix != ".sgm":
         return Item(path, origin=str(item.path if item.path.suffix == wmt.PACKED else f"{item.member} in {item.path}"))
-    folder.mkdir(exist_ok=True)
     plain = folder / f"{wmt.TEST}{Path(path.stem).suffix}"
     plain.write_text("".join(line + "\n" for line in wmt.read_sgm(path)), encoding="utf-8", newline="\n")
     return Item(plain, origin=str(item.path))
@@ -169,16 +162,18 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
     """
     files: Dict[str, Item] = {}
     for path in sorted(filter(Path.is_file, origin.iterdir())):  # train.en before train.en.gz
-        files.setdefault(path.stem if path.suffix == wmt.PACKED else path.name, _item(path))
+        member = path.stem if path.suffix == wmt.PACKED else ""
+        files.setdefault(member or path.name, Item(path, member))
     found = [name[len("train.") :] for name in files if name.startswith("train.")]
     if len(found) < 2:
         raise Problem(
             f"{origin} has {', '.join(sorted('train.' + each for each in found)) or 'no train.*'}",
             "train.XX and train.YY with XX and YY the languages, such as train.en and train.de; or WMT's archives",
-            "name the folder that has them with --from",
+            "name the folder that has them as the raw data",
         )
     pair = _pick_languages(found, languages, origin)
-    parts = _test_parts(files, pair)
+    stems = [name[: -len(pair[0]) - 1] for name in files if name.endswith(f".{pair[0]}")]
+    parts = [stem for stem in stems if stem != "train" and f"{stem}.{pair[1]}" in files]
     chosen = _pick_test(parts, test, pair, origin)
     train, held = (Corpus(*(files[f"{part}.{each}"] for each in pair)) for part in ("train", chosen))
     for item in (*train, *held):
@@ -205,11 +200,6 @@ def _pick_languages(found: Sequence[str], wanted: Sequence[str], origin: Path) -
     return first, second
 
 
-def _test_parts(files: Dict[str, Item], pair: Sequence[str]) -> List[str]:
-    stems = [name[: -len(pair[0]) - 1] for name in files if name.endswith(f".{pair[0]}")]
-    return [stem for stem in stems if stem != "train" and f"{stem}.{pair[1]}" in files]
-
-
 def _pick_test(parts: Sequence[str], wanted: Optional[str], pair: Sequence[str], origin: Path) -> str:
     known = [part for part in parts if part.startswith(("test", "newstest"))]
     named = wanted or ("test" if "test" in known else None)
@@ -218,12 +208,8 @@ def _pick_test(parts: Sequence[str], wanted: Optional[str], pair: Sequence[str],
     if named in parts:
         return str(named)
     files = ", ".join(f"{part}.{pair[0]}/{pair[1]}" for part in parts) or "train alone"
-    remedy = f"add --test {known[0]}" if known else f"add test.{pair[0]} and test.{pair[1]} to the folder"
-    raise Problem(f"{origin} has {files}", f"the pairs to test on: {named or 'test'}", remedy)
-
-
-def _item(path: Path) -> Item:
-    return Item(path, path.stem if path.suffix == wmt.PACKED else "")
+    hint = f"add --test {known[0]}" if known else f"add test.{pair[0]} and test.{pair[1]} to the folder"
+    raise Problem(f"{origin} has {files}", f"the pairs to test on: {named or 'test'}", hint)
 
 
 def _is_split(item: Item) -> bool:
@@ -231,8 +217,8 @@ def _is_split(item: Item) -> bool:
         return f"{JOIN} ".encode() in file.read(SAMPLE_BYTES)
 
 
-def small_set(folder: Path, seed: int, name: Optional[str]) -> Source:
-    """Write the text of the small set; written anew after an interruption, it is the same."""
+def toy_data_set(folder: Path, seed: int, name: Optional[str]) -> Source:
+    """Write the text of the toy data set; written anew after an interruption, it is the same."""
     folder.mkdir(exist_ok=True)
     language.write_text(folder, seed)
     made = "a synthetic language and its translation by rules, generated"

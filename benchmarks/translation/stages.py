@@ -1,8 +1,8 @@
-"""What worker processes do with one block of lines: clean it, split its words, write its ids.
+"""The two passes of worker processes over a block of lines: clean it, and write its ids.
 
-A block's files are in the scratch folder under its name: ``.clean`` (source TAB target, tokenized), ``.words`` and
-``.tokens`` (counts), ``.split`` (the same lines in tokens), ``.source.ids`` and so on. Each stage ends with a file of
-facts; a block that has it is done.
+A block's files are in the scratch folder under its name: ``.clean`` (source TAB target, words), ``.words`` (their
+counts), ``.split`` (the same lines in tokens) and ``.npz`` (ids and lengths). Each pass ends with a file of facts; a
+block that has it is done.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import os
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TextIO, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.workers import Report
-from benchmarks.translation import segment, vocabulary
-from benchmarks.translation.arrays import SIDES
+from benchmarks.translation import CODES, SIDES, VOCABULARY, segment, vocabulary
 from benchmarks.translation.subtokens import Subtokens
+from benchmarks.translation.vocabulary import JOIN
 
 BLOCK_LINES = 20_000
 """Pairs of lines of a block: what is done again after an interruption, and what a worker holds in memory."""
 RAW, TOKENIZED, SPLIT, WHOLE = "raw", "tokenized", "split", "whole"
-"""Forms of text: as written, words apart as Moses does it, split by BPE as well; as written and to stay so."""
+"""Forms of text: as written, words apart as Moses does it, split by BPE as well; as written, for subtokens."""
 CHUNK = 8 << 20
 """Bytes read at once."""
 
@@ -56,43 +56,32 @@ class Block(NamedTuple):
     languages: Tuple[str, str]
     cleaning: Optional[Cleaning]
     """None for sentences of which none may be missing."""
-    codes: str
-    """File of merges; empty where words stay whole or the text is split already."""
-    entries: str
-    """File of the vocabulary."""
-    kind: str
-    """Of the vocabulary."""
 
     def path(self, what: str) -> Path:
         """Return one of its files."""
         return Path(f"{self.stem}.{what}")
 
+    def shared(self, name: str) -> Path:
+        """Return a file of the scratch folder that all blocks use."""
+        return Path(self.stem).with_name(name)
 
-def is_done(stage: str) -> Callable[[Block], bool]:
-    """Return whether a block has been through a stage."""
-    return lambda block: block.path(f"{stage}.json").exists()
+    def facts(self, stage: str) -> Dict[str, Any]:
+        """Return what a pass counted."""
+        facts: Dict[str, Any] = json.loads(self.path(f"{stage}.json").read_text())
+        return facts
 
-
-def facts_of(block: Block, stage: str) -> Dict[str, Any]:
-    """Return what a stage counted in a block."""
-    facts: Dict[str, Any] = json.loads(block.path(f"{stage}.json").read_text())
-    return facts
-
-
-def _finish(block: Block, stage: str, facts: Dict[str, Any]) -> Tuple[int, int]:
-    _write(block.path(f"{stage}.json"), lambda file: file.write(json.dumps(facts)))
-    return block.lines, 0
+    def finish(self, stage: str, facts: Dict[str, Any]) -> Tuple[int, int]:
+        """Write what a pass counted, which marks it as done."""
+        write(self.path(f"{stage}.json"), lambda file: file.write(json.dumps(facts).encode()))
+        return self.lines, 0
 
 
-def _write(path: Path, write: Callable[[TextIO], Any]) -> None:
+def write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
     """Write a file in one step; what a killed worker leaves has its process id for a suffix."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        write(file)
+    with partial.open("wb") as file:
+        content(file)
     partial.replace(path)
-
-
-# -- finding blocks ----------------------------------------------------------------------------------------
 
 
 def line_offsets(path: Path, every: int, report: Callable[[int], None]) -> Tuple[int, List[int]]:
@@ -115,7 +104,6 @@ def line_offsets(path: Path, every: int, report: Callable[[int], None]) -> Tuple
 # -- clean: lines to words ---------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=None)
 def _splitter(form: str, language: str) -> segment.Tokenize:
     if form == WHOLE:
         return _spaces
@@ -150,23 +138,22 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
     counts: Dict[str, Any] = {"kept": 0, "empty": 0, "long": 0, "foreign": 0, "first": 0}
     words: Counter[str] = Counter()
 
-    def write(file: TextIO) -> None:
-        for place, lines in enumerate(zip(read_lines(block, 0), read_lines(block, 1))):
-            pair = [split(line) for split, line in zip(splitters, lines)]
+    def lines(file: IO[bytes]) -> None:
+        for place, texts in enumerate(zip(read_lines(block, 0), read_lines(block, 1))):
+            pair = [split(line) for split, line in zip(splitters, texts)]
             reason = _unfit(pair, block)
             counts[reason] += 1
             if reason == "kept":
-                words.update(pair[0])
-                words.update(pair[1])
-                file.write(" ".join(pair[0]) + "\t" + " ".join(pair[1]) + "\n")
+                words.update(pair[0] + pair[1])
+                file.write("\t".join(map(" ".join, pair)).encode() + b"\n")
             elif not counts["first"]:
                 counts["first"] = block.first_line + place
             report(place + 1, 0)
 
-    _write(block.path("clean"), write)
-    if block.form in (RAW, TOKENIZED) and block.part == "train":
-        _write_counts(block.path("words"), words)
-    return _finish(block, "clean", counts)
+    write(block.path("clean"), lines)
+    if block.part == "train" and block.form != WHOLE:
+        write(block.path("words"), lambda file: file.write(json.dumps(words).encode()))
+    return block.finish("clean", counts)
 
 
 def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
@@ -175,97 +162,60 @@ def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
         return "empty"
     if block.cleaning is None:
         return "kept"
-    if any(segment.words_of(tokens) > block.cleaning.longest for tokens in pair):
+    if any(sum(not token.endswith(JOIN) for token in tokens) > block.cleaning.longest for tokens in pair):
         return "long"
     if block.cleaning.latin and any(ord(mark) > 255 for tokens in pair for token in tokens for mark in token):
         return "foreign"
     return "kept"
 
 
-def _write_counts(path: Path, counts: "Counter[str]") -> None:
-    _write(path, lambda file: file.writelines(f"{token}\t{count}\n" for token, count in counts.items()))
-
-
-def add_counts(blocks: Sequence[Block], what: str) -> "Counter[str]":
-    """Add the counts of all blocks."""
-    total: Counter[str] = Counter()
-    for block in blocks:
-        with block.path(what).open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                token, count = line.rstrip("\n").split("\t")
-                total[token] += int(count)
-    return total
-
-
 def read_pairs(path: Path) -> Iterator[List[str]]:
-    """Yield source and target of each line that a stage wrote."""
+    """Yield source and target of each line that a pass wrote."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             yield line.rstrip("\n").split("\t")
 
 
-# -- split: words to tokens --------------------------------------------------------------------------------
+# -- encode: words to ids -----------------------------------------------------------------------------------
 
 
-def split(block: Block, report: Report) -> Tuple[int, int]:
-    """Apply the merges to a block's words, and count the tokens."""
-    encode = segment.bpe(Path(block.codes).read_text(encoding="utf-8")) if block.codes else str.split
-    tokens: Counter[str] = Counter()
+@lru_cache(maxsize=2)
+def splitter(codes: Path) -> segment.Tokenize:
+    """Return what splits a line of words into tokens: by a file of codes, which may be empty."""
+    text = codes.read_text(encoding="utf-8")
+    return segment.bpe(text) if text else str.split
 
-    def write(file: TextIO) -> None:
+
+def encode(block: Block, report: Report) -> Tuple[int, int]:
+    """Split a block's words and write the ids and lengths of its sentences, both sides."""
+    entries = vocabulary.read(block.shared(VOCABULARY))
+    places = {entry: place for place, entry in enumerate(entries)}
+    subtokens = Subtokens(entries) if block.form == WHOLE else None
+    split = str.split if block.form == SPLIT else splitter(block.shared(CODES))
+    ids: Tuple[List[int], List[int]] = ([], [])
+    lengths: Tuple[List[int], List[int]] = ([], [])
+
+    def tokens_of(file: IO[bytes]) -> None:
         for place, pair in enumerate(read_pairs(block.path("clean"))):
-            parts = [encode(text) for text in pair]
-            for each in parts:
-                tokens.update(each)
-            file.write("\t".join(" ".join(each) for each in parts) + "\n")
+            if subtokens:
+                found = [subtokens.encode(text) for text in pair]
+            else:
+                tokens = [split(text) for text in pair]
+                file.write("\t".join(map(" ".join, tokens)).encode() + b"\n")
+                found = [[places.get(token, vocabulary.UNK) for token in each] for each in tokens]
+            for side, each in enumerate(found):
+                ids[side].extend(each)
+                lengths[side].append(len(each))
             report(place + 1, 0)
 
-    _write(block.path("split"), write)
-    _write_counts(block.path("tokens"), tokens)
-    return _finish(block, "split", {})
-
-
-# -- encode: tokens to ids ----------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _encoder(path: str, kind: str) -> Callable[[str], List[int]]:
-    """Return what turns a line into ids."""
-    entries = vocabulary.read(Path(path))
-    if kind == vocabulary.SUBTOKENS:
-        return Subtokens(entries).encode
-    places = {entry: place for place, entry in enumerate(entries)}
-    return lambda line: [places.get(token, vocabulary.UNK) for token in line.split()]
+    write(block.path("split"), tokens_of)
+    arrays: Dict[str, Any] = dict(zip(SIDES, (np.array(each, id_type(len(entries))) for each in ids)))
+    arrays.update({f"{side}_lengths": np.array(each, "<i4") for side, each in zip(SIDES, lengths)})
+    write(block.path("npz"), lambda file: np.savez(file, **arrays))
+    unknown = sum(each.count(vocabulary.UNK) for each in ids)
+    return block.finish("encode", {"tokens": [len(each) for each in ids], "unknown": unknown})
 
 
 def id_type(entries: int) -> "np.dtype[Any]":
     """Return the smallest type that holds every id."""
     return np.dtype("<u2" if entries <= 1 << 16 else "<i4")
-
-
-def encode(block: Block, report: Report) -> Tuple[int, int]:
-    """Write the ids and lengths of a block's sentences, both sides."""
-    ids_of = _encoder(block.entries, block.kind)
-    lines: Iterator[Sequence[str]] = read_pairs(block.path("split"))
-    if block.kind == vocabulary.SUBTOKENS:
-        lines = read_pairs(block.path("clean"))
-    ids: Tuple[List[int], List[int]] = ([], [])
-    lengths: Tuple[List[int], List[int]] = ([], [])
-    for place, pair in enumerate(lines):
-        for side, text in enumerate(pair):
-            found = ids_of(text)
-            ids[side].extend(found)
-            lengths[side].append(len(found))
-        report(place + 1, 0)
-    kind = id_type(len(vocabulary.read(Path(block.entries))))
-    for side, name in enumerate(SIDES):
-        _write_bytes(block.path(f"{name}.ids"), np.array(ids[side], kind).tobytes())
-        _write_bytes(block.path(f"{name}.lengths"), np.array(lengths[side], "<i4").tobytes())
-    unknown = sum(each.count(vocabulary.UNK) for each in ids)
-    return _finish(block, "encode", {"tokens": [len(each) for each in ids], "unknown": unknown})
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)

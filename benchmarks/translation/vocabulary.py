@@ -11,7 +11,7 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -43,10 +43,6 @@ class Vocabulary:
     def padded(self, multiple: int) -> int:
         """Return the size rounded up to a multiple, as tensor cores want it."""
         return -(-self.size // multiple) * multiple
-
-    def places(self) -> Dict[str, int]:
-        """Return the id of each entry."""
-        return {entry: place for place, entry in enumerate(self.entries)}
 
     def tokens(self, ids: Iterable[int]) -> List[str]:
         """Return the entries of a sentence up to its end, without padding; ids behind the last entry are unknown."""

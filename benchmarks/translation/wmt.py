@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple, cast
+from typing import IO, Any, Dict, Iterator, List, NamedTuple, Tuple, cast
 
 from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
@@ -80,22 +80,22 @@ SUBMITTED_MD5 = {
 }
 """Of the text split by BPE, from WMT16: rnn_translator/verify_dataset.sh (v0.5). Moses' own tokenizer made it."""
 SUMS = ("SHA256SUMS", "sha256sums.txt", "MD5SUMS", "md5sums.txt")
-"""Lists of checksums that are heeded where they lie next to the files; lines as sha256sum and md5sum write them."""
+"""Lists of checksums that are honoured where they are next to the files; lines as sha256sum and md5sum write them."""
 
 
-class Member(NamedTuple):
-    """One file that is taken out of an archive."""
+class Extraction(NamedTuple):
+    """Members to take out of one archive."""
 
     archive: str
-    name: str
-    """Its base name in the archive."""
-    to: str
-    """Path to write it to; SGM becomes plain lines."""
+    members: Tuple[str, ...]
+    """Their base names in the archive."""
+    folder: str
+    """Where they are written to, under the same names."""
 
     @property
-    def done_path(self) -> Path:
-        """There once the member is."""
-        return Path(self.to)
+    def is_done(self) -> bool:
+        """Whether all are there."""
+        return all((Path(self.folder) / name).exists() for name in self.members)
 
 
 def holds_wmt(origin: Path) -> bool:
@@ -140,29 +140,26 @@ def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
 def listed_sums(origin: Path) -> Dict[str, str]:
     """Return the checksum of each file that a list in the folder names."""
     sums = {}
-    for name in SUMS:
-        path = origin / name
-        if path.is_file():
-            for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-                fields = line.split(maxsplit=1)
-                if not fields:
-                    continue
-                if len(fields) != 2 or not re.fullmatch(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{64}", fields[0]):
-                    expected = "a checksum and a file, as sha256sum and md5sum write them"
-                    raise Problem(f"{path}, line {number}: {line[:60]!r}", expected, "fix or remove the line")
-                sums[fields[1].lstrip("*").strip()] = fields[0].lower()
+    for path in (origin / name for name in SUMS if (origin / name).is_file()):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            found = re.fullmatch(r"([0-9a-fA-F]{32}|[0-9a-fA-F]{64})\s+\*?(.+?)\s*", line)
+            if found:
+                sums[found[2]] = found[1].lower()
+            elif line.strip():
+                expected = "a checksum and a file, as sha256sum and md5sum write them"
+                raise Problem(f"{path}, line {number}: {line[:60]!r}", expected, "fix or remove the line")
     return sums
 
 
 def check_sum(path: Path, wanted: str, source: str, add: Any) -> None:
     """Refuse a file with another checksum than ``source`` has for it."""
-    digest = hashlib.md5() if len(wanted) == 32 else hashlib.sha256()
+    kind = "md5" if len(wanted) == 32 else "sha256"
+    digest = hashlib.new(kind)
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
             add(len(chunk))
     if digest.hexdigest() != wanted:
-        kind = "md5" if len(wanted) == 32 else "sha256"
         raise Problem(
             f"{path} has {kind} {digest.hexdigest()}",
             f"{wanted}, as {source} has it",
@@ -173,32 +170,32 @@ def check_sum(path: Path, wanted: str, source: str, add: Any) -> None:
 # -- archives --------------------------------------------------------------------------------------------------
 
 
-def extract(members: Sequence[Member], report: Report) -> Tuple[int, int]:
-    """Take some members out of their one archive, in one pass over all of it so that its checksum counts.
+def extract(task: Extraction, report: Report) -> Tuple[int, int]:
+    """Take members out of their archive, in one pass over all of it so that its checksum counts.
 
     Raises:
         Problem: the archive is damaged, or lacks a member.
     """
-    path, wanted = Path(members[0].archive), {member.name: member for member in members}
+    path, folder, missing = Path(task.archive), Path(task.folder), set(task.members)
     with undamaged(path), path.open("rb") as raw:
         is_packed = path.suffix == PACKED or raw.read(len(GZIP)) == GZIP
         raw.seek(0)
         stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if is_packed else raw)
         if path.suffix == PACKED:
-            _copy(stream, Path(wanted.popitem()[1].to), report, raw)
+            _copy(stream, folder / missing.pop(), report, raw)
             return path.stat().st_size, 0
         with closing(tarfile.open(fileobj=stream, mode="r|")) as archive:
             for entry in archive:
+                name = Path(entry.name).name
+                if entry.isreg() and name in missing:
+                    missing.remove(name)
+                    check_room(folder, entry.size)
+                    _copy(cast(IO[bytes], archive.extractfile(entry)), folder / name, report, raw)
                 report(raw.tell(), 0)
-                member = wanted.get(Path(entry.name).name) if entry.isreg() else None
-                if member is not None:
-                    del wanted[member.name]
-                    check_room(Path(member.to).parent, entry.size)
-                    _copy(cast(IO[bytes], archive.extractfile(entry)), Path(member.to), report, raw)
         while stream.read(CHUNK):
             report(raw.tell(), 0)
-    if wanted:
-        found = f"{path} has no {', '.join(sorted(wanted))}"
+    if missing:
+        found = f"{path} has no {', '.join(sorted(missing))}"
         raise Problem(found, "the archive that is published under this name", "download it again")
     return path.stat().st_size, 0
 
@@ -223,12 +220,6 @@ def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:
             output.write(chunk)
             report(raw.tell(), 0)
     partial.replace(to)
-
-
-def archive_tasks(members: Sequence[Member]) -> List[Tuple[Member, ...]]:
-    """Group members by their archive."""
-    archives = dict.fromkeys(member.archive for member in members)
-    return [tuple(each for each in members if each.archive == archive) for archive in archives]
 
 
 def read_sgm(path: Path) -> List[str]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+from collections import Counter
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -14,8 +18,21 @@ from benchmarks.common.data.arrays import write_array, write_header
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.translation import judge, merges, segment, sources, stages, vocabulary
-from benchmarks.translation.arrays import CODES, PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, part_files
+from benchmarks.translation import (
+    CODES,
+    PARTS,
+    REFERENCES,
+    SIDES,
+    SOURCES,
+    TEST_FILES,
+    TRAIN_FILES,
+    VOCABULARY,
+    judge,
+    segment,
+    sources,
+    stages,
+    vocabulary,
+)
 from benchmarks.translation.sources import Corpus, Source
 from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
 from benchmarks.translation.subtokens import read_dictionary
@@ -32,7 +49,7 @@ class Listing(NamedTuple):
     """What there is to prepare."""
 
     source: Optional[Source]
-    """None for the small set, whose text is not written yet."""
+    """None for the toy data set, whose text is not written yet."""
     fingerprint: str
 
 
@@ -40,7 +57,6 @@ class Task(NamedTuple):
     """One preparation: from what and how."""
 
     source: Source
-    kind: str
     blocks: Tuple[Block, ...]
     scratch: Path
     processes: int
@@ -49,7 +65,7 @@ class Task(NamedTuple):
     def run(self, phase: str, function: workers.Function) -> None:
         """Let the worker processes do what is not done yet."""
         stage = workers.Stage(phase, "pairs", function, lambda block: block.lines)
-        waiting = [block for block in self.blocks if not stages.is_done(phase)(block)]
+        waiting = [block for block in self.blocks if not block.path(f"{phase}.json").exists()]
         workers.run(stage, self.blocks, waiting, self.processes, self.scratch.parent, self.progress)
 
     def part(self, name: str) -> List[Block]:
@@ -77,33 +93,35 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write arrays, vocabulary and texts."""
-    source = listing.source or sources.small_set(scratch / "text", args.seed, args.name)
+    source = listing.source or sources.toy_data_set(scratch / "text", args.seed, args.name)
     source = sources.extract(source, scratch, args.workers, progress)
     task = plan(source, args, scratch, progress)
     task.run("clean", stages.clean)
     left_out = judge.judge_cleaning(task.blocks, progress)
     common = judge.judge_overlap(task.part("test"), task.part("train"), args.allow_overlap, progress)
-    tokens = _split(task, args)
+    how = _split(task, args)
     task.run("encode", stages.encode)
     judge.judge_unknown(task.blocks, progress)
-    entries = vocabulary.read(scratch / VOCABULARY)
-    for part in PARTS:
-        _join_arrays(task.part(part), scratch, stages.id_type(len(entries)))
+    entries = len(vocabulary.read(scratch / VOCABULARY))
+    tokens = {part: _write_arrays(task.part(part), scratch, entries) for part in PARTS}
     _write_texts(task, scratch)
-    if source.corpus == "wmt16" and task.kind == vocabulary.BPE:
-        tokens["differs_from_submitted"] = judge.judge_submitted(task.blocks, progress)
-    counts = {part: _sum(task.part(part), "clean", "kept") for part in PARTS}
+    if source.corpus == "wmt16" and source.form != WHOLE:
+        how["differs_from_submitted"] = judge.judge_submitted(task.blocks, progress)
+    counts = {part: sum(block.facts("clean")["kept"] for block in task.part(part)) for part in PARTS}
     return Content(
         name=source.name,
-        splits={part: Split(counts[part], _files(part)) for part in PARTS},
-        summary=f"{counts['train']:,} + {counts['test']:,} pairs, {len(entries):,} entries",
+        splits={
+            "train": Split(counts["train"], (*TRAIN_FILES, VOCABULARY, CODES)),
+            "test": Split(counts["test"], (*TEST_FILES, SOURCES, REFERENCES)),
+        },
+        summary=f"{counts['train']:,} + {counts['test']:,} pairs, {entries:,} entries",
         facts={
             "source_language": source.languages[0],
             "target_language": source.languages[1],
-            "vocabulary": len(entries),
-            "kind": task.kind,
+            "vocabulary": entries,
+            "kind": vocabulary.SUBTOKENS if source.form == WHOLE else vocabulary.BPE,
             "detokenized": source.form in (RAW, WHOLE),
-            "tokens": {part: _tokens(task.part(part)) for part in PARTS},
+            "tokens": tokens,
         },
         how={
             "made": source.made,
@@ -111,14 +129,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
             "in_both": common,
             "form": source.form,
             "seed": args.seed,
-            **tokens,
+            **how,
         },
         tool={"version": VERSION, "numpy": np.__version__, **segment.versions()},
     )
-
-
-def _files(part: str) -> Tuple[str, ...]:
-    return (*part_files(part), *((SOURCES, REFERENCES) if part == "test" else (VOCABULARY, CODES)))
 
 
 # -- plan --------------------------------------------------------------------------------------------------
@@ -130,7 +144,6 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
     Raises:
         Problem: aligned files differ in their number of lines, or the disk has no room.
     """
-    kind = vocabulary.SUBTOKENS if source.dictionary else vocabulary.BPE
     corpora = {"train": source.train, "test": (source.test,)}
     paths = [item.path for each in corpora.values() for corpus in each for item in corpus]
     present = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
@@ -138,7 +151,6 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
     check_room(scratch.parent, ROOM_FACTOR * total - present)
     add = progress.counter("scan", total)
     longest = args.longest or (MOST_WORDS if source.form == WHOLE else segment.LONGEST)
-    codes = "" if source.form in (SPLIT, WHOLE) else str(scratch / CODES)
     blocks: List[Block] = []
     for part, each in corpora.items():
         cleaning = Cleaning(longest, source.latin) if part == "train" else None
@@ -147,9 +159,9 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
                 stem = str(scratch / f"{part}-{len(blocks):05}")
                 texts = str(corpus.source.path), str(corpus.target.path)
                 names = str(corpus.source), str(corpus.target)
-                how = source.form, source.languages, cleaning, codes, str(scratch / VOCABULARY), kind
+                how = source.form, source.languages, cleaning
                 blocks.append(Block(part, texts, names, begins, first, lines, stem, *how))
-    return Task(source, kind, tuple(blocks), scratch, args.workers, progress)
+    return Task(source, tuple(blocks), scratch, args.workers, progress)
 
 
 def _aligned(corpus: Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
@@ -176,65 +188,53 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
         (scratch / CODES).write_text("")
         vocabulary.write(scratch / VOCABULARY, read_dictionary(source.dictionary))
         return {"dictionary": source.dictionary.name}
-    given = source.codes
-    if given:
-        segment.read_codes(given)
-        (scratch / CODES).write_bytes(given.read_bytes())
-    elif source.form == SPLIT:
-        (scratch / CODES).write_text("")
-    elif not (scratch / CODES).exists():
-        _learn(task, args.merges)
+    words: Counter[str] = Counter()
+    for block in task.part("train"):
+        words.update(json.loads(block.path("words").read_bytes()))
+    given, learns = source.codes, not source.codes and source.form != SPLIT
+    codes = segment.check_codes(given) if given else ""
+    if learns and (scratch / CODES).exists():
+        codes = (scratch / CODES).read_bytes().decode()  # of an interrupted preparation
+    elif learns:
+        report = partial(task.progress.update, "merge", total=args.merges, unit="merges")
+        codes = segment.learn_codes(words, args.merges, report)
+    stages.write(scratch / CODES, lambda file: file.write(codes.encode()))
     if given and source.form == SPLIT:
         judge.judge_codes(given, task.part("train")[0])
-    task.run("split", stages.split)
-    counts = stages.add_counts(task.part("train"), "tokens")
+    tokens: Counter[str] = Counter()
+    split = str.split if source.form == SPLIT else segment.bpe(codes)
+    for word, count in words.items():
+        for token in split(word):
+            tokens[token] += count
     if given and source.form != SPLIT:
-        judge.judge_foreign_codes(given, sum(counts.values()), stages.add_counts(task.part("train"), "words"))
-    vocabulary.write(scratch / VOCABULARY, segment.by_frequency(counts))
-    return {"codes": given.name if given else "", "merges": 0 if given or source.form == SPLIT else args.merges}
-
-
-def _learn(task: Task, count: int) -> None:
-    words = stages.add_counts(task.part("train"), "words")
-
-    def report(done: int) -> None:
-        task.progress.update("merge", done, count, unit="merges")
-
-    segment.write_codes(merges.learn(words, count, report), task.scratch / "codes.learnt")
-    (task.scratch / "codes.learnt").replace(task.scratch / CODES)
+        judge.judge_foreign_codes(given, tokens, words)
+    # The most frequent first, equal ones by their text.
+    vocabulary.write(scratch / VOCABULARY, sorted(tokens, key=lambda token: (-tokens[token], token)))
+    return {"codes": given.name if given else "", "merges": args.merges if learns else 0}
 
 
 # -- arrays and texts --------------------------------------------------------------------------------------
 
 
-def _sum(blocks: Sequence[Block], stage: str, what: str) -> int:
-    return sum(stages.facts_of(block, stage)[what] for block in blocks)
-
-
-def _tokens(blocks: Sequence[Block]) -> List[int]:
-    """Return the tokens of both sides."""
-    pairs = [stages.facts_of(block, "encode")["tokens"] for block in blocks]
-    return [sum(pair[side] for pair in pairs) for side in range(len(SIDES))]
-
-
-def _join_arrays(blocks: Sequence[Block], scratch: Path, kind: "np.dtype[Any]") -> None:
-    """Write tokens and offsets of both sides of a part from what its blocks hold."""
-    tokens = _tokens(blocks)
-    for side, name in enumerate(SIDES):
-        lengths = [np.fromfile(str(block.path(f"{name}.lengths")), "<i4") for block in blocks]
-        offsets = np.concatenate(([0], np.cumsum(np.concatenate(lengths), dtype="<i8")))
-        write_array(scratch / f"{blocks[0].part}_{name}_offsets.npy", offsets.astype("<i8"))
-        with (scratch / f"{blocks[0].part}_{name}.npy").open("wb") as file:
-            write_header(file, kind, tokens[side])
+def _write_arrays(blocks: Sequence[Block], scratch: Path, entries: int) -> List[int]:
+    """Write tokens and offsets of both sides of a part from what its blocks have; return the tokens of both sides."""
+    tokens = [sum(numbers) for numbers in zip(*(block.facts("encode")["tokens"] for block in blocks))]
+    for side, count in zip(SIDES, tokens):
+        stem, lengths = f"{blocks[0].part}_{side}", [np.zeros(1, "<i8")]
+        with (scratch / f"{stem}.npy").open("wb") as file:
+            write_header(file, stages.id_type(entries), count)
             for block in blocks:
-                file.write(block.path(f"{name}.ids").read_bytes())
+                with np.load(str(block.path("npz"))) as arrays:
+                    file.write(arrays[side].tobytes())
+                    lengths.append(arrays[f"{side}_lengths"])
+        write_array(scratch / f"{stem}_offsets.npy", np.concatenate(lengths).cumsum(dtype="<i8"))
+    return tokens
 
 
 def _write_texts(task: Task, scratch: Path) -> None:
     """Write the lines of the test part as BLEU compares them."""
     for side, name in enumerate((SOURCES, REFERENCES)):
         with (scratch / name).open("w", encoding="utf-8", newline="\n") as file:
-            for block in task.part("test"):
-                for line in stages.read_lines(block, side):
-                    text = " ".join(line.split())
-                    file.write((vocabulary.join_bpe(text.split()) if block.form == SPLIT else text) + "\n")
+            for line in chain.from_iterable(stages.read_lines(block, side) for block in task.part("test")):
+                words = line.split()
+                file.write((vocabulary.join_bpe(words) if task.source.form == SPLIT else " ".join(words)) + "\n")

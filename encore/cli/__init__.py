@@ -1,4 +1,4 @@
 """The command line, one module per topic; app.py imports the one that is asked for.
 
-A command's docstring is its help, and NAME_EPILOG its examples. What several commands take is in options.py.
+A command's docstring is its help and ends with examples. What several commands take is in options.py.
 """

@@ -1,10 +1,10 @@
 """`encore`: the command line. Errors of the user end in one plain message and a documented exit code."""
 
-from __future__ import annotations
-
 import importlib
+import inspect
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated, Any
 
@@ -18,16 +18,17 @@ from encore.names import unknown
 
 COMMANDS = {
     "run": "run.run", "submit": "submit.submit", "status": "jobs.show_status", "follow": "jobs.follow",
-    "cancel": "jobs.cancel", "sweep": "sweep.sweep", "plan": "plan.plan", "list": "show.list_", "show": "show.show",
-    "data": "data", "doctor": "doctor.doctor", "selftest": "selftest.selftest", "bench": "bench.bench",
-    "images": "images", "score": "results.score",
-    "check": "results.check", "audit": "audit.audit", "published": "published.published", "compare": "compare.compare",
-    "explain": "compare.explain", "report": "report.report", "tables": "report.tables",
-    "show-detections": "detections.show_detections", "archive": "report.archive",
-    "play": "play.play", "export": "export.export", "serve": "serve.serve", "reproduce": "reproduce.reproduce",
-    "study": "study",
+    "cancel": "jobs.cancel", "list": "show.list_", "show": "show.show", "data": "data", "doctor": "doctor.doctor",
+    "selftest": "selftest.selftest", "bench": "bench.bench", "images": "images", "score": "results.score",
+    "check": "results.check", "published": "published.published", "compare": "compare.compare",
+    "report": "report.report", "play": "play.play",
 }  # fmt: skip
-"""Module and function of each command; a module alone registers a group of them."""
+"""Module and function of each command; a module alone is a group, whose commands are in its GROUP."""
+LAB = {
+    "audit": "audit.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
+    "reproduce": "reproduce.reproduce", "archive": "report.archive", "export": "export.export", "serve": "serve.serve",
+}  # fmt: skip
+"""The same of the lab, which is a panel of its own in the help."""
 
 
 class Commands(TyperGroup):
@@ -35,26 +36,39 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help."""
-        return [*COMMANDS]
+        return [*COMMANDS, *LAB]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; EncoreError offers the nearest name."""
-        if cmd_name not in COMMANDS:
-            raise unknown("command", cmd_name, COMMANDS)
-        where, _, function = COMMANDS[cmd_name].partition(".")
-        module = importlib.import_module(f"encore.cli.{where}")
+        where = {**COMMANDS, **LAB}
+        if cmd_name not in where:
+            raise unknown("command", cmd_name, where)
+        name, _, function = where[cmd_name].partition(".")
+        module = importlib.import_module(f"encore.cli.{name}")
+        panel = "Lab: studies, audits, submissions, serving" if cmd_name in LAB else "Commands"
         part = typer.Typer(add_completion=False, rich_markup_mode="rich")
         part.callback()(lambda: None)
         if function:
-            epilog, settings = (
-                getattr(module, f"{cmd_name.upper().replace('-', '_')}_EPILOG"),
-                getattr(module, "PASS_ON", None),
-            )
-            part.command(cmd_name, epilog=epilog, context_settings=settings)(getattr(module, function))
+            add(part, cmd_name, getattr(module, function), panel)
         else:
-            module.register(part)
-        group: Any = typer.main.get_command(part)
-        return group.commands[cmd_name]
+            group = typer.Typer(help=module.HELP, no_args_is_help=True)
+            for each, command in module.GROUP.items():
+                add(group, each, command)
+            part.add_typer(group, name=cmd_name, rich_help_panel=panel)
+        whole: Any = typer.main.get_command(part)
+        return whole.commands[cmd_name]
+
+
+def add(group: typer.Typer, name: str, function: Callable[..., None], panel: str | None = None) -> None:
+    """Add a command: its docstring is its help, what follows "Examples:" there comes after the options."""
+    text, _, examples = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
+    group.command(
+        name,
+        help=text,
+        epilog=f"Examples:\n{examples}" if examples else None,
+        rich_help_panel=panel,
+        **getattr(function, "settings", {}),
+    )(function)
 
 
 app = typer.Typer(

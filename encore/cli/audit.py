@@ -1,7 +1,5 @@
 """``encore audit``: what a genuine set of result logs does not have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -17,13 +15,6 @@ from encore.results.audit.judge import Audit, audit_path
 from encore.results.findings import Finding
 from encore.results.words import count_of, round_of
 
-AUDIT_EPILOG = """
-Examples:
-
-  encore audit results/20260101T120000Z-resnet-mxnet-cpu
-
-  encore audit my_logs --against training_results_v0.7 --json
-"""
 SEVERITY_STYLE = {"error": "red", "warning": "yellow", "note": "dim"}
 _PLACES = 3
 
@@ -39,6 +30,12 @@ def audit(
     """Look for late starts, copies, impossible clocks and edited outliers in result logs.
 
     Exits with 1 where there is an error. One set gives one JSON object, a tree a list of them.
+
+    Examples:
+
+      encore audit results/20260101T120000Z-resnet-mxnet-cpu
+
+      encore audit my_logs --against training_results_v0.7 --json
     """
     audits = audit_path(path, against or ())
     if as_json:
@@ -92,7 +89,7 @@ def _print_audit(screen: Console, audit: Audit) -> None:
         if len(findings) > _PLACES:
             _say(screen, f"and {len(findings) - _PLACES} more")
         _say(screen, f"expected: {first.expected}")
-        _say(screen, f"do this:  {first.remedy}")
+        _say(screen, f"hint:     {first.hint}")
 
 
 def _say(screen: Console, line: str) -> None:

@@ -1,23 +1,17 @@
-"""``encore bench``: how fast the step is, compared with a bare loop in the framework, in one run."""
+"""``encore bench``: how fast the step is, compared with a bare loop in the framework or with the machine's ceilings."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from encore import catalogue
 from encore.cli import options
 from encore.cli.data import shown_progress
 from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.errors import EncoreError
+from encore.machine import node
 from encore.run import benching
-
-BENCH_EPILOG = """
-Examples:
-
-  encore bench resnet                                   what this machine's default system does
-
-  encore bench resnet --set image_size=224 --set eval_resize=256 --set depth=50 --set batch_size=16
-"""
 
 
 def bench(
@@ -29,21 +23,44 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Measurements of each kind; the median counts.")] = 5,
     settings: options.Settings = None,
     python: options.Python = None,
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="The step below this machine's measured ceilings, and its kernels.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="With --roofline: folder to write to.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure samples/s on one GPU or on all cores: bare loop, synthetic data, real data, input alone."""
+    """Measure samples/s on one GPU or on all cores: bare loop, synthetic data, real data, input alone.
+
+    With --roofline: how far the step is below the measured ceilings of compute and memory, and where its time goes.
+    Benchmarks measured into one folder are on one page; encore study report DIR shows it again.
+
+    Examples:
+
+      encore bench resnet                                   what this machine's default system does
+
+      encore bench resnet --set image_size=224 --set eval_resize=256 --set depth=50 --set batch_size=16
+
+      encore bench resnet-pytorch --roofline -o roofline
+    """
     screen = console(stderr=as_json)
+    if roofline != (output is not None):
+        raise EncoreError("one of --roofline and -o DIR", expected="both: the page of a roofline is written to DIR")
+    request = benching.Request(
+        name=benchmark,
+        system=system,
+        round=round_name,
+        data=data_folder,
+        steps=steps,
+        repeats=1 if roofline else repeats,
+        settings=tuple(settings or ()),
+        python=python,
+    )
+    if output is not None:
+        _measure_roofline(request, output, as_json)
+        return
     with shown_progress(screen) as on_update:
-        request = benching.Request(
-            name=benchmark,
-            system=system,
-            round=round_name,
-            data=data_folder,
-            steps=steps,
-            repeats=repeats,
-            settings=tuple(settings or ()),
-            python=python,
-        )
         result = benching.measure(request, screen.print, on_update)
     if as_json:
         write_json(result)
@@ -55,4 +72,29 @@ def bench(
         ratio = "" if name in ("bare", "input") else f"{entry['ratio']:.3f}"
         table.add_row(entry["title"], f"{entry['median']:.1f}", f"{entry['least']:.1f}", f"{entry['most']:.1f}", ratio)
     print_fitted(screen, table)
-    screen.print(f"share of the time waiting for data: {result['input_share']:.1%}; bare loop {bare:.1f} {speed}")
+    screen.print(f"data stall: {result['input_share']:.1%} of the time; bare loop {bare:.1f} {speed}")
+
+
+def _measure_roofline(request: benching.Request, folder: Path, as_json: bool) -> None:
+    """Measure a step and the machine's ceilings into a folder, and show everything that is in it."""
+    # The lab's plots take half a second to load.
+    from encore.cli.study import keep, show
+    from encore.lab.studies import machine_links, roofline, servers_report
+
+    counted = machine_links.own_framework()
+    if (framework := catalogue.choose(request.name).implementation.framework) != counted:
+        every = [each for each, choice in catalogue.choices().items() if choice.implementation.framework == counted]
+        raise EncoreError(
+            f"{request.name}: steps of {framework} are not counted",
+            expected=f"a benchmark in {counted}: {', '.join(every)}",
+            hint="compare its kernels by Nsight Systems: encore study report --help",
+        )
+    screen = console(stderr=as_json)
+    words = ("--steps", str(request.steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
+    with shown_progress(screen) as on_update:
+        result = benching.run_program(
+            request, "benchmarks.common.checks.roofline {module}", words, screen.print, on_update
+        )
+    keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
+    keep(folder, f"{request.name}.json", result)
+    show(servers_report.roofline_report(roofline.load(folder)), folder, as_json)

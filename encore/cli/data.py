@@ -1,7 +1,5 @@
 """``encore data``: prepare, verify and list data sets."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import time
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -29,18 +28,6 @@ from encore.machine import node, preflight
 PLAIN_SECONDS = 10.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
 
-BenchmarkArgument = Annotated[str, typer.Argument(help="Benchmark, for example resnet.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add ``data`` with its commands to the command line."""
-    group = typer.Typer(help="Prepare, verify and list data sets.", no_args_is_help=True)
-    passing = {"ignore_unknown_options": True, "allow_extra_args": True}
-    group.command("prepare", cls=_PrepareCommand, context_settings=passing)(prepare)
-    group.command("verify")(verify)
-    group.command("list")(list_data)
-    app.add_typer(group, name="data")
-
 
 class _PrepareCommand(TyperCommand):
     """``encore data prepare BENCHMARK --help`` ends with the options that this benchmark alone has."""
@@ -58,11 +45,13 @@ class _PrepareCommand(TyperCommand):
 
 def prepare(
     context: typer.Context,
-    benchmark: BenchmarkArgument,
+    benchmark: options.Benchmark,
     source: Annotated[
-        Path | None, typer.Option("--from", help="Raw data; without it, the benchmark's small set.")
+        str | None, typer.Argument(metavar="SOURCE", help="Raw data; without it, the benchmark's toy data set.")
     ] = None,
-    to: Annotated[Path | None, typer.Option(help="Folder to write; default: data/BENCHMARK.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to; default: data/BENCHMARK.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the data set; default: its source's.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of every random choice; default: 0.")] = None,
@@ -73,22 +62,31 @@ def prepare(
 ) -> None:
     """Turn raw data into the files that training reads; an interrupted preparation resumes.
 
-    A benchmark may take options of its own, after its name: encore data prepare BENCHMARK --help lists them.
+    A benchmark may take options of its own, at the end: encore data prepare BENCHMARK --help lists them.
+
+    Examples:
+
+      encore data prepare resnet                                    the toy data set
+
+      encore data prepare resnet /downloads -o /data/imagenet --workers 32
     """
     choice = catalogue.choose(benchmark)
     name_of_data = choice.benchmark.name
-    directory = to or data.default_directory(name_of_data)
+    directory = output or data.default_directory(name_of_data)
+    words = [*filter(None, [source]), *context.args]
+    # A benchmark's own option directly behind its name is no source.
+    raw = Path(words.pop(0)) if source is not None and not source.startswith("-") else None
     wanted = data.Preparation(
-        source=source,
+        source=raw,
         name=name,
         workers=workers,
         seed=seed,
         overwrite=overwrite,
-        options=tuple(context.args),
+        options=tuple(words),
     )
     data.check_options(name_of_data, wanted)
     if python is not None and runtime != "host":
-        raise EncoreError(f"--python with --runtime {runtime}", expected="one of them", remedy="leave one out")
+        raise EncoreError(f"--python with --runtime {runtime}", expected="one of them", hint="leave one out")
     target = runtimes.choose(runtime, choice, node.this_node(), "cpu")
     in_container = target.runtime != "host"
     if dry_run:
@@ -109,14 +107,32 @@ def prepare(
     typer.echo(f"{passport.directory}: {describe(passport)}")
 
 
+prepare.settings = {  # type: ignore[attr-defined]
+    "cls": _PrepareCommand,
+    "context_settings": options.PASS_ON,
+}
+
+
 def verify(
-    benchmark: BenchmarkArgument,
+    benchmark: Annotated[str | None, typer.Argument(help="Benchmark; without one, every data set in data/.")] = None,
     directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
     quick: Annotated[bool, typer.Option("--quick/--full", help="Sizes and ends of the files, or every byte.")] = False,
     python: options.Python = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Compare a data set with its passport; exit code 2 when they differ."""
+    """Compare a data set with its manifest; exit code 2 when they differ.
+
+    Without a benchmark: every data set in data/ and whether its manifest and the sizes of its files are right.
+
+    Examples:
+
+      encore data verify
+
+      encore data verify resnet /data/imagenet --quick
+    """
+    if benchmark is None:
+        _list_data()
+        return
     choice = catalogue.choose(benchmark)
     folder = directory or data.default_directory(choice.benchmark.name)
     by = _python_of(choice, python)
@@ -124,21 +140,19 @@ def verify(
         problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)
     if as_json:
         findings = [
-            {"found": problem.found, "expected": problem.expected, "remedy": problem.remedy} for problem in problems
+            {"found": problem.found, "expected": problem.expected, "hint": problem.hint} for problem in problems
         ]
         typer.echo(json.dumps({"directory": str(folder), "whole": not problems, "findings": findings}))
-    elif problems:
-        for problem in problems:
-            typer.echo(str(problem), err=True)
-    else:
+    elif not problems:
         how = "quick look" if quick else "every byte"
         typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
+    for problem in problems if not as_json else ():
+        typer.echo(str(problem), err=True)
     if problems:
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def list_data() -> None:
-    """List the data sets below data/ and whether they can be used."""
+def _list_data() -> None:
     # Lines and not a table: folders are long, and a wrapped path cannot be copied.
     for benchmark, directory, state in data.data_folders():
         line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
@@ -148,20 +162,9 @@ def list_data() -> None:
 def describe(passport: data.DataPassport) -> str:
     """Return a data set as one line."""
     counts = ", ".join(f"{count:,} {split}" for split, count in passport.counts.items())
-    size = human_bytes(passport.bytes)
+    size = filesize.decimal(passport.bytes)
     classes = f"{passport.classes:,} classes, " if passport.classes else ""
     return f"{passport.name}, {counts}, {classes}{size}, id {passport.id[:12]}"
-
-
-def human_bytes(count: float) -> str:
-    """Return a number of bytes in decimal units: ``1.5 GB``."""
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    for unit in ("kB", "MB", "GB"):
-        count /= 1000
-        if count < 1000:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1000:.1f} TB"
 
 
 def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
@@ -171,12 +174,12 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
     preflight.refuse_failed(checks.check_folders(folders))
     if wanted.source is not None and not wanted.source.exists():
-        raise EncoreError(f"{wanted.source} does not exist", remedy="give the folder of the raw data: --from DIR")
+        raise EncoreError(f"{wanted.source} does not exist", hint="name the folder of the raw data")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "give a folder that you may write to: --to DIR"
-        raise EncoreError(f"{directory} cannot be made: {error.strerror}", remedy=remedy) from error
+        hint = "give a folder that you may write to: -o DIR"
+        raise EncoreError(f"{directory} cannot be made: {error.strerror}", hint=hint) from error
     return runtimes.preparation(target, benchmark, directory, wanted)
 
 
@@ -193,7 +196,7 @@ def _python_of(choice: Choice, named: Path | None) -> Path:
 def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
     """Draw a bar per phase on a terminal, and print a line now and then elsewhere."""
     if not console.is_terminal:
-        yield _PlainLines(console).update
+        yield _plain_lines(console)
         return
     columns = (TextColumn("{task.description:>8}"), BarColumn(), _Count(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
@@ -220,25 +223,22 @@ class _Count(ProgressColumn):
 
 def amount(done: int, total: int | None, unit: str) -> str:
     """Return how much is done, in its unit."""
-    shown, suffix = (human_bytes, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
+    shown, suffix = (filesize.decimal, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
     return shown(done) + ("" if total is None else f" of {shown(total)}") + suffix
 
 
-class _PlainLines:
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._phase = ""
-        self._printed = 0.0
+def _plain_lines(console: Console) -> data.OnUpdate:
+    printed: dict[str, float] = {}
 
-    def update(self, news: data.Update) -> None:
-        if news.note:
-            line = news.note
-        elif news.phase != self._phase or news.done == news.total or self._is_due():
-            self._phase, self._printed = news.phase, time.monotonic()
-            line = f"{news.phase}: {amount(news.done, news.total, news.unit)}"
-        else:
-            return
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+    def update(news: data.Update) -> None:
+        is_due = time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS
+        if news.note or news.done == news.total or is_due:
+            printed[news.phase] = time.monotonic()
+            line = news.note or f"{news.phase}: {amount(news.done, news.total, news.unit)}"
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    def _is_due(self) -> bool:
-        return time.monotonic() - self._printed >= PLAIN_SECONDS
+    return update
+
+
+HELP = "Prepare and verify data sets."
+GROUP = {"prepare": prepare, "verify": verify}

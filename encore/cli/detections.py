@@ -1,45 +1,22 @@
-"""``encore show-detections``: images of a run's last evaluation, drawn."""
-
-from __future__ import annotations
+"""``encore report --detections``: images of a run's last evaluation, drawn."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.results.report.detections import FILE, KEY, Detected, drawing, images_of
 from encore.results.scores.score import existing
 
-SHOW_DETECTIONS_EPILOG = """
-Examples:
 
-  encore show-detections results/20260101T120000Z-maskrcnn-pytorch-cpu -o pictures
-
-  encore show-detections results/20260101T120000Z-ssd-pytorch-cpu --json
-"""
-
-
-def show_detections(
-    run: options.Run,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Folder to write pictures to; default: none is written."),
-    ] = None,
-    as_json: options.Json = False,
-) -> None:
-    """Draw what a detector found: boxes, masks and scores next to the objects, as SVG.
-
-    Of the images with the best and the worst results of the last evaluation.
-    """
+def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
+    """Print the images with the best and the worst results of a run's last evaluation; draw them into ``output``."""
     images = images_of(existing(run))
     if not images:
         raise EncoreError(
             f"{run} has no detections",
             expected=f"a run of ssd or maskrcnn whose first evaluation has ended: experiment_N/{FILE}",
-            remedy="wait for its first evaluation, or name another run",
+            hint="wait for its first evaluation, or name another run",
         )
     files = _write(images, output) if output is not None else [None] * len(images)
     if as_json:
@@ -50,7 +27,7 @@ def show_detections(
         f"detections after epoch {images[0].epoch}", "which", "image", "AP50", "detections", "matched", "objects"
     )
     for image in images:
-        matched = sum(not each.dashed for each in image.found)
+        matched = sum(each.matched for each in image.found)
         counts = (len(image.found), matched, len(image.objects))
         table.add_row(image.which, text(image.file), f"{image.precision:.2f}", *map(str, counts))
     print_fitted(screen, table)
@@ -71,7 +48,7 @@ def _write(images: list[Detected], folder: Path) -> list[Path]:
     except OSError as error:
         raise EncoreError(
             f"the pictures cannot be written to {folder}: {error.strerror or error}",
-            remedy="give a folder that you may write to: -o DIR",
+            hint="give a folder that you may write to: -o DIR",
             exit_code=ExitCode.FAILED,
         ) from error
     return files
@@ -81,7 +58,7 @@ def _as_json(image: Detected, file: Path | None) -> dict[str, Any]:
     shapes = {
         name: [
             {"label": each.label, "box": each.box, "has_mask": bool(each.runs)}
-            | ({"crowd": each.crowd} if each.score is None else {"score": each.score, "matched": not each.dashed})
+            | ({"crowd": each.crowd} if each.score is None else {"score": each.score, "matched": each.matched})
             for each in listed
         ]
         for name, listed in (("detections", image.found), ("objects", image.objects))

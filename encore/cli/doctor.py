@@ -1,12 +1,9 @@
 """``encore doctor``: what this machine has, and what of it is missing or in the way."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,37 +16,29 @@ from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.files import existing
 from encore.machine import node, preflight
-from encore.machine.preflight import Check, Level
-from encore.slurm import cluster_check as slurm_doctor
-
-DOCTOR_EPILOG = """
-Examples:
-
-  encore doctor
-
-  encore doctor --json
-
-  encore doctor --cluster                                   on a login node of a Slurm cluster
-
-  encore doctor --cluster-file slurm/cluster.example.toml
-"""
+from encore.machine.preflight import Check
+from encore.slurm import cluster_check
 
 
 def doctor(
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="Check the Slurm cluster and cluster.toml instead.")
-    ] = False,
-    cluster_file: Annotated[
-        Path | None, typer.Option("--cluster-file", help="Cluster file; default: the one at its usual place.")
-    ] = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Check the Slurm cluster and cluster.toml instead.")] = False,
+    cluster: options.Cluster = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check this machine; exit code 2 if something makes every run impossible."""
+    """Check this machine; exit code 2 if something makes every run impossible.
+
+    Examples:
+
+      encore doctor
+
+      encore doctor --json
+
+      encore doctor --slurm                                     on a login node of a Slurm cluster
+
+      encore doctor --slurm --cluster slurm/cluster.example.toml
+    """
     machine = node.this_node()
-    if cluster or cluster_file is not None:
-        _report(machine, slurm_doctor.check(cluster_file), as_json)
-    else:
-        _report(machine, _all(machine), as_json)
+    _report(machine, cluster_check.check(cluster) if slurm else _all(machine), as_json)
 
 
 def _all(machine: node.Node) -> list[Check]:
@@ -68,31 +57,27 @@ def _report(machine: node.Node, found: list[Check], as_json: bool) -> None:
 
 def _machine(machine: node.Node) -> list[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
-    checks = [
+    gpus = [
+        f"{gpu.index}: {gpu.name}, {gpu.memory_gib:g} GiB, driver {gpu.driver}"
+        + (f", compute capability {gpu.compute_capability}" if gpu.compute_capability else "")
+        for gpu in machine.gpus
+    ]
+    return [
         Check("OK", "system", f"{machine.operating_system}, kernel {machine.kernel}, Python {version}"),
         Check("OK", "processor", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB"),
+        *(Check("OK", "GPU", found) for found in gpus),
+        *([] if gpus else [Check("WARN", "GPUs", "none: ranks run on the CPU; what they train reproduces nothing")]),
     ]
-    if not machine.gpus:
-        checks.append(Check("WARN", "GPUs", "none: ranks run on the CPU, and what they train reproduces nothing"))
-    for gpu in machine.gpus:
-        capability = f", compute capability {gpu.compute_capability}" if gpu.compute_capability else ""
-        found = f"{gpu.index}: {gpu.name}, {gpu.memory_gib:g} GiB, driver {gpu.driver}{capability}"
-        checks.append(Check("OK", "GPU", found))
-    return checks
 
 
 def _tools() -> list[Check]:
-    checks = []
-    for name, purpose in (("g++", "to compile Horovod"), ("make", "to compile Horovod")):
-        path = shutil.which(name)
-        level: Level = "OK" if path else "WARN"
-        checks.append(Check(level, name, path or "missing", f"install it {purpose}"))
-    mpi = shutil.which("mpicc")
-    checks.append(Check("OK", "MPI", mpi or "none: Horovod is compiled with Gloo alone"))
-    sbatch = shutil.which("sbatch")
-    if sbatch:
-        checks.append(Check("OK", "sbatch", sbatch))
-    return checks
+    found = {name: shutil.which(name) for name in ("g++", "make", "mpicc", "sbatch")}
+    checks = [
+        Check("OK" if found[name] else "WARN", name, found[name] or "missing", "install it to compile Horovod")
+        for name in ("g++", "make")
+    ]
+    checks.append(Check("OK", "MPI", found["mpicc"] or "none: Horovod is compiled with Gloo alone"))
+    return [*checks, *([Check("OK", "sbatch", found["sbatch"])] if found["sbatch"] else [])]
 
 
 def _engines(machine: node.Node) -> list[Check]:
@@ -102,13 +87,11 @@ def _engines(machine: node.Node) -> list[Check]:
             continue
         try:
             engine = engines.connect(name)
-        except EncoreError as error:
-            checks.append(Check("WARN", name, error.found, error.remedy))
-            continue
-        if machine.gpus and engine.gpu_access is None:
-            checks.append(Check("WARN", name, "cannot hand GPUs to containers", engines.NO_TOOLKIT))
-        else:
+            if machine.gpus and engine.gpu_access is None:
+                raise EncoreError("cannot hand GPUs to containers", hint=engines.NO_TOOLKIT)
             checks.append(Check("OK", name, engine.program + (", rootless" if engine.rootless else "")))
+        except EncoreError as error:
+            checks.append(Check("WARN", name, error.found, error.hint))
     return checks
 
 
@@ -117,13 +100,10 @@ def _environments() -> list[Check]:
     for framework in sorted({choice.implementation.framework for choice in catalogue.choices().values()}):
         try:
             made = environment.describe(framework)
+            found = str(made.folder) if made.is_ready else "will be made by the first run"
+            checks.append(Check("OK", f"{framework} environment", found))
         except EncoreError as error:
-            checks.append(Check("WARN", f"{framework} environment", error.found, error.remedy))
-            continue
-        if made.is_ready:
-            checks.append(Check("OK", f"{framework} environment", str(made.folder)))
-        else:
-            checks.append(Check("OK", f"{framework} environment", "will be made by the first run"))
+            checks.append(Check("WARN", f"{framework} environment", error.found, error.hint))
     return checks
 
 
@@ -132,12 +112,11 @@ def _folders() -> list[Check]:
     for name, folder in (("cache", paths.cache_folder()), ("results", paths.default_results())):
         there = existing(folder)
         free = shutil.disk_usage(there).free / 2**30
-        if not os.access(there, os.W_OK):
-            checks.append(Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder"))
-        else:
-            level: Level = "OK" if free > 5 else "WARN"
-            remedy = "a framework environment needs about 3 GiB"
-            checks.append(Check(level, name, f"{folder}, {free:.0f} GiB free", remedy))
+        checks.append(
+            Check("OK" if free > 5 else "WARN", name, f"{folder}, {free:.0f} GiB free", "an environment needs 3 GiB")
+            if os.access(there, os.W_OK)
+            else Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder")
+        )
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
     checks.append(Check("OK", "locked memory", f"limit {text}"))

@@ -8,8 +8,6 @@ file; TABLES lists the names. What is between the two lines is replaced, nothing
 written whole.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -26,28 +24,45 @@ from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
 from encore.containers import dockerfiles, images, support
 from encore.errors import EncoreError, ExitCode
-from encore.results.audit import rates
+from encore.results import rates
 from encore.results.audit.oddities import Rule
 from encore.results.audit.rules import RULES
-from encore.results.compliance import rates as check_rates
 from encore.results.published import calibration
-from encore.results.published.published import PublishedResult, load_published
+from encore.results.published.published import load_published
 from encore.run import published_speed
 
-START = re.compile(r"<!-- generated: (?P<name>[\w -]+) -->")
-END = "<!-- end -->"
+MARKER = re.compile(r"(<!-- generated: ([\w -]+) -->\n)(.*?)(?=(<!-- (?:end|generated:[^>]*) -->)|\Z)", re.DOTALL)
 NO_VALUE = "–"
+Rows = Iterable[Sequence[str]]
+
+TABLES: dict[str, Callable[..., str]] = {}
+"""The tables by their names; those of a benchmark take it."""
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Rows) -> str:
     """Return a Markdown table; a bar inside a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def benchmarks_table() -> str:
-    """Return every benchmark and implementation with its task."""
-    rows = []
+def of_text(name: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
+    """Register a function that returns the whole table called ``name``."""
+
+    def register(function: Callable[..., str]) -> Callable[..., str]:
+        TABLES[name] = function
+        return function
+
+    return register
+
+
+def of_rows(name: str, *head: str) -> Callable[[Callable[..., Rows]], Callable[..., str]]:
+    """Register a function that returns the rows of the table called ``name``."""
+    return lambda rows: of_text(name)(lambda *benchmark: markdown(head, rows(*benchmark)))
+
+
+@of_rows("benchmarks", "name", "task", "framework", "data set", "target")
+def benchmarks_rows() -> Rows:
+    """Yield every benchmark and implementation with its task."""
     for name, choice in catalogue.choices().items():
         benchmark = choice.benchmark
         targets = "; ".join(
@@ -55,88 +70,96 @@ def benchmarks_table() -> str:
             for key, quality in benchmark.qualities.items()
         )
         page = f"[{benchmark.title}](benchmarks/{paths.benchmark_folder(benchmark.name).name}/README.md)"
-        framework = choice.implementation.framework
-        rows.append([f"`{name}`", page, framework, benchmark.data_set, targets])
-    return markdown(["name", "task", "framework", "data set", "target"], rows)
+        yield f"`{name}`", page, choice.implementation.framework, benchmark.data_set, targets
 
 
-def targets_table(choice: Choice) -> str:
+@of_text("targets")
+def targets_table(benchmark: str) -> str:
     """Return the quality target and runs of a score, per round."""
-    qualities, rounds = choice.benchmark.qualities, choice.benchmark.rounds.items()
-    head = ["round", *(f"target, {each.title}" for each in qualities.values()), "runs of a score"]
-    rows = [[name, *(f"{each.targets[q]:g}" for q in qualities), str(each.runs)] for name, each in rounds]
-    return markdown(head, rows)
+    known = catalogue.choose(benchmark).benchmark
+    head = ["round", *(f"target, {each.title}" for each in known.qualities.values()), "runs of a score"]
+    rounds = known.rounds.items()
+    return markdown(
+        head, [[name, *(f"{each.targets[q]:g}" for q in known.qualities), str(each.runs)] for name, each in rounds]
+    )
 
 
-def systems_table(choice: Choice) -> str:
-    """Return every system of an implementation with the values that distinguish it."""
-    head = ["round", "system", "kind", "nodes x GPUs", "GPU", "batch per GPU", "global batch", "optimizer"]
-    head += ["learning rate", "warm-up", "epochs"]
-    return markdown(head, [_system_row(choice, system) for system in catalogue.systems(choice)])
+@of_rows(
+    "systems", "round", "system", "kind", "nodes x GPUs", "GPU", "batch per GPU", "global batch", "optimizer",
+    "learning rate", "warm-up", "epochs",
+)  # fmt: skip
+def systems_rows(benchmark: str) -> Rows:
+    """Yield every system of an implementation with the values that distinguish it."""
+    choice = catalogue.choose(benchmark)
+    return [_system_row(choice, system) for system in catalogue.systems(choice)]
 
 
-def _system_row(choice: Choice, system: System) -> list[str]:
+def _system_row(choice: Choice, system: System) -> Sequence[str]:
     resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
-    scale = f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any number of ranks"
-    values = ["batch_size", "optimizer", "learning_rate", "epochs"]
-    batch, optimizer, rate, epochs = (resolved.get(name) for name in values)
-    warmup = f"{resolved.get('warmup_epochs'):g}" if "warmup_epochs" in resolved.values else NO_VALUE
     gpu = system.accelerator or ("any" if resolved.get("device") == "gpu" else "none")
-    row = [system.round, f"`{system.system}`", system.kind, scale, gpu]
-    row += [str(batch) if system.accelerator else NO_VALUE, str(resolved.global_batch), optimizer]
-    return [*row, f"{rate:g}", warmup, str(epochs)]
+    on_gpus = bool(system.accelerator)
+    return (
+        system.round,
+        f"`{system.system}`",
+        system.kind,
+        f"{system.nodes} x {system.gpus_per_node}" if on_gpus else "any number of ranks",
+        gpu,
+        str(resolved.get("batch_size")) if on_gpus else NO_VALUE,
+        str(resolved.global_batch),
+        resolved.get("optimizer"),
+        f"{resolved.get('learning_rate'):g}",
+        f"{resolved.get('warmup_epochs'):g}" if "warmup_epochs" in resolved.values else NO_VALUE,
+        str(resolved.get("epochs")),
+    )
 
 
-def published_table(choice: Choice) -> str:
-    """Return the submitted result of each system that has one."""
-    head = ["round", "system", "submitted as", "minutes", "fastest to slowest", "converged", "epochs"]
-    found = {
-        (result.round, result.system): result
-        for result in load_published()
-        if result.benchmark == choice.benchmark.name
-    }
-    submitted = [system for system in catalogue.systems(choice) if system.kind == "submitted"]
-    return markdown(head, [_published_row(each, found.get((each.round, each.submission))) for each in submitted])
+@of_rows("published", "round", "system", "submitted as", "minutes", "fastest to slowest", "converged", "epochs")
+def published_rows(benchmark: str) -> Rows:
+    """Yield the submitted result of each system that has one."""
+    choice = catalogue.choose(benchmark)
+    results = [result for result in load_published() if result.benchmark == choice.benchmark.name]
+    found = {(result.round, result.system): result for result in results}
+    for system in catalogue.systems(choice):
+        if system.kind != "submitted":
+            continue
+        result = found.get((system.round, system.submission))
+        first = system.round, f"`{system.system}`"
+        if result is None:
+            yield *first, "result not at hand", *[NO_VALUE] * 4
+            continue
+        minutes = [
+            NO_VALUE if value is None else f"{value:.3f}"
+            for value in (result.score_minutes, result.fastest_minutes, result.slowest_minutes)
+        ]
+        converged = NO_VALUE if result.converged is None else f"{result.converged} of {result.runs}"
+        # DLRM evaluates within an epoch, and its logs give all sixteen digits.
+        shown = [f"{float(epoch):.5g}" for epoch in result.last_eval_epochs.split("-") if epoch]
+        epochs = " to ".join(dict.fromkeys(shown)) or NO_VALUE
+        yield *first, f"`{result.name}`", minutes[0], f"{minutes[1]} to {minutes[2]}", converged, epochs
 
 
-def _published_row(system: System, result: PublishedResult | None) -> list[str]:
-    first = [system.round, f"`{system.system}`"]
-    if result is None:
-        return [*first, "result not at hand", *[NO_VALUE] * 4]
-    span = f"{_minutes(result.fastest_minutes)} to {_minutes(result.slowest_minutes)}"
-    converged = NO_VALUE if result.converged is None else f"{result.converged} of {result.runs}"
-    # DLRM evaluates within an epoch, and its logs give all sixteen digits.
-    shown = [f"{float(epoch):.5g}" for epoch in result.last_eval_epochs.split("-") if epoch]
-    epochs = " to ".join(dict.fromkeys(shown)) or NO_VALUE
-    return [*first, f"`{result.name}`", _minutes(result.score_minutes), span, converged, epochs]
+@of_rows("keys", "key", "default", "meaning")
+def keys_rows(benchmark: str) -> Rows:
+    """Yield every configuration key with its default and its meaning."""
+    folder = catalogue.choose(benchmark).folder
+    meanings = configuration.fields_with_meaning(folder)
+    for each in dataclasses.fields(configuration.config_class(folder)):
+        yield f"`{each.name}`", f"`{json.dumps(each.default)}`", meanings[each.name]
 
 
-def _minutes(value: float | None) -> str:
-    return NO_VALUE if value is None else f"{value:.3f}"
-
-
-def keys_table(choice: Choice) -> str:
-    """Return every configuration key with its default and its meaning."""
-    fields = dataclasses.fields(configuration.config_class(choice.folder))
-    meanings = configuration.fields_with_meaning(choice.folder)
-    rows = [[f"`{each.name}`", f"`{json.dumps(each.default)}`", meanings[each.name]] for each in fields]
-    return markdown(["key", "default", "meaning"], rows)
-
-
-def images_table() -> str:
-    """Return each round's submitted base next to today's."""
-    head = ["round", "benchmark", "submitted on", "built on today", "why"]
-    rows = []
+@of_rows("images", "round", "benchmark", "submitted on", "built on today", "why")
+def images_rows() -> Rows:
+    """Yield each round's submitted base next to today's."""
     for entry in images.catalogue().submitted:
         submitted = images.find_release(entry.framework, entry.release)
         today = images.find_release(entry.framework)
         link = f"[`{submitted.reference}`]({entry.source})"
-        rows.append([entry.round, entry.benchmark, link, f"`{today.reference}`", entry.why])
-    return markdown(head, rows)
+        yield entry.round, entry.benchmark, link, f"`{today.reference}`", entry.why
 
 
+@of_text("support")
 def support_table() -> str:
-    """Return for each framework what of an implementation was run in which image."""
+    """Return for each framework which implementation ran in which image."""
     found = support.tried()
     return "\n".join(_support_of(name, found) for name in images.catalogue().default)
 
@@ -168,30 +191,31 @@ def _state(release: images.Release, choice: Choice) -> str:
     return f"too old: {', '.join(old)}" if old else "too old"
 
 
-def tried_table() -> str:
-    """Return every training that was tried with other versions, or elsewhere, than the tests have."""
+@of_rows("tried", "implementation", "with", "on", "date", "result", "note")
+def tried_rows() -> Rows:
+    """Yield every training that was tried with other versions, or elsewhere, than the tests have."""
     places = {"cpu": "a CPU", "stand-in": "its image on the CPU base, a CPU", "gpu": "a GPU"}
-    rows = []
     for each in support.tried():
         versions = ", ".join(f"{support.title(name)} {text}" for name, text in each.versions.items())
-        rows.append(
-            [f"`{each.implementation}`", versions, places[each.where], each.date, each.problem or "trained", each.note]
-        )
-    return markdown(["implementation", "with", "on", "date", "result", "note"], rows)
+        result = each.problem or "trained"
+        yield f"`{each.implementation}`", versions, places[each.where], each.date, result, each.note
 
 
+@of_text("calibration")
 def calibration_table() -> str:
     """Return how often verdicts were right where it is known how far apart two sets are."""
-    return markdown(calibration.calibration_head(), calibration.calibration_rows())
+    return markdown(*calibration.calibration_table())
 
 
+@of_text("convergence-calibration")
 def shift_table() -> str:
     """Return the same for sets of which one needs more epochs."""
-    return markdown(calibration.shift_head(), calibration.shift_rows())
+    return markdown(*calibration.shift_table())
 
 
+@of_text("predictions")
 def predictions_table(benchmark: str) -> str:
-    """Return the cost model's predictions next to the published results of a benchmark."""
+    """Return the cost model's predictions next to the published results, whose benchmarks Encore need not implement."""
     # scipy, which only this table needs, takes half a second to load.
     from encore.lab.scaling.validation import error_table
 
@@ -199,54 +223,49 @@ def predictions_table(benchmark: str) -> str:
     return f"{table.as_markdown()}\n\n{table.note}\n"
 
 
-def audit_table() -> str:
+@of_rows("audit", "rule", "finds", "severity", "public sets", "logs", "among them")
+def audit_rows() -> Rows:
     """Return every rule of the audit with how often it fires on the public sets."""
-    head = ["rule", "finds", "severity", "public sets", "logs", "among them"]
-    return markdown(head, [_audit_row(rule) for rule in RULES])
+    return [_audit_row(rule) for rule in RULES]
 
 
-def _audit_row(rule: Rule) -> list[str]:
-    entry, every = rates.measured()["rules"].get(rule.name), rates.measured()
+def _audit_row(rule: Rule) -> Sequence[str]:
+    entry, every = rates.measured("audit")["rules"].get(rule.name), rates.measured("audit")
+    first = f"`{rule.name}`", rule.meaning, rates.severity_at(rates.rate_of("audit", rule.name), rule.severity)
     if entry is None:
-        return [f"`{rule.name}`", rule.meaning, rates.severity_of(rule), *["not measured"] * 3]
+        return *first, *["not measured"] * 3
     counts = [f"{entry[key]} of {every[key]} ({entry[key] / every[key]:.2%})" for key in ("sets", "logs")]
     # The folder of the results is in every path.
     examples = [name.removeprefix("training_results_").replace("/results/", "/") for name in entry["examples"]]
-    return [f"`{rule.name}`", rule.meaning, rates.severity_of(rule), *counts, "<br>".join(examples) or NO_VALUE]
+    return *first, *counts, "<br>".join(examples) or NO_VALUE
 
 
+@of_text("own-rules")
 def own_rules_table() -> str:
-    """Return the rules of our own that fire on public logs which the official checker passes."""
-    every = check_rates.measured()
+    """Return Encore's own rules that fire on public logs which the official checker passes."""
+    every = rates.measured("check")
     rows = []
     for code, entry in every["rules"].items():
         rate = entry["sets"] / every["sets"]
-        severity = "warning" if rate > check_rates.MOST_OF_AN_ERROR else "as it is"
+        severity = "warning" if rate > rates.MOST_OF_AN_ERROR else "as it is"
         rows.append([f"`{code}`", f"{entry['sets']} ({rate:.2%})", str(entry["logs"]), severity])
     return markdown(["rule", f"sets of {every['sets']}", f"logs of {every['logs']}", "severity"], rows)
 
 
-def verdicts_table() -> str:
-    """Return how many public logs of each round the official checker and `encore check` pass."""
-    rows = [
-        [
-            name,
-            *(str(entry[key]) for key in ("logs", "official", "ours")),
-            ", ".join(f"{count} x `{code}`" for code, count in entry["differ"].items()) or NO_VALUE,
-        ]
-        for name, entry in check_rates.measured()["rounds"].items()
-    ]
-    return markdown(["round", "logs", "the checker passes", "`encore check` passes", "what differs"], rows)
+@of_rows("check-verdicts", "round", "logs", "the checker passes", "`encore check` passes", "what differs")
+def verdicts_rows() -> Rows:
+    """Yield how many public logs of each round the official checker and `encore check` pass."""
+    for name, entry in rates.measured("check")["rounds"].items():
+        differ = ", ".join(f"{count} x `{code}`" for code, count in entry["differ"].items())
+        yield name, *(str(entry[key]) for key in ("logs", "official", "ours")), differ or NO_VALUE
 
 
-def fakes_table() -> str:
-    """Return how many fakes of the public sets the audit finds."""
-    fakes = rates.measured()["fakes"]
-    rows = [
-        [what, str(count), *(f"{fakes[column][what] / count:.1%}" for column in ("found", "alone"))]
-        for what, count in fakes["of"].items()
-    ]
-    return markdown(["fake", "sets", "found", "found without the look-up"], rows)
+@of_rows("fakes", "fake", "sets", "found", "found without the look-up")
+def fakes_rows() -> Rows:
+    """Yield how many fakes of the public sets the audit finds."""
+    fakes = rates.measured("audit")["fakes"]
+    for what, count in fakes["of"].items():
+        yield what, str(count), *(f"{fakes[column][what] / count:.1%}" for column in ("found", "alone"))
 
 
 @cache
@@ -261,113 +280,80 @@ def checks() -> dict[str, list[str]]:
     return {name: listed[choice.implementation.module] for name, choice in catalogue.choices().items()}
 
 
-def checks_table() -> str:
-    """Return which checks every implementation has, and which one has in addition."""
+@of_rows("checks", "implementation", "checks")
+def checks_rows() -> Rows:
+    """Yield which checks every implementation has, and which one has in addition."""
     every = checks()
     shared = [name for name in next(iter(every.values())) if all(name in each for each in every.values())]
-    rows = [["each", ", ".join(f"`{name}`" for name in shared)]]
+    yield "each", ", ".join(f"`{name}`" for name in shared)
     for name, listed in every.items():
-        rows.append([f"`{name}`", ", ".join(f"`{check}`" for check in listed if check not in shared)])
-    return markdown(["implementation", "checks"], rows)
+        yield f"`{name}`", ", ".join(f"`{check}`" for check in listed if check not in shared)
 
 
-def measured_table() -> str:
-    """Return the speeds that this project measured, with which the self-test compares."""
-    rows = [
-        [name, each.framework, each.gpu, each.loop, f"{each.samples_per_second:,.0f}", each.conditions, each.source,
-         each.date]
-        for name in catalogue.benchmarks()
-        for each in published_speed.measured(name)
-    ]  # fmt: skip
-    return markdown(["benchmark", "framework", "GPU", "loop", "samples/s", "conditions", "by", "date"], rows)
+@of_rows("measured", "benchmark", "framework", "GPU", "loop", "samples/s", "conditions", "by", "date")
+def measured_rows() -> Rows:
+    """Yield the speeds that this project measured, with which the self-test compares."""
+    for name in catalogue.benchmarks():
+        for each in published_speed.measured(name).figures:
+            speed = f"{each.samples_per_second:,.0f}"
+            yield name, each.framework, each.gpu, each.loop, speed, each.conditions, each.source, each.date
 
 
-def differences_table(choice: Choice) -> str:
-    """Return the weights that submitted systems begin with, and what of them is not as submitted, by round."""
-    rows = []
+@of_text("results")
+def results_table(benchmark: str) -> str:
+    """Return what this project measured of a benchmark, and the devices."""
+    found = published_speed.measured(catalogue.choose(benchmark).benchmark.name)
+    devices = "".join(f"- `{name}`: {text}\n" for name, text in found.devices.items())
+    rows = [[each.what, each.value, f"`{each.device}`", each.date, _code(each.command)] for each in found.results]
+    return f"{devices}\n" + markdown(["what", "value", "device", "date", "command"], rows)
+
+
+def _code(command: str) -> str:
+    return f"`{command}`" if command.startswith(("encore ", "./", "python ", "tests/")) else command
+
+
+@of_rows("differences", "round", "what", "submitted", "here")
+def differences_rows(benchmark: str) -> Rows:
+    """Yield the weights that submitted systems begin with, and what differs from the submission, by round."""
+    choice = catalogue.choose(benchmark)
     for key, known in choice.benchmark.weights.items():
         for each in known:
             digests = [f" ({name.upper()} {' or '.join(d)}: {each.published})" for name, d in each.checksums.items()]
-            here = f"the same, by the key `{key}`; refused without"
             rounds = ", ".join(each.rounds or choice.benchmark.rounds)
-            rows.append([rounds, "weights", f"{each.title}, from {each.source}{''.join(digests)}", here])
+            submitted = f"{each.title}, from {each.source}{''.join(digests)}"
+            yield rounds, "weights", submitted, f"the same, by the key `{key}`; refused without"
     found: dict[tuple[str, ...], dict[str, None]] = {}
     for system in catalogue.systems(choice):
         for part in images.differences(choice, system):
             found.setdefault((part.what, part.submitted, part.here), {})[system.round] = None
-    rows += [[", ".join(names), *parts] for parts, names in sorted(found.items(), key=lambda item: item[0][0])]
-    return markdown(["round", "what", "submitted", "here"], rows)
-
-
-TABLES: dict[str, Callable[[Choice], str]] = {
-    "differences": differences_table,
-    "targets": targets_table,
-    "systems": systems_table,
-    "published": published_table,
-    "keys": keys_table,
-}
-"""Tables of one benchmark."""
-
-GENERAL: dict[str, Callable[[], str]] = {
-    "benchmarks": benchmarks_table,
-    "images": images_table,
-    "support": support_table,
-    "tried": tried_table,
-    "calibration": calibration_table,
-    "convergence-calibration": shift_table,
-    "audit": audit_table,
-    "fakes": fakes_table,
-    "own-rules": own_rules_table,
-    "check-verdicts": verdicts_table,
-    "checks": checks_table,
-    "measured": measured_table,
-}
-"""Tables of everything."""
-
-OF_RESULTS: dict[str, Callable[[str], str]] = {"predictions": predictions_table}
-"""Tables of a benchmark of the published results, which Encore need not implement."""
+    for parts, rounds_of in sorted(found.items(), key=lambda item: item[0][0]):
+        yield ", ".join(rounds_of), *parts
 
 
 def table(marker: str) -> str:
-    """Return the table that a marker names: a name of GENERAL, or another with a benchmark."""
-    name, _, benchmark = marker.partition(" ")
-    if name in GENERAL:
-        return GENERAL[name]()
-    if name in OF_RESULTS:
-        return OF_RESULTS[name](benchmark)
+    """Return the table that a marker names, such as ``systems resnet``."""
+    name, *benchmark = marker.split()
     if name not in TABLES:
-        raise names.unknown("generated table", name, [*GENERAL, *OF_RESULTS, *TABLES])
-    return TABLES[name](catalogue.choose(benchmark))
+        raise names.unknown("generated table", name, TABLES)
+    return TABLES[name](*benchmark)
 
 
 def renewed(text: str, path: Path) -> str:
     """Return ``text`` with every generated table as it should be; EncoreError for a marker without its end."""
-    lines: list[str] = []
-    replacing = False
-    for line in text.splitlines(keepends=True):
-        if line.strip() == END:
-            replacing = False
-        marker = START.fullmatch(line.strip())
-        if marker and replacing:
-            raise _endless(path)
-        if not replacing:
-            lines.append(line)
-        if marker:
-            replacing = True
-            lines += ["\n", table(marker["name"]), "\n"]
-    if replacing:
-        raise _endless(path)
-    return "".join(lines)
 
+    def replaced(found: re.Match[str]) -> str:
+        if found[4] != "<!-- end -->":
+            raise EncoreError(
+                f"{path}: a generated table has no <!-- end -->", hint="add the line <!-- end --> below it"
+            )
+        return f"{found[1]}\n{table(found[2])}\n"
 
-def _endless(path: Path) -> EncoreError:
-    return EncoreError(f"{path}: a generated table has no {END}", remedy=f"add the line {END} below it")
+    return MARKER.sub(replaced, text)
 
 
 def pages(root: Path) -> list[Path]:
     """Return the Markdown files of the documentation."""
-    found = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*/README.md")]
-    return sorted(found)
+    return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*/README.md")])
 
 
 def stale(root: Path) -> dict[Path, str]:
@@ -378,12 +364,9 @@ def stale(root: Path) -> dict[Path, str]:
 
 
 def main(
-    write: Annotated[bool, typer.Option("--write", help="Write what is stale anew.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is stale.")] = False,
+    write: Annotated[bool, typer.Option("--write/--check", help="Write what is stale, or exit with 1 for it.")],
 ) -> None:
     """Write the tables in the documentation and the Dockerfiles, or check them."""
-    if write == check:
-        raise typer.BadParameter("--write or --check, one of the two")
     try:
         found = stale(paths.ROOT)
     except EncoreError as error:
@@ -393,8 +376,8 @@ def main(
         if write:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        typer.echo(f"{path.relative_to(paths.ROOT)}: {'written' if write else 'stale; do this: make docs'}")
-    if found and check:
+        typer.echo(f"{path.relative_to(paths.ROOT)}: {'written' if write else 'stale: run make docs'}")
+    if found and not write:
         raise typer.Exit(ExitCode.FAILED)
 
 

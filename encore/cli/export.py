@@ -1,7 +1,5 @@
 """``encore export``: the model of a run for a server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,20 +9,10 @@ from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.run import exporting
 
-EXPORT_EPILOG = """
-Examples:
-
-  encore export results/20260101T120000Z-ncf-pytorch-cpu --to models/ncf
-
-  encore export results/20260101T120000Z-resnet-pytorch-cpu --to models/resnet --format torch-export
-
-  encore export results/20260101T120000Z-resnet-pytorch-cpu --to models/resnet --below-target
-"""
-
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder with a checkpoint.")],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="New folder to write to.")],
+    output: options.Output,
     format_name: Annotated[
         str | None, typer.Option("--format", help="onnx, torch-export or saved-model; default: the framework's first.")
     ] = None,
@@ -40,11 +28,20 @@ def export(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a trained model for a server, and check it against the training code on the evaluation set."""
+    """Write a trained model for a server, and check it against the training code on the evaluation set.
+
+    Examples:
+
+      encore export results/20260101T120000Z-ncf-pytorch-cpu -o models/ncf
+
+      encore export results/20260101T120000Z-resnet-pytorch-cpu -o models/resnet --format torch-export
+
+      encore export results/20260101T120000Z-resnet-pytorch-cpu -o models/resnet --below-target
+    """
     screen = console(stderr=as_json)
     request = exporting.Request(
         run=run,
-        to=to,
+        to=output,
         format=format_name,
         experiment=experiment,
         below_target=below_target,
@@ -65,7 +62,7 @@ def export(
         print_fitted(screen, table)
     for line in _summary(content):
         say(screen, text(line))
-    say(screen, text(f"in {to}"))
+    say(screen, text(f"in {output}"))
 
 
 def _summary(content: dict[str, Any]) -> list[str]:

@@ -1,9 +1,5 @@
-"""``encore images``: the NGC catalogue, and building, testing and removing the images that runs use."""
+"""``encore images``: the NGC catalogue, and building and testing the images that runs use."""
 
-from __future__ import annotations
-
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -19,37 +15,16 @@ from encore.machine import node
 from encore.machine.node import Gpu
 from encore.run import image_test
 
-AnywayOption = Annotated[bool, typer.Option("--anyway", help="Though this machine cannot run it.")]
-LIST_EPILOG = """
-Examples:
-
-  encore images list
-
-  encore images list --json
-"""
-PIN_EPILOG = "Examples:\n\n  encore images pin resnet"
-BUILD_EPILOG = "Examples:\n\n  encore images build resnet --base standin"
-STANDIN_EPILOG = "Examples:\n\n  encore images standin pytorch"
-CONVERT_EPILOG = "Examples:\n\n  encore images convert resnet --to apptainer"
-
-
-def register(app: typer.Typer) -> None:
-    """Add ``images`` with its commands to the command line."""
-    group = typer.Typer(help="List, pin, build, test and remove container images.", no_args_is_help=True)
-    group.command("list", epilog=LIST_EPILOG)(list_)
-    group.command("pin", epilog=PIN_EPILOG)(pin)
-    group.command("build", epilog=BUILD_EPILOG)(build)
-    group.command("standin", epilog=STANDIN_EPILOG)(standin)
-    group.command("convert", epilog=CONVERT_EPILOG)(convert)
-    group.command("push")(push)
-    group.command("shell")(shell)
-    group.command("test")(test)
-    group.command("clean")(clean)
-    app.add_typer(group, name="images")
-
 
 def list_(as_json: options.Json = False) -> None:
-    """Show the NGC catalogue, and what this machine's GPUs and driver can run."""
+    """Show the NGC catalogue, and what this machine's GPUs and driver can run.
+
+    Examples:
+
+      encore images list
+
+      encore images list --json
+    """
     known, gpus, lock = images.catalogue(), node.gpus(), images.read_lock()
     if as_json:
         content = [
@@ -117,82 +92,72 @@ def _print_submitted(screen: Console, known: images.Images) -> None:
     print_fitted(screen, table)
 
 
-def pin(
-    benchmark: options.Benchmark,
-    base: Annotated[str | None, typer.Option(help="Release; default: the catalogue's.")] = None,
-    engine: options.Engine = None,
-    anyway: AnywayOption = False,
-    accept: Annotated[bool, typer.Option("--accept", help="Replace the recorded digest.")] = False,
-) -> None:
-    """Pull a benchmark's base and record its digest in images.lock."""
-    choice = catalogue.choose(benchmark)
-    release = images.find_release(choice.implementation.framework, base)
-    used = _engine(engine)
-    building.pass_gate(choice, release, anyway)
-    digest = building.pull(used, release, _echo, accept)
-    typer.echo(f"{release.reference} is held to {digest}")
-
-
 def build(
     benchmark: options.Benchmark,
-    base: Annotated[str | None, typer.Option(help="Release such as 24.06, or standin.")] = None,
-    engine: options.Engine = None,
-    anyway: AnywayOption = False,
-) -> None:
-    """Build a benchmark's image on its base."""
-    choice = catalogue.choose(benchmark)
-    name = building.build(choice, _engine(engine), base or None, anyway, _echo)
-    typer.echo(f"built {name}; run it with: ./run.sh {choice.name} GPUS")
-
-
-def standin(
-    framework: Annotated[str | None, typer.Argument(help="Such as pytorch; default: the first.")] = None,
+    base: Annotated[str | None, typer.Option(help="Release such as 24.06, or standin; default: today's.")] = None,
+    base_only: Annotated[
+        bool,
+        typer.Option("--base-only", help="Only the base: pull it and record its digest, or build the stand-in."),
+    ] = False,
+    accept: Annotated[bool, typer.Option("--accept", help="Replace the digest in images.lock.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if this machine cannot run it.")] = False,
     engine: options.Engine = None,
 ) -> None:
-    """Build the CPU base that stands in for a framework's NGC image."""
-    typer.echo(f"built {standins.build(_engine(engine), framework, _echo)}")
+    """Build a benchmark's image on its base, whose digest is recorded in images.lock and enforced after that.
+
+    With --base standin: on a CPU base with the interface of NGC's image, which --base-only builds first.
+
+    Examples:
+
+      encore images build resnet
+
+      encore images build resnet --base-only --accept               a new digest of the base
+
+      encore images build resnet --base standin --base-only
+    """
+    choice, used = catalogue.choose(benchmark), _engine(engine)
+    framework = choice.implementation.framework
+    if base_only and base == images.STANDIN:
+        typer.echo(f"built {standins.build(used, framework, _echo)}")
+        return
+    if base_only or accept:
+        release = images.find_release(framework, base)
+        building.pass_gate(choice, release, force)
+        typer.echo(f"{release.reference} is pinned to {building.pull(used, release, _echo, accept)}")
+    if not base_only:
+        name = building.build(choice, used, base or None, force, _echo)
+        typer.echo(f"built {name}; run it with: ./run.sh {choice.name} GPUS")
 
 
 def convert(
     benchmark: options.Benchmark,
-    to: Annotated[str, typer.Option(help="apptainer or enroot.")],
+    runtime: Annotated[str, typer.Option(help="apptainer or enroot.")],
     dry_run: options.DryRun = False,
 ) -> None:
-    """Make the image file that Apptainer or Enroot runs, from Docker's image."""
+    """Make the image file that Apptainer or Enroot runs, from Docker's image.
+
+    Examples:
+
+      encore images convert resnet --runtime apptainer
+    """
     choice = catalogue.choose(benchmark)
-    if to not in ("apptainer", "enroot"):
-        raise EncoreError(f"--to {to}", expected="apptainer or enroot")
-    command = building.convert_command(choice, to, to if dry_run else engines.find(to))
+    if runtime not in ("apptainer", "enroot"):
+        raise EncoreError(f"--runtime {runtime}", expected="apptainer or enroot")
+    command = building.convert_command(choice, runtime, runtime if dry_run else engines.find(runtime))
     if dry_run:
         typer.echo(" ".join(command))
         return
-    building.image_file(choice, to).parent.mkdir(parents=True, exist_ok=True)
+    building.image_file(choice, runtime).parent.mkdir(parents=True, exist_ok=True)
     building.must(command, _echo, f"{choice.name} could not be converted")
 
 
-def push(
-    benchmark: options.Benchmark,
-    registry: Annotated[str, typer.Option(help="Registry and folder to push to.")] = "",
-    engine: options.Engine = None,
-) -> None:
-    """Push a benchmark's image to a registry of yours."""
-    choice = catalogue.choose(benchmark)
-    typer.echo(f"pushed {building.push(choice, _engine(engine), registry, _echo)}")
-
-
-def shell(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
-    """Open a shell in a benchmark's image."""
-    choice, used = catalogue.choose(benchmark), _engine(engine)
-    if engines.inspect(used, building.image_name(choice)) is None:
-        raise building.not_built(choice, used.name)
-    terminal = ["--tty"] if sys.stdin.isatty() else []
-    given = ["--rm", "--interactive", *terminal, *engines.gpu_options(used)]
-    command = [used.program, "run", *given, building.image_name(choice), "/bin/bash"]
-    os.execvp(command[0], command)
-
-
 def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
-    """Check an image: imports, versions, user, labels, manifest, and a short training in it."""
+    """Check an image: imports, versions, user, labels, manifest, and a short training in it.
+
+    Examples:
+
+      encore images test resnet --engine podman
+    """
     choice, used = catalogue.choose(benchmark), _engine(engine)
     failed = 0
     for name, problem in image_test.run(choice, used):
@@ -200,12 +165,6 @@ def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
         failed += bool(problem)
     if failed:
         raise typer.Exit(ExitCode.FAILED)
-
-
-def clean(engine: options.Engine = None) -> None:
-    """Remove every image that was built here; NGC's own stay."""
-    for name in building.clean(_engine(engine)):
-        typer.echo(f"removed {name}")
 
 
 def _engine(name: str | None) -> Engine:
@@ -227,3 +186,7 @@ def _engine(name: str | None) -> Engine:
 
 def _echo(line: str) -> None:
     typer.echo(line, err=True)
+
+
+HELP = "List, build, test and convert container images."
+GROUP = {"list": list_, "build": build, "test": test, "convert": convert}

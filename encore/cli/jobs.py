@@ -1,7 +1,5 @@
 """``encore status``, ``encore follow``, ``encore cancel``: see and end what runs or waits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,39 +37,6 @@ COLOURS: dict[State, str] = {
     "interrupted": "yellow", "cancelled": "yellow", "not started": "yellow", "ended": "yellow",
 }  # fmt: skip
 
-STATUS_EPILOG = """
-Examples:
-
-  encore status                 the newest 20 runs, and all that run or wait
-
-  encore status --all --json
-
-States: queued, starting, running, reached, not reached, interrupted, failed, lost (begun, and nothing runs any
-more); before there was a run folder: cancelled, ended, failed; damaged: the run folder cannot be read.
-"""
-FOLLOW_EPILOG = """
-Examples:
-
-  encore follow                 the newest run
-
-  encore follow 12              the run of a Slurm job, which may still wait in the queue
-
-  encore follow 12_3            one task of an array
-
-  encore follow results/20261120T101500Z-resnet-mxnet-cpu
-
-Ctrl-C ends the view; the run continues. Exit codes are those of the run.
-"""
-CANCEL_EPILOG = """
-Examples:
-
-  encore cancel 12              a Slurm job, or all tasks of an array
-
-  encore cancel 12_3            one task
-
-  encore cancel results/20261120T101500Z-resnet-mxnet-cpu
-"""
-
 
 def _folder(results: Path | None) -> Path:
     return (results or clusters.load()[0].results or paths.default_results()).absolute()
@@ -85,7 +50,17 @@ def show_status(
     everything: Annotated[bool, typer.Option("--all", help="All runs, not only the newest.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show jobs and runs: queued, running, ended and how."""
+    """Show jobs and runs: queued, running, ended and how.
+
+    Examples:
+
+      encore status                 the newest 20 runs, and all that run or wait
+
+      encore status --all --json
+
+    States: queued, starting, running, reached, not reached, interrupted, failed, lost (begun, and nothing runs any
+    more); before there was a run folder: cancelled, ended, failed; damaged: the run folder cannot be read.
+    """
     folder = _folder(results)
     seen = status.ask()
     rows = status.overview(folder, seen, None if everything else MOST)
@@ -157,7 +132,20 @@ def follow(
     ] = None,
     results: options.Results = None,
 ) -> None:
-    """Watch a run until it ends."""
+    """Watch a run until it ends.
+
+    Examples:
+
+      encore follow                 the newest run
+
+      encore follow 12              the run of a Slurm job, which may still wait in the queue
+
+      encore follow 12_3            one task of an array
+
+      encore follow results/20261120T101500Z-resnet-mxnet-cpu
+
+    Ctrl-C ends the view; the run continues. Exit codes are those of the run.
+    """
     folder = _folder(results)
     subject = control.named(name or str(control.newest(folder).path), folder)
     screen = console(soft_wrap=True)
@@ -227,7 +215,7 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
     output = output or "slurm-JOB.out where it was submitted"
     return EncoreError(
         f"job {job} ended without a run folder in {results}: {state}",
-        remedy=f"see its output in {output}; if its runs are elsewhere: --results DIR",
+        hint=f"see its output in {output}; if its runs are elsewhere: --results DIR",
         exit_code=ExitCode.FAILED,
     )
 
@@ -236,9 +224,7 @@ def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunF
     """Show one experiment after the other to its end; return their states then."""
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
-        raise EncoreError(
-            f"{folder.path.name} has no run of job {subject.job}", remedy=f"see: {hints.command('status')}"
-        )
+        raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", hint=f"see: {hints.command('status')}")
     count = len(folder.experiments())
     states: list[State] = []
     with RunView(screen) as view:
@@ -308,7 +294,16 @@ def cancel(
     name: Annotated[str, typer.Argument(metavar="JOB|RUN", help="Slurm job or run folder.")],
     results: options.Results = None,
 ) -> None:
-    """End a job or run; it writes a checkpoint and can be resumed."""
+    """End a job or run; it writes a checkpoint and can be resumed.
+
+    Examples:
+
+      encore cancel 12              a Slurm job, or all tasks of an array
+
+      encore cancel 12_3            one task
+
+      encore cancel results/20261120T101500Z-resnet-mxnet-cpu
+    """
     screen = console(soft_wrap=True)
     for line in control.cancel(control.named(name, _folder(results))):
         screen.print(escape(line))

@@ -1,15 +1,13 @@
 """Output: tables without frames, so that eight columns fit into eighty characters, lines, and JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -18,6 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from encore.results.logs.parallel import OnRead
+from encore.results.table import Table as ResultTable
 
 FOLDED = 16
 """Characters of a name to which a narrow terminal may fold it."""
@@ -109,6 +108,33 @@ def _lines(column: Column) -> list[str]:
     """Return header and cells of a column as plain lines."""
     cells = (cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in column.cells)
     return [line for cell in (Text(str(column.header)), *cells) for line in cell.plain.splitlines()]
+
+
+def print_result(table: ResultTable) -> None:
+    """Print a table of results, with its note below."""
+    screen = console()
+    columns = enumerate(table.columns)
+    numbers = tuple(name for at, name in columns if not any(isinstance(row[at], str) for row in table.rows))
+    shown = plain_table(table.title, *table.columns, numbers=numbers)
+    for row in table.rows:
+        shown.add_row(*(text(cell) for cell in table.texts(row)))
+    print_fitted(screen, shown)
+    if table.note:
+        say(screen, text(table.note, "dim"))
+
+
+def tables_as_json(tables: Iterable[ResultTable]) -> list[dict[str, Any]]:
+    """Return tables of results as plain data."""
+    return [{"title": t.title, "columns": t.columns, "rows": t.rows, "note": t.note} for t in tables]
+
+
+def put(tables: Iterable[ResultTable], as_json: bool) -> None:
+    """Print tables of results, or all of them as JSON."""
+    if as_json:
+        write_json(tables_as_json(tables))
+        return
+    for table in tables:
+        print_result(table)
 
 
 def console(stderr: bool = False, soft_wrap: bool = False) -> Console:

@@ -1,7 +1,5 @@
 """Arguments and options that several commands take, with the same name and help in each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,35 +57,42 @@ Python = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Python that has the framework, for the host runtime."),
 ]
+Hosts = Annotated[
+    str | None, typer.Option("--hosts", help="Hosts to reach by ssh, with GPUs: n1:4,n2:4; this one first.")
+]
 Cluster = Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")]
 Engine = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
 Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder.")]
 
 # What it is compared with.
-With = Annotated[
-    str | None,
-    typer.Option("--with", metavar="NAME", help="Submission, as `encore published` names it; default: the nearest."),
-]
-Other = Annotated[
-    Path | None, typer.Option("--other", metavar="RUN", help="Another set of runs, in place of a submission.")
-]
 Logs = Annotated[
     Path | None,
     typer.Option("--logs", metavar="DIR", help="Folder of submitted logs, used where it holds the submission's."),
 ]
+Baseline = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="SYSTEM", help="System that scores are relative to, as the tables name it."),
+]
 
 # What comes out.
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")]
+OptionalOutput = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to; default: nothing is written.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Write CSV instead of a table.")]
+
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that hands on the options which it does not know."""
 
 
 def one_format(**formats: bool) -> None:
     """Refuse two output formats at once: ``one_format(json=True, csv=False)``."""
     given = [f"--{name}" for name, chosen in formats.items() if chosen]
     if len(given) > 1:
-        raise EncoreError(f"{' and '.join(given)} at once", expected="one output format", remedy="give one of them")
+        raise EncoreError(f"{' and '.join(given)} at once", expected="one output format", hint="give one of them")
 
 
 def known_round(name: str | None) -> str | None:
@@ -96,7 +101,7 @@ def known_round(name: str | None) -> str | None:
         return None
     found = f"v{name.lower().removeprefix('v')}"
     if found not in ROUNDS:
-        raise EncoreError(f"there is no round {name!r}", expected=", ".join(ROUNDS), remedy="name one of these")
+        raise EncoreError(f"there is no round {name!r}", expected=", ".join(ROUNDS), hint="name one of these")
     return found
 
 

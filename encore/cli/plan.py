@@ -1,17 +1,13 @@
 """``encore plan``: how to share a machine among benchmarks, from measured curves."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from encore.cli import options
-from encore.cli.layout import console, say, text, write_json
-from encore.cli.report import print_table
+from encore.cli.layout import console, print_result, say, text, write_json
 from encore.errors import EncoreError
 from encore.lab.scaling.curves import DEFAULT, Curve, load_curves
 from encore.lab.scaling.curves import options as options_of
@@ -22,26 +18,12 @@ from encore.lab.scaling.steady import SteadyState, most_runs, rounds_one_by_one
 from encore.names import unknown
 from encore.results.report.report import Report, write_files
 from encore.results.rules import canonical
-from encore.results.table import Table
 from encore.run.planning import check_gpus
-
-PLAN_EPILOG = """
-BENCHMARK may be followed by =N: to be run N times. Minutes come from measured curves: a study, a part of the
-names of published results, a CSV file (benchmark,gpus,minutes), or a folder of your own runs or sweeps.
-
-Examples:
-
-  encore plan --gpus 16 resnet ssd ncf
-
-  encore plan --gpus 16 resnet=5 ssd=5 --curves v0.7/NVIDIA/dgxa100 -o sharing
-
-  encore plan --gpus 8 resnet --curves results/20261120T101500Z-sweep-resnet --extrapolate
-"""
 
 
 def plan(
+    gpus: Annotated[int, typer.Argument(help="GPUs of the machine.")],
     benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", help="Such as resnet or ncf=50.")],
-    gpus: Annotated[int, typer.Option(help="GPUs of the machine.")],
     curves: Annotated[
         list[str] | None,
         typer.Option("--curves", metavar="SOURCE", help="Where minutes come from; may be given again."),
@@ -49,13 +31,22 @@ def plan(
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Outside of what was measured, ask the cost model.")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Also write HTML, Markdown and plots."),
-    ] = None,
+    output: options.OptionalOutput = None,
     as_json: options.Json = False,
 ) -> None:
-    """Propose how to share a machine among benchmarks: all done soonest, and the most runs a day."""
+    """Propose how to share a machine among benchmarks: all done soonest, and the most runs a day.
+
+    BENCHMARK may be followed by =N: to be run N times. Minutes come from measured curves: a study, a part of the
+    names of published results, a CSV file (benchmark,gpus,minutes), or a folder of your own runs or sweeps.
+
+    Examples:
+
+      encore plan 16 resnet ssd ncf
+
+      encore plan 16 resnet=5 ssd=5 --curves v0.7/NVIDIA/dgxa100 -o sharing
+
+      encore plan 8 resnet --curves results/20261120T101500Z-sweep-resnet --extrapolate
+    """
     check_gpus(gpus)
     sources = curves or [DEFAULT]
     jobs = _jobs(benchmarks, gpus, sources, load_curves(sources), extrapolate)
@@ -73,13 +64,13 @@ def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Cu
     for word in wanted:
         name, equals, number = word.partition("=")
         if equals and not (number.isdigit() and 1 <= int(number) <= 1000):
-            raise EncoreError(f"{word}: {number!r} is no number of runs", expected="1 to 1000", remedy=f"{name}=5")
+            raise EncoreError(f"{word}: {number!r} is no number of runs", expected="1 to 1000", hint=f"{name}=5")
         benchmark = canonical(name) or name
         if benchmark not in curves and canonical(name):
             raise EncoreError(
                 f"no curve of {name} in {', '.join(sources)}",
                 expected=f"one of {', '.join(sorted(curves)) or 'none: no run there reached its target'}",
-                remedy="name another source: --curves",
+                hint="name another source: --curves",
             )
         if benchmark not in curves:
             raise unknown("benchmark", name, curves)
@@ -93,7 +84,7 @@ def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Cu
 def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> None:
     screen = console()
     for table in (schedule_table(schedule), steady_table(steady)):
-        print_table(table)
+        print_result(table)
     for line in sentences(jobs, schedule, steady):
         say(screen, text(line))
     say(screen, text(f"curves: {', '.join(sources)}", "dim"))
@@ -117,13 +108,6 @@ def _as_json(jobs: list[Job], sources: list[str], schedule: Schedule, steady: St
 
 def _write(schedule: Schedule, steady: SteadyState, folder: Path) -> None:
     table = schedule_table(schedule)
-    report = Report(
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        summary=Table(title="Summary", columns=(), rows=()),
-        sections=(),
-        tables=(table, steady_table(steady)),
-        figures=(gantt(schedule, table),),
-        studies=(),
-    )
+    report = Report(tables=(table, steady_table(steady)), figures=(gantt(schedule, table),))
     files = write_files(report, folder)
     say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))

@@ -1,7 +1,5 @@
 """``encore play``: a trained model as an opponent, over the Go Text Protocol."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 
@@ -10,20 +8,10 @@ import typer
 from encore.cli import options
 from encore.run import playing
 
-PLAY_EPILOG = """
-Examples:
-
-  encore play minigo --model results/20260101T120000Z-minigo-tensorflow-cpu/experiment_0/models/000010.npz
-
-  gogui -program "encore play minigo --model model.npz --readouts 800"
-
-  encore play minigo --model uniform --size 9            a search that knows nothing, to try the connection
-"""
-
 
 def play(
     benchmark: options.Benchmark,
-    model: Annotated[str, typer.Option(metavar="FILE", help="Model that a run has written.")],
+    model: Annotated[str, typer.Argument(help="Model of a run, or uniform: a search that knows nothing.")],
     size: Annotated[int | None, typer.Option(help="Refuse a model of another board.")] = None,
     readouts: Annotated[int, typer.Option(min=0, help="Playouts for each move; 0: the network alone.")] = 400,
     resign: Annotated[
@@ -32,7 +20,16 @@ def play(
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
     python: options.Python = None,
 ) -> None:
-    """Play against a model: commands of the Go Text Protocol on standard input, answers on standard output."""
+    """Play against a model: commands of the Go Text Protocol on standard input, answers on standard output.
+
+    Examples:
+
+      encore play minigo results/20260101T120000Z-minigo-tensorflow-cpu/experiment_0/models/000010.npz
+
+      gogui -program "encore play minigo model.npz --readouts 800"
+
+      encore play minigo uniform --size 9
+    """
     arguments = ["--readouts", str(readouts), "--seed", str(seed)]
     arguments += ["--size", str(size)] if size is not None else []
     # In one word: the value has a minus sign.

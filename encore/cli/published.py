@@ -1,7 +1,5 @@
 """``encore published``: the published results looked up, as a list or as MLCommons' table."""
 
-from __future__ import annotations
-
 import csv
 import math
 import sys
@@ -19,17 +17,6 @@ from encore.results.report.result_table import parts_of_width, result_table, sec
 from encore.results.rules import canonical
 from encore.results.table import Table
 
-PUBLISHED_EPILOG = """
-Examples:
-
-  encore published --benchmark resnet --round v0.7
-
-  encore published --benchmark llama2_70b_lora --accelerator b200 --sort minutes
-
-  encore published --system dgxa100 --csv > dgxa100.csv
-
-  encore published --table --round v4.0
-"""
 _CSV_FIELDS = (
     "name", "round", "submitter", "system", "benchmark", "runs", "converged", "score_minutes",
     "fastest_minutes", "slowest_minutes", "cv", "global_batch", "last_eval_epochs", "last_quality",
@@ -63,10 +50,21 @@ def published(
     as_csv: options.Csv = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="With --table: write Markdown.")] = False,
 ) -> None:
-    """List the published MLPerf Training results that fit all the options given."""
+    """List the published MLPerf Training results that fit all the options given.
+
+    Examples:
+
+      encore published --benchmark resnet --round v0.7
+
+      encore published --benchmark llama2_70b_lora --accelerator b200 --sort minutes
+
+      encore published --system dgxa100 --csv > dgxa100.csv
+
+      encore published --table --round v4.0
+    """
     options.one_format(json=as_json, csv=as_csv, markdown=as_markdown)
     if as_markdown and not as_table:
-        raise EncoreError("--markdown without --table", remedy="add --table")
+        raise EncoreError("--markdown without --table", hint="add --table")
     wanted_round = options.known_round(round_)
     _known(benchmark, submitter)
     results = select(

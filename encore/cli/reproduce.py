@@ -1,7 +1,5 @@
 """``encore reproduce``: from a published folder to the command that runs it here."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,7 @@ from encore.cli import options
 from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
-from encore.lab.submissions import commands, writing
+from encore.lab.submissions import outputs
 from encore.lab.submissions.expressions import NoValueError
 from encore.lab.submissions.reproduction import Reproduction
 from encore.lab.submissions.reproduction import reproduce as read_configuration
@@ -24,24 +22,6 @@ from encore.lab.submissions.source import Source, name_of, open_source
 from encore.results.rules import ROUNDS
 from encore.results.words import count_of
 from encore.run import hints
-
-REPRODUCE_EPILOG = """
-Examples:
-
-  encore reproduce training_results_v0.7/NVIDIA/benchmarks/resnet/implementations/mxnet
-
-  encore reproduce training_results_v0.7/NVIDIA/benchmarks/resnet/implementations/mxnet/config_DGXA100.sh
-
-  encore reproduce training_results_v0.7.zip/NVIDIA/benchmarks/bert/implementations/pytorch --config DGX1_1x8x6x6
-
-  encore reproduce training_results_v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet
-
-  encore reproduce .../ssd/implementations/pytorch/config_OURS.sh -o ours.toml
-
-  encore reproduce .../resnet/implementations/mxnet/config_DGXA100.sh --data /data/imagenet --run
-
-Nothing of the folder is run: its scripts are read. See docs/reproduce.md.
-"""
 
 
 def escape(value: object) -> str:
@@ -58,7 +38,9 @@ def reproduce(
     ] = None,
     round_name: options.Round = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, where the configuration does not say.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each, likewise.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of each, where the configuration does not say.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write a system file from it.")
     ] = None,
@@ -66,7 +48,24 @@ def reproduce(
     start: Annotated[bool, typer.Option("--run", help="Run the command that is printed.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Read a published configuration, and show what of it runs here and how."""
+    """Read a published configuration, and show what of it runs here and how.
+
+    Examples:
+
+      encore reproduce training_results_v0.7/NVIDIA/benchmarks/resnet/implementations/mxnet
+
+      encore reproduce training_results_v0.7/NVIDIA/benchmarks/resnet/implementations/mxnet/config_DGXA100.sh
+
+      encore reproduce training_results_v0.7.zip/NVIDIA/benchmarks/bert/implementations/pytorch --config DGX1_1x8x6x6
+
+      encore reproduce training_results_v0.7/NVIDIA/results/dgxa100_ngc20.06_mxnet/resnet
+
+      encore reproduce .../ssd/implementations/pytorch/config_OURS.sh -o ours.toml
+
+      encore reproduce .../resnet/implementations/mxnet/config_DGXA100.sh --data /data/imagenet --run
+
+    Nothing of the folder is run: its scripts are read. See docs/reproduce.md.
+    """
     opened = open_source(source, config, _round(round_name))
     every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [each for each in every if isinstance(each, Reproduction)]
@@ -81,7 +80,7 @@ def reproduce(
     if not read:
         raise EncoreError(f"no configuration of {source} is understood", expected="assignments of a shell")
     if output:
-        writing.write(read[0], output)
+        outputs.write(read[0], output)
         say(console(), escape(f"written: {output}; {_how_to_name(read[0])}"))
     if start:
         _run(read[0], data_folder)
@@ -108,7 +107,7 @@ def _one_is_needed(source: Path, opened: Source, *options: str) -> None:
     raise EncoreError(
         f"{options[0]} with {len(listed)} configurations",
         expected=f"one of {', '.join(listed)}",
-        remedy=hints.command("reproduce", source, "--config", listed[0], *options),
+        hint=hints.command("reproduce", source, "--config", listed[0], *options),
     )
 
 
@@ -159,7 +158,7 @@ def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
         say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
     _print_images(screen, made)
     _print_system(screen, made)
-    words = commands.command(made, data)
+    words = outputs.command(made, data)
     if words:
         screen.print(hints.command(*words), markup=False, highlight=False, soft_wrap=True)
 
@@ -263,12 +262,12 @@ def _as_json(made: Reproduction, data: Path | None) -> dict[str, Any]:
         "nearest": made.nearest.system if made.nearest else "",
         "differences": [vars(each) for each in made.differences],
         "refused": made.refused,
-        "command": ["encore", *words] if (words := commands.command(made, data)) else [],
+        "command": ["encore", *words] if (words := outputs.command(made, data)) else [],
     }  # fmt: skip
 
 
 def _run(made: Reproduction, data: Path | None) -> None:
-    words = commands.command(made, data)
+    words = outputs.command(made, data)
     if not words or made.missing:
         why = made.refused or "keys have no value: " + ", ".join(made.missing)
         raise EncoreError(f"{made.name} cannot be run here: {why}", expected="a configuration that maps")

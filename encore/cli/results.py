@@ -1,7 +1,5 @@
 """``encore score`` and ``encore check``: result logs read and judged."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -25,30 +23,11 @@ from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
 from encore.results.findings import ComplianceReport, Finding
-from encore.results.scores.normalization import official_in_words
 from encore.results.scores.power import Energy, energy_of
-from encore.results.scores.score import Score, find_sets, score_folder
+from encore.results.scores.score import Score, find_sets, official_in_words, score_folder
 from encore.results.table import Table
 from encore.results.words import count_of, round_of
 
-SCORE_EPILOG = """
-Examples:
-
-  encore score results/20260101T120000Z-resnet-mxnet-cpu
-
-  encore score training_results_v0.7/NVIDIA/results --json
-
-  encore score training_results_v4.1/NVIDIA/results --csv > scores.csv
-"""
-CHECK_EPILOG = """
-Examples:
-
-  encore check results/20260101T120000Z-resnet-mxnet-cpu/result_0.txt
-
-  encore check result_0.txt --ruleset 0.7.0 --json
-
-  encore check training_results_v4.1/NVIDIA --package
-"""
 _PLACES = 3
 
 _SCORED = re.compile(r"\.(?:txt|log|out|json|csv)(?:\.gz)?$", re.IGNORECASE)
@@ -66,7 +45,16 @@ def score(
     as_json: options.Json = False,
     as_csv: options.Csv = False,
 ) -> None:
-    """Score result logs by the rules of their round; one set gives one JSON object, a tree a list of them."""
+    """Score result logs by the rules of their round; one set gives one JSON object, a tree a list of them.
+
+    Examples:
+
+      encore score results/20260101T120000Z-resnet-mxnet-cpu
+
+      encore score training_results_v0.7/NVIDIA/results --json
+
+      encore score training_results_v4.1/NVIDIA/results --csv > scores.csv
+    """
     options.one_format(json=as_json, csv=as_csv)
     with unpacked(path, _SCORED) if is_archive(path) else nullcontext(path) as folder:
         with reading() as on_read:
@@ -109,9 +97,17 @@ def check(
     """Check result logs against the rules of their round, in plain words.
 
     Exits with 1 where one has an error that better data would not cure.
+
+    Examples:
+
+      encore check results/20260101T120000Z-resnet-mxnet-cpu/result_0.txt
+
+      encore check result_0.txt --ruleset 0.7.0 --json
+
+      encore check training_results_v4.1/NVIDIA --package
     """
     if not path.exists():
-        raise EncoreError(f"there is no {path}", expected="a result log or a folder of them", remedy="check the path")
+        raise EncoreError(f"there is no {path}", expected="a result log or a folder of them", hint="check the path")
     if package:
         _finish(check_trees(path, known_ruleset(ruleset)), [], as_json, details=True)
         return
@@ -238,7 +234,7 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
         say(screen, text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
         say(screen, text(f"    expected: {finding.expected}"))
         say(screen, text(f"    rule:     {finding.rule}"))
-        say(screen, text(f"    do this:  {finding.remedy}"))
+        say(screen, text(f"    hint:     {finding.hint}"))
     if len(reports) > 1:
         passed = sum(report.passed for report in reports)
         more = "" if details else "; --details lists every log, with warnings"

@@ -1,7 +1,5 @@
 """``encore run``: train, follow, judge."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -25,26 +23,6 @@ from encore.run import hints, judge, passport, planning, run_folder, runner, slu
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Limits, Outcome
 from encore.ssh import hosts
-
-RUN_EPILOG = """
-Examples:
-
-  encore run resnet 2                                       the small data set, on a CPU
-
-  encore run resnet 8 --system dgxa100 --data /data/imagenet --runs 5
-
-  encore run resnet 8 --system dgxa100 --round v0.7 --dry-run
-
-  encore run resnet 8 --data /data/imagenet --runtime docker
-
-  encore run resnet 8 --hosts n1:4,n2:4 --data /data/imagenet    two hosts, by ssh
-
-  encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
-
-  srun --nodes=2 --pty bash, and there: encore run resnet      all GPUs of the Slurm job
-
-Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 failed, 130 interrupted.
-"""
 
 
 def run(
@@ -71,10 +49,7 @@ def run(
     image: options.Image = None,
     python: options.Python = None,
     cluster: options.Cluster = None,
-    host_list: Annotated[
-        str | None,
-        typer.Option("--hosts", help="Hosts to reach by ssh, with GPUs: n1:4,n2:4; this one first."),
-    ] = None,
+    host_list: options.Hosts = None,
     hostfile: Annotated[
         Path | None, typer.Option(help="The same from a file, a line a host: n1 slots=4, or n1:4.")
     ] = None,
@@ -89,7 +64,26 @@ def run(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a benchmark, follow it, and judge the result."""
+    """Train a benchmark, follow it, and judge the result.
+
+    Examples:
+
+      encore run resnet 2                                       the small data set, on a CPU
+
+      encore run resnet 8 --system dgxa100 --data /data/imagenet --runs 5
+
+      encore run resnet 8 --system dgxa100 --round v0.7 --dry-run
+
+      encore run resnet 8 --data /data/imagenet --runtime docker
+
+      encore run resnet 8 --hosts n1:4,n2:4 --data /data/imagenet    two hosts, by ssh
+
+      encore run --resume results/20261120T101500Z-resnet-mxnet-cpu
+
+      srun --nodes=2 --pty bash, and there: encore run resnet      all GPUs of the Slurm job
+
+    Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 failed, 130 interrupted.
+    """
     screen, limits = console(stderr=as_json, soft_wrap=True), Limits(hang_seconds, stop_seconds)
     if cluster is not None:
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.
@@ -124,8 +118,8 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
     """Return the request in the options of ``encore run``, by their names above."""
     if given["gpus_option"] is not None:
         words = given["benchmark"], given["gpus_option"]
-        remedy = f"{hints.command('run', *words)}; or {shlex.join(('./run.sh', *words))}"
-        raise EncoreError(f"--gpus {words[1]}: the number follows the benchmark, without an option", remedy=remedy)
+        hint = f"{hints.command('run', *words)}; or {shlex.join(('./run.sh', *words))}"
+        raise EncoreError(f"--gpus {words[1]}: the number follows the benchmark, without an option", hint=hint)
     same = ("gpus", "nodes", "system", "runs", "seed", "drop_caches", "runtime", "image")
     return planning.Request(
         name=given["benchmark"],
@@ -152,7 +146,7 @@ def _begun(plan: planning.Plan) -> Path | None:
 
 def _hosts(text: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
     if text is not None and file is not None:
-        raise EncoreError("--hosts and --hostfile", expected="one of them", remedy="leave one out")
+        raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")
     if file is not None:
         return hosts.read(file)
     return () if text is None else hosts.parse(text)
@@ -167,7 +161,7 @@ def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> No
         raise EncoreError(
             f"--resume takes all that is to be run from the {folder}",
             expected=f"no other arguments than {', '.join(filter(None, kept.values()))}",
-            remedy="leave them out, or start anew without --resume",
+            hint="leave them out, or start anew without --resume",
         )
 
 
@@ -279,7 +273,7 @@ def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge
     screen.print(judge.standing(folder))
     screen.print(f"run folder: {folder.path}")
     if any(each.compliance is not None for each in judgements):
-        screen.print(f"hold it against what was submitted: {hints.command('compare', folder.path)}", markup=False)
+        screen.print(f"compare it with what was submitted: {hints.command('compare', folder.path)}", markup=False)
 
 
 def _compliance(each: judge.Judgement) -> str:
@@ -326,5 +320,5 @@ def print_checks(screen: Console, found: list[preflight.Check]) -> None:
     """Print one line a check."""
     colours = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
     for check in found:
-        remedy = f"; do this: {check.remedy}" if check.remedy and check.level != "OK" else ""
-        screen.print(f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{remedy}")
+        hint = f"; hint: {check.hint}" if check.hint and check.level != "OK" else ""
+        screen.print(f"[{colours[check.level]}]{check.level:<4}[/] {check.name}: {check.found}{hint}")

@@ -1,7 +1,5 @@
 """``encore selftest``: does everything that only a GPU takes work on this machine?"""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import asdict
@@ -18,15 +16,6 @@ from encore.machine import node
 from encore.run.selftest import Selftest
 from encore.run.selftest_place import Request, Row
 
-SELFTEST_EPILOG = """
-Examples:
-
-  encore selftest                                            every benchmark that has an image
-
-  encore selftest ncf dlrm --python "$(command -v python)"   in a Python that has the framework with CUDA
-
-  encore selftest ncf --device cpu --only resume             the same check on a machine without a GPU
-"""
 COLOURS = {"OK": "green", "FAIL": "red", "SKIPPED": "yellow"}
 
 
@@ -48,6 +37,14 @@ def selftest(
     """Check what only a GPU takes: precisions, graphs, compilers, kernels, resume, speed; exit code 1 if one fails.
 
     Exit code 3: none failed, but the time limit left some out.
+
+    Examples:
+
+      encore selftest                                            every benchmark that has an image
+
+      encore selftest ncf dlrm --python "$(command -v python)"   in a Python that has the framework with CUDA
+
+      encore selftest ncf --device cpu --only resume             the same check on a machine without a GPU
     """
     request = Request(
         benchmarks=tuple(benchmarks or ()),
@@ -74,7 +71,7 @@ def selftest(
     if cut:
         raise typer.Exit(ExitCode.NOT_REACHED)
     if not any(row.result == "OK" for row in rows):
-        raise EncoreError("nothing was checked", expected="at least one check that can run", remedy="see SKIPPED above")
+        raise EncoreError("nothing was checked", expected="at least one check that can run", hint="see SKIPPED above")
 
 
 def _device(name: str) -> Literal["gpu", "cpu"]:
@@ -86,10 +83,10 @@ def _device(name: str) -> Literal["gpu", "cpu"]:
 def _refuse(request: Request) -> None:
     """Refuse what cannot be before anything starts."""
     if request.device == "gpu" and not node.gpus():
-        remedy = "encore selftest --device cpu makes those checks that need none"
-        raise EncoreError("this machine has no GPU: nothing was checked", remedy=remedy)
+        hint = "encore selftest --device cpu makes those checks that need none"
+        raise EncoreError("this machine has no GPU: nothing was checked", hint=hint)
     if request.python is not None and (request.runtime or request.image):
-        raise EncoreError("--python with --runtime or --image", expected="one of them", remedy="leave one out")
+        raise EncoreError("--python with --runtime or --image", expected="one of them", hint="leave one out")
     if request.python is not None and not request.python.expanduser().is_file():
         raise EncoreError(f"--python {request.python}: no such file", expected="a Python that has the framework")
     if request.time_limit <= 0 or request.check_seconds <= 0:

@@ -1,7 +1,5 @@
 """``encore serve``: an exported model in Triton Inference Server."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,27 +24,12 @@ from encore.lab.serving.server import Ports
 from encore.lab.serving.serving import Load, Place
 from encore.machine import node
 
-SERVE_EPILOG = """
-Examples:
-
-  encore serve DIR --dry-run
-
-  encore serve DIR --to /models/resnet --runtime docker
-
-  encore serve DIR --runtime host --check
-
-  encore serve DIR --runtime host --evaluate results/20260101T120000Z-ncf-pytorch-cpu
-
-  encore serve DIR --runtime host --bench --batches 1,8,32 --clients 1,4
-
-DIR is what `encore export` wrote. See docs/serving.md.
-"""
-
 
 def serve(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="An exported model: a folder of `encore export`.")],
-    folder: Annotated[
-        Path | None, typer.Option("--to", metavar="REPOSITORY", help="Model repository's folder; default DIR/triton.")
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Folder of the model repository; default: DIR/triton."),
     ] = None,
     runtime: Annotated[str, typer.Option(help="docker, podman or host.")] = "docker",
     device: Annotated[str | None, typer.Option(help="cpu or gpu; default: cpu on the host, else gpu.")] = None,
@@ -54,9 +37,9 @@ def serve(
     python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Python with nvidia-pytriton and tritonclient.")
     ] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Samples that the server puts together.")] = 32,
-    delay: Annotated[int, typer.Option(min=0, help="Microseconds that a request waits for others.")] = 100,
-    instances: Annotated[int, typer.Option(min=1, help="Copies of the model, of each GPU.")] = 1,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Samples that the server puts together.")] = 32,
+    max_queue_delay_microseconds: Annotated[int, typer.Option(min=0, help="Wait for more requests.")] = 100,
+    instance_count: Annotated[int, typer.Option(min=1, help="Instances of the model on each GPU.")] = 1,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="0: no metrics.")] = 8002,
@@ -76,17 +59,37 @@ def serve(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Serve an exported model: write a model repository, and start Triton Inference Server on it."""
+    """Serve an exported model: write a model repository, and start Triton Inference Server on it.
+
+    Examples:
+
+      encore serve DIR --dry-run
+
+      encore serve DIR -o /models/resnet --runtime docker
+
+      encore serve DIR --runtime host --check
+
+      encore serve DIR --runtime host --evaluate results/20260101T120000Z-ncf-pytorch-cpu
+
+      encore serve DIR --runtime host --bench --batches 1,8,32 --clients 1,4
+
+    DIR is what `encore export` wrote. See docs/serving.md.
+    """
     screen = console(stderr=as_json)
     models = exports.read(source)
 
     def on_step(words: str) -> None:
         say(screen, text(words))
 
-    settings = Settings(max_batch=max_batch, delay_us=delay, instances=instances, device=_device(runtime, device))
+    settings = Settings(
+        max_batch=max_batch_size,
+        delay_us=max_queue_delay_microseconds,
+        instances=instance_count,
+        device=_device(runtime, device),
+    )
     ports = Ports(http_port, grpc_port, metrics_port)
     load = Load(batches=_numbers("--batches", batches), clients=_numbers("--clients", clients), requests=requests)
-    target = (folder or source / "triton").absolute()
+    target = (output or source / "triton").absolute()
     planned = [repositories.plan(model, target) for model in models]
     # Parts have one format and one framework.
     place = _place(screen, runtime, models[0].export, planned[0], settings, ports, image, python, dry_run)
@@ -145,11 +148,11 @@ def _place(
 ) -> Place:  # fmt: skip
     if runtime == "host":
         if settings.device == "gpu" and not dry_run and not node.gpus():
-            raise EncoreError("no GPU on this machine", remedy="--device cpu")
+            raise EncoreError("no GPU on this machine", hint="--device cpu")
         return serving.on_host(export, repository, ports, python, None if dry_run else lambda words: say(screen, words))
     place = serving.in_container(runtime, export, repository, settings, ports, image)
     if settings.device == "gpu" and place.problem is None and not node.gpus() and not dry_run:
-        raise EncoreError("no GPU on this machine", remedy="--device cpu")
+        raise EncoreError("no GPU on this machine", hint="--device cpu")
     return place
 
 
@@ -184,7 +187,7 @@ def _show(
     screen.print(shlex.join(place.command.argv), markup=False, highlight=False, soft_wrap=True)
     if place.problem is not None:
         say(screen, "[yellow]cannot be started here[/]:", text(place.problem.found))
-        say(screen, text(f"do this: {place.problem.remedy}"))
+        say(screen, text(f"hint: {place.problem.hint}"))
 
 
 def _report(screen: Console, found: dict[str, Any], as_json: bool) -> None:

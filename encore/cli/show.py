@@ -1,7 +1,5 @@
 """``encore list`` and ``encore show``: what can be run, and where each value comes from."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 
@@ -11,35 +9,32 @@ from rich.console import Console
 from encore import catalogue, configuration
 from encore.catalogue import Choice
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.cli.layout import console, plain_table, print_fitted, put, write_json
 from encore.containers import images
 from encore.machine import node
+from encore.results.table import Cell, Table
 from encore.results.words import with_names
 from encore.run import planning
 
-LIST_EPILOG = """
-Examples:
-
-  encore list
-
-  encore list resnet --json
-"""
-SHOW_EPILOG = """
-Examples:
-
-  encore show resnet --system dgx1
-
-  encore show resnet --gpus 4
-"""
 WIDE = 120
 
 
 def list_(
-    benchmark: Annotated[str | None, typer.Argument(help="Show the systems of this benchmark.")] = None,
+    benchmark: Annotated[str | None, typer.Argument(help="List the systems of this benchmark.")] = None,
+    studies: Annotated[bool, typer.Option("--studies", help="List the studies of encore study run.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the benchmarks, or the systems of one."""
-    if benchmark is None:
+    """List the benchmarks, the systems of one, or the studies.
+
+    Examples:
+
+      encore list
+
+      encore list resnet --json
+    """
+    if studies:
+        _list_studies(as_json)
+    elif benchmark is None:
         _list_benchmarks(as_json)
     else:
         _list_systems(catalogue.choose(benchmark), as_json)
@@ -60,6 +55,19 @@ def _list_benchmarks(as_json: bool) -> None:
         targets = "\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in benchmark.rounds.items())
         table.add_row(name, benchmark.title, choice.implementation.framework, benchmark.data_set, targets)
     print_fitted(console(), table, least=("task",))
+
+
+def _list_studies(as_json: bool) -> None:
+    from encore.lab.studies import definition, nodes
+
+    rows: list[tuple[Cell, ...]] = []
+    for name in definition.known():
+        study = definition.load(name)
+        small = len(definition.load(name, True).points()) if study.small.grid else None
+        rows.append((name, study.title, len(study.points()), small))
+    rows.append(("multi-node", nodes.load("multi-node").title, None, None))
+    table = Table(title="studies", columns=("study", "title", "points", "points of --small"), rows=tuple(rows))
+    put([table], as_json)
 
 
 def _list_systems(choice: Choice, as_json: bool) -> None:
@@ -88,13 +96,20 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
 
 def show(
     benchmark: options.Benchmark,
+    gpus: Annotated[int | None, typer.Argument(help="GPUs; default: as many as the system has.")] = None,
     system: options.System = None,
     round_name: options.Round = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs; default: as many as the system has.")] = None,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show a resolved configuration, with the place that each value comes from."""
+    """Show a resolved configuration, with the place that each value comes from.
+
+    Examples:
+
+      encore show resnet --system dgx1
+
+      encore show resnet 4
+    """
     choice = catalogue.choose(benchmark)
     machine = node.this_node()
     if gpus is not None:

@@ -1,7 +1,5 @@
 """``encore submit``: a batch job of `encore run`, checked before it waits in the queue."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,24 +15,9 @@ from encore.errors import EncoreError
 from encore.machine import preflight
 from encore.run import hints, runner
 from encore.run import submission as submissions
-from encore.run.submission import Wanted
 from encore.slurm import cluster as clusters
 from encore.slurm import commands
-
-SUBMIT_EPILOG = """
-Examples:
-
-  encore submit resnet --nodes 4 --gpus-per-node 8 --system dgxa100 --data /data/imagenet
-
-  encore submit resnet --nodes 2 --array 5            5 runs, each a task of an array
-
-  encore submit resnet --nodes 4 --runtime pyxis --dry-run
-
-  encore submit --resume results/20261120T101500Z-resnet-mxnet-dgxa100-job12
-
-All options of `encore run` may follow. What is particular to the cluster is in cluster.toml.
-"""
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+from encore.slurm.script import Wanted
 
 
 def submit(
@@ -50,7 +33,9 @@ def submit(
     minutes: Annotated[
         int | None, typer.Option("--time", help="Minutes; default: from the published time, with a margin.")
     ] = None,
-    array: Annotated[str | None, typer.Option(metavar="RUNS", help="So many runs, each as a task of an array.")] = None,
+    array: Annotated[
+        str | None, typer.Option(metavar="0-N", help="A run for each task of an array, as sbatch has it: 0-4, 0-4%2.")
+    ] = None,
     partition: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
     account: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
     qos: Annotated[str | None, typer.Option(help="Instead of cluster.toml's.")] = None,
@@ -71,7 +56,20 @@ def submit(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write a batch script, check it against the cluster, and hand it to sbatch."""
+    """Write a batch script, check it against the cluster, and hand it to sbatch.
+
+    Examples:
+
+      encore submit resnet --nodes 4 --gpus-per-node 8 --system dgxa100 --data /data/imagenet
+
+      encore submit resnet --nodes 2 --array 0-4          5 runs, each a task of an array
+
+      encore submit resnet --nodes 4 --runtime pyxis --dry-run
+
+      encore submit --resume results/20261120T101500Z-resnet-mxnet-dgxa100-job12
+
+    All options of `encore run` may follow. What is particular to the cluster is in cluster.toml.
+    """
     kind, count = _gpus(gpus_per_node)
     wanted = Wanted(
         nodes=nodes,
@@ -119,6 +117,9 @@ def submit(
         say(console(), f"submitted as job {job}; watch it with: {hints.command('follow', str(job))}")
 
 
+submit.settings = {"context_settings": options.PASS_ON}  # type: ignore[attr-defined]
+
+
 def _gpus(text: str | None) -> tuple[str | None, int | None]:
     """Return the type and the number in ``--gpus-per-node a100:8``; None for each that was not given."""
     if text is None:
@@ -135,7 +136,7 @@ def _refuse_extra(resume: Path, benchmark: str | None, rest: tuple[str, ...]) ->
     if benchmark is not None or rest:
         raise EncoreError(
             f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
-            remedy=hints.command("submit", "--resume", resume),
+            hint=hints.command("submit", "--resume", resume),
         )
 
 

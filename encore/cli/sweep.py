@@ -1,9 +1,6 @@
 """``encore sweep``: a grid of runs, resumable, with speed-up and efficiency at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,51 +9,30 @@ from rich.console import Console
 
 from encore import catalogue, paths
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.cli.layout import console, plain_table, print_fitted, print_result, tables_as_json, write_json
 from encore.cli.live import RunView
-from encore.cli.report import print_table, tables_as_json
-from encore.cli.run import hooks, refuse_with_resume
+from encore.cli.run import as_request, hooks, refuse_with_resume
 from encore.configuration import describe_scale
 from encore.errors import EncoreError, ExitCode
-from encore.lab.scaling import sweep_folder as sweeps
-from encore.lab.scaling.batch import connect
-from encore.lab.scaling.grid import Grid, GridPoint, points, request_of
-from encore.lab.scaling.sweep_folder import Here, Study, Submitter
+from encore.lab.studies import folder as folders
+from encore.lab.studies import sweep as sweeps
+from encore.lab.studies.folder import Folder
+from encore.lab.studies.sweep import GridPoint, HooksOf, Sweep
 from encore.machine import node
-from encore.run import hints, judge, planning
+from encore.run import judge, planning
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
 from encore.run.supervise import Limits
-
-SWEEP_EPILOG = """
-Examples:
-
-  encore sweep resnet --gpus 1,2                           strong scaling, on a CPU
-
-  encore sweep resnet --gpus 1,2,4,8 --weak --data /data/imagenet --set epochs=2 --set warmup_epochs=0
-
-  encore sweep resnet --gpus 8 --precision fp32,fp16 --dry-run
-
-  encore sweep resnet --gpus 1,4 --nodes 1,2,4 --full-nodes --hosts n1:4,n2:4,n3:4,n4:4 --weak --dry-run
-
-  encore sweep resnet --gpus 8 --images 24.06,24.05 --system dgxa100 --dry-run
-
-  encore sweep --resume results/20261120T101500Z-sweep-resnet
-
-Exit codes: 0 every point has ended, whatever it reached; 2 refused, 1 a point failed, 130 interrupted.
-"""
 
 
 def sweep(
     context: typer.Context,
     benchmark: options.OptionalBenchmark = None,
-    gpus: Annotated[
-        str | None, typer.Option(help="GPUs of a node, such as 1,2,4,8; ranks where there are none.")
+    gpus_per_node: Annotated[
+        str | None, typer.Option(metavar="GPUS,...", help="Such as 1,2,4,8; ranks where there are no GPUs.")
     ] = None,
     nodes: Annotated[str, typer.Option(help="Nodes, such as 1,2,4; needs a scheduler, or --hosts.")] = "1",
-    hosts: Annotated[
-        str | None, typer.Option(help="Hosts for points of several nodes, by ssh: n1:4,n2:4; this one first.")
-    ] = None,
+    hosts: options.Hosts = None,
     full_nodes: Annotated[
         bool, typer.Option("--full-nodes", help="Of several nodes only points with the most GPUs.")
     ] = False,
@@ -65,7 +41,7 @@ def sweep(
     ] = True,
     global_batch: Annotated[
         int | None,
-        typer.Option(help="Of strong scaling; default: the system's. The learning rate stays as it is."),
+        typer.Option(help="With --strong; default: the system's. The learning rate stays as it is."),
     ] = None,
     precision: Annotated[
         str | None,
@@ -98,66 +74,77 @@ def sweep(
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a benchmark on several numbers of GPUs and report how it scales."""
+    """Run a benchmark on several numbers of GPUs and report how it scales.
+
+    Examples:
+
+      encore sweep resnet --gpus-per-node 1,2                           strong scaling, on a CPU
+
+      encore sweep resnet --gpus-per-node 1,2,4,8 --weak --data /data/imagenet --set epochs=2 --set warmup_epochs=0
+
+      encore sweep resnet --gpus-per-node 8 --precision fp32,fp16 --dry-run
+
+      encore sweep resnet --gpus-per-node 1,4 --nodes 1,2,4 --full-nodes --hosts n1:4,n2:4,n3:4,n4:4 --weak --dry-run
+
+      encore sweep resnet --gpus-per-node 8 --images 24.06,24.05 --system dgxa100 --dry-run
+
+      encore sweep --resume results/20261120T101500Z-sweep-resnet
+
+    Exit codes: 0 every point has ended, whatever it reached; 2 refused, 1 a point failed, 130 interrupted.
+    """
     screen = console(stderr=as_json, soft_wrap=True)
     wanted = _numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
         refuse_with_resume(context, "study folder", "submit", "hang_seconds", "stop_seconds", "predict")
-        study = sweeps.open_study(resume)
+        study = folders.open_folder(resume, Sweep)
         if dry_run:
-            _print_grid(study.grid, study, as_json)
+            _print_grid(study.study, study, as_json)
             return
     else:
-        grid = _grid(context.params)
+        grid = _sweep(context.params)
         if dry_run:
             _print_grid(grid, None, as_json)
             return
         folder = (results or paths.default_results()).absolute()
         _refuse(screen, grid, folder, submit, predicts=bool(wanted))
-        study = sweeps.create(grid, folder)
+        study = folders.create(grid, f"sweep-{grid.request.name}", folder)
     _run(screen, study, Limits(hang_seconds, stop_seconds), submit, wanted, as_json)
 
 
-def _grid(given: Mapping[str, Any]) -> Grid:
-    """Return the grid that the options ask for, by their names above."""
-    if given["benchmark"] is None or (given["gpus"] is None and given["images"] is None):
-        raise EncoreError("no benchmark or no numbers of GPUs given", expected="encore sweep BENCHMARK --gpus 1,2,4")
-    data, cluster, python = (options.as_path(given[name]) for name in ("data_folder", "cluster", "python"))
-    precision = given["precision"]
-    same = ("full_nodes", "global_batch", "runs", "system", "seed", "drop_caches", "runtime", "image")
-    return Grid(
-        benchmark=catalogue.choose(given["benchmark"]).name,
-        gpus=_numbers("--gpus", given["gpus"] or str(len(node.this_node().gpus) or 1)),
+def _sweep(given: Mapping[str, Any]) -> Sweep:
+    """Return the sweep that the options ask for, by their names above."""
+    if given["benchmark"] is None or (given["gpus_per_node"] is None and given["images"] is None):
+        usage = "encore sweep BENCHMARK --gpus-per-node 1,2,4"
+        raise EncoreError("no benchmark or no numbers of GPUs given", expected=usage)
+    points = dict.fromkeys(("gpus", "gpus_option", "nodes", "hostfile", "launcher", "results"))
+    absolute = {
+        name: path.absolute()
+        for name in ("data_folder", "cluster", "python")
+        if (path := options.as_path(given[name])) is not None
+    }
+    name = catalogue.choose(given["benchmark"]).name
+    return Sweep(
+        request=as_request({**given, **points, **absolute, "benchmark": name, "host_list": given["hosts"]}),
+        gpus=_numbers("--gpus-per-node", given["gpus_per_node"] or str(len(node.this_node().gpus) or 1)),
         nodes=_numbers("--nodes", given["nodes"]),
-        precisions=_names(precision),
+        precisions=_names(given["precision"]),
         images=_names(given["images"]),
-        hosts=_names(given["hosts"]),
         mode="strong" if given["strong"] else "weak",
-        round=given["round_name"],
-        data=str(data.absolute()) if data else None,
-        settings=tuple(given["settings"] or ()),
-        environment=tuple(given["environment"] or ()),
-        python=str(python.absolute()) if python else None,
-        cluster=str(cluster.absolute()) if cluster else None,
-        **{name: given[name] for name in same},
+        full_nodes=given["full_nodes"],
+        global_batch=given["global_batch"],
     )
 
 
-def _refuse(screen: Console, grid: Grid, results: Path, submit: bool, predicts: bool) -> None:
+def _refuse(screen: Console, grid: Sweep, results: Path, submit: bool, predicts: bool) -> None:
     """Refuse what cannot be run, before anything is made; print the warnings."""
-    if predicts and len({point.gpus for point in points(grid)}) < 2:
+    if predicts and len({point.gpus for point in grid.points()}) < 2:
         raise EncoreError(
             "--predict with one number of GPUs",
             expected="a sweep over at least two",
-            remedy="--gpus 1,2, or leave out --predict",
+            hint="--gpus-per-node 1,2, or leave out --predict",
         )
-    for point, check in sweeps.refuse(grid, results, submitter(grid), submit):
+    for point, check in sweeps.refuse(grid, results, submit):
         screen.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}")
-
-
-def submitter(grid: Grid) -> Submitter | None:
-    """Return the scheduler that points are submitted to; None where there is none."""
-    return connect(Path(grid.cluster) if grid.cluster else None)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
@@ -167,9 +154,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise EncoreError(
-            f"{option} {text}", expected="whole numbers from 1 on, such as 1,2,4", remedy=f"{option} 1,2,4"
-        )
+        raise EncoreError(f"{option} {text}", expected="whole numbers from 1 on, such as 1,2,4", hint=f"{option} 1,2,4")
     return found
 
 
@@ -178,11 +163,11 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
 
 
-def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
+def _print_grid(grid: Sweep, study: Folder[Sweep] | None, as_json: bool) -> None:
     """Print the points with what each would run; make nothing."""
     rows = []
-    for point in points(grid):
-        request = request_of(grid, point, study.folder(point) if study else paths.default_results())
+    for point in grid.points():
+        request = sweeps.request_of(grid, point, study.at(point) if study else paths.default_results())
         state = study.state(point) if study else "to do"
         # Without hosts a point of several nodes is planned by the scheduler's side.
         plan = None if sweeps.is_submitted(grid, point, False) else planning.make_plan(request)
@@ -190,56 +175,50 @@ def _print_grid(grid: Grid, study: Study | None, as_json: bool) -> None:
         rows.append((point.key, batch, " ".join(request.settings), state))
     if as_json:
         names = ("point", "batch", "settings", "state")
-        content = {"grid": asdict(grid), "points": [dict(zip(names, row, strict=True)) for row in rows]}
-        write_json(content)
+        points = [dict(zip(names, row, strict=True)) for row in rows]
+        write_json({"grid": grid.model_dump(mode="json"), "points": points})
         return
-    table = plain_table(f"{grid.benchmark}, {grid.mode} scaling", "point", "batch", "--set", "state")
+    table = plain_table(f"{grid.request.name}, {grid.mode} scaling", "point", "batch", "--set", "state")
     for row in rows:
         table.add_row(*row)
     print_fitted(console(), table)
 
 
-def here(screen: Console, limits: Limits) -> Here:
+def hooks_of(screen: Console) -> HooksOf:
     """Report runs on this machine line by line, under the name of their point."""
 
-    def hooks_of(point: GridPoint, folder: RunFolder | None) -> Hooks:
+    def found(point: GridPoint, folder: RunFolder | None) -> Hooks:
         if folder is not None:
             screen.print(f"point {point.key}: {folder.path}")
         return hooks(screen, RunView(screen) if folder is not None else None, folder)
 
-    return Here(hooks_of, limits)
+    return found
 
 
-def _run(screen: Console, study: Study, limits: Limits, submit: bool, predict: tuple[int, ...], as_json: bool) -> None:
+def _run(
+    screen: Console, study: Folder[Sweep], limits: Limits, submit: bool, predict: tuple[int, ...], as_json: bool
+) -> None:
     screen.print(f"study folder: {study.path}")
-    code = sweeps.run(study, here(screen, limits), submitter(study.grid), submit)
+    code = sweeps.run(study, hooks_of(screen), limits, submit)
     if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and study.may_resume():
-        screen.print(
-            f"resume with: {hints.command('sweep', '--resume', study.path.absolute())}", markup=False, highlight=False
-        )
+        screen.print(f"resume with: {sweeps.resume_command(study)}", markup=False, highlight=False)
     _report(screen, study, predict, as_json)
     raise typer.Exit(code)
 
 
-def _report(screen: Console, study: Study, predict: tuple[int, ...], as_json: bool) -> None:
+def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_json: bool) -> None:
     """Write the report, and print its first tables."""
-    from encore.lab.scaling import releases, report, throughput
+    from encore.lab.studies import sweep_report, throughput
 
     results = throughput.measured(study)
-    tables = [throughput.throughput_table(results)]
-    if study.grid.images:
-        tables.append(releases.releases_table(results, releases.published(study.grid.benchmark)))
-    if predict:
-        tables.append(throughput.predictions(study, results, predict))
-    written = []
-    if any(each.state == "done" for each in results):
-        written = report.write_study_report(study, tables[1:])
+    tables = sweep_report.tables_of(study, results, predict)
+    runs = [study.run_of(each.point) for each in results if each.state == "done"]
+    written = sweep_report.write(study, results, tables) if runs else []
     if as_json:
         write_json({"study": str(study.path), "tables": tables_as_json(tables)})
         return
     for table in tables:
-        print_table(table)
-    runs = [study.run_of(each.point) for each in results if each.state == "done"]
+        print_result(table)
     for standing in dict.fromkeys(judge.standing(run) for run in runs if run is not None):
         screen.print(standing)
     if written:

@@ -1,7 +1,5 @@
 """Ask the Python of an image, or one of the user's, what it has of what a benchmark needs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping
@@ -11,13 +9,15 @@ from typing import Any
 
 from encore import files, paths
 from encore.catalogue import Choice
-from encore.containers import engines, images, runtimes
-from encore.containers.renderers import host
+from encore.containers import engines, images, renderers, runtimes
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
 from encore.job import Job
 from encore.machine import pythons
 from encore.machine.pythons import Facts
+
+IMPORT_SECONDS = 600
+"""Pyxis and Enroot may have to unpack an image of 20 GB first."""
 
 
 def asked(
@@ -51,7 +51,7 @@ def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> Facts
     What its Horovod was built with takes longest to say; it is asked again when another one was installed.
     """
     nothing = Job(argv=(), environment=extra, mounts=(), ranks=1, gpus=0)
-    environment = host.render(nothing, python, os.environ, given=True).environment
+    environment = renderers.host(nothing, python, os.environ, given=True).environment
     kept = _kept_build(python)
     known: dict[str, Any] = files.read_json(kept) if kept.exists() else {"horovod": 0, "check_build": ""}
     question = pythons.question(choice.implementation.framework, _more_imports(choice), known["horovod"])
@@ -75,27 +75,28 @@ def keep_build(python: Path, horovod: int, check_build: str) -> None:
 
 
 def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> Facts | None:
-    """Return the answer of an image; it is asked once, since its id or its file names the answer. None without one."""
+    """Return the answer of an image, None without one.
+
+    It is asked once, since its id or its file names the answer; one that is still in a registry is asked every time.
+    """
     question = pythons.question(choice.implementation.framework, _more_imports(choice), 0)
     command = ("python", "-c", pythons.program(), question)
     identity = _identity(target)
-    if not identity:
-        return None
     # Without its GPUs an image may lack the driver's library.
     key = hashlib.sha256(f"{identity} {command} {bool(gpus)}".encode()).hexdigest()[:16]
     kept = paths.cache_folder() / "images" / f"{key}-facts.json"
-    if kept.exists():
+    if identity and kept.exists():
         return Facts(**files.read_json(kept))
     if not start:
         return None
     job = Job(argv=command, environment={}, mounts=(), ranks=1, gpus=gpus, outer=outer)
     rendered = runtimes.render(target, job, runtimes.container_name(Path(f"facts_{os.getpid()}")), os.environ)
     try:
-        facts = pythons.parse(engines.ask(rendered.argv, runtimes.IMPORT_SECONDS).stdout)
+        facts = pythons.parse(engines.ask(rendered.argv, IMPORT_SECONDS).stdout)
     except EncoreError:
         return None
     # What cannot be imported may be the machine's fault, and be fixed there.
-    if facts is not None and not facts.problems:
+    if identity and facts is not None and not facts.problems:
         kept.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(kept, asdict(facts))
     return facts

@@ -1,6 +1,4 @@
-"""Build images: a benchmark's on its base; push, convert, remove them. The CPU bases: standins.py."""
-
-from __future__ import annotations
+"""Build images: a benchmark's on its base; convert them. The CPU bases: standins.py."""
 
 import ast
 import hashlib
@@ -78,7 +76,7 @@ def builder(engine: Engine) -> tuple[str, dict[str, str]]:
         if version and 18 <= int(version.group(1)) < 23:
             return program, {"DOCKER_BUILDKIT": "1"}
     raise EncoreError(
-        "docker: this client cannot use BuildKit", remedy="install docker-buildx-plugin, or use ENGINE=podman"
+        "docker: this client cannot use BuildKit", hint="install docker-buildx-plugin, or use ENGINE=podman"
     )
 
 
@@ -180,39 +178,39 @@ def check_space(engine: Engine, wanted_gib: float) -> None:
         raise EncoreError(
             f"{engine.name}: {free:.1f} GiB free in {engine.data}",
             expected=f"{wanted_gib:g} GiB",
-            remedy=f"free some space ({engine.name} system prune), or move this folder to another disk",
+            hint=f"free some space ({engine.name} system prune), or move this folder to another disk",
         )
 
 
-def pass_gate(choice: Choice, release: images.Release, anyway: bool) -> None:
-    """Refuse a release that is too old for the benchmark or, unless ``anyway``, for this machine's GPUs.
+def pass_gate(choice: Choice, release: images.Release, force: bool) -> None:
+    """Refuse a release that is too old for the benchmark or, unless ``force``, for this machine's GPUs.
 
     Before it is pulled.
     """
     software = support.check(release, choice)
     if software.level == "FAIL":
-        raise EncoreError(software.found, remedy=software.remedy)
-    if anyway:
+        raise EncoreError(software.found, hint=software.hint)
+    if force:
         return
     machine = node.this_node()
     for check in compatibility.check_gpus(release, machine.gpus, choice.benchmark):
         if check.level == "FAIL":
             raise EncoreError(
                 f"{check.name}: {check.found}",
-                remedy=f"{check.remedy}; to build for another machine: --anyway",
+                hint=f"{check.hint}; to build for another machine: --force",
             )
 
 
-def ensure_base(choice: Choice, engine: Engine, name: str | None, anyway: bool, on_line: OnLine) -> tuple[str, str]:
+def ensure_base(choice: Choice, engine: Engine, name: str | None, force: bool, on_line: OnLine) -> tuple[str, str]:
     """Return the reference and tag of the base called ``name``, pulled if need be and held to images.lock."""
     framework = choice.implementation.framework
     if name == images.STANDIN:
         reference = standin_name(framework)
         if engines.inspect(engine, reference) is None:
-            raise EncoreError(f"the CPU base {reference} is not built", remedy=f"make standin FRAMEWORK={framework}")
+            raise EncoreError(f"the CPU base {reference} is not built", hint=f"make standin FRAMEWORK={framework}")
         return reference, images.STANDIN
     release = images.find_release(framework, name)
-    pass_gate(choice, release, anyway)
+    pass_gate(choice, release, force)
     digest = pull(engine, release, on_line)
     return f"{release.reference.rsplit(':', 1)[0]}@{digest}", release.release
 
@@ -229,7 +227,7 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
     if not digests:
         raise EncoreError(
             f"{reference} has no digest: it did not come from a registry",
-            remedy=f"remove it ({engine.name} rmi {reference}) and pull it again",
+            hint=f"remove it ({engine.name} rmi {reference}) and pull it again",
         )
     if accept:
         images.record(reference, digests[0])
@@ -237,10 +235,10 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
     return digests[0]
 
 
-def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, on_line: OnLine) -> str:
+def build(choice: Choice, engine: Engine, base_name: str | None, force: bool, on_line: OnLine) -> str:
     """Build a benchmark's image; return its name."""
     images.find_row(choice)
-    base, tag = ensure_base(choice, engine, base_name, anyway, on_line)
+    base, tag = ensure_base(choice, engine, base_name, force, on_line)
     tags = [image_name(choice), image_name(choice, tag)]
     arguments = {"BASE": base, "CODE": code_id(), "COMMIT": commit()}
     run_build(engine, dockerfiles.path_of(choice.name), tags, arguments, on_line)
@@ -248,20 +246,6 @@ def build(choice: Choice, engine: Engine, base_name: str | None, anyway: bool, o
 
 
 # -- afterwards --------------------------------------------------------------------------------------
-
-
-def push(choice: Choice, engine: Engine, registry: str, on_line: OnLine) -> str:
-    """Tag the image for a registry and push it; return the name there."""
-    if not registry:
-        raise EncoreError("no registry given", remedy=f"make push-{choice.name} REGISTRY=registry.example/team")
-    name = image_name(choice)
-    found = engines.inspect(engine, name)
-    if found is None:
-        raise not_built(choice, engine.name)
-    target = f"{registry.rstrip('/')}/{choice.name}:{found.labels.get('encore.code', 'latest')}"
-    must([engine.program, "tag", name, target], on_line, "tag")
-    must([engine.program, "push", target], on_line, f"{target} was not pushed")
-    return target
 
 
 def convert_command(choice: Choice, runtime: str, program: str) -> list[str]:
@@ -276,17 +260,5 @@ def not_built(choice: Choice, engine: str) -> EncoreError:
     """Return the error that there is no image of a benchmark."""
     return EncoreError(
         f"{engine} has no image {image_name(choice)}",
-        remedy=f"make build-{choice.name}" + (" ENGINE=podman" if engine == "podman" else ""),
+        hint=f"make build-{choice.name}" + (" ENGINE=podman" if engine == "podman" else ""),
     )
-
-
-def clean(engine: Engine) -> list[str]:
-    """Remove every image that Encore built; return their names."""
-    pattern = f"reference={PREFIX}/*"
-    listed = engines.ask([engine.program, "images", "--filter", pattern, "--format", "{{.Repository}}:{{.Tag}}"])
-    made = [line for line in listed.stdout.split() if line.startswith(PREFIX)]
-    if made:
-        done = engines.ask([engine.program, "rmi", "--force", *made], timeout=600)
-        if done.returncode != 0:
-            raise engines.explain(done.stderr, engine.name)
-    return made

@@ -1,7 +1,5 @@
 """Checks of a run in an image, or in a Python of the user's, in addition to those of any run."""
 
-from __future__ import annotations
-
 import re
 import resource
 from collections.abc import Iterable, Mapping
@@ -15,6 +13,7 @@ from encore.containers import asking, building, compatibility, engines, images, 
 from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
+from encore.files import text_of
 from encore.machine.node import Node
 from encore.machine.preflight import Check, refuse_failed
 from encore.machine.pythons import Facts
@@ -31,17 +30,15 @@ def check(target: Target, configuration: Configuration, machine: Node, folders: 
         memory = [compatibility.check_memory(configuration, gpu) for gpu in machine.gpus[:1] if with_gpus]
         return [check_host(target, configuration), *memory, *differences]
     if target.problem is not None:
-        problem = target.problem
-        found = problem.found + (f" (expected: {problem.expected})" if problem.expected else "")
-        return [Check("FAIL", target.runtime, found, problem.remedy), *differences]
+        return [Check.of(target.problem, target.runtime), *differences]
     checks = [Check("OK", "runtime", f"{target.runtime}: {target.why}, {target.image}")]
     checks += check_folders(folders)
     if target.found is not None:
         checks.append(check_code(target.found, configuration.choice))
     checks += _check_software(target, configuration.choice)
     if target.facts is not None and target.facts.problems:
-        remedy = f"build it on another release: make build-{configuration.choice.name} BASE=RELEASE; encore images list"
-        checks.append(Check("FAIL", "image", _cannot_import(target.image, target.facts, configuration.choice), remedy))
+        hint = f"build it on another release: make build-{configuration.choice.name} BASE=RELEASE; encore images list"
+        checks.append(Check("FAIL", "image", _cannot_import(target.image, target.facts, configuration.choice), hint))
     if configuration.get("device") == "gpu":
         checks += _check_gpu_run(target, configuration, machine)
     return [*checks, *differences]
@@ -61,17 +58,16 @@ def _check_software(target: Target, choice: Choice) -> list[Check]:
     """Check the versions that a Python answered, else those of the release that its image was built on."""
     release = _release_of(target.found.labels if target.found else {}, choice)
     stated = [support.check(release, choice)] if release is not None else []
-    too_old = support.lacks(_versions(target.facts, choice), choice.implementation) if target.facts else {}
+    known = {}
+    if target.facts:
+        stack = environment.software(choice.implementation.framework, target.facts.packages)
+        known = {"python": target.facts.python, **{name.removesuffix("_version"): each for name, each in stack.items()}}
+    too_old = support.lacks(known, choice.implementation)
     if any(each.level == "FAIL" for each in stated) or not too_old:
         return stated
     where = target.python or target.image
     found = f"{where} is too old for {choice.name}: {support.describe(too_old, choice.implementation)}"
     return [Check("FAIL", "software", found, "use a newer release (docs/support.md) or another Python")]
-
-
-def _versions(facts: Facts, choice: Choice) -> dict[str, str]:
-    known = environment.software(choice.implementation.framework, facts.packages)
-    return {"python": facts.python, **{name.removesuffix("_version"): each for name, each in known.items()}}
 
 
 def _cannot_import(where: object, facts: Facts, choice: Choice) -> str:
@@ -90,17 +86,19 @@ def check_horovod(target: Target, configuration: Configuration, needed: str = ""
     build = launchers.parse_check_build(facts.check_build) if facts else None
     where = target.python or target.image
     if facts is None or build is None:
-        return [] if facts and facts.problems else [_unknown_horovod(where)]
+        found = f"{where} has not said what its Horovod was built with; Gloo is assumed"
+        unknown = Check("WARN", "Horovod", found, "ask it: horovodrun --check-build")
+        return [] if facts and facts.problems else [unknown]
     chosen = launchers.controller(build, facts.mpirun, configuration.ranks)
     if needed not in ("", *build.controllers) or chosen is None:
         mpirun = "" if facts.mpirun else ", and no mpirun on PATH"
         found = f"Horovod {facts.packages.get('horovod', '')} in {where} was built with {build}{mpirun}"
         expected = needed or "Gloo, or MPI with mpirun"
-        remedy = "use another image or Python, or build Horovod there with HOROVOD_WITH_GLOO=1"
-        return [Check("FAIL", "Horovod", f"{found} (expected: {expected})", remedy)]
+        hint = "use another image or Python, or build Horovod there with HOROVOD_WITH_GLOO=1"
+        return [Check("FAIL", "Horovod", f"{found} (expected: {expected})", hint)]
     if configuration.get("device") == "gpu" and configuration.ranks > 1 and "NCCL" not in build.operations:
-        remedy = "use one that was built with HOROVOD_GPU_OPERATIONS=NCCL"
-        return [Check("WARN", "Horovod", f"{build}: no NCCL, gradients travel through the host's memory", remedy)]
+        hint = "use one that was built with HOROVOD_GPU_OPERATIONS=NCCL"
+        return [Check("WARN", "Horovod", f"{build}: no NCCL, gradients travel through the host's memory", hint)]
     return [Check("OK", "Horovod", f"{needed or chosen}: {build}")]
 
 
@@ -114,14 +112,9 @@ def check_preparation(target: Target, choice: Choice) -> list[Check]:
     missing = [name for name in dict.fromkeys(wanted) if name not in has]
     if not missing:
         return []
-    remedy = f"{target.python} -m pip install --no-deps -r {requirements}, or make it first: encore data prepare"
+    hint = f"{target.python} -m pip install --no-deps -r {requirements}, or make it first: encore data prepare"
     found = f"{target.python} has no {', '.join(missing)}, by which the small one is made"
-    return [Check("FAIL", "data set", found, f"{remedy} {choice.benchmark.name}")]
-
-
-def _unknown_horovod(where: object) -> Check:
-    found = f"{where} has not said what its Horovod was built with; Gloo is assumed"
-    return Check("WARN", "Horovod", found, "ask it: horovodrun --check-build")
+    return [Check("FAIL", "data set", found, f"{hint} {choice.benchmark.name}")]
 
 
 def check_host(target: Target, configuration: Configuration) -> Check:
@@ -132,8 +125,8 @@ def check_host(target: Target, configuration: Configuration) -> Check:
         return Check("OK", "runtime", f"host: {target.why}")
     choice = configuration.choice
     found = f"the host runtime's {choice.implementation.framework} is built for CPUs ({target.why})"
-    remedy = f"make build-{choice.name}, then run with --runtime docker; or name a Python with CUDA: --python FILE"
-    return Check("FAIL", "runtime", found, remedy)
+    hint = f"make build-{choice.name}, then run with --runtime docker; or name a Python with CUDA: --python FILE"
+    return Check("FAIL", "runtime", found, hint)
 
 
 def check_python(target: Target, configuration: Configuration) -> Check:
@@ -141,11 +134,10 @@ def check_python(target: Target, configuration: Configuration) -> Check:
     choice, facts = configuration.choice, target.facts
     title = catalogue.framework(choice.implementation.framework).title
     if target.problem is not None or facts is None:
-        problem = target.problem or EncoreError(f"{target.python} was not asked")
-        return Check("FAIL", "runtime", f"{problem.found} (expected: {problem.expected})", problem.remedy)
+        return Check.of(target.problem or EncoreError(f"{target.python} was not asked"), "runtime")
     if facts.problems:
-        remedy = f"install it there, such as with {target.python} -m pip, or name another Python"
-        return Check("FAIL", "runtime", _cannot_import(target.python, facts, choice), remedy)
+        hint = f"install it there, such as with {target.python} -m pip, or name another Python"
+        return Check("FAIL", "runtime", _cannot_import(target.python, facts, choice), hint)
     too_old = [each for each in _check_software(target, choice) if each.level == "FAIL"]
     if too_old:
         return too_old[0]
@@ -172,20 +164,17 @@ def named_python(file: Path, configuration: Configuration) -> Path:
 
 def check_folders(folders: Iterable[Path]) -> list[Check]:
     """Check for folders whose names an engine would take apart."""
-    remedy = "give a folder without, or a link to it"
-    return [
-        Check("FAIL", "mount", f"{folder} has a comma, a colon or a quote in its name", remedy)
-        for folder in folders
-        if UNMOUNTABLE.search(str(folder))
-    ]
+    wrong = (folder for folder in folders if UNMOUNTABLE.search(str(folder)))
+    found, hint = "has a comma, a colon or a quote in its name", "give a folder without, or a link to it"
+    return [Check("FAIL", "mount", f"{folder} {found}", hint) for folder in wrong]
 
 
 def check_code(image: Image, choice: Choice) -> Check:
     """Compare the training code in the image with that of the checkout."""
     if image.labels.get("encore.code") == building.code_id():
         return Check("OK", "image", f"holds the code of this checkout, {image.id[7:19]}")
-    remedy = f"make build-{choice.name}, which takes seconds"
-    return Check("WARN", "image", "holds other training code than this checkout", remedy)
+    hint = f"make build-{choice.name}, which takes seconds"
+    return Check("WARN", "image", "holds other training code than this checkout", hint)
 
 
 def check_locked_memory(engine: Engine) -> Check:
@@ -203,11 +192,7 @@ CAP_SYS_RESOURCE = 24
 
 def _engine_may_raise_limits() -> bool:
     """Return whether processes of this machine can have CAP_SYS_RESOURCE at all."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return True
-    bounds = re.search(r"^CapBnd:\s*([0-9a-f]+)", status, re.MULTILINE)
+    bounds = re.search(r"^CapBnd:\s*([0-9a-f]+)", text_of("/proc/self/status"), re.MULTILINE)
     return bounds is None or bool(int(bounds.group(1), 16) >> CAP_SYS_RESOURCE & 1)
 
 
@@ -216,12 +201,11 @@ def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) 
     engine, choice = target.engine, configuration.choice
     labels = target.found.labels if target.found else {}
     if "encore.standin" in labels:
-        remedy = f"make build-{choice.name}"
-        checks.append(Check("FAIL", "image", f"{target.image} is built on the CPU base", remedy))
-    if engine is not None and engine.gpu_access is None:
-        found = f"{engine.name} cannot hand GPUs to containers"
-        checks.append(Check("FAIL", "GPU toolkit", found, engines.NO_TOOLKIT))
+        wrong = f"{target.image} is built on the CPU base"
+        checks.append(Check("FAIL", "image", wrong, f"make build-{choice.name}"))
     if engine is not None:
+        wrong = f"{engine.name} cannot hand GPUs to containers"
+        checks += [Check("FAIL", "GPU toolkit", wrong, engines.NO_TOOLKIT)] if engine.gpu_access is None else []
         checks.append(check_locked_memory(engine))
     release = _release_of(labels, choice)
     gpus = machine.gpus[: configuration.ranks_per_node]
@@ -249,5 +233,5 @@ def refuse_other_image(content: Mapping[str, Any], target: Target) -> None:
         raise EncoreError(
             f"{target.image} is not the image that the run began in",
             expected=f"{began[:19]}, built from commit {content['image']['revision']}",
-            remedy="build it from that commit, or start a new run",
+            hint="build it from that commit, or start a new run",
         )

@@ -1,7 +1,5 @@
 """Can this machine run this image? Checked before 20 GB are pulled, from the catalogue and the GPUs alone."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -12,7 +10,7 @@ from encore.configuration import Configuration
 from encore.containers import images
 from encore.containers.images import Images, Release
 from encore.machine.node import Gpu
-from encore.machine.preflight import Check, Level
+from encore.machine.preflight import Check, Level, memory_gib
 
 ARCHITECTURES = (
     ("Pascal", (6, 0)),
@@ -122,15 +120,14 @@ def smaller_batch(model: Any, configuration: Configuration, gpu: Gpu) -> str:
 
 def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
     """Check the GPU's memory against that of the GPU which the configuration was submitted on."""
-    match = re.search(r"(\d+) ?GB", configuration.system.accelerator)
-    if match is None:
+    submitted = memory_gib(configuration.system.accelerator)
+    if not submitted:
         return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB")
     # A 40 GB GPU reports a little less than 40 GiB.
-    submitted = int(match.group(1))
     if gpu.memory_gib >= 0.9 * submitted:
-        return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB, submitted with {submitted} GB")
+        return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB, submitted with {submitted:g} GB")
     smaller = max(1, int(configuration.get("batch_size") * gpu.memory_gib / submitted))
-    found = f"{gpu.memory_gib:g} GiB, the configuration was submitted with {submitted} GB"
+    found = f"{gpu.memory_gib:g} GiB, the configuration was submitted with {submitted:g} GB"
     return Check("WARN", "GPU memory", found, f"if it does not fit: --set batch_size={smaller}")
 
 

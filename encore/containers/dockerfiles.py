@@ -1,7 +1,5 @@
 """The Dockerfiles, each complete and readable by itself, from two templates and the rows of images.toml."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -1,7 +1,5 @@
 """The container engines of this machine: which there are, what they can do, and what their errors mean."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -13,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore.containers.renderers.container import GpuAccess
+from encore.containers.renderers import GpuAccess
 from encore.errors import EncoreError
 
 BUILDERS = ("docker", "podman")
@@ -101,19 +99,12 @@ class Image:
 
 
 def explain(output: str, doing: str) -> EncoreError:
-    """Return what an engine's output means, in one line and with the remedy."""
-    for pattern, meaning, remedy in SYMPTOMS:
+    """Return what an engine's output means, in one line and with the hint."""
+    for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, output, re.IGNORECASE | re.MULTILINE):
-            return EncoreError(f"{doing}: {meaning}", remedy=remedy)
+            return EncoreError(f"{doing}: {meaning}", hint=hint)
     last = [line.strip() for line in output.splitlines() if line.strip()][-1:]
-    return EncoreError(f"{doing}: {' '.join(last) or 'the engine said nothing'}", remedy="encore doctor")
-
-
-def gpu_options(engine: Engine) -> list[str]:
-    """Return options of ``run`` that hand over all GPUs; none where the engine cannot."""
-    if engine.gpu_access is None:
-        return []
-    return {"gpus": ["--gpus", "all"], "cdi": ["--device", "nvidia.com/gpu=all"]}[engine.gpu_access]
+    return EncoreError(f"{doing}: {' '.join(last) or 'the engine said nothing'}", hint="encore doctor")
 
 
 def programs(name: str, path: str | None = None) -> list[str]:
@@ -127,7 +118,7 @@ def find(name: str) -> str:
     """Return the engine's client; EncoreError if there is none."""
     found = programs(name)
     if not found:
-        raise EncoreError(f"no {name} on PATH", remedy=INSTALL[name])
+        raise EncoreError(f"no {name} on PATH", hint=INSTALL[name])
     return found[0]
 
 
@@ -138,7 +129,7 @@ def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess
             list(argv), capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EncoreError(f"{argv[0]} does not answer: {error}", remedy="restart the engine") from error
+        raise EncoreError(f"{argv[0]} does not answer: {error}", hint="restart the engine") from error
 
 
 def _srun_with_pyxis() -> str:
@@ -148,7 +139,7 @@ def _srun_with_pyxis() -> str:
         return found[0]
     raise EncoreError(
         "srun has no --container-image: Pyxis is not installed here" if found else "no srun on PATH",
-        remedy="use another runtime: --runtime apptainer, docker or host",
+        hint="use another runtime: --runtime apptainer, docker or host",
     )
 
 

@@ -1,7 +1,5 @@
 """The NGC catalogue (containers/images.toml), and the digests that builds are held to (images.lock)."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -120,8 +118,8 @@ def find_row(choice: Choice) -> Row:
     """Return what the benchmark's image adds to its base; EncoreError if it has no image."""
     rows = catalogue().image
     if choice.name not in rows:
-        remedy = f"add [image.{choice.name}] to {CATALOGUE}, then make docs"
-        raise EncoreError(f"{choice.name} has no image", remedy=remedy)
+        hint = f"add [image.{choice.name}] to {CATALOGUE}, then make docs"
+        raise EncoreError(f"{choice.name} has no image", hint=hint)
     return rows[choice.name]
 
 
@@ -165,7 +163,8 @@ def read_lock(lock: Path = LOCK) -> dict[str, dict[str, str]]:
         return {reference: dict(entry) for reference, entry in content["images"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoreError(
-            f"{lock} is damaged", remedy="restore it from git, or remove it and run `encore images pin`"
+            f"{lock} is damaged",
+            hint="restore it from git, or remove it: the next pull writes it",
         ) from error
 
 
@@ -185,5 +184,5 @@ def hold_to_lock(reference: str, digest: str, lock: Path = LOCK) -> None:
         raise EncoreError(
             f"{reference} has another digest than images.lock: {digest}",
             expected=f"{locked['digest']}, recorded {locked['recorded']}",
-            remedy="pull the recorded digest, or accept the new one: encore images pin --accept",
+            hint="pull the recorded digest, or accept the new one: encore images build --accept",
         )

@@ -1,7 +1,5 @@
 """Where a run takes place: on the host or in an image of one of the container runtimes, and why there."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -12,23 +10,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import data, files, names, paths
+from encore import data, files, names
 from encore.catalogue import Choice
-from encore.containers import building, engines
+from encore.containers import building, engines, renderers
 from encore.containers.engines import Engine, Image
-from encore.containers.renderers import apptainer, docker, enroot, podman, pyxis
-from encore.containers.renderers.container import Container
+from encore.containers.renderers import Container
 from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
 from encore.machine.node import Node
 from encore.machine.pythons import Facts
 
 RENDERERS = {
-    "pyxis": pyxis.render,
-    "docker": docker.render,
-    "podman": podman.render,
-    "apptainer": apptainer.render,
-    "enroot": enroot.render,
+    "pyxis": renderers.pyxis,
+    "docker": renderers.docker,
+    "podman": renderers.podman,
+    "apptainer": renderers.apptainer,
+    "enroot": renderers.enroot,
 }
 RUNTIMES = ("auto", "host", *RENDERERS)
 
@@ -125,8 +122,8 @@ def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
         if built and found is None:
             problem = building.not_built(choice, runtime)
         elif not built and not _is_in_registry(runtime, reference) and not Path(reference).exists():
-            remedy = f"encore images convert {choice.name} --to {'enroot' if runtime == 'pyxis' else runtime}"
-            problem = EncoreError(f"no image file {reference}", remedy=remedy)
+            hint = f"encore images convert {choice.name} --runtime {'enroot' if runtime == 'pyxis' else runtime}"
+            problem = EncoreError(f"no image file {reference}", hint=hint)
     except EncoreError as error:
         problem = error
     return Target(runtime=runtime, why=why, engine=engine, image=reference, found=found, problem=problem)
@@ -165,49 +162,13 @@ def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Pr
     return render(target, job, container_name(folder), os.environ)
 
 
-MANIFESTS = ("/opt/encore/python-packages.txt", "/opt/encore/system-packages.txt")
-"""Names and versions of all packages in an image: its build writes them."""
-IMPORT_SECONDS = 600
-"""Pyxis and Enroot may have to unpack an image of 20 GB first."""
-
-
-def packages(target: Target, outer: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return versions of all packages in the image, by name; none if its manifests cannot be read.
-
-    Each image is asked once: its id names the answer. ``outer`` starts the container where Slurm has to.
-    """
-    known = paths.cache_folder() / "images" / f"{target.found.id}.json" if target.found else None
-    if known is not None and known.exists():
-        return files.read_json(known)
-    job = Job(argv=("cat", *MANIFESTS), environment={}, mounts=(), ranks=1, gpus=0, outer=outer)
-    command = render(target, job, container_name(Path(f"packages_{os.getpid()}")), os.environ)
-    try:
-        found = parse_manifests(engines.ask(command.argv, IMPORT_SECONDS).stdout)
-    except EncoreError:
-        return {}
-    if known is not None and found:
-        known.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(known, found)
-    return found
-
-
-def parse_manifests(text: str) -> dict[str, str]:
-    """Return versions by package; other lines, such as the image's greeting, are passed over."""
-    found = {}
-    for name, sign, version in re.findall(r"^([\w.+-]+)(==?)(\S+)$", text, re.MULTILINE):
-        # A version of Debian's: epoch, colon, the software's own version, dash, revision.
-        found[name] = version if sign == "==" else re.sub(r"^\d+:|-[^-]*$", "", version)
-    return found
-
-
 def _limits() -> dict[str, int]:
     """Return the most open files and processes that a container of the caller's may have."""
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     # Podman itself gives up what it has beyond the kernel's number of processes.
-    with contextlib.suppress(OSError, ValueError):
-        most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
-        processes = most if processes == resource.RLIM_INFINITY else min(processes, most)
+    most = int(files.text_of("/proc/sys/kernel/pid_max") or processes)
+    processes = most if processes == resource.RLIM_INFINITY else min(processes, most)
     return {"nofile": open_files, "nproc": processes}
 
 

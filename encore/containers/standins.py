@@ -1,7 +1,5 @@
 """Build the CPU stand-ins of NGC's images, for air-gapped machines."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -85,16 +83,16 @@ def download(framework: str, on_line: OnLine) -> None:
         if code != 0:
             raise EncoreError(
                 f"the packages of {framework}'s stand-in could not be downloaded",
-                remedy="check the network and pip's settings (pip config list); pip's own words are above",
+                hint="check the network and pip's settings (pip config list); pip's own words are above",
             )
 
 
 def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
     """Make a bare Debian with debootstrap, from whatever mirror it chooses, and give it to the engine."""
     if shutil.which("debootstrap") is None:
-        raise EncoreError("no debootstrap on PATH", remedy="apt-get install debootstrap")
+        raise EncoreError("no debootstrap on PATH", hint="apt-get install debootstrap")
     if os.geteuid() != 0:
-        raise EncoreError("debootstrap needs root", remedy="make the stand-in as root: sudo make standin")
+        raise EncoreError("debootstrap needs root", hint="make the stand-in as root: sudo make standin")
     with tempfile.TemporaryDirectory(prefix="encore-debian-") as temporary:
         folder = Path(temporary) / "root"
         command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]

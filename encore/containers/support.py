@@ -1,7 +1,5 @@
 """Which images an implementation can run in: what it needs, what an image has, and what was tried where."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -101,8 +99,8 @@ def check(release: Release, choice: Choice) -> Check:
     where = "" if found[0] == release else f"{found[0].release} is later and has "
     same = [each for each in images.catalogue().release if each.framework == release.framework]
     later = [each.release for each in same if each.release > release.release and too_old(each, choice) is None]
-    remedy = (
+    hint = (
         f"use release {later[0]}: make build-{choice.name} BASE={later[0]}" if later else "use another implementation"
     )
     why = f"{where}{describe(found[1], choice.implementation)}"
-    return Check("FAIL", "software", f"{release.reference} is too old for {choice.name}: {why}", remedy)
+    return Check("FAIL", "software", f"{release.reference} is too old for {choice.name}: {why}", hint)

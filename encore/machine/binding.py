@@ -1,29 +1,32 @@
-"""Cores and memory near each GPU, and how ranks are bound to them; :mod:`encore.machine.topology` reads this machine.
+"""Cores and memory near each GPU of this machine, as the kernel reports them, and how ranks are bound to them.
 
 Ranks that share a NUMA node share its cores evenly, each with both hardware threads of a core. Where nothing
 is known about the GPUs, the allowed cores are divided evenly.
 """
 
-from __future__ import annotations
-
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from encore.files import text_of
+from encore.machine import nvml
 
 Siblings = Mapping[int, tuple[int, ...]]
 """For each CPU (hardware thread) all CPUs of its core, itself among them."""
 
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
 """Where mpirun, horovodrun, torchrun and srun give a rank its number on the node, in this order."""
+SYS = Path("/sys")
 
 
 @dataclass(frozen=True)
 class Near:
-    """What is near a GPU."""
+    """CPUs and NUMA node near a GPU."""
 
     cpus: tuple[int, ...]
     """CPUs as the kernel numbers them; empty: not known."""
-    numa: int | None
-    """NUMA node; None: not known."""
+    numa: int
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,6 @@ def format_cpus(cpus: Sequence[int]) -> str:
     return ",".join("-".join(map(str, part)) for part in parts)
 
 
-def mask(cpus: Sequence[int]) -> str:
-    """Return 0, 1, 2, 8 as ``0x107``, which ``srun --cpu-bind=mask_cpu`` reads."""
-    return hex(sum(1 << cpu for cpu in set(cpus)))
-
-
 # -- who gets what -----------------------------------------------------------------------------------------
 
 
@@ -76,31 +74,55 @@ def bind(
 
     ``near`` may be empty or unknown: then the cores that are ``allowed`` are divided evenly.
     """
-    shares = siblings or {}
-    whole = tuple(sorted(set(allowed)))
-    known = len(near) >= ranks and all(set(each.cpus) & set(whole) for each in near[:ranks])
-    pools = [tuple(sorted(set(each.cpus) & set(whole))) for each in near[:ranks]] if known else [whole] * ranks
+    pools = [tuple(sorted(set(each.cpus) & set(allowed))) for each in near[:ranks]]
+    known = len(pools) == ranks and all(pools)
+    pools = pools if known else [tuple(sorted(set(allowed)))] * ranks
     bindings = []
     for rank, pool in enumerate(pools):
-        sharing = [other for other, theirs in enumerate(pools) if theirs == pool]
-        cores = _cores(pool, shares)
-        mine = _share(cores, sharing.index(rank), len(sharing))
+        place, among = pools[:rank].count(pool), pools.count(pool)
+        cores = sorted({tuple(each for each in (siblings or {}).get(cpu, (cpu,)) if each in pool) for cpu in pool})
+        mine = cores[place * len(cores) // among : (place + 1) * len(cores) // among]
+        if len(cores) < among:
+            mine = [cores[place % len(cores)]]
         cpus = tuple(sorted(cpu for core in mine for cpu in core))
         bindings.append(Binding(cpus, near[rank].numa if known else None, len(mine)))
     return tuple(bindings)
 
 
-def _cores(cpus: tuple[int, ...], siblings: Siblings) -> list[tuple[int, ...]]:
-    """Return the CPUs gathered into cores, in order of each core's first CPU."""
-    gathered = {tuple(each for each in siblings.get(cpu, (cpu,)) if each in cpus) for cpu in cpus}
-    return sorted(gathered)
+def of_this_machine(ranks: int) -> tuple[Binding, ...]:
+    """Return the binding of each of ``ranks`` local ranks on this machine."""
+    near = visible(near_gpus(nvml.busses()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return bind(ranks, near, sorted(os.sched_getaffinity(0)), siblings())
 
 
-def _share(cores: list[tuple[int, ...]], place: int, among: int) -> list[tuple[int, ...]]:
-    """Return an even part of the cores; with fewer cores than ranks, ranks share one."""
-    if len(cores) < among:
-        return [cores[place % len(cores)]]
-    return cores[place * len(cores) // among : (place + 1) * len(cores) // among]
+def visible(near: tuple[Near, ...], chosen: str | None) -> tuple[Near, ...]:
+    """Return the GPUs of CUDA_VISIBLE_DEVICES in its order; unknown ones make all unknown.
+
+    CUDA numbers GPUs as NVML does where CUDA_DEVICE_ORDER is PCI_BUS_ID.
+    """
+    if chosen is None:
+        return near
+    numbers = [int(part) if part.strip().isdigit() else -1 for part in chosen.split(",")]
+    return tuple(near[n] for n in numbers) if all(0 <= n < len(near) for n in numbers) else ()
+
+
+def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:
+    """Return ``local_cpulist`` and ``numa_node`` of PCI devices; empty where the firmware does not report them."""
+    # The kernel writes a PCI domain with four digits, NVML with eight.
+    folders = [root / "bus" / "pci" / "devices" / each.lower()[-len("0000:07:00.0") :] for each in busses]
+    nodes = [text_of(folder / "numa_node").strip() for folder in folders]
+    # -1: the firmware does not say, as in most virtual machines.
+    if not all(node.isdigit() for node in nodes):
+        return ()
+    cpus = [parse_cpus(text_of(folder / "local_cpulist")) for folder in folders]
+    return tuple(Near(each, int(node)) for each, node in zip(cpus, nodes, strict=True))
+
+
+def siblings(root: Path = SYS) -> Siblings:
+    """Return the hardware threads of each CPU's core."""
+    folders = (root / "devices" / "system" / "cpu").glob("cpu[0-9]*")
+    found = {int(each.name[3:]): parse_cpus(text_of(each / "topology/thread_siblings_list")) for each in folders}
+    return {cpu: threads for cpu, threads in found.items() if threads}
 
 
 # -- the launchers' options --------------------------------------------------------------------------------
@@ -112,10 +134,10 @@ def srun_options(bindings: Sequence[Binding]) -> tuple[str, ...]:
     Slurm goes over the list again on each node, so it is as long as one node has tasks. It needs the
     task/affinity plugin.
     """
-    cpus = ",".join(mask(binding.cpus) for binding in bindings)
+    masks = ",".join(hex(sum(1 << cpu for cpu in set(binding.cpus))) for binding in bindings)
     nodes = [binding.numa for binding in bindings]
     memory = "local" if None in nodes else "map_mem:" + ",".join(map(str, nodes))
-    return (f"--cpu-bind=verbose,mask_cpu:{cpus}", f"--mem-bind={memory}")
+    return (f"--cpu-bind=verbose,mask_cpu:{masks}", f"--mem-bind={memory}")
 
 
 def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: bool = False) -> tuple[str, ...]:
@@ -125,20 +147,16 @@ def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: boo
     the memory as well; without it the kernel gives memory of the node that asks first, which is the same one
     for all that the rank touches itself.
     """
-    places = " ".join(_binder(binding, with_numactl) for binding in bindings)
+    places = []
+    for binding in bindings:
+        memory = "--localalloc" if binding.numa is None else f"--membind={binding.numa}"
+        cpus = format_cpus(binding.cpus)
+        places.append(f"'numactl --physcpubind={cpus} {memory}'" if with_numactl else f"'taskset --cpu-list {cpus}'")
     rank = "0"
     for name in reversed(LOCAL_RANKS):
         rank = f"${{{name}:-{rank}}}"
-    script = f'places=({places}); exec ${{places[{rank}]}} "$@"'
+    script = f'places=({" ".join(places)}); exec ${{places[{rank}]}} "$@"'
     return ("bash", "-c", script, "bound", *command)
-
-
-def _binder(binding: Binding, with_numactl: bool) -> str:
-    cpus = format_cpus(binding.cpus)
-    if not with_numactl:
-        return f"'taskset --cpu-list {cpus}'"
-    memory = "--localalloc" if binding.numa is None else f"--membind={binding.numa}"
-    return f"'numactl --physcpubind={cpus} {memory}'"
 
 
 def threads(bindings: Sequence[Binding]) -> int:

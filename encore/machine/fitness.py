@@ -3,8 +3,6 @@
 The hosts are asked by :mod:`encore.machine.on_node`, which runs on each of them.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Iterator, Sequence
@@ -26,13 +24,13 @@ class Need:
     kind: str
     """A key of on_node.PROBES."""
     what: str
-    remedy: str
+    hint: str
     expected: str = ""
 
 
-def same(path: Path, remedy: str) -> Need:
+def same(path: Path, hint: str) -> Need:
     """Return the need of a file, or of the Python files of a folder, as they are on this host."""
-    return Need("same", str(path), remedy, on_node.digest(path))
+    return Need("same", str(path), hint, on_node.digest(path))
 
 
 def question(needs: Sequence[Need]) -> str:
@@ -44,8 +42,8 @@ def judge(kind: str, name: str, problems: Sequence[tuple[int, str]], needs: Sequ
     """Return no check for a host that answered without problems, else one with all of them."""
     if not problems:
         return []
-    remedy = needs[problems[0][0]].remedy
-    return [Check("FAIL", f"{kind} {name}", "; ".join(text for _, text in problems), remedy)]
+    hint = needs[problems[0][0]].hint
+    return [Check("FAIL", f"{kind} {name}", "; ".join(text for _, text in problems), hint)]
 
 
 @contextmanager
@@ -56,7 +54,7 @@ def marked(results: Path) -> Iterator[Path]:
         results.mkdir(parents=True, exist_ok=True)
         mark.touch()
     except OSError as error:
-        raise EncoreError(f"{results} cannot be written: {error.strerror}", remedy="--results DIR") from error
+        raise EncoreError(f"{results} cannot be written: {error.strerror}", hint="--results DIR") from error
     try:
         yield mark
     finally:

@@ -8,16 +8,13 @@ The words of a link are nvidia-smi's: NV4 four NVLinks; PIX one PCIe switch, PXB
 NODE several host bridges of one NUMA node, SYS the connection between NUMA nodes.
 """
 
-from __future__ import annotations
-
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from encore.machine import node, nvml
+from encore.machine import node, nvml, processes
 
 BY_SWITCH = ("PIX", "PXB")
 NVLINK_RATES = {"6.0": 18.0, "7.0": 20.0, "8.0": 20.0, "8.6": 12.0, "9.0": 20.6, "10.0": 40.1, "10.3": 40.1}
@@ -31,7 +28,7 @@ FLOOR_SHARE = 0.5
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _DEVICE = re.compile(r"[A-Za-z]\w*\d+(?:_\d+)?$")
-_AFFINITIES = {"CPU Affinity": "CPU_Affinity", "NUMA Affinity": "NUMA_Affinity", "GPU NUMA ID": "GPU_NUMA_ID"}
+_AFFINITY = re.compile(r"CPU[ _]Affinity|NUMA[ _]Affinity|GPU[ _]NUMA[ _]ID")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,12 +141,13 @@ def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str
 
 def parse_topology(text: str) -> Server:
     """Return the server that ``nvidia-smi topo -m`` shows; one without GPUs where there is no matrix."""
-    lines = [_cells(line) for line in _ESCAPE.sub("", text).splitlines() if line.strip()]
+    plain = _AFFINITY.sub(lambda match: match[0].replace(" ", "_"), _ESCAPE.sub("", text))
+    lines = [line.split() for line in plain.splitlines() if line.strip()]
     header = next((line for line in lines if line and line[0] == "GPU0" and line[1:2] != ["X"]), None)
     if header is None:
         return Server()
-    devices = [cell for cell in header if cell not in _AFFINITIES.values() and _DEVICE.fullmatch(cell)]
-    affinities = [cell for cell in header if cell in _AFFINITIES.values()]
+    affinities = [cell for cell in header if _AFFINITY.fullmatch(cell)]
+    devices = [cell for cell in header if cell not in affinities and _DEVICE.fullmatch(cell)]
     links, near = {}, {}
     for name, *cells in (line for line in lines if line[0] in devices and line is not header):
         words = cells[: len(devices)]
@@ -167,15 +165,9 @@ def parse_topology(text: str) -> Server:
     )
 
 
-def _cells(line: str) -> list[str]:
-    for words, joined in _AFFINITIES.items():
-        line = line.replace(words, joined)
-    return line.split()
-
-
 def this_server(machine: node.Node) -> Server:
     """Return this machine with its links: by nvidia-smi, else by NVML, else without GPUs."""
-    found = parse_topology(_asked()) if machine.gpus else Server()
+    found = parse_topology(processes.output_of("nvidia-smi", "topo", "-m")) if machine.gpus else Server()
     if machine.gpus and not found.gpus:
         found = by_nvml()
     model = machine.gpus[0].name if machine.gpus else ""
@@ -185,57 +177,33 @@ def this_server(machine: node.Node) -> Server:
     )  # fmt: skip
 
 
-def _asked() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    try:
-        done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 def by_nvml() -> Server:
-    """Return the GPUs with the links that the driver reports, where there is no nvidia-smi; none where it fails."""
-    import pynvml
-
-    try:
-        return _by_nvml()
-    except pynvml.NVMLError:
-        return Server()
-
-
-def _by_nvml() -> Server:
-    import pynvml
-
+    """Return the GPUs with the links that the driver reports, where there is no nvidia-smi."""
     with nvml.devices() as handles:
-        gpus = tuple(f"GPU{number}" for number in range(len(handles)))
-        switched = [_nvlinks(handle) for handle in handles]
-        busses = [nvml.text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower() for handle in handles]
-        links = {}
-        for i, one in enumerate(gpus):
-            for j, other in enumerate(gpus):
-                direct = switched[i].count(busses[j])
-                # What is no GPU at the far end is a switch, which reaches all that have links to it.
-                behind = sum(far not in busses for far in switched[i]) if switched[j] else 0
-                count = direct or behind
-                links[one, other] = "X" if i == j else f"NV{count}" if count else _ancestor(handles[i], handles[j])
+        busses = nvml.known(lambda: [nvml.bus(handle) for handle in handles]) or []
+        ends = [_nvlinks(handle) for handle in handles]
+
+        def link(i: int, j: int) -> str:
+            # What is no GPU at the far end is a switch, which reaches all that have links to it.
+            behind = sum(far not in busses for far in ends[i]) if ends[j] else 0
+            count = ends[i].count(busses[j]) or behind
+            return "X" if i == j else f"NV{count}" if count else _ancestor(handles[i], handles[j])
+
+        gpus = tuple(f"GPU{number}" for number in range(len(busses)))
+        links = {(one, other): link(i, j) for i, one in enumerate(gpus) for j, other in enumerate(gpus)}
     return Server(gpus=gpus, links=links)
 
 
 def _nvlinks(handle: Any) -> Sequence[str]:
-    """Return the PCI address at the far end of each active NVLink."""
+    """Return the PCI address at the far end of each active NVLink; a GPU answers for the links that it has."""
     import pynvml
 
-    found = []
-    for number in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if pynvml.nvmlDeviceGetNvLinkState(handle, number):
-                found.append(nvml.text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower())
-        except pynvml.NVMLError:
-            # A GPU answers for the links that it has.
-            continue
-    return found
+    def far_end(number: int) -> str:
+        active = pynvml.nvmlDeviceGetNvLinkState(handle, number)
+        return nvml.text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower() if active else ""
+
+    ends = (nvml.known(partial(far_end, number)) for number in range(pynvml.NVML_NVLINK_MAX_LINKS))
+    return [end for end in ends if end]
 
 
 def _ancestor(one: Any, other: Any) -> str:
@@ -249,7 +217,4 @@ def _ancestor(one: Any, other: Any) -> str:
         pynvml.NVML_TOPOLOGY_NODE: "NODE",
         pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
     }
-    try:
-        return words.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other), "")
-    except pynvml.NVMLError:
-        return ""
+    return words.get(nvml.known(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)), "")

@@ -1,7 +1,5 @@
 """The network interfaces that ranks talk through: found, never assumed to be called ib0 or eth0."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Iterable
@@ -9,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from encore.files import text_of
 
 ROOT = Path("/")
 ETHERNET, INFINIBAND = 1, 32
@@ -101,7 +101,7 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
 def read(root: Path = ROOT, with_address: frozenset[str] | None = None) -> Network:
     """Return the network of this machine; ``with_address`` are the interfaces that have an address."""
     named = addressed() if with_address is None else with_address
-    default = default_interface(_text(root / "proc/net/route"))
+    default = default_interface(text_of(root / "proc/net/route"))
     folders = sorted((root / "sys/class/net").glob("*"))
     interfaces = [_interface(folder, default) for folder in folders if folder.name in named]
     ports = [_port(folder) for folder in sorted((root / "sys/class/infiniband").glob("*/ports/*"))]
@@ -127,29 +127,18 @@ def default_interface(route: str) -> str | None:
 
 
 def _interface(folder: Path, default: str | None) -> Interface | None:
-    kind = _text(folder / "type")
+    # The speed of an interface that is down cannot be read.
+    kind, state, speed = (text_of(folder / name).strip() for name in ("type", "operstate", "speed"))
     belongs = any((folder / name).exists() for name in ("bridge", "brport", "master"))
-    up = _text(folder / "operstate") in ("up", "unknown")
-    if not kind.isdigit() or belongs or not up or LOCAL_ONLY.match(folder.name):
+    if not kind.isdigit() or belongs or state not in ("up", "unknown") or LOCAL_ONLY.match(folder.name):
         return None
-    speed = _text(folder / "speed")
-    megabits = int(speed) if speed.isdigit() else 0
-    return Interface(folder.name, int(kind), megabits, folder.name == default)
+    return Interface(folder.name, int(kind), int(speed) if speed.isdigit() else 0, folder.name == default)
 
 
 def _port(folder: Path) -> Port | None:
     # "4: ACTIVE", "200 Gb/sec (4X HDR)"
-    if not _text(folder / "state").startswith("4:"):
+    state, rate, layer = (text_of(folder / name).strip() for name in ("state", "rate", "link_layer"))
+    speed = re.match(r"[\d.]+", rate)
+    if not state.startswith("4:"):
         return None
-    rate = _text(folder / "rate").split(" ")[0]
-    gigabits = float(rate) if rate.replace(".", "", 1).isdigit() else 0.0
-    layer = _text(folder / "link_layer") or "InfiniBand"
-    return Port(folder.parent.parent.name, int(folder.name), layer, gigabits)
-
-
-def _text(path: Path) -> str:
-    # The speed of an interface that is down cannot be read.
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    return Port(folder.parent.parent.name, int(folder.name), layer or "InfiniBand", float(speed[0]) if speed else 0.0)

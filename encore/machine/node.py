@@ -1,19 +1,14 @@
 """Facts about this machine: processor, memory, GPUs, operating system. Never raises; unknown is None."""
 
-from __future__ import annotations
-
-import csv
-import io
 import os
 import platform
-import shutil
-import subprocess
+import re
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from encore.files import text_of
 from encore.machine import nvml
 
 
@@ -49,77 +44,22 @@ class Node:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return GPUs of this machine by NVML, or by nvidia-smi where the library does not answer; often none."""
-    return _gpus_by_nvml() or _gpus_by_nvidia_smi()
+    """Return GPUs of this machine as the driver reports them; often none."""
+    with nvml.devices() as handles:
+        return nvml.known(lambda: tuple(_gpu(index, handle) for index, handle in enumerate(handles))) or ()
 
 
-def _gpus_by_nvml() -> tuple[Gpu, ...]:
+def _gpu(index: int, handle: Any) -> Gpu:
     import pynvml
 
-    try:
-        with nvml.devices() as handles:
-            driver = nvml.text(pynvml.nvmlSystemGetDriverVersion()) if handles else ""
-            return tuple(_gpu_by_nvml(index, handle, driver) for index, handle in enumerate(handles))
-    except pynvml.NVMLError:
-        return ()
-
-
-def _gpu_by_nvml(index: int, handle: Any, driver: str) -> Gpu:
-    import pynvml
-
-    try:
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        capability: str | None = f"{major}.{minor}"
-    except pynvml.NVMLError:
-        capability = None
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
+    capability = nvml.known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     return Gpu(
         index=index,
         name=nvml.text(pynvml.nvmlDeviceGetName(handle)),
-        memory_gib=round(memory, 1),
-        driver=driver,
-        compute_capability=capability,
+        memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+        driver=nvml.text(pynvml.nvmlSystemGetDriverVersion()),
+        compute_capability=".".join(map(str, capability)) if capability else None,
     )
-
-
-NVIDIA_SMI_FIELDS = "index,name,memory.total,driver_version,compute_cap"
-
-
-def _gpus_by_nvidia_smi() -> tuple[Gpu, ...]:
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    command = ["nvidia-smi", f"--query-gpu={NVIDIA_SMI_FIELDS}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else ()
-
-
-def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
-    """Return GPUs from ``nvidia-smi --query-gpu=index,name,memory.total,driver_version,compute_cap`` in CSV."""
-    found = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if len(row) != 5 or not row[0].isdigit():
-            continue
-        index, name, memory, driver, capability = row
-        gib = float(memory) / 1024 if memory.replace(".", "", 1).isdigit() else 0.0
-        known = capability if capability[:1].isdigit() else None
-        found.append(
-            Gpu(index=int(index), name=name, memory_gib=round(gib, 1), driver=driver, compute_capability=known)
-        )
-    return tuple(found)
-
-
-def _cpu_info() -> tuple[str, int | None]:
-    """Return the model name and the number of sockets."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor(), None
-    models = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
-    sockets = {line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("physical id")}
-    return (models[0] if models else platform.processor()), (len(sockets) or None)
 
 
 def _operating_system() -> str:
@@ -136,13 +76,14 @@ def cores() -> int:
 
 def this_node() -> Node:
     """Return everything about this machine."""
-    cpu, sockets = _cpu_info()
+    known = re.findall(r"^(model name|physical id)\s*: (.*?)\s*$", text_of("/proc/cpuinfo"), re.MULTILINE)
+    models = [value for name, value in known if name == "model name"]
     return Node(
         hostname=platform.node(),
         operating_system=_operating_system(),
         kernel=platform.release(),
-        cpu=cpu,
-        sockets=sockets,
+        cpu=models[0] if models else platform.processor(),
+        sockets=len({value for name, value in known if name == "physical id"}) or None,
         cores=cores(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         gpus=gpus(),

@@ -13,7 +13,6 @@ from typing import Literal
 
 import psutil
 
-from encore.catalogue import Weights
 from encore.configuration import Configuration
 from encore.data import PASSPORT, DataPassport, check_data
 from encore.errors import EncoreError
@@ -35,7 +34,13 @@ class Check:
     level: Level
     name: str
     found: str
-    remedy: str = ""
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: EncoreError, name: str, level: Level = "FAIL") -> Check:
+        """Return the check that met an error of the user's."""
+        expected = f" (expected: {error.expected})" if error.expected else ""
+        return cls(level, name, error.found + expected, error.hint)
 
 
 def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
@@ -43,15 +48,15 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
     wanted = configuration.ranks_per_node
     if configuration.get("device") == "cpu":
         if wanted > machine.cores:
-            remedy = f"ask for at most {machine.cores} to go faster"
-            return [Check("WARN", "cores", f"{wanted} ranks share {machine.cores} cores", remedy)]
+            hint = f"ask for at most {machine.cores} to go faster"
+            return [Check("WARN", "cores", f"{wanted} ranks share {machine.cores} cores", hint)]
         return [Check("OK", "cores", f"{wanted} ranks on {machine.cores} cores")]
     if not machine.gpus:
-        remedy = "use --system cpu, which runs the same code on a small data set"
-        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, none found on {machine.hostname}", remedy)]
+        hint = "use --system cpu, which runs the same code on a small data set"
+        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, none found on {machine.hostname}", hint)]
     if wanted > len(machine.gpus):
-        remedy = f"ask for at most {len(machine.gpus)}"
-        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, {len(machine.gpus)} found", remedy)]
+        hint = f"ask for at most {len(machine.gpus)}"
+        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, {len(machine.gpus)} found", hint)]
     kinds = {gpu.name for gpu in machine.gpus[:wanted]}
     if len(kinds) > 1:
         found = f"the GPUs differ: {', '.join(sorted(kinds))}"
@@ -66,7 +71,7 @@ def check_data_sets(folders: Mapping[str, Path]) -> list[Check]:
         try:
             checks.append(Check("OK", f"{name} data", f"{check_data(folder, name).name} in {folder}"))
         except EncoreError as error:
-            checks.append(Check("WARN", f"{name} data", error.found, error.remedy))
+            checks.append(Check("WARN", f"{name} data", error.found, error.hint))
     return checks
 
 
@@ -79,11 +84,11 @@ def check_data_set(
         misfits = configuration.misfits(read_json(data / PASSPORT), _rank_memory(configuration, machine))
     except EncoreError as error:
         expected = f"; expected {error.expected}" if error.expected else ""
-        return Check("FAIL", "data set", error.found + expected, error.remedy), None
+        return Check("FAIL", "data set", error.found + expected, error.hint), None
     except KeyError as error:
         return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
-    for found, expected, remedy in misfits:
-        return Check("FAIL", "data set", f"{passport.name} in {data}: {found}; expected {expected}", remedy), passport
+    for found, expected, hint in misfits:
+        return Check("FAIL", "data set", f"{passport.name} in {data}: {found}; expected {expected}", hint), passport
     if passport.unearned:
         found = f"{data} is called {passport.name} and is not: {passport.unearned}"
         return Check("WARN", "data set", found, "give the published data set, or go on with it as own data"), passport
@@ -92,11 +97,9 @@ def check_data_set(
 
 def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
     """Return the bytes that a rank may fill at most: those of its GPU, or its share of what is free on the CPU."""
-    if machine is None:
-        return math.inf
-    if configuration.get("device") == "cpu":
+    if machine is not None and configuration.get("device") == "cpu":
         return float(psutil.virtual_memory().available) / configuration.ranks_per_node
-    return min((gpu.memory_gib for gpu in machine.gpus), default=math.inf) * 2**30
+    return min((gpu.memory_gib for gpu in machine.gpus) if machine else (), default=math.inf) * 2**30
 
 
 def check_results(results: Path, resumes: bool = False) -> Check:
@@ -105,12 +108,12 @@ def check_results(results: Path, resumes: bool = False) -> Check:
     if not folder.is_dir():
         return Check("FAIL", "results folder", f"{folder} is not a folder", "give another: --results DIR")
     if not os.access(folder, os.W_OK | os.X_OK):
-        remedy = "resume as its owner" if resumes else "give another: --results DIR"
-        return Check("FAIL", "results folder", f"{folder} is not writable", remedy)
+        hint = "resume as its owner" if resumes else "give another: --results DIR"
+        return Check("FAIL", "results folder", f"{folder} is not writable", hint)
     free = shutil.disk_usage(folder).free / 2**30
     if free < RESULTS_GIB:
-        remedy = "free some space" + ("" if resumes else ", or give a folder on another disk: --results DIR")
-        return Check("FAIL", "disk", f"{free:.2f} GiB free for results, {RESULTS_GIB:g} needed", remedy)
+        hint = "free some space" + ("" if resumes else ", or give a folder on another disk: --results DIR")
+        return Check("FAIL", "disk", f"{free:.2f} GiB free for results, {RESULTS_GIB:g} needed", hint)
     return Check("OK", "disk", f"{free:.0f} GiB free for results")
 
 
@@ -128,11 +131,9 @@ def check_shared_memory(configuration: Configuration) -> Check:
 
 def check_limits(configuration: Configuration) -> Check:
     """Check the limit on open files, for DALI and the sockets between ranks."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 256 + 64 * configuration.ranks
-    if soft < wanted:
-        return Check("WARN", "open files", f"limit {soft}, {wanted} may be needed", f"ulimit -n {wanted}")
-    return Check("OK", "open files", f"limit {soft}")
+    soft, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 256 + 64 * configuration.ranks
+    short = Check("WARN", "open files", f"limit {soft}, {wanted} may be needed", f"ulimit -n {wanted}")
+    return short if soft < wanted else Check("OK", "open files", f"limit {soft}")
 
 
 def family(accelerator: str) -> str:
@@ -152,12 +153,12 @@ def check_accelerator(configuration: Configuration, machine: Node) -> list[Check
     if configuration.get("device") == "cpu" or not machine.gpus or family(submitted) in machine.gpus[0].name:
         return []
     found = f"the configuration was submitted on {submitted}, this is {machine.gpus[0].name}"
-    remedy = "a batch that fits there may not fit here, and the times cannot be held against each other"
-    return [Check("WARN", "accelerator", found, remedy)]
+    hint = "a batch that fits there may not fit here, and the times cannot be compared with each other"
+    return [Check("WARN", "accelerator", found, hint)]
 
 
 def check_submission(configuration: Configuration, passport: DataPassport | None) -> Check:
-    """Return whether the run can be held against a submitted one."""
+    """Return whether the run can be compared with a submitted one."""
     if configuration.get("device") == "cpu":
         return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
     if configuration.system.kind == "small":
@@ -174,27 +175,24 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
 
 def check_weights(configuration: Configuration, data: Path) -> list[Check]:
     """Check that files of trained weights that the configuration names are there, and those that were submitted."""
-    remedy = "give the whole path, or the name of a file in the data folder; empty: begin without"
+    hint = "give the whole path, or the name of a file in the data folder; empty: begin without"
     checks, needed = [], configuration.needed_weights
     for key, path in weight_files(configuration, data).items():
-        if key in needed:
-            checks.append(_check_submitted(key, path, needed[key]))
-        elif path.is_file():
-            checks.append(Check("OK", key, str(path)))
+        if key not in needed:
+            there = Check("OK", key, str(path))
+            checks.append(
+                there if path.is_file() else Check("FAIL", key, f"{path} is no file", f"--set {key}=FILE: {hint}")
+            )
+            continue
+        title = needed[key].title
+        try:
+            unknown = refuse_wrong(key, path, needed[key])
+        except EncoreError as error:
+            checks.append(Check.of(error, key))
         else:
-            checks.append(Check("FAIL", key, f"{path} is no file", f"--set {key}=FILE: {remedy}"))
+            published = Check("OK", key, f"{path}: {title}, as published")
+            checks.append(Check("WARN", key, f"{path} for {title}: {unknown}") if unknown else published)
     return checks
-
-
-def _check_submitted(key: str, path: Path, wanted: Weights) -> Check:
-    """Compare a file with the weights that the submission began with."""
-    try:
-        unknown = refuse_wrong(key, path, wanted)
-    except EncoreError as error:
-        return Check("FAIL", key, f"{error.found} (expected: {error.expected})", error.remedy)
-    if unknown:
-        return Check("WARN", key, f"{path} for {wanted.title}: {unknown}")
-    return Check("OK", key, f"{path}: {wanted.title}, as published")
 
 
 def check_run(configuration: Configuration, machine: Node, data: Path, results: Path) -> list[Check]:
@@ -216,4 +214,4 @@ def refuse_failed(checks: list[Check]) -> None:
     """Raise EncoreError for the first FAIL."""
     for check in checks:
         if check.level == "FAIL":
-            raise EncoreError(f"{check.name}: {check.found}", remedy=check.remedy)
+            raise EncoreError(f"{check.name}: {check.found}", hint=check.hint)

@@ -1,11 +1,10 @@
 """The processes of a job on this machine: find its ranks, signal them, leave none behind."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
 import platform
+import re
 import signal
 import subprocess
 import time
@@ -16,9 +15,11 @@ from typing import IO
 
 import psutil
 
+from encore.files import text_of
 from encore.job import Command
 
 PR_SET_CHILD_SUBREAPER = 36
+CLEAN_UP_SECONDS = 30.0
 LAUNCHER = "launcher.pid"
 """File in an experiment's folder: process, host and start of what starts its ranks, while that runs."""
 
@@ -60,12 +61,33 @@ class Heartbeat:
     """When a thread of the rank last ran."""
 
 
+def output_of(*argv: str, errors: int = subprocess.DEVNULL, seconds: float = 30.0) -> str:
+    """Return what a short command prints, however it ends; empty where it is not there or does not answer."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=seconds,
+            check=False,
+        ).stdout  # fmt: skip
+    return ""
+
+
+def clean_up(command: Command) -> None:
+    """Remove what a command may have left behind outside of its own processes, such as its container."""
+    if command.cleanup:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                command.cleanup,
+                env=dict(command.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=CLEAN_UP_SECONDS,
+                check=False,
+            )
+
+
 def kills_for_memory() -> int:
     """Return how many processes the kernel of this machine has killed for their memory since it booted, if it says."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return 0
+    return sum(map(int, re.findall(r"^oom_kill (\d+)$", text_of("/proc/vmstat"), re.MULTILINE)))
 
 
 def heartbeats(folder: Path) -> list[Heartbeat]:
@@ -82,11 +104,10 @@ def heartbeats(folder: Path) -> list[Heartbeat]:
 def signal_ranks(folder: Path, number: signal.Signals) -> int:
     """Send a signal to every rank on this machine that has a heartbeat file; return how many."""
     sent = 0
-    for beat in heartbeats(folder):
-        if beat.host == platform.node():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(beat.pid, number)
-                sent += 1
+    for beat in (each for each in heartbeats(folder) if each.host == platform.node()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(beat.pid, number)
+            sent += 1
     return sent
 
 
@@ -135,11 +156,8 @@ def started(pid: int) -> int:
 
     With its number they name a process. psutil's time of day moves when the machine's clock is set.
     """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[19])
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if fields else 0
 
 
 def note_launcher(folder: Path, pid: int) -> None:
@@ -168,8 +186,8 @@ def is_running(process: psutil.Process) -> bool:
 def is_stopped(beat: Heartbeat) -> bool:
     """Return whether a rank of this machine is stopped by a signal, or waits for a device that does not answer."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        if beat.host == platform.node():
-            return psutil.Process(beat.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)
+        stopped = (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP)
+        return beat.host == platform.node() and psutil.Process(beat.pid).status() in stopped
     return False
 
 

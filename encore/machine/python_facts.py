@@ -4,11 +4,10 @@ Handed over as text (``python -c``), so that nothing of it has to be there; take
 Standard library only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,8 @@ MARK = "ENCORE FACTS "
 """Before the answer, since an image's greeting and a framework's warnings are printed to the same place."""
 SECONDS = 300.0
 OLDEST = (3, 8)
+SYSTEM_PACKAGES = Path("/opt/encore/system-packages.txt")
+"""Names and versions of the distribution's packages: the build of a benchmark's image writes them."""
 
 
 def problems(modules: list[str]) -> dict[str, str]:
@@ -34,12 +35,15 @@ def problems(modules: list[str]) -> dict[str, str]:
 
 
 def packages() -> dict[str, str]:
-    """Return the version of every package by its name."""
+    """Return the version of every package by its name; in an image of a benchmark also of the distribution's."""
     from importlib import metadata
 
+    manifest = SYSTEM_PACKAGES.read_text(encoding="utf-8") if SYSTEM_PACKAGES.is_file() else ""
+    # A version of Debian's: epoch, colon, the software's own version, dash, revision.
+    system = re.findall(r"^([\w.+-]+)=(?:\d+:)?(\S+?)(?:-[^-\s]*)?$", manifest, re.MULTILINE)
     # Of two of a name, the first on the path is imported.
     found = reversed(list(metadata.distributions()))
-    return {each.metadata["Name"]: each.version for each in found if each.metadata["Name"]}
+    return {**dict(system), **{each.metadata["Name"]: each.version for each in found if each.metadata["Name"]}}
 
 
 def value(expression: str) -> Any:

@@ -1,17 +1,15 @@
 """What a Python has of what a benchmark needs: one that the user names for the `host` runtime, or an image's."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import catalogue
+from encore import catalogue, environment
 from encore.errors import EncoreError
 from encore.machine import python_facts
 
@@ -20,7 +18,7 @@ COMMON = ("numpy", "mlperf_logging")
 OLDEST = ".".join(map(str, python_facts.OLDEST))
 SECONDS = 300.0
 EXPECTED = f"Python {OLDEST} or later with the framework, such as the one of a conda environment"
-REMEDY = 'activate the environment and give --python "$(command -v python)"'
+HINT = 'activate the environment and give --python "$(command -v python)"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +40,15 @@ class Facts:
     """When Horovod was installed, in nanoseconds; 0 without."""
     check_build: str
     """What ``horovodrun --check-build`` prints; empty without Horovod."""
+
+
+def named_or_made(python: Path | None, framework: str, on_step: Callable[[str], None]) -> Path:
+    """Return the Python that the user named, else that of the framework's environment, which is made if need be."""
+    if python is None:
+        return environment.ensure_environment(framework, on_step).absolute()
+    if not python.expanduser().is_file():
+        raise EncoreError(f"--python {python}: no such file", expected="a Python that has the framework")
+    return python.expanduser().absolute()
 
 
 def question(framework: str, more: Sequence[str], known: int) -> str:
@@ -82,9 +89,9 @@ def parse(output: str) -> Facts | None:
 def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
     """Return the answer of a Python of the user's; EncoreError if it is none or too old."""
     if not python.is_file():
-        raise EncoreError(f"no Python {python}", expected=EXPECTED, remedy=REMEDY)
+        raise EncoreError(f"no Python {python}", expected=EXPECTED, hint=HINT)
     if not os.access(python, os.X_OK):
-        raise EncoreError(f"{python} is not executable", expected=EXPECTED, remedy=REMEDY)
+        raise EncoreError(f"{python} is not executable", expected=EXPECTED, hint=HINT)
     command = [str(python), "-c", program(), question]
     try:
         done = subprocess.run(
@@ -92,11 +99,11 @@ def ask(python: Path, question: str, environment: Mapping[str, str]) -> Facts:
             stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EncoreError(f"{python} does not run: {error}", expected=EXPECTED, remedy=REMEDY) from error
+        raise EncoreError(f"{python} does not run: {error}", expected=EXPECTED, hint=HINT) from error
     facts = parse(done.stdout)
     if facts is None:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise EncoreError(f"{python} is not a Python that runs: {last[0]}", expected=EXPECTED, remedy=REMEDY)
+        raise EncoreError(f"{python} is not a Python that runs: {last[0]}", expected=EXPECTED, hint=HINT)
     if tuple(map(int, facts.python.split(".")[:2])) < python_facts.OLDEST:
-        raise EncoreError(f"{python} is Python {facts.python}", expected=EXPECTED, remedy=REMEDY)
+        raise EncoreError(f"{python} is Python {facts.python}", expected=EXPECTED, hint=HINT)
     return facts

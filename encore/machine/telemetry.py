@@ -1,73 +1,46 @@
 """Telemetry next to the log: CPU, memory, disk, network, GPUs and links, once a second, one JSON object a line."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from encore.machine import nvml
+
 INTERVAL_SECONDS = 1.0
 ALL_LINKS = 0xFFFFFFFF
+"""As the scope of a field of NVLink, which is otherwise one link."""
 
 
-class GpuSampler:
-    """Reads use, memory, clocks, power, temperature and traffic of each GPU by NVML; no GPUs, no readings."""
+def sample_gpu(handle: Any) -> dict[str, Any]:
+    """Return one reading of a GPU, None for what it does not know.
 
-    def __init__(self) -> None:
-        import pynvml
+    Percent, MiB, MHz, watts, degrees Celsius, KiB/s of PCIe, which NVML measures over 20 ms each, and KiB so far of
+    all its NVLinks together.
+    """
+    import pynvml
 
-        self._nvml: Any = pynvml
-        self._handles: list[Any] = []
-        try:
-            pynvml.nvmlInit()
-            count = pynvml.nvmlDeviceGetCount()
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        except pynvml.NVMLError:
-            self._handles = []
+    def nvlink(field: int) -> int | None:
+        (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
+        return int(value.value.ullVal) if value.nvmlReturn == pynvml.NVML_SUCCESS else None
 
-    def sample(self) -> list[dict[str, Any]]:
-        """Return one reading per GPU: percent, MiB, MHz, watts, degrees Celsius, KiB/s, KiB so far."""
-        return [self._one(handle) for handle in self._handles]
-
-    def _one(self, handle: Any) -> dict[str, Any]:
-        nvml = self._nvml
-        readings: dict[str, Callable[[], Any]] = {
-            "use_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-            "memory_mib": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used // 2**20,
-            "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        }
-        values: dict[str, Any] = {}
-        for name, read in (readings | self._traffic(handle)).items():
-            try:
-                values[name] = read()
-            except nvml.NVMLError:
-                values[name] = None
-        return values
-
-    def _traffic(self, handle: Any) -> dict[str, Callable[[], Any]]:
-        """Return the readings of PCIe, which NVML measures over 20 ms each, and of all NVLinks together."""
-        nvml = self._nvml
-        sent, received = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
-        return {
-            "pcie_sent_kib_s": lambda: nvml.nvmlDeviceGetPcieThroughput(handle, sent),
-            "pcie_received_kib_s": lambda: nvml.nvmlDeviceGetPcieThroughput(handle, received),
-            "nvlink_sent_kib": lambda: self._counter(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
-            "nvlink_received_kib": lambda: self._counter(handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
-        }
-
-    def _counter(self, handle: Any, number: int) -> int | None:
-        """Return a counter over all NVLinks of a GPU; None where it has none."""
-        # The scope of a field of NVLink is a link; all ones are all of them.
-        (value,) = self._nvml.nvmlDeviceGetFieldValues(handle, [(number, ALL_LINKS)])
-        return int(value.value.ullVal) if value.nvmlReturn == self._nvml.NVML_SUCCESS else None
+    readings = {
+        "use_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "memory_mib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used // 2**20,
+        "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "power_watts": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "pcie_sent_kib_s": lambda: pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_TX_BYTES),
+        "pcie_received_kib_s": lambda: pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
+        "nvlink_sent_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
+        "nvlink_received_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+    }
+    return {name: nvml.known(read) for name, read in readings.items()}
 
 
 def sample_host() -> dict[str, Any]:
@@ -104,16 +77,10 @@ class Telemetry:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        sampler = GpuSampler()
         psutil.cpu_percent(None)
         next_time = time.monotonic()
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                while not self._ended.wait(max(0.0, next_time - time.monotonic())):
-                    reading = sample_host()
-                    reading["gpus"] = sampler.sample()
-                    file.write(json.dumps(reading) + "\n")
-                    file.flush()
-                    next_time += INTERVAL_SECONDS
-        except OSError:
-            return
+        with contextlib.suppress(OSError), nvml.devices() as handles, self._path.open("a", encoding="utf-8") as file:
+            while not self._ended.wait(max(0.0, next_time - time.monotonic())):
+                file.write(json.dumps({**sample_host(), "gpus": [sample_gpu(handle) for handle in handles]}) + "\n")
+                file.flush()
+                next_time += INTERVAL_SECONDS

@@ -1,7 +1,5 @@
 """Files of trained weights that a run begins with: found, named in its passport, and seen by its ranks."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +38,7 @@ def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
     same_form = path.suffix == Path(wanted.file).suffix
     for each in (path, *(path.with_name(name) for name in wanted.also if same_form)):
         if not each.is_file():
-            raise EncoreError(f"{each} is no file", expected=wanted.title, remedy=get)
+            raise EncoreError(f"{each} is no file", expected=wanted.title, hint=get)
     if not same_form or not wanted.checksums:
         return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
     for algorithm, published in wanted.checksums.items():
@@ -49,7 +47,7 @@ def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
             raise EncoreError(
                 f"{path} has the {algorithm.upper()} {found}",
                 expected=f"{wanted.title}: {' or '.join(published)} ({wanted.published})",
-                remedy=get,
+                hint=get,
             )
     return ""
 
@@ -77,5 +75,5 @@ def refuse_others(files: dict[str, Path], known: Mapping[str, Any]) -> None:
             raise EncoreError(
                 f"{found['file']} is not the file of {key} that the run began with",
                 expected=f"SHA-256 {known[key]['sha256'][:12]}",
-                remedy="restore it, or start a new run",
+                hint="restore it, or start a new run",
             )

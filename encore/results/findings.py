@@ -1,7 +1,5 @@
 """What a compliance check and an audit hand back: findings in plain words, and the report that holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ class Finding:
     ``target_not_met``."""
     expected: str
     found: str
-    remedy: str
+    hint: str
     severity: Severity = "error"
     kind: Kind = "rule"
     """``small_data``: no run on this data set can satisfy the rule. ``reading``: the text itself is damaged.

@@ -8,8 +8,6 @@ Sources, named at each table:
 * the submitted logs and scripts of mlcommons/training_results_v0.5, v0.6 and v0.7.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -243,12 +241,6 @@ def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -
         if name == benchmark and ROUNDS.index(first) <= position <= ROUNDS.index(last):
             return tuple(replace(each, slack=each.value * _FLOAT32) for each in targets) if slack else targets
     return ()
-
-
-def every_target(benchmark: str | None) -> list[tuple[Target, ...]]:
-    """Return what any round asks of the benchmark, for a log whose round is not known yet."""
-    every = [targets for name, _, _, targets in _TARGETS if name == benchmark]
-    return [*every, _one(_BERT_LARGE_BATCH_TARGET, "masked LM accuracy")] if benchmark == "bert" else every
 
 
 def rule_for(round_: str | None, benchmark: str | None, global_batch: float | None = None) -> Rule | None:

@@ -1,6 +1,4 @@
-"""What figures mean, in words, the same in the terminal and in the report."""
-
-from __future__ import annotations
+"""What figures mean, the same in the terminal and in the report."""
 
 from collections.abc import Mapping
 

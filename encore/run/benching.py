@@ -1,7 +1,5 @@
 """Measure an implementation with its own bench.py, in its environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -12,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from encore import catalogue, configuration, data, environment, launchers, paths
-from encore.containers import checks
-from encore.containers.renderers import host
+from encore.containers import checks, renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, rank_environment
 from encore.machine import node
@@ -72,7 +69,7 @@ def run_program(
             ranks=1,
             gpus=1 if resolved.get("device") == "gpu" else 0,
         )
-        command = host.render(job, python, os.environ, given=request.python is not None)
+        command = renderers.host(job, python, os.environ, given=request.python is not None)
         done = subprocess.run(
             command.argv,
             env=dict(command.environment),
@@ -84,7 +81,7 @@ def run_program(
     if done.returncode != 0:
         raise EncoreError(
             f"the measurement failed with exit code {done.returncode}",
-            remedy="read its output above",
+            hint="read its output above",
             exit_code=ExitCode.FAILED,
         )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -1,7 +1,5 @@
 """What the user means by JOB or RUN, and how it is cancelled."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import re
@@ -54,7 +52,7 @@ def named(text: str, results: Path) -> Subject:
     if match is None:
         known = [folder.path.name for folder in status.run_folders(results)]
         if not known:
-            raise EncoreError(f"no run {text!r}: there are none in {results}", remedy="--results DIR")
+            raise EncoreError(f"no run {text!r}: there are none in {results}", hint="--results DIR")
         raise names.unknown("run", text, known)
     found = queue.numbered(match["name"]) if queue.is_there() else []
     # A task of an array has a number of its own, which only Slurm knows.
@@ -66,7 +64,7 @@ def named(text: str, results: Path) -> Subject:
         raise EncoreError(
             f"no job {job}, and no run folder of it in {results}",
             expected="a job of `squeue --me`, or a run folder",
-            remedy=f"see what there is: {hints.command('status', '--results', results)}",
+            hint=f"see what there is: {hints.command('status', '--results', results)}",
         )
     return Subject(job, folder_found)
 
@@ -100,7 +98,7 @@ def newest(results: Path) -> RunFolder:
     for folder in sorted([*status.run_folders(results), *jobs], key=lambda each: -status.made(each.path)):
         if (folder.path / "run.json").is_file():
             return folder
-    raise EncoreError(f"no run in {results}", remedy="start one with: encore run; or name the folder: --results DIR")
+    raise EncoreError(f"no run in {results}", hint="start one with: encore run; or name the folder: --results DIR")
 
 
 # -- cancel ---------------------------------------------------------------------------------------------
@@ -122,8 +120,16 @@ def _cancel_job(subject: Subject) -> list[str]:
     alive = [each for each in found if not each.has_ended]
     if not alive:
         state = f": {found[0].state}" if found else ""
-        raise EncoreError(f"job {job} has ended{state}", remedy=_look(folder))
-    _refuse_others(alive[0], folder)
+        raise EncoreError(f"job {job} has ended{state}", hint=_look(folder))
+    first = alive[0]
+    if first.user != queue.this_user():
+        raise EncoreError(f"job {first.name} belongs to {first.user}", expected="a job of your own")
+    if folder is None and not first.is_encores:
+        raise EncoreError(
+            f"job {first.name} ({first.title}) is none of Encore's",
+            expected="a job named encore or encore-..., or with a run folder",
+            hint=f"if you mean it: scancel {first.name}",
+        )
     commands.call("scancel", job)
     what = f"job {job}" + (f", {len(alive)} tasks" if len(alive) > 1 else "")
     where = "in the queue" if all(each.waits for each in alive) else "running"
@@ -139,23 +145,12 @@ def _look(folder: RunFolder | None) -> str:
     return f"see what came of it: {hints.follow(folder.path)}" if folder else f"see: {hints.command('status', '--all')}"
 
 
-def _refuse_others(job: Job, folder: RunFolder | None) -> None:
-    if job.user != queue.this_user():
-        raise EncoreError(f"job {job.name} belongs to {job.user}", expected="a job of your own")
-    if folder is None and not job.is_encores:
-        raise EncoreError(
-            f"job {job.name} ({job.title}) is none of Encore's",
-            expected="a job named encore or encore-..., or with a run folder",
-            remedy=f"if you mean it: scancel {job.name}",
-        )
-
-
 def _cancel_run(folder: RunFolder) -> list[str]:
     rows = status.rows_of(folder, status.Queue())
     running = [row for row in rows if row.state == "running"]
     if not running:
         state = f"{rows[0].state}, {rows[0].reason}" if rows[0].reason else rows[0].state
-        raise EncoreError(f"{folder.path.name} does not run: {state}", remedy=_look(folder))
+        raise EncoreError(f"{folder.path.name} does not run: {state}", hint=_look(folder))
     numbers = {row.experiment for row in running}
     stopped = [_stop(folder, each) for each in folder.experiments() if each.number in numbers]
     return [*stopped, f"resume with: {hints.resume(folder.path)}"]
@@ -169,10 +164,10 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
     if not ranks and not unsupervised:
         hosts = {beat.host for beat in processes.heartbeats(beats)}
         if hosts - {platform.node()}:
-            raise EncoreError(f"its ranks run on {', '.join(sorted(hosts))}", remedy="cancel it there")
+            raise EncoreError(f"its ranks run on {', '.join(sorted(hosts))}", hint="cancel it there")
         if hosts:
             return f"nothing to cancel of experiment {experiment.number + 1}: its ranks have ended"
-        raise EncoreError("no rank has written a heartbeat yet", remedy="wait a moment, or press Ctrl-C where it runs")
+        raise EncoreError("no rank has written a heartbeat yet", hint="wait a moment, or press Ctrl-C where it runs")
     for rank in ranks:
         try:
             rank.terminate()
@@ -202,7 +197,7 @@ def _conclude(folder: RunFolder, experiment: Experiment) -> None:
     """End what is left of an experiment whose supervisor was killed, and note how it ended in its place."""
     processes.end(processes.left_running(experiment.folder), grace_seconds=supervise.SRUN_SECONDS)
     with contextlib.suppress(EncoreError):
-        supervise.clean_up(runner.resumed_command(folder, experiment))
+        processes.clean_up(runner.resumed_command(folder, experiment))
     with ownership.owned(experiment, ""):
         outcome = cast("Status | None", read_progress(experiment.metrics).outcome)
         how = "a checkpoint was written" if outcome == "interrupted" else "without a checkpoint"

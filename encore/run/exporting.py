@@ -1,7 +1,5 @@
 """Write the model of a run for a server, with the implementation's export.py in its environment."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,10 +12,10 @@ from typing import Any
 
 from encore import catalogue, data, environment
 from encore.catalogue import Choice
-from encore.containers.renderers import host
+from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job
-from encore.machine import node
+from encore.machine import node, pythons
 from encore.run import run_folder
 from encore.run.run_folder import Experiment, RunFolder
 
@@ -58,16 +56,16 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
     folder = data_set(request.data, passport["data"], choice)
     if request.to.exists():
         raise EncoreError(
-            f"{request.to} exists", expected="a new folder", remedy="name another one, or remove it: --to DIR"
+            f"{request.to} exists", expected="a new folder", hint="name another one, or remove it: -o DIR"
         )
-    beside = [PROGRAM] if chosen in catalogue.framework(PROGRAM).exports else []
-    variables = variables_of(choice, request.python, beside, on_step)
+    added = [PROGRAM] if chosen in catalogue.framework(PROGRAM).exports else []
+    variables = variables_of(choice, request.python, added, on_step)
     try:
         request.to.absolute().parent.mkdir(parents=True, exist_ok=True)
         writing = Path(tempfile.mkdtemp(prefix=f".{request.to.name}.", dir=request.to.absolute().parent))
     except OSError as error:
         raise EncoreError(
-            f"{request.to} cannot be written: {error.strerror}", remedy="name another one: --to DIR"
+            f"{request.to} cannot be written: {error.strerror}", hint="name another one: -o DIR"
         ) from error
     try:
         facts = _facts(run, passport, experiment)
@@ -101,7 +99,7 @@ def chosen_experiment(run: RunFolder, number: int | None) -> Experiment:
         raise EncoreError(
             f"experiment {chosen.number} of {run.path.name} is running",
             expected="one that has ended",
-            remedy=f"wait for its end: encore follow {run.path}",
+            hint=f"wait for its end: encore follow {run.path}",
         )
     return chosen
 
@@ -114,25 +112,22 @@ def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: Choice)
         raise EncoreError(
             f"{folder} has id {found.id[:12]}",
             expected=f"the data set that the run was trained on, {trained_on['id'][:12]}",
-            remedy="name its folder: --data DIR",
+            hint="name its folder: --data DIR",
         )
     return folder
 
 
 def variables_of(
-    choice: Choice, python: Path | None, beside: Sequence[str], on_step: Callable[[str], None]
+    choice: Choice, python: Path | None, added: Sequence[str], on_step: Callable[[str], None]
 ) -> dict[str, str]:
-    """Return variables for `call`, by which the program finds the framework, and the packages of ``beside``.
+    """Return variables for `call`, by which the program finds the framework, and the packages of ``added``.
 
-    Packages of the environments ``beside`` are put next to the framework's; a user's own ``python`` has them itself.
+    Packages of the environments ``added`` are put next to the framework's; a user's own ``python`` has them itself.
     """
-    if python is not None and not python.expanduser().is_file():
-        raise EncoreError(f"--python {python}: no such file", expected="a Python that has the framework")
-    chosen = python or environment.ensure_environment(choice.implementation.framework, on_step)
-    chosen = chosen.expanduser().absolute()
+    chosen = pythons.named_or_made(python, choice.implementation.framework, on_step)
     job = Job(argv=(), environment={}, mounts=(), ranks=1, gpus=0)
-    command = host.render(job, chosen, os.environ, given=python is not None)
-    made = [] if python is not None else [environment.ensure_environment(name, on_step) for name in beside]
+    command = renderers.host(job, chosen, os.environ, given=python is not None)
+    made = [] if python is not None else [environment.ensure_environment(name, on_step) for name in added]
     # Behind the framework's own: what both have, as NumPy, is the one that the framework needs.
     both = [chosen, *made] if made else []
     more = [str(folder) for each in both for folder in each.parent.parent.glob("lib/python*/site-packages")]
@@ -164,11 +159,11 @@ def call(choice: Choice, options: Sequence[str], variables: Mapping[str, str]) -
     if "problem" in content:
         problem = content["problem"]
         code = ExitCode.REFUSED if done.returncode == ExitCode.REFUSED else ExitCode.FAILED
-        raise EncoreError(problem["found"], expected=problem["expected"], remedy=problem["remedy"], exit_code=code)
+        raise EncoreError(problem["found"], expected=problem["expected"], hint=problem["hint"], exit_code=code)
     if done.returncode != 0 or not content:
         raise EncoreError(
             f"export.py failed with exit code {done.returncode}:\n{done.stderr[-4000:]}",
-            remedy="try another --format, or report this",
+            hint="try another --format, or report this",
             exit_code=ExitCode.FAILED,
         )
     return content

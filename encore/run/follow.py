@@ -1,7 +1,5 @@
 """Follow a run by its metrics stream: the latest of everything, for a live bar or plain lines."""
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Mapping
@@ -45,6 +43,17 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) and "kind" in record else None
+
+
+GIVEN_AT_START: Mapping[str, Any] = {
+    **dict.fromkeys(("epochs", "steps_per_epoch", "global_batch_size"), 0),
+    "targets": {},
+    "damaged": {},
+    "environment": {},
+    "choices": {},
+    "batch_unit": "samples",
+}
+"""What the record of a start says of the whole run, and what holds where it does not."""
 
 
 @dataclass(kw_only=True)
@@ -108,19 +117,11 @@ class Progress:
             if record["resumed_step"] == 0:
                 self.starts, self.qualities, self.loss, self.evaluated_epoch = 0, {}, None, None
             self.starts += 1
-            self._began = (record["time"], record["resumed_step"])
-            self.batch_unit = record.get("batch_unit", "samples")
-            self.outcome = None
+            self.step, self.outcome = record["resumed_step"], None
+            self._began = (record["time"], self.step)
             self._times.clear()
-            self.epochs = record["epochs"]
-            self.steps_per_epoch = record["steps_per_epoch"]
-            self.global_batch_size = record["global_batch_size"]
-            self.targets = record["targets"]
-            self.step = record["resumed_step"]
+            vars(self).update({name: record.get(name, default) for name, default in GIVEN_AT_START.items()})
             self.epoch = self.step // max(self.steps_per_epoch, 1)
-            self.damaged = record.get("damaged", {})
-            self.environment = record.get("environment", {})
-            self.choices = record.get("choices", {})
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
             self._times.append((record["time"], self.step))

@@ -1,7 +1,5 @@
 """Commands that the user may copy from a message: whole, quoted, and right from whatever folder they are read in."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Is an image fit for use? What `make test-image-BENCHMARK` asks of it."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -9,11 +7,11 @@ from pathlib import Path
 
 from encore import catalogue, configuration, data, paths
 from encore.catalogue import Choice
-from encore.containers import building, engines, images, runtimes
+from encore.containers import asking, building, engines, images, renderers
 from encore.containers.engines import Engine, Image
+from encore.containers.runtimes import Target
 from encore.errors import EncoreError, ExitCode
-from encore.job import Command
-from encore.run import planning, run_folder, runner
+from encore.run import planning, runner
 from encore.run.passport import SECRET
 from encore.run.supervise import Limits
 
@@ -33,9 +31,10 @@ def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
         raise building.not_built(choice, engine.name)
     yield "labels", check_labels(image)
     yield "user", "the image's user is root" if image.user in ("", "0", "root") else ""
-    yield "imports", _imports(choice, engine)
+    yield from _answers(
+        choice, Target(runtime=engine.name, engine=engine, image=building.image_name(choice), found=image)
+    )
     yield from _image_check(choice, engine)
-    yield "versions", _versions(choice, engine)
     yield "no secrets", _secrets(choice, engine)
     yield "training", _training(choice, engine)
 
@@ -46,6 +45,21 @@ def check_labels(image: Image) -> str:
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
+def _answers(choice: Choice, target: Target) -> Iterator[tuple[str, str]]:
+    """Yield what the image's Python cannot import of what the training needs, and what it does not hold as pinned."""
+    facts = asking.asked(target, choice, {}).facts
+    if facts is None:
+        yield "imports", "the image's Python did not answer"
+        return
+    yield "imports", "; ".join(f"{name}: {why}" for name, why in facts.problems.items())
+    allowed: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned(choice), re.MULTILINE):
+        allowed.setdefault(name.lower().replace("_", "-"), set()).add(version)
+    held = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in facts.packages.items()}
+    wrong = [f"{name} {held.get(name, 'missing')}" for name, each in allowed.items() if held.get(name) not in each]
+    yield "versions", f"not as pinned: {', '.join(wrong)}" if wrong else ""
+
+
 def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str] = ()) -> tuple[str, str]:
     """Return the output of a command in the image, and what went wrong."""
     run = [engine.program, "run", "--rm", "--pull", "never", *options]
@@ -54,16 +68,13 @@ def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str
     return done.stdout, lines[-1] if done.returncode else ""
 
 
-def _imports(choice: Choice, engine: Engine) -> str:
-    _, problem = _inside(choice, engine, "python", "-c", catalogue.framework(choice.implementation.framework).check)
-    return problem
-
-
 def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
     """Yield what only a framework's image can prove, with any GPUs, and the last line of its output."""
     module = catalogue.framework(choice.implementation.framework).image_check
     if module:
-        output, problem = _inside(choice, engine, "python", "-m", module, options=engines.gpu_options(engine))
+        output, problem = _inside(
+            choice, engine, "python", "-m", module, options=renderers.GPU_OPTIONS[engine.gpu_access]
+        )
         last = output.strip().splitlines()[-1:] if not problem else []
         yield (
             " ".join([module.rsplit(".", 1)[-1].replace("_", " "), *(f"({line})" for line in last)]),
@@ -74,19 +85,6 @@ def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
 def pinned(choice: Choice) -> str:
     """Return what the image pins: several images may hold the same."""
     return (paths.REQUIREMENTS / images.find_row(choice).requirements).read_text(encoding="utf-8")
-
-
-def _versions(choice: Choice, engine: Engine) -> str:
-    """Return the manifests, and in them what the requirements pin."""
-    text, problem = _inside(choice, engine, "cat", *runtimes.MANIFESTS)
-    if problem:
-        return problem
-    allowed: dict[str, set[str]] = {}
-    for name, version in re.findall(r"^([\w-]+)==([\w.]+)", pinned(choice), re.MULTILINE):
-        allowed.setdefault(name.lower(), set()).add(version)
-    held = {name.lower(): version for name, version in runtimes.parse_manifests(text).items()}
-    wrong = [f"{n} {held.get(n, 'missing')}" for n, v in allowed.items() if held.get(n) not in v]
-    return f"not as pinned: {', '.join(wrong)}" if wrong else ""
 
 
 def _secrets(choice: Choice, engine: Engine) -> str:
@@ -103,24 +101,20 @@ def _secrets(choice: Choice, engine: Engine) -> str:
 def _training(choice: Choice, engine: Engine) -> str:
     """Train one epoch on the small data set, with everything that a run does."""
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
-        small = choice.benchmark.small_data.system
         # One epoch is all warm-up where there is any.
-        settings = ["epochs=1"]
-        if "warmup_epochs" in configuration.field_types(choice.folder):
-            settings.append("warmup_epochs=0")
-        folder = Path(temporary) / choice.benchmark.name
+        has_warmup = "warmup_epochs" in configuration.field_types(choice.folder)
         request = planning.Request(
             name=choice.name,
             gpus=1,
-            system=small,
+            system=choice.benchmark.small_data.system,
             results=Path(temporary) / "results",
-            settings=tuple(settings),
+            settings=("epochs=1", *(["warmup_epochs=0"] if has_warmup else [])),
             runtime=engine.name,
         )
-        plan = planning.asked(planning.make_plan(request, small_data=folder))
+        plan = planning.asked(planning.make_plan(request, small_data=Path(temporary) / choice.benchmark.name))
         quiet = runner.Hooks(
             step=lambda text: None,
-            prepare_data=_prepare,
+            prepare_data=lambda directory, by: data.prepare(directory.name, directory, data.Preparation(), by),
             experiment=lambda experiment: None,
             progress=lambda progress: None,
             ended=lambda experiment, outcome: None,
@@ -130,12 +124,4 @@ def _training(choice: Choice, engine: Engine) -> str:
             code = runner.execute(plan, run, python, quiet, Limits(hang_seconds=120.0)).code
         except EncoreError as error:
             return str(error)
-        return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else _reason(run)
-
-
-def _prepare(directory: Path, by: Path | Command) -> None:
-    data.prepare(directory.name, directory, data.Preparation(), by)
-
-
-def _reason(folder: run_folder.RunFolder) -> str:
-    return folder.experiments()[0].state().reason
+        return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else run.experiments()[0].state().reason

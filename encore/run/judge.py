@@ -1,7 +1,5 @@
 """Judge ended experiments: time to target, compliance of the log, and what the result may be called."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The lines of an MLPerf log that the launcher writes before the ranks start."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
@@ -28,17 +26,27 @@ def write(path: Path, configuration: Configuration, machine: Node, cache_cleared
         constants.SUBMISSION_STATUS: "research",
         constants.SUBMISSION_PLATFORM: platform_name(configuration, machine),
     }
+    # Events of the first rounds as the ranks write theirs: benchmarks/common/run/mllog.py.
+    lines = []
     if configuration.system.round == "v0.5":
-        _write_v05(path, benchmark.name, {**events, "run_clear_caches": cache_cleared})
+        place = f":::MLPv0.5.0 {benchmark.name} {time.time():.9f} (log_header.py:0)"
+        every = {**events, "run_clear_caches": cache_cleared}
+        lines = [f"{place} {key}: {json.dumps(value)}\n" for key, value in every.items()]
     elif configuration.system.round == "v0.6":
         entry = {
             "hardware": events[constants.SUBMISSION_PLATFORM],
             "framework": configuration.choice.implementation.framework,
         }
         own = {"submission_entry": str(entry), "submission_poc_name": "none: not submitted"}
-        _write_v06(path, {**events, **own, constants.CACHE_CLEAR: cache_cleared})
+        every = {**events, **own, constants.CACHE_CLEAR: cache_cleared}
+        contents = {
+            key: {"value": value, "metadata": {"file": "log_header.py", "lineno": 0}} for key, value in every.items()
+        }
+        lines = [f":::MLL {time.time():.3f} {key}: {json.dumps(each)}\n" for key, each in contents.items()]
     else:
         _write_mllog(path, {**events, constants.CACHE_CLEAR: cache_cleared})
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(lines)
 
 
 def _write_mllog(path: Path, events: dict[str, Any]) -> None:
@@ -53,22 +61,6 @@ def _write_mllog(path: Path, events: dict[str, Any]) -> None:
             log.event(key, value)
     finally:
         handler.close()
-
-
-def _write_v05(path: Path, benchmark: str, events: dict[str, Any]) -> None:
-    """Write events as the ranks write theirs: benchmarks/common/run/mllog.py."""
-    with path.open("a", encoding="utf-8") as file:
-        for key, value in events.items():
-            place = f"{time.time():.9f} (log_header.py:0)"
-            file.write(f":::MLPv0.5.0 {benchmark} {place} {key}: {json.dumps(value)}\n")
-
-
-def _write_v06(path: Path, events: dict[str, Any]) -> None:
-    """Write events as the ranks write theirs: benchmarks/common/run/mllog.py."""
-    with path.open("a", encoding="utf-8") as file:
-        for key, value in events.items():
-            content = {"value": value, "metadata": {"file": "log_header.py", "lineno": 0}}
-            file.write(f":::MLL {time.time():.3f} {key}: {json.dumps(content)}\n")
 
 
 def platform_name(configuration: Configuration, machine: Node) -> str:

@@ -6,8 +6,6 @@ renews it. What is compared is the record with itself, by this host's clock: two
 A job that waits owns its run as well: ``encore.run.status.refuse_queued``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -54,7 +52,7 @@ class Owner:
     cluster: str
     """Slurm's name of the cluster that numbers the job."""
     token: str
-    """Tells this owner from any other."""
+    """Distinguishes this owner from any other."""
 
     def __str__(self) -> str:
         return queue.called(self.job, self.cluster) if self.job else f"process {self.pid} on {self.host}"
@@ -84,7 +82,7 @@ def owned(experiment: Experiment, job: str) -> Iterator[Owner]:
     except OSError as error:
         raise EncoreError(
             f"{experiment.folder} cannot be written: {error.strerror}",
-            remedy="resume as its owner, where there is free space and the file system can be written",
+            hint="resume as its owner, where there is free space and the file system can be written",
         ) from error
     try:
         yield mine
@@ -131,14 +129,14 @@ def _refuse(experiment: Experiment, job: str) -> None:
         raise EncoreError(
             f"{owner} {how} experiment {experiment.number + 1} of {run.name}",
             expected="a run that nobody runs",
-            remedy=f"follow it: {hints.follow(run)}; or end it: {hints.cancel(run)}",
+            hint=f"follow it: {hints.follow(run)}; or end it: {hints.cancel(run)}",
         )
     if left:
         numbers = ", ".join(str(process.pid) for process in left)
         raise EncoreError(
             f"processes of experiment {experiment.number + 1} still run here without their supervisor: {numbers}",
             expected="a run that nobody runs",
-            remedy=f"end them: {hints.cancel(run)}",
+            hint=f"end them: {hints.cancel(run)}",
         )
 
 

@@ -1,7 +1,5 @@
 """The run passport: everything needed to know later what exactly was run. No secrets go into it."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -32,7 +30,7 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
         if not name.isidentifier():
             raise EncoreError(f"--env {setting!r} names no variable", expected="NAME=VALUE or NAME")
         if not separator and name not in caller:
-            raise EncoreError(f"--env {name}: the variable is not set", remedy=f"give it a value: --env {name}=VALUE")
+            raise EncoreError(f"--env {name}: the variable is not set", hint=f"give it a value: --env {name}=VALUE")
         variables[name] = value if separator else caller[name]
     return variables
 
@@ -51,7 +49,7 @@ def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
     if missing:
         raise EncoreError(
             f"the run was given {', '.join(missing)}, whose value is not kept",
-            remedy=f"set it again: {missing[0]}=VALUE {again}",
+            hint=f"set it again: {missing[0]}=VALUE {again}",
         )
     return {name: os.environ[name] if v == REDACTED else v for name, v in variables.items()}
 

@@ -1,7 +1,5 @@
 """Make all choices of a run, check them, and take them again from the passport of an earlier one."""
 
-from __future__ import annotations
-
 import math
 import os
 import secrets
@@ -20,16 +18,14 @@ from encore.errors import EncoreError
 from encore.launchers import Launch
 from encore.machine import node, preflight
 from encore.machine.node import Node
-from encore.run import hints, passport, small_set
+from encore.run import hints, passport, toy_data_set
 from encore.run.run_folder import RunFolder
-from encore.run.small_set import SmallSet
+from encore.run.toy_data_set import ToyDataSet
 from encore.slurm import allocation as allocations
 from encore.slurm import cluster as clusters
-from encore.slurm import placement
-from encore.slurm import step as slurm_step
+from encore.slurm import step
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
-from encore.slurm.step import Step
 from encore.ssh import hosts, multi_host, ssh_launchers
 from encore.ssh.hosts import Host
 
@@ -89,7 +85,7 @@ class Plan:
     """Hosts that ssh reaches, without a scheduler."""
     launcher: str = ""
     """Starts the ranks on ``hosts``; empty without them."""
-    small_set: str = ""
+    toy_data_set: str = ""
     """Why the small data set is trained on a machine with GPUs, and on which device; empty where it was asked for."""
 
     @property
@@ -112,22 +108,8 @@ class Plan:
             return launchers.on_one_node(framework, ranks, output, meeting, os.geteuid() == 0)
         # Pyxis finds PMIx itself, and on the host nothing is hidden.
         needs_folders = self.target.runtime not in ("host", "pyxis")
-        nodes, per_node = self.configuration.nodes, self.configuration.ranks_per_node
-        network = placement.interfaces(self.cluster, self.allocation, nodes)
-        if self.configuration.get("device") == "cpu" and launchers.by_horovod(framework):
-            # By MPI alone.
-            network = {name: value for name, value in network.items() if name.startswith("OMPI_")}
-        step = Step(
-            framework=framework,
-            nodes=nodes,
-            ranks_per_node=per_node,
-            logs=f"{output}/ranks",
-            mpi=self.cluster.mpi,
-            binding=placement.cpu_binding(self.cluster, self.allocation, per_node),
-            network=network,
-            folders=(slurm_step.spool_folder(),) if needs_folders else (),
-        )
-        return slurm_step.launch(step, self.allocation, os.environ)
+        logs = f"{output}/ranks"
+        return step.launch(self.configuration, self.cluster, self.allocation, os.environ, logs, needs_folders)
 
 
 def choose_system(
@@ -144,7 +126,7 @@ def choose_system(
     wanted_round = round_name or choice.benchmark.default_round
     candidates = [s for s in catalogue.systems(choice) if s.kind in FITTING and s.round == wanted_round]
     if not candidates:
-        raise EncoreError(f"no system of {choice.name} in round {wanted_round}", remedy="name one with --system")
+        raise EncoreError(f"no system of {choice.name} in round {wanted_round}", hint="name one with --system")
     gpu = machine.gpus[0]
 
     def distance(system: System) -> tuple[bool, bool, bool, float, bool, float, float]:
@@ -163,7 +145,7 @@ def choose_system(
 def check_gpus(gpus: int) -> None:
     """Refuse a number of GPUs that cannot be."""
     if not 1 <= gpus <= MAX_GPUS:
-        raise EncoreError(f"{gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", remedy="such as 8")
+        raise EncoreError(f"{gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", hint="such as 8")
 
 
 def spread(system: System, gpus: int) -> tuple[int, int]:
@@ -179,7 +161,7 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
     if nodes > len(allocation.nodes):
         raise EncoreError(
             f"{nodes} nodes asked for, the Slurm job has {len(allocation.nodes)}",
-            remedy=f"submit it with more: sbatch -N {nodes} slurm/run.sub {request.name}",
+            hint=f"submit it with more: sbatch -N {nodes} slurm/run.sub {request.name}",
         )
     if request.gpus is None:
         has = allocation.gpus_per_node or allocation.tasks_per_node or cluster.gpus_per_node
@@ -190,7 +172,7 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
         raise EncoreError(
             f"{request.gpus} GPUs cannot be spread evenly over {nodes} nodes",
             expected=f"a multiple of {nodes}",
-            remedy=f"{request.gpus - request.gpus % nodes} or {request.gpus + nodes - request.gpus % nodes},"
+            hint=f"{request.gpus - request.gpus % nodes} or {request.gpus + nodes - request.gpus % nodes},"
             " or fewer nodes: --nodes 1",
         )
     return nodes, request.gpus // nodes
@@ -209,7 +191,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
     _check_numbers(request, allocation)
     runtime, python = choose_python(request, cluster, choice)
     image = request.image or cluster.image or None
-    small = _small_set(request, choice, cluster, machine) if allocation is None else None
+    small = _toy_data_set(request, choice, cluster, machine) if allocation is None else None
     request = replace(request, system=small.system) if small else request
     if allocation is not None:
         nodes, per_node = spread_over(allocation, request, cluster, machine)
@@ -239,18 +221,18 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         allocation=allocation,
         cluster=cluster,
         hosts=request.hosts,
-        launcher=ssh_launchers.choose_for(request.hosts, request.launcher, choice.implementation.framework),
-        small_set=small.why if small else "",
+        launcher=ssh_launchers.choose(request.launcher, choice.implementation.framework, request.hosts),
+        toy_data_set=small.why if small else "",
     )
 
 
-def _small_set(request: Request, choice: Choice, cluster: Cluster, machine: Node) -> SmallSet | None:
-    """Return which small set a request without a system and a data set means on a machine with GPUs; None elsewhere."""
-    if request.system or request.hosts or request.data or cluster.data or not small_set.is_meant(choice, machine):
+def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: Node) -> ToyDataSet | None:
+    """Return the toy data set that a request without system and data set means on a machine with GPUs."""
+    if request.system or request.hosts or request.data or cluster.data or not toy_data_set.is_meant(choice, machine):
         return None
     runtime, python = choose_python(request, cluster, choice)
     place = (runtime, request.image or cluster.image or None, python)
-    return small_set.choose(choice, machine, request.gpus or 1, request.round, request.settings, place)
+    return toy_data_set.choose(choice, machine, request.gpus or 1, request.round, request.settings, place)
 
 
 def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[str, Path | None]:
@@ -260,75 +242,86 @@ def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[s
         return request.runtime or cluster.runtime, named
     if request.runtime not in (None, "auto", "host") or request.image:
         other = f"--image {request.image}" if request.image else f"--runtime {request.runtime}"
-        raise EncoreError(f"--python with {other}", expected="one of them", remedy="leave one out")
+        raise EncoreError(f"--python with {other}", expected="one of them", hint="leave one out")
     # Not resolved: the Python of a virtual environment is a link, by whose place it finds its packages.
     return "host", request.python.expanduser().absolute()
 
 
 def _check_numbers(request: Request, allocation: Allocation | None) -> None:
-    if request.gpus is None and allocation is None:
-        raise EncoreError("no number of GPUs given", expected=f"encore run {request.name} GPUS")
-    if request.gpus is not None:
-        check_gpus(request.gpus)
-    if request.nodes is not None and allocation is None:
-        raise EncoreError(
-            f"--nodes {request.nodes} outside of a Slurm job",
-            remedy=f"sbatch -N {request.nodes} slurm/run.sub {request.name}",
-        )
-    if request.runs < 1:
-        raise EncoreError(f"--runs {request.runs}", expected="at least 1", remedy="--runs 5")
-    if allocation is not None and allocation.array_index is None:
-        raise EncoreError(
-            "the tasks of the array are not numbered evenly",
-            expected="--array=FIRST-LAST or FIRST-LAST:STEP",
-            remedy="such as sbatch --array=0-4 slurm/run.sub resnet, for 5 runs",
-        )
-    if allocation is not None and allocation.array_count > 1 and request.runs > 1:
-        raise EncoreError(
-            f"--runs {request.runs} in an array of {allocation.array_count} tasks",
-            expected="one of the two: every task of the array is a run",
-            remedy="leave --runs out, or submit without --array",
-        )
-    if request.seed is not None and not 0 <= request.seed < 2**31:
-        raise EncoreError(f"--seed {request.seed}", expected="0 to 2147483647")
+    gpus, nodes, runs, seed = request.gpus, request.nodes, request.runs, request.seed
+    tasks = allocation.array_count if allocation else 1
+    refusals = (
+        (
+            gpus is None and allocation is None,
+            EncoreError("no number of GPUs given", expected=f"encore run {request.name} GPUS"),
+        ),
+        (
+            nodes is not None and allocation is None,
+            EncoreError(
+                f"--nodes {nodes} outside of a Slurm job", hint=f"sbatch -N {nodes} slurm/run.sub {request.name}"
+            ),
+        ),
+        (runs < 1, EncoreError(f"--runs {runs}", expected="at least 1", hint="--runs 5")),
+        (
+            allocation is not None and allocation.array_index is None,
+            EncoreError(
+                "the tasks of the array are not numbered evenly",
+                expected="--array=FIRST-LAST or FIRST-LAST:STEP",
+                hint="such as sbatch --array=0-4 slurm/run.sub resnet, for 5 runs",
+            ),
+        ),
+        (
+            tasks > 1 and runs > 1,
+            EncoreError(
+                f"--runs {runs} in an array of {tasks} tasks",
+                expected="one of the two: every task of the array is a run",
+                hint="leave --runs out, or submit without --array",
+            ),
+        ),
+        (
+            seed is not None and not 0 <= seed < 2**31,
+            EncoreError(f"--seed {seed}", expected="0 to 2147483647"),
+        ),
+    )
+    check_gpus(1 if gpus is None else gpus)
+    for is_refused, error in refusals:
+        if is_refused:
+            raise error
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
     """Return the preflight of a plan; the small data set, which is made on the way, need not be there yet."""
-    found = [preflight.Check("WARN", "small data set", plan.small_set)] if plan.small_set else []
+    found = [preflight.Check("WARN", "small data set", plan.toy_data_set)] if plan.toy_data_set else []
     found += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         made = preflight.Check("OK", "data set", f"the small one will be made in {plan.data}")
         found = [made if check.name == "data set" else check for check in found]
         found += container_checks.check_preparation(plan.target, plan.configuration.choice)
     folders = [plan.data, plan.results]
-    horovod = container_checks.check_horovod(plan.target, plan.configuration, _needed_controller(plan))
+    # The controller of Horovod that the launcher asks for: srun gives the ranks PMIx, which is MPI's. On one node
+    # either will do.
+    needed = "MPI" if plan.allocation is not None else ""
+    if plan.hosts:
+        needed = "MPI" if plan.launcher == "mpirun" else "Gloo"
+    horovod = container_checks.check_horovod(plan.target, plan.configuration, needed)
     found = [*container_checks.check(plan.target, plan.configuration, plan.machine, folders), *horovod, *found]
     if plan.hosts:
         framework = plan.configuration.choice.implementation.framework
         mpi = multi_host.check_mpi(plan.launcher, framework) if plan.target.python is None else []
         return [*multi_host.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *found]
     if plan.configuration.nodes > 1 and plan.allocation is None:
-        remedy = (
+        hint = (
             f"give the GPUs of one node, {plan.configuration.ranks_per_node}, or submit it: "
             f"sbatch -N {plan.configuration.nodes} slurm/run.sub {plan.configuration.choice.name}"
         )
-        found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", remedy))
+        found.insert(0, preflight.Check("FAIL", "nodes", f"{plan.configuration.nodes} nodes wanted", hint))
     return found
-
-
-def _needed_controller(plan: Plan) -> str:
-    """Return the controller of Horovod that the launcher asks for; empty on one node, where either will do."""
-    if plan.hosts:
-        return "MPI" if plan.launcher == "mpirun" else "Gloo"
-    # srun gives the ranks PMIx, which is MPI's.
-    return "MPI" if plan.allocation is not None else ""
 
 
 def asked(plan: Plan, start: bool = True) -> Plan:
     """Return the plan with what the Python that it runs in answered; no image is started unless ``start``."""
     gpus = plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0
-    outer = slurm_step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
+    outer = step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
     choice = plan.configuration.choice
     return replace(plan, target=asking.asked(plan.target, choice, plan.extra_environment, gpus, start, outer))
 
@@ -346,23 +339,25 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
     choice = catalogue.choose(content["name"])
     system = catalogue.find_system(choice, content["system"], content["round"])
     config = configurations.config_class(choice.folder)
-    stored = files.read_json(folder.path / "config.json")
+    stored = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in files.read_json(folder.path / "config.json").items()
+    }
     if set(stored) != set(configurations.field_types(choice.folder)):
         raise EncoreError(
             f"{folder.path} was made by a version of Encore with other configuration keys",
-            remedy=f"check out commit {content['code']['commit']} to resume it, or start a new run",
+            hint=f"check out commit {content['code']['commit']} to resume it, or start a new run",
         )
-    config(**{key: tuple(v) if isinstance(v, list) else v for key, v in stored.items()})
-    values = {
-        name: configurations.Value(tuple(v) if isinstance(v, list) else v, content["configuration"][name]["origin"])
-        for name, v in stored.items()
-    }
+    config(**stored)
     resolved = Configuration(
         choice=choice,
         system=system,
         nodes=content["nodes"],
         ranks_per_node=content["ranks_per_node"],
-        values=values,
+        values={
+            name: configurations.Value(value, content["configuration"][name]["origin"])
+            for name, value in stored.items()
+        },
         deviations=tuple(configurations.Deviation(**each) for each in content["deviations"]),
     )
     machine = node.this_node()
@@ -396,5 +391,5 @@ def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFold
     if began_with > has:
         raise EncoreError(
             f"the run began on {began_with} nodes, here is {has}",
-            remedy=f"resume it through Slurm: {hints.command('submit', '--resume', folder.path.absolute())}",
+            hint=f"resume it through Slurm: {hints.command('submit', '--resume', folder.path.absolute())}",
         )

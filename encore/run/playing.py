@@ -1,16 +1,14 @@
 """Let a person or a program play against what a run has trained, in the implementation's environment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore import catalogue, environment, paths
-from encore.catalogue import Choice
+from encore import catalogue, paths
 from encore.errors import EncoreError
+from encore.machine import pythons
 
 PROGRAM = "gtp"
 """Module of a benchmark that can be played: it speaks the Go Text Protocol over standard input and output."""
@@ -41,16 +39,14 @@ def command(request: Request, on_step: Callable[[str], None]) -> list[str]:
             f"{choice.benchmark.name} is no game: there is nothing to play",
             expected="a benchmark that is: " + (", ".join(playable()) or "there is none here"),
         )
-    if request.python is not None and not request.python.expanduser().is_file():
-        raise EncoreError(f"--python {request.python}: no such file", expected="a Python that has the framework")
-    python = request.python or environment.ensure_environment(choice.implementation.framework, on_step)
+    python = pythons.named_or_made(request.python, choice.implementation.framework, on_step)
     model = ("--model", request.model, "--implementation", choice.implementation.module)
     return [str(python), "-m", f"{package}.{PROGRAM}", *model, *request.arguments]
 
 
 def playable() -> list[str]:
     """Return the names of the benchmarks that can be played."""
-    choices: list[Choice] = list(catalogue.choices().values())
+    choices = catalogue.choices().values()
     return sorted({each.benchmark.name for each in choices if (each.folder.parent / f"{PROGRAM}.py").exists()})
 
 

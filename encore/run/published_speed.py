@@ -3,11 +3,9 @@
 They are in ``published_speed.toml`` and ``measured.toml`` in the benchmark's folder, each figure with its source.
 """
 
-from __future__ import annotations
-
 import re
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from encore import catalogue, paths
 from encore.catalogue import Choice
@@ -26,31 +24,46 @@ class Figure(BaseModel):
     samples_per_second: float
     conditions: str
     source: str
+    framework: str = ""
+    """With the next two: of what this project measured."""
+    loop: str = ""
+    """Of bench.py."""
+    date: str = ""
+
+
+class Result(BaseModel):
+    """A line of the table of measured results in a benchmark's README."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    what: str
+    value: str
+    device: str
+    """Key of ``devices``."""
+    date: str
+    command: str
+    """A command, a test file, or how else it was measured."""
 
 
 class Figures(BaseModel):
-    """A file of figures."""
+    """A file of figures; one of this project's measurements may have results of other kinds too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    figures: tuple[Figure, ...]
+    figures: tuple[Figure, ...] = ()
+    devices: dict[str, str] = Field(default_factory=dict)
+    results: tuple[Result, ...] = ()
 
 
-class Measured(Figure):
-    """What this project measured on one GPU."""
-
-    framework: str
-    loop: str
-    """Of bench.py."""
-    date: str
+def read(benchmark: str, file: str) -> Figures:
+    """Return a file of a benchmark's folder; nothing where there is none."""
+    path = paths.benchmark_folder(benchmark) / file
+    return catalogue.parse(Figures, path) if path.exists() else Figures()
 
 
-class MeasuredFigures(BaseModel):
-    """A file of figures that this project measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    figures: tuple[Measured, ...]
+def measured(benchmark: str) -> Figures:
+    """Return all that was measured of a benchmark."""
+    return read(benchmark, "measured.toml")
 
 
 def is_of(figure: Figure, gpu: str) -> bool:
@@ -60,22 +73,13 @@ def is_of(figure: Figure, gpu: str) -> bool:
 
 def find(benchmark: str, gpu: str) -> Figure | None:
     """Return the figure for a GPU, None where nothing was published."""
-    path = paths.benchmark_folder(benchmark) / "published_speed.toml"
-    if not path.exists():
-        return None
-    return next((each for each in catalogue.parse(Figures, path).figures if is_of(each, gpu)), None)
-
-
-def measured(benchmark: str) -> tuple[Measured, ...]:
-    """Return all that was measured of a benchmark."""
-    path = paths.benchmark_folder(benchmark) / "measured.toml"
-    return catalogue.parse(MeasuredFigures, path).figures if path.exists() else ()
+    return next((each for each in read(benchmark, "published_speed.toml").figures if is_of(each, gpu)), None)
 
 
 def compare_measured(choice: Choice, gpu: str, loop: str, speed: float) -> tuple[bool, str]:
     """Return whether a speed is too slow for what was measured before, and the figure, to be put behind it."""
     framework = choice.implementation.framework
-    for each in measured(choice.benchmark.name):
+    for each in measured(choice.benchmark.name).figures:
         if is_of(each, gpu) and (each.framework, each.loop) == (framework, loop):
             share = speed / each.samples_per_second
             slow = f", less than {LEAST_SHARE:.0%}" if share < LEAST_SHARE else ""
@@ -84,7 +88,7 @@ def compare_measured(choice: Choice, gpu: str, loop: str, speed: float) -> tuple
     return False, ""
 
 
-def beside(benchmark: str, gpu: str, speed: float) -> str:
+def next_to_published(benchmark: str, gpu: str, speed: float) -> str:
     """Return a measured speed next to the published one, to be put behind it."""
     figure = find(benchmark, gpu)
     if figure is None:

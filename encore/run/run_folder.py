@@ -8,10 +8,10 @@ results/20261120T101500Z-resnet-mxnet-cpu/
     experiment_0/       config.json, result.txt, metrics.jsonl, telemetry.jsonl, state.json, ranks/, ...
 """
 
-from __future__ import annotations
-
+import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from encore.errors import EncoreError
-from encore.files import read_json, write_json
+from encore.files import read_json, text_of, write_json
 
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -88,15 +88,11 @@ class Experiment:
         if not path.exists():
             return ExperimentState(status="prepared")
         content = read_json(path)
-        try:
+        with contextlib.suppress(TypeError):
             state = ExperimentState(**content)
-        except TypeError:
-            state = ExperimentState(status="prepared", reason="?")
-        if state.reason == "?" or state.status not in get_args(Status):
-            raise EncoreError(
-                f"{path} does not hold the state of an experiment", remedy="restore it, or start a new run"
-            )
-        return state
+            if state.status in get_args(Status):
+                return state
+        raise EncoreError(f"{path} does not hold the state of an experiment", hint="restore it, or start a new run")
 
     def set_state(self, state: ExperimentState) -> None:
         """Replace the state."""
@@ -124,14 +120,14 @@ class RunFolder:
             raise EncoreError(
                 f"{path} has schema {content.get('schema')}",
                 expected=f"schema {SCHEMA}",
-                remedy="use the version of Encore that made it",
+                hint="use the version of Encore that made it",
             )
         missing = [name for name in NEEDED if name not in content]
         if missing or content["sha256"] != _checksum(content):
             raise EncoreError(
                 f"{path} lacks {', '.join(missing)}" if missing else f"{path} was changed after it was written",
                 expected="the passport of a run, as Encore wrote it",
-                remedy="restore it, or start a new run",
+                hint="restore it, or start a new run",
             )
         return content
 
@@ -167,14 +163,14 @@ class RunFolder:
                 raise EncoreError(
                     f"{self.path.name}: experiment_{number} {problem}",
                     expected="the run folder as Encore left it",
-                    remedy="restore it from a copy, or start a new run",
+                    hint="restore it from a copy, or start a new run",
                 )
         more = sorted(set(found) - set(range(len(seeds))))
         if more:
             raise EncoreError(
                 f"{self.path.name} has experiment_{more[0]}, and {len(seeds)} seeds in run.json",
                 expected="a seed for each experiment",
-                remedy="restore run.json, or start a new run",
+                hint="restore run.json, or start a new run",
             )
 
 
@@ -198,13 +194,9 @@ def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
         return "has a config.json that does not fit the run's, and its seed"
     if (experiment.folder / "state.json").is_file():
         experiment.state()
-    elif experiment.result.exists() or _has_ended(experiment.log):
+    elif experiment.result.exists() or '"run_stop"' in text_of(experiment.log):
         return "has a result and no state.json"
     return ""
-
-
-def _has_ended(log: Path) -> bool:
-    return log.is_file() and b'"run_stop"' in log.read_bytes()
 
 
 def create(
@@ -242,7 +234,7 @@ def create(
         shutil.rmtree(temporary, ignore_errors=True)
         raise EncoreError(
             f"the run folder {path} cannot be written: {error.strerror or error}",
-            remedy="give a folder that you may write to, with free space: --results DIR",
+            hint="give a folder that you may write to, with free space: --results DIR",
         ) from error
     return RunFolder(path)
 
@@ -260,12 +252,8 @@ def _renamed(temporary: Path, path: Path) -> bool:
 
 def free_name(results: Path, name: str) -> Path:
     """Return a folder called ``name`` in ``results`` that is not there yet; with a number where that is taken."""
-    candidate = results / name
-    number = 2
-    while candidate.exists():
-        candidate = results / f"{name}-{number}"
-        number += 1
-    return candidate
+    candidates = (results / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
+    return next(each for each in candidates if not each.exists())
 
 
 def open_run(path: Path) -> RunFolder:
@@ -274,6 +262,6 @@ def open_run(path: Path) -> RunFolder:
         raise EncoreError(
             f"{path} is no run folder",
             expected="a folder with run.json, such as results/20261120T101500Z-resnet-mxnet-cpu",
-            remedy="give the path that the run printed at its end",
+            hint="give the path that the run printed at its end",
         )
     return RunFolder(path)

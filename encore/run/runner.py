@@ -1,23 +1,20 @@
 """The life of a run: prepare, render, run; and resume an interrupted one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from encore import data as data_sets
 from encore import environment, files, paths
-from encore.containers import checks, engines, runtimes
-from encore.containers.renderers import host
+from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
-from encore.machine import fitness, links, node, page_cache, preflight, weights
+from encore.machine import fitness, links, node, on_node, preflight, weights
 from encore.machine.fitness import Need
 from encore.run import hints, log_header, ownership, passport, run_folder, slurm_job, status
 from encore.run.follow import Progress, read_progress
@@ -25,9 +22,9 @@ from encore.run.ownership import Owner
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, run
-from encore.slurm import nodes, requeue, step
+from encore.slurm import nodes, requeue
 from encore.slurm.allocation import Allocation
-from encore.ssh import connection, multi_host
+from encore.ssh import connection, hosts, multi_host
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Hooks:
     """How a run reports what it does."""
 
     step: Callable[[str], None]
-    prepare_data: Callable[[Path, Path | Command], None]
+    prepare_data: Callable[[Path, Path | Command], object]
     """Makes the small data set in this folder, with this Python or by this command."""
     experiment: Callable[[Experiment], None]
     progress: Callable[[Progress], None]
@@ -66,7 +63,7 @@ def render(plan: Plan, output: Path, python: Path | None) -> Command:
     """Return the command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
     job = job_of(plan, output)
     if python is not None:
-        command = host.render(job, python, os.environ, given=plan.target.python is not None)
+        command = renderers.host(job, python, os.environ, given=plan.target.python is not None)
     else:
         command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
     if plan.hosts:
@@ -134,7 +131,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         facts["weights"] = trained
         facts["drop_caches"] = plan.drop_caches
         facts["extra_environment"] = passport.redact(plan.extra_environment)
-        facts["hosts"] = multi_host.as_json(plan.hosts)
+        facts["hosts"] = [asdict(host) for host in plan.hosts]
         facts["launcher"] = plan.launcher
         facts["python"] = plan.target.python_json()
         facts["slurm"] = plan.allocation.as_json() if plan.allocation else None
@@ -149,14 +146,8 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
 
 def software(plan: Plan, python: Path | None) -> dict[str, str]:
     """Return versions of what the ranks run on, from the environment of ``python`` or, without one, from the image."""
-    if plan.target.facts is not None:
-        installed = dict(plan.target.facts.packages)
-    elif python is not None:
-        installed = environment.packages(python)
-    else:
-        # Pyxis is a plugin of srun; the other runtimes start a container on this node by themselves.
-        outer = step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
-        installed = runtimes.packages(plan.target, outer)
+    answered = plan.target.facts.packages if plan.target.facts is not None else {}
+    installed = environment.packages(python) if python is not None and not answered else answered
     return environment.software(plan.configuration.choice.implementation.framework, installed)
 
 
@@ -197,8 +188,8 @@ def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
     if plan.allocation is None:
         interface = multi_host.interface(plan.hosts, plan.extra_environment)
     if interface:
-        remedy = "name the right one: --env NCCL_SOCKET_IFNAME=..., or network_interface in cluster.toml"
-        needs.append(Need("interface", interface, remedy))
+        hint = "name the right one: --env NCCL_SOCKET_IFNAME=..., or network_interface in cluster.toml"
+        needs.append(Need("interface", interface, hint))
     if plan.configuration.get("device") == "gpu":
         needs.append(Need("gpus", str(plan.configuration.ranks_per_node), "ask for fewer GPUs"))
     return needs
@@ -266,10 +257,11 @@ def _run_experiment(
         fresh = not any((experiment.folder / "checkpoint").glob("step_*"))
         if fresh:
             _clear_remains(experiment)
-            cleared = _drop_caches(plan)
+            cleared = plan.drop_caches and _drop_caches(plan)
             log_header.write(experiment.log, plan.configuration, plan.machine, cleared)
         if plan.hosts:
-            multi_host.write_hosts(plan.hosts, experiment.folder)
+            launched = hosts.as_file(multi_host.for_launcher(plan.hosts))
+            (experiment.folder / "hosts").write_text(launched, encoding="utf-8")
         experiment.set_state(state)
         hooks.experiment(experiment)
         published = _last_written(experiment.log) if experiment.result.exists() else 0
@@ -280,7 +272,7 @@ def _run_experiment(
             outcome = _run_in_slurm(plan.allocation, command, experiment, hooks, signals, limits, owner)
         if outcome.memory:
             advice = hints.less_memory(plan.configuration, outcome.memory)
-            outcome = replace(outcome, reason=f"{outcome.reason}; do this: {advice}")
+            outcome = replace(outcome, reason=f"{outcome.reason}; hint: {advice}")
         if not ownership.renew(experiment, owner):
             return outcome  # state and log are the new owner's
         ended = replace(state, status=outcome.status, reason=outcome.reason, ended=files.utc_now())
@@ -323,10 +315,8 @@ def _run_in_slurm(
 
 
 def _drop_caches(plan: Plan) -> bool:
-    """Return whether the page caches of all nodes were dropped."""
-    if not plan.drop_caches:
-        return False
-    return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else page_cache.drop()
+    """Drop the page caches of all nodes; False where that could not be done."""
+    return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
 
 
 def _clear_remains(experiment: Experiment) -> None:
@@ -360,7 +350,7 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
         raise EncoreError(
             f"the data set in {plan.data} is not the one that the run began with",
             expected=f"id {wanted[:12]}",
-            remedy="restore it, or start a new run",
+            hint="restore it, or start a new run",
         )
     trained = weights.weight_files(plan.configuration, plan.data)
     weights.refuse_others(trained, folder.passport().get("weights", {}))

@@ -4,8 +4,6 @@ The checks are programs of the training code (``benchmarks/common/checks/selftes
 training would: in an image, in a Python of the user's, or in the framework's own environment on a CPU.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,11 +20,10 @@ from encore.run.selftest_place import (
     Place,
     Request,
     Row,
-    check_imports,
     execute,
     judged,
     make_place,
-    prepare_data,
+    prepare,
 )
 from encore.run.selftest_speed import (
     EVALUATION,
@@ -88,13 +85,10 @@ class Selftest:
     def _checks_of(self, choice: Choice) -> list[tuple[Place, str]]:
         try:
             place = make_place(self._request, choice, self._machine, self._work)
-            problem = check_imports(place)
-            if problem:
-                raise EncoreError(problem)
-            prepare_data(place)
+            prepare(place)
         except EncoreError as error:
-            remedy = f"; do this: {error.remedy}" if error.remedy else ""
-            self.skipped.append(Row(name=choice.name, check=IMPORTS, result="SKIPPED", found=f"{error.found}{remedy}"))
+            hint = f"; hint: {error.hint}" if error.hint else ""
+            self.skipped.append(Row(name=choice.name, check=IMPORTS, result="SKIPPED", found=f"{error.found}{hint}"))
             return []
         listed = execute(place.selftest("--list"), place.work, CHECK_SECONDS)
         if not isinstance(listed.answer, list):
@@ -145,15 +139,11 @@ class Selftest:
 
     def _measured_row(self, place: Place, name: str, seconds: float, row: Row) -> Row:
         """Return a row of bench.py, which runs once for all of them."""
-        choice = place.choice
-        if choice.name not in self._benches:
-            self._benches[choice.name] = measure(place, seconds, row)
-            result = self._benches[choice.name]
-            if isinstance(result, Row):
-                return result
-        result = self._benches[choice.name]
+        choice, ran = place.choice, place.choice.name in self._benches
+        result = self._benches[choice.name] if ran else measure(place, seconds, row)
+        self._benches[choice.name] = result
         if isinstance(result, Row):
-            return replace(row, found=f"{BENCH} failed")
+            return replace(row, found=f"{BENCH} failed") if ran else result
         gpu = self._machine.gpus[0].name if self._request.device == "gpu" else None
         if gpu is None or name == BENCH:
             return bench_row(result, choice, gpu, row)

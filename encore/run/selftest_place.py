@@ -1,7 +1,5 @@
 """Where the checks of `encore selftest` run: an image, a Python of the user's, or the framework's environment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -17,10 +15,10 @@ from typing import Any, Literal
 from encore import catalogue, configuration, data, environment, launchers
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
-from encore.containers import runtimes
-from encore.containers.renderers import host
+from encore.containers import renderers, runtimes
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
+from encore.files import text_of
 from encore.job import Command, Job, Mount, rank_environment
 from encore.launchers import Launch
 from encore.machine import node, processes
@@ -110,7 +108,7 @@ class Place:
         )
         if self.python is None:
             return runtimes.render(self.target, job, runtimes.container_name(self.work), os.environ)
-        return host.render(job, self.python, os.environ, given=self.request.python is not None)
+        return renderers.host(job, self.python, os.environ, given=self.request.python is not None)
 
     def selftest(self, *what: str) -> Command:
         """Return the command that lists the checks or makes one."""
@@ -136,7 +134,7 @@ class Ended:
 
 def execute(command: Command, work: Path, seconds: float) -> Ended:
     """Run a command for at most so long; leave no process of it, also when this one is interrupted."""
-    with (work / "stdout.txt").open("w+b") as output, (work / "stderr.txt").open("w+b") as errors:
+    with (work / "stdout.txt").open("wb") as output, (work / "stderr.txt").open("wb") as errors:
         child = processes.start(command, output, errors)
         code: int | None = None
         try:
@@ -146,22 +144,15 @@ def execute(command: Command, work: Path, seconds: float) -> Ended:
             if code is None:
                 processes.end(processes.family(child.pid), grace_seconds=1.0)
                 child.wait()
-                _clean_up(command)
+                processes.clean_up(command)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # What a program leaves that crashed.
                 os.killpg(child.pid, signal.SIGKILL)
-        output.seek(0)
-        errors.seek(0)
-        printed = output.read().decode(errors="replace").splitlines()
-        said = errors.read().decode(errors="replace").splitlines()
-    return Ended(code, _last([*printed, *said]), _json(printed[-1:]) if code == 0 else None)
-
-
-def _clean_up(command: Command) -> None:
-    if command.cleanup:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            variables = dict(command.environment)
-            subprocess.run(command.cleanup, env=variables, capture_output=True, timeout=30, check=False)
+    printed, said = (text_of(work / name).splitlines() for name in ("stdout.txt", "stderr.txt"))
+    answer = None
+    with contextlib.suppress(ValueError, IndexError):
+        answer = json.loads(printed[-1]) if code == 0 else None
+    return Ended(code, _last([*printed, *said]), answer)
 
 
 def _last(lines: Sequence[str]) -> tuple[str, ...]:
@@ -169,16 +160,10 @@ def _last(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple([line.rstrip() for line in lines if line.strip() and not FRAME.match(line)][-LAST_LINES:])
 
 
-def _json(lines: Sequence[str]) -> Any:
-    with contextlib.suppress(ValueError):
-        return json.loads(lines[0]) if lines else None
-    return None
-
-
 def latest_output(work: Path) -> tuple[str, ...]:
     """Return the last lines of the training that wrote last: what a check hangs in."""
-    found = sorted(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime)
-    return _last(found[-1].read_text(encoding="utf-8", errors="replace").splitlines()) if found else ()
+    latest = max(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime, default=work / "none")
+    return _last(text_of(latest).splitlines())
 
 
 def judged(ended: Ended, work: Path, seconds: float, row: Row) -> Row:
@@ -201,7 +186,7 @@ def find_target(request: Request, choice: Choice, machine: Node) -> tuple[Target
     """Return where an implementation runs, with the Python if that is the host; EncoreError if nowhere."""
     if request.python is not None:
         file = request.python.expanduser().absolute()
-        return Target(runtime="host", python=file), file
+        return Target(python=file), file
     runtime = request.runtime or ("host" if request.device == "cpu" else "auto")
     target = runtimes.choose(runtime, choice, machine, request.device, request.image)
     if target.problem is not None:
@@ -209,27 +194,26 @@ def find_target(request: Request, choice: Choice, machine: Node) -> tuple[Target
     if target.runtime != "host":
         return target, None
     if request.device == "gpu":
-        remedy = f"make build-{choice.name}, or name a Python that has the framework with CUDA: --python FILE"
-        raise EncoreError(f"the host runtime's framework is built for CPUs ({target.why})", remedy=remedy)
+        hint = f"make build-{choice.name}, or name a Python that has the framework with CUDA: --python FILE"
+        raise EncoreError(f"the host runtime's framework is built for CPUs ({target.why})", hint=hint)
     made = environment.describe(choice.implementation.framework)
     if not made.is_ready:
-        raise EncoreError("the framework's environment is not made yet", remedy="make environments")
+        raise EncoreError("the framework's environment is not made yet", hint="make environments")
     return target, made.python
 
 
 def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> Place:
     """Return the place of an implementation; its work folder is made."""
     target, python = find_target(request, choice, machine)
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    resolved = configuration.resolve(choice, system, 1, 1, [])
-    folder = work / choice.name
+    small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
+    systems, folder = {"config.json": small, FULL: full_system(request, choice, machine)}, work / choice.name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(resolved.plain()), encoding="utf-8")
-    full = configuration.resolve(choice, full_system(request, choice, machine), 1, 1, [])
-    (folder / FULL).write_text(json.dumps(full.plain()), encoding="utf-8")
+    resolved = {name: configuration.resolve(choice, system, 1, 1, []) for name, system in systems.items()}
+    for name, each in resolved.items():
+        (folder / name).write_text(json.dumps(each.plain()), encoding="utf-8")
     return Place(
         choice=choice,
-        configuration=resolved,
+        configuration=resolved["config.json"],
         request=request,
         target=target,
         python=python,
@@ -255,20 +239,13 @@ def visible_gpus(machine: Node, caller: Mapping[str, str]) -> int:
     return every if chosen is None else min(every, len([word for word in chosen.split(",") if word.strip()]))
 
 
-def check_imports(place: Place) -> str:
-    """Return why the place cannot import what the implementation needs; empty where it can."""
-    command = place.command("train", "--help")
-    ended = execute(command, place.work, CHECK_SECONDS)
-    if ended.code == 0:
-        return ""
-    return ended.lines[-1] if ended.lines else "no answer"
-
-
-def prepare_data(place: Place) -> None:
-    """Make the small data set, unless it is there."""
-    if (place.data / data.PASSPORT).exists():
-        return
-    place.data.mkdir(parents=True, exist_ok=True)
-    small = data.Preparation()
-    by = place.python or runtimes.preparation(place.target, place.data.name, place.data, small)
-    data.prepare(place.data.name, place.data, small, by)
+def prepare(place: Place) -> None:
+    """Make the small data set, unless it is there; EncoreError if the place lacks what the implementation imports."""
+    ended = execute(place.command("train", "--help"), place.work, CHECK_SECONDS)
+    if ended.code != 0:
+        raise EncoreError(ended.lines[-1] if ended.lines else "no answer")
+    if not (place.data / data.PASSPORT).exists():
+        place.data.mkdir(parents=True, exist_ok=True)
+        small = data.Preparation()
+        by = place.python or runtimes.preparation(place.target, place.data.name, place.data, small)
+        data.prepare(place.data.name, place.data, small, by)

@@ -1,7 +1,5 @@
 """Rows of `encore selftest` that are measurements, each with what it is compared with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,7 +39,12 @@ def bench_row(result: Mapping[str, Any], choice: Choice, gpu: str | None, row: R
     if gpu is None:
         return replace(row, result="OK", found=found)
     return _compared(
-        choice, gpu, loop, speeds[loop], found + published_speed.beside(choice.benchmark.name, gpu, speeds[loop]), row
+        choice,
+        gpu,
+        loop,
+        speeds[loop],
+        found + published_speed.next_to_published(choice.benchmark.name, gpu, speeds[loop]),
+        row,
     )
 
 

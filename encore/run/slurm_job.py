@@ -1,7 +1,5 @@
 """Runs inside a Slurm job: which run folder is theirs, which experiments, and what a lost node means."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -69,7 +67,7 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
         raise EncoreError(
             f"task {allocation.array_task} of the array has no experiment in {folder.path.name}",
             expected=f"tasks 0 to {len(every) - 1}",
-            remedy=hints.resume(folder.path),
+            hint=hints.resume(folder.path),
         )
     return mine
 

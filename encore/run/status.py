@@ -1,7 +1,5 @@
 """The states of runs and jobs, from the run folders, the queue and what is left of processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform
@@ -125,7 +123,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
         # A machine may have Slurm's programs and be part of no cluster: there is no queue then.
         if is_jobs and "configuration source" not in seen.note:
             raise EncoreError(
-                seen.note, expected="to see whether a job has the run", remedy="try again when Slurm answers"
+                seen.note, expected="to see whether a job has the run", hint="try again when Slurm answers"
             )
         return
     # Of one of several tasks or jobs in the queue that resume a run, the one that has begun is not held back.
@@ -142,7 +140,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
                 f"whether {queue.called(name, cluster)} still has {folder.path.name} cannot be seen: Slurm shows no "
                 "jobs of other users (PrivateData)",
                 expected="a run of your own",
-                remedy=f"let {_owner(experiment.folder)} resume it",
+                hint=f"let {_owner(experiment.folder)} resume it",
             )
         found += [each for each in answer or () if not each.has_ended]
     if found:
@@ -151,7 +149,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
         raise EncoreError(
             f"{queue.called(first.name, queue.this_cluster())}, of {first.user}, {what} {folder.path.name}",
             expected="a run that no job has",
-            remedy=f"watch it: {hints.command('follow', first.name)}; or cancel it: "
+            hint=f"watch it: {hints.command('follow', first.name)}; or cancel it: "
             f"{hints.command('cancel', first.name)}",
         )
 
@@ -168,10 +166,8 @@ def is_hidden(user: str) -> bool:
 def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[State, str]:
     """Return the state of an experiment and its reason, by its state file, its job and its heartbeats."""
     state = experiment.state()
-    if state.status == "reached":
-        return "reached", ""
-    if state.status == "not_reached":
-        return "not reached", ""
+    if state.status in run_folder.FINISHED:
+        return ("reached" if state.status == "reached" else "not reached"), ""
     if job is not None and job.waits:
         return "queued", job.reason
     if state.status == "failed":
@@ -183,7 +179,8 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
             left = processes.left_running(experiment.folder)
             return ("running", UNSUPERVISED) if left else ("lost", _why_lost(state, job))
         # PrivateData in slurm.conf hides other users' jobs: then a job that is not shown may run.
-        if in_job or ((unseen or not _is_known_ended(state, job, answers)) and is_alive(experiment)):
+        ended = bool(state.job) and answers and (job is None or job.has_ended)
+        if in_job or ((unseen or not ended) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
     # An interrupted experiment in a job that runs is on its way out, or resumes after a requeue.
@@ -192,11 +189,6 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
     if state.status == "interrupted":
         return "interrupted", state.reason
     return "not started", f"Slurm: {job.state}" if job is not None else ""
-
-
-def _is_known_ended(state: ExperimentState, job: Job | None, answers: bool) -> bool:
-    """Return whether Slurm reports that the job in which the experiment ran has ended."""
-    return bool(state.job) and answers and (job is None or job.has_ended)
 
 
 def _why_lost(state: ExperimentState, job: Job | None) -> str:
@@ -214,12 +206,8 @@ def _owner(path: Path) -> str:
         return str(number)
 
 
-def last_activity(experiment: Experiment) -> float:
-    """Return the Unix time of the last heartbeat or record; 0 if there was none."""
-    return max(_activities(experiment), default=0.0)
-
-
 def _activities(experiment: Experiment) -> list[float]:
+    """Return the Unix times of heartbeats and records."""
     times = [max(beat.time, beat.alive) for beat in processes.heartbeats(experiment.folder / "heartbeat")]
     for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
         with contextlib.suppress(OSError):
@@ -247,8 +235,8 @@ def _progress(row: Row) -> Row:
     """Return the row with how far its experiment has come; unchanged if that cannot be read."""
     if row.run is None or row.experiment is None:
         return row
-    experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
     with contextlib.suppress(*DAMAGE):
+        experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
         benchmark = catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark
         seen = judge.figures(experiment, benchmark)
         if seen.planned_epochs:
@@ -300,13 +288,7 @@ def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
 
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
     if not experiments:
-        return Row(
-            state="damaged",
-            when=made(folder.path),
-            job=number_of(folder),
-            run=folder.path,
-            reason="no experiments in it",
-        )
+        raise EncoreError("no experiments in it")
     names = [job_of(folder, each, jobs) for each in experiments]
     found = [
         (each, name, *verdict(each, jobs.find(name), jobs.answers))
@@ -315,12 +297,13 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
     reached = sum(state == "reached" for _, _, state, _ in found)
     experiment, name, state, reason = _decisive(found)
     states = [each.state() for each in experiments]
-    job = jobs.find(name)
+    job, end = jobs.find(name), time.time() if state in ALIVE else 0.0
     if state == "queued" and job is not None:
-        seconds: float | None = time.time() - job.submitted_at
+        seconds: float | None = end - job.submitted_at
     else:
-        end = time.time() if state in ALIVE else 0.0
-        seconds = _seconds(states, end or max(last_activity(each) for each in experiments))
+        seconds = _seconds(
+            states, end or max((time for each in experiments for time in _activities(each)), default=0.0)
+        )
     return Row(
         state=state,
         when=made(folder.path),
@@ -459,24 +442,21 @@ def without_folder(jobs: Iterable[Job]) -> list[Row]:
     for job in jobs:
         if job.is_encores:
             groups.setdefault((job.array, *_of_job(job)), []).append(job)
-    rows = []
-    for (array, state, reason), tasks in groups.items():
-        first = tasks[0]
-        rows.append(
-            Row(
-                state=state,
-                when=first.submitted_at,
-                job=first.name if len(tasks) == 1 else array,
-                reason=reason,
-                experiments=len(tasks),
-                nodes=first.nodes,
-                seconds=time.time() - first.submitted_at if state == "queued" else first.seconds,
-                user=first.user,
-                benchmark=first.title.removeprefix(queue.NAME).lstrip("-"),
-                partition=first.partition,
-            )
+    return [
+        Row(
+            state=state,
+            when=first.submitted_at,
+            job=array if others else first.name,
+            reason=reason,
+            experiments=1 + len(others),
+            nodes=first.nodes,
+            seconds=time.time() - first.submitted_at if state == "queued" else first.seconds,
+            user=first.user,
+            benchmark=first.title.removeprefix(queue.NAME).lstrip("-"),
+            partition=first.partition,
         )
-    return rows
+        for (array, state, reason), (first, *others) in groups.items()
+    ]
 
 
 def _of_job(job: Job) -> tuple[State, str]:

@@ -1,7 +1,5 @@
 """From what the user asks for to a checked batch script, and to the queue."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Sequence
@@ -9,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from encore import data
-from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.machine import preflight
@@ -20,7 +17,7 @@ from encore.slurm import cluster as clusters
 from encore.slurm import commands, partitions, script, walltime
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
-from encore.slurm.script import Submission
+from encore.slurm.script import Submission, Wanted
 from encore.slurm.walltime import Estimate
 
 MAX_NODES = 4096
@@ -28,33 +25,6 @@ MOST_TASKS = 1000
 LEAST_MINUTES = 5
 """More than the warning takes, start included."""
 MOST_MINUTES = 60 * 24 * 31
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What ``encore submit`` was asked for in addition to the run; None leaves the choice to cluster.toml."""
-
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    gpu_type: str | None = None
-    minutes: int | None = None
-    array: str | None = None
-    """Tasks of an array, one run each: ``5``, or ``0-4`` as sbatch has it."""
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    dependency: str | None = None
-    mail: str | None = None
-    """Address that Slurm writes to when the job ends, fails or is requeued."""
-    job_name: str | None = None
-    """Put after ``encore-BENCHMARK-``."""
-    comment: str | None = None
-    """Put after Encore's own part of the job's comment."""
-    require_target: bool = False
-    """Whether a missed target ends the job as FAILED."""
-    more: tuple[str, ...] = ()
-    cluster: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +45,16 @@ def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepa
     cluster, file = _cluster(wanted)
     nodes = 1 if wanted.nodes is None else wanted.nodes
     per_node = (cluster.gpus_per_node or 1) if wanted.gpus_per_node is None else wanted.gpus_per_node
-    _check_numbers(nodes, per_node)
+    for option, number, most in (("--nodes", nodes, MAX_NODES), ("--gpus-per-node", per_node, 64)):
+        if not 1 <= number <= most:
+            raise EncoreError(f"{option} {number}", expected=f"1 to {most}")
     if request.gpus is not None:
-        raise EncoreError(f"{request.gpus} GPUs given", remedy="give the GPUs of each node: --gpus-per-node")
-    _refuse_unknown_gpus(request, cluster)
+        raise EncoreError(f"{request.gpus} GPUs given", hint="give the GPUs of each node: --gpus-per-node")
+    if request.system is None and cluster.gpus_per_node and cluster.gpu_option != "none":
+        raise EncoreError(
+            "no system named; the nodes' GPUs cannot be seen from here",
+            hint=f"--system dgxa100, or another one of: encore list {request.name}",
+        )
     tasks = _tasks(wanted.array)
     allocation = pretended(nodes, per_node, len(tasks))
     plan = planning.make_plan(replace(request, cluster=file), allocation=allocation)
@@ -96,18 +72,18 @@ def prepare_resume(path: Path, wanted: Wanted) -> Prepared:
     passport = folder.passport()
     left = [each.number for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
     if not left:
-        raise EncoreError(f"{path.name} has ended: nothing is left to run", remedy=f"see it: {hints.follow(path)}")
+        raise EncoreError(f"{path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(path)}")
     status.refuse_queued(folder, folder.experiments())
     ownership.refuse_owned(folder.experiments())
     tasks = tuple(left) if wanted.array or status.is_of_array(folder) else ()
     if wanted.array and len(_tasks(wanted.array)) < len(left):
         raise EncoreError(
             f"--array {wanted.array}, and {len(left)} runs are left",
-            remedy=f"leave --array out, or --array {len(left)}",
+            hint=f"leave --array out, or --array 0-{len(left) - 1}",
         )
     nodes, per_node = passport["nodes"], passport["ranks_per_node"]
     if wanted.nodes not in (None, nodes):
-        raise EncoreError(f"--nodes {wanted.nodes}, the run began on {nodes}", remedy="leave --nodes out")
+        raise EncoreError(f"--nodes {wanted.nodes}, the run began on {nodes}", hint="leave --nodes out")
     cluster, file = _cluster(wanted)
     plan = planning.plan_of(folder, pretended(nodes, per_node, 0))
     handed_on = script.with_cluster(("--resume", str(path)), file)
@@ -119,15 +95,6 @@ def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
     cluster, file = clusters.load(wanted.cluster)
     given = {each: getattr(wanted, each) for each in ("partition", "account", "qos", "gpu_type")}
     return cluster.model_copy(update={name: value for name, value in given.items() if value}), file
-
-
-def _check_numbers(nodes: int, per_node: int) -> None:
-    for option, number, most in (
-        ("--nodes", nodes, MAX_NODES),
-        ("--gpus-per-node", per_node, 64),
-    ):
-        if not 1 <= number <= most:
-            raise EncoreError(f"{option} {number}", expected=f"1 to {most}")
 
 
 def _check_options(wanted: Wanted) -> None:
@@ -145,35 +112,26 @@ def _check_options(wanted: Wanted) -> None:
             raise EncoreError(f"{option} {text!r}", expected="a text without blanks, quotes, backslashes and |")
     for option in wanted.more:
         if not option.startswith("-") or "\n" in option:
-            raise EncoreError(f"--sbatch {option!r} is no option of sbatch", remedy="--sbatch=--constraint=a100")
+            raise EncoreError(f"--sbatch {option!r} is no option of sbatch", hint="--sbatch=--constraint=a100")
         own = clusters.own_option(option)
         if own is not None:
-            remedy = clusters.OWN_OPTIONS[own]
-            raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", remedy=remedy)
+            hint = clusters.OWN_OPTIONS[own]
+            raise EncoreError(f"--sbatch {option!r} contradicts what Encore gives sbatch", hint=hint)
 
 
 def _tasks(array: str | None) -> tuple[int, ...]:
     """Return the numbers of the tasks that ``--array`` asks for."""
     if array is None:
         return ()
-    match = re.fullmatch(r"(?:0-)?(\d+)(?:%[1-9]\d*)?", array)
-    count = int(match.group(1)) + array.startswith("0-") if match else 0
+    match = re.fullmatch(r"0-(\d+)(?:%[1-9]\d*)?", array)
+    count = int(match.group(1)) + 1 if match else 0
     if not 1 <= count <= MOST_TASKS:
         raise EncoreError(
             f"--array {array}",
-            expected=f"a number of runs, 1 to {MOST_TASKS}; or 0-4, which are 5; %2 after it: 2 at once",
-            remedy="--array 5; other forms of sbatch's go with: sbatch --array=... slurm/run.sub",
+            expected=f"tasks from 0 on, {MOST_TASKS} at most: 0-4 is 5 runs, 0-4%2 is 2 of them at once",
+            hint="other forms of sbatch's go with: sbatch --array=... slurm/run.sub",
         )
     return tuple(range(count))
-
-
-def _refuse_unknown_gpus(request: Request, cluster: Cluster) -> None:
-    """Refuse where no system was named: a login node has no GPUs from which it could be chosen."""
-    if request.system is None and cluster.gpus_per_node and cluster.gpu_option != "none":
-        raise EncoreError(
-            "no system named; the nodes' GPUs cannot be seen from here",
-            remedy=f"--system dgxa100, or another one of: encore list {request.name}",
-        )
 
 
 def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
@@ -204,33 +162,22 @@ def _prepared(
     submission = Submission(
         name=configuration.choice.name,
         nodes=configuration.nodes,
-        gpus_per_node=_gpus(configuration),
+        gpus_per_node=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,
         minutes=estimate.minutes,
         results=plan.results,
         arguments=(*arguments, *(["--require-target"] if wanted.require_target else [])),
         array=tasks,
-        at_once=int(wanted.array.partition("%")[2]) if wanted.array and "%" in wanted.array else None,
-        reservation=wanted.reservation or "",
-        dependency=wanted.dependency or "",
-        mail=wanted.mail or "",
-        suffix=wanted.job_name or "",
-        comment=wanted.comment or "",
-        more=wanted.more,
+        wanted=wanted,
         resumes=resumes,
     )
-    text = script.render(submission, cluster)
     return Prepared(
         submission=submission,
         cluster=cluster,
         plan=plan,
-        script=text,
+        script=script.render(submission, cluster),
         estimate=estimate,
         step=runner.dry_run_command(plan),
     )
-
-
-def _gpus(configuration: Configuration) -> int:
-    return configuration.ranks_per_node if configuration.get("device") == "gpu" else 0
 
 
 def check_partition(prepared: Prepared) -> Check:
@@ -238,8 +185,7 @@ def check_partition(prepared: Prepared) -> Check:
     try:
         candidates = partitions.choose(partitions.partitions(), prepared.cluster.partition)
     except EncoreError as error:
-        remedy = "; ".join(filter(None, (error.remedy, error.expected and f"expected: {error.expected}")))
-        return Check("FAIL", "partition", error.found, remedy)
+        return Check.of(error, "partition")
     return partitions.check(prepared.submission, candidates, prepared.cluster.gpu_type)
 
 
@@ -253,7 +199,7 @@ def checks(prepared: Prepared) -> list[Check]:
     found += preflight.check_weights(plan.configuration, plan.data)
     found.append(preflight.check_results(plan.results, resumes=bool(prepared.submission.resumes)))
     if plan.target.problem is not None and plan.target.runtime in ("apptainer", "enroot", "pyxis"):
-        found.append(Check("FAIL", plan.target.runtime, plan.target.problem.found, plan.target.problem.remedy))
+        found.append(Check.of(plan.target.problem, plan.target.runtime))
     return found
 
 

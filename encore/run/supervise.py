@@ -18,13 +18,14 @@ from typing import Any, Literal
 import psutil
 
 from encore.containers import engines
+from encore.files import text_of
 from encore.job import Command
 from encore.machine import processes
 from encore.machine.telemetry import Telemetry
 from encore.run import ownership
 from encore.run.follow import Progress, Tail
 from encore.run.ownership import Owner
-from encore.run.run_folder import Experiment, Status
+from encore.run.run_folder import FINISHED, Experiment, Status
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 8.0
@@ -32,7 +33,6 @@ STOP_SECONDS = 8.0
 SRUN_SECONDS = 15.0
 """Time that srun gets to end the ranks of all nodes, before it is killed itself."""
 LAST_LINES = 15
-CLEAN_UP_SECONDS = 30.0
 WARM_UP_FACTOR = 3.0
 """Times the limit of a step: how long ranks that have made none are waited for, from one sign of progress to the next.
 They compile: the step for one shape takes a compiler that tunes minutes."""
@@ -112,7 +112,7 @@ def run(
     (ranks / "hang_seconds").write_text(f"{limits.hang_seconds}\n", encoding="ascii")
     tail = Tail(experiment.metrics)
     tail.read()
-    clean_up(command)
+    processes.clean_up(command)
     with (ranks / "launcher.txt").open("ab") as output:
         output.write(f"{START}{shlex.join(command.argv)}\n".encode())
         output.flush()
@@ -129,25 +129,11 @@ def run(
         finally:
             if _leave_none(child, experiment, others):
                 # What the engine was asked for before its client was killed may come about a moment later.
-                clean_up(command)
+                processes.clean_up(command)
                 time.sleep(POLL_SECONDS)
-            clean_up(command)
+            processes.clean_up(command)
             telemetry.stop()
             (experiment.folder / processes.LAUNCHER).unlink(missing_ok=True)
-
-
-def clean_up(command: Command) -> None:
-    """Remove the container of this experiment: left by a try that was killed, or by the one that ends now."""
-    if command.cleanup:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            subprocess.run(
-                command.cleanup,
-                env=dict(command.environment),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=CLEAN_UP_SECONDS,
-                check=False,
-            )
 
 
 def _engine_failure(command: Command, child: subprocess.Popen[bytes], experiment: Experiment) -> Outcome | None:
@@ -156,7 +142,7 @@ def _engine_failure(command: Command, child: subprocess.Popen[bytes], experiment
         return None
     lines = rank_output(experiment, -1)
     error = engines.explain("\n".join(lines), command.runtime)
-    return Outcome("failed", f"{error.found}; do this: {error.remedy}", lines)
+    return Outcome("failed", f"{error.found}; hint: {error.hint}", lines)
 
 
 def _watch(
@@ -184,7 +170,9 @@ def _watch(
             # Ranks that are not up yet have nothing to save.
             if not processes.signal_ranks(experiment.folder / "heartbeat", signal.SIGTERM):
                 stop_at = 0.0
-        if stop_at is not None and _may_end_saving(owner, signals) and _being_written(experiment) - stale:
+        # There is time for a checkpoint of any size where nobody insists, and Slurm does not kill next.
+        may_save = signals.times < 2 and not (owner.job and signals.received == signal.SIGTERM)
+        if stop_at is not None and may_save and _being_written(experiment) - stale:
             stop_at = max(stop_at, time.monotonic() + stop_seconds)
         if stop_at is not None and time.monotonic() > stop_at:
             return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, without a checkpoint")
@@ -202,48 +190,45 @@ def _being_written(experiment: Experiment) -> set[Path]:
     return set((experiment.folder / "checkpoint").glob("writing_*"))
 
 
-def _may_end_saving(owner: Owner, signals: Signals) -> bool:
-    """Return whether there is time for a checkpoint of any size: nobody insists, and Slurm does not kill next."""
-    return signals.times < 2 and not (owner.job and signals.received == signal.SIGTERM)
-
-
 def _conclude(
     child: subprocess.Popen[bytes], progress: Progress, experiment: Experiment, signals: Signals, kills: int
 ) -> Outcome:
     """Return how the ranks ended; the kernel had killed ``kills`` processes for their memory when they started."""
     code = child.returncode
-    if code == 0 and progress.outcome == "reached":
-        return Outcome("reached")
-    if code == 0 and progress.outcome == "not_reached":
-        return Outcome("not_reached")
+    if code == 0 and progress.outcome in FINISHED:
+        return Outcome(progress.outcome)
     if signals.received:
         saved = progress.outcome == "interrupted"
         how = "a checkpoint was written" if saved else "without a checkpoint"
         return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, {how}")
     if progress.outcome == "interrupted":
         return Outcome("interrupted", "a rank was stopped by a signal; a checkpoint was written")
-    if code < 0 and not _is_rank(child, experiment):
-        return Outcome("failed", f"the launcher, {_program(child)}, {_describe_code(code)}; its ranks were ended")
+    program = Path(child.args[0]).name  # type: ignore[index, arg-type]
+    ranks = {beat.pid for beat in processes.heartbeats(experiment.folder / "heartbeat")}
+    if code < 0 and not program.startswith("python") and child.pid not in ranks:
+        return Outcome("failed", f"the launcher, {program}, {_describe_code(code)}; its ranks were ended")
     rank, how = first_failure(experiment, code)
     if how == _describe_code(-signal.SIGKILL) and processes.kills_for_memory() > kills:
         how = f"was killed by the kernel: {BY_KERNEL}"
     text = _rank_text(experiment, rank)
     lines = last_lines(text)
-    if any(symptom in line for line in lines for symptom in DISK_FULL):
+    printed = {symptom for symptom in (*DISK_FULL, *DIVERGED, UNRESUMABLE) for line in lines if symptom in line}
+    if printed & {*DISK_FULL}:
         where = experiment.folder
         return Outcome("failed", f"rank {rank} could not write: the disk is full; free some space around {where}")
-    for symptom in DIVERGED:
-        if any(symptom in line for line in lines):
-            return Outcome("failed", f"{symptom}; resumed it would end in the same way", lines, is_final=True)
-    memory = out_of_memory(text, how)
-    if memory:
-        device = "" if BY_KERNEL in how else f": out of memory on the {memory}"
-        return Outcome("failed", f"rank {rank} {how}{device}", lines, is_final=True, memory=memory)
-    if how == _describe_code(REFUSED):
-        return Outcome("failed", f"rank {rank} refused; resumed it would refuse again", lines, is_final=True)
-    if any(UNRESUMABLE in line for line in lines):
-        return Outcome("failed", f"no checkpoint is whole: {UNRESUMABLE}", lines, is_final=True)
-    return Outcome("failed", f"rank {rank} {how}", lines)
+    diverged, memory = [symptom for symptom in DIVERGED if symptom in printed], out_of_memory(text, how)
+    reason, is_final = f"rank {rank} {how}", True
+    if diverged:
+        reason, memory = f"{diverged[0]}; resumed it would end in the same way", ""
+    elif memory:
+        reason += "" if BY_KERNEL in how else f": out of memory on the {memory}"
+    elif how == _describe_code(REFUSED):
+        reason = f"rank {rank} refused; resumed it would refuse again"
+    elif UNRESUMABLE in printed:
+        reason = f"no checkpoint is whole: {UNRESUMABLE}"
+    else:
+        is_final = False
+    return Outcome("failed", reason, lines, is_final=is_final, memory=memory)
 
 
 def out_of_memory(text: str, how: str) -> Literal["", "GPU", "CPU"]:
@@ -256,16 +241,6 @@ def out_of_memory(text: str, how: str) -> Literal["", "GPU", "CPU"]:
     if GPU_MEMORY.search(error):
         return "GPU"
     return "CPU" if CPU_MEMORY.search(error) or BY_KERNEL in how else ""
-
-
-def _program(child: subprocess.Popen[bytes]) -> str:
-    return Path(child.args[0]).name  # type: ignore[index, arg-type]
-
-
-def _is_rank(child: subprocess.Popen[bytes], experiment: Experiment) -> bool:
-    """Return whether the process that was started is the only rank itself."""
-    beats = processes.heartbeats(experiment.folder / "heartbeat")
-    return _program(child).startswith("python") or child.pid in {beat.pid for beat in beats}
 
 
 def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: Collection[int]) -> bool:
@@ -313,7 +288,7 @@ class HangWatch:
         slowest = min(beats, key=lambda beat: (not is_stopped(beat), beat.step, beat.time))
         self.suspect = slowest.rank
         silent = time.time() - max(beat.time for beat in beats)
-        why = "its process gives no sign of life" if is_stopped(slowest) else "it came least far"
+        why = "its process gives no heartbeat" if is_stopped(slowest) else "it came least far"
         where = f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
         if starts:
             return f"rank {slowest.rank} hangs before its first step: no progress for {silent:.0f} s, and {why} {where}"
@@ -391,7 +366,7 @@ WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -
 
 def launcher_output(experiment: Experiment) -> str:
     """Return what the launcher printed since the latest start."""
-    _, mark, latest = _read(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
+    _, mark, latest = text_of(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
     return latest.partition("\n")[2] if mark else latest
 
 
@@ -418,14 +393,13 @@ def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
 
 
 def _rank_text(experiment: Experiment, rank: int) -> str:
-    return "".join(map(_read, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
+    return "".join(map(text_of, _rank_files(experiment.folder / "ranks", rank))) or launcher_output(experiment)
 
 
 def last_lines(text: str) -> tuple[str, ...]:
     """Return the last lines of a rank's output, without what its launcher puts before each."""
     plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
-    lines = [line for line in plain if line]
-    return tuple(lines[-LAST_LINES:])
+    return tuple([line for line in plain if line][-LAST_LINES:])
 
 
 def _rank_files(folder: Path, rank: int) -> list[Path]:
@@ -436,13 +410,4 @@ def _rank_files(folder: Path, rank: int) -> list[Path]:
             return [candidate / "stdout", candidate / "stderr"]
     # torchrun makes a folder for each start; the latest is meant.
     starts = sorted(folder.glob(f"*/attempt_*/{rank}"), key=lambda path: path.stat().st_mtime)
-    if starts:
-        return [starts[-1] / "stdout.log", starts[-1] / "stderr.log"]
-    return []
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return [start / name for start in starts[-1:] for name in ("stdout.log", "stderr.log")]

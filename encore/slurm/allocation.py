@@ -1,7 +1,5 @@
 """The Slurm job that this process runs in, by Slurm's variables (sbatch(1), "OUTPUT ENVIRONMENT VARIABLES")."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,38 +57,36 @@ class Allocation:
 
 def current(environment: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of this process, or None outside of any."""
-    job = environment.get("SLURM_JOB_ID")
-    node_list = environment.get("SLURM_JOB_NODELIST")
+    job, node_list, array = (environment.get(f"SLURM_{each}") for each in ("JOB_ID", "JOB_NODELIST", "ARRAY_JOB_ID"))
     if not job or not node_list:
         return None
-    array = environment.get("SLURM_ARRAY_JOB_ID")
+
+    def number(name: str) -> int | None:
+        match = re.match(r"\d+", environment.get(f"SLURM_{name}", ""))
+        return int(match.group()) if match else None
+
+    task, first, last, step, count = (
+        number(f"ARRAY_TASK_{name}") or 0 for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
+    )
     return Allocation(
         job=job,
         nodes=expand(node_list),
-        gpus_per_node=_number(environment.get("SLURM_GPUS_ON_NODE")),
-        tasks_per_node=_number(environment.get("SLURM_NTASKS_PER_NODE")),
+        gpus_per_node=number("GPUS_ON_NODE"),
+        tasks_per_node=number("NTASKS_PER_NODE"),
         # A shell of salloc is on no node: it has the list for all nodes, such as 64(x4).
-        cores_per_node=_number(environment.get("SLURM_CPUS_ON_NODE") or environment.get("SLURM_JOB_CPUS_PER_NODE")),
-        restarts=_number(environment.get("SLURM_RESTART_COUNT")) or 0,
+        cores_per_node=number("CPUS_ON_NODE") or number("JOB_CPUS_PER_NODE"),
+        restarts=number("RESTART_COUNT") or 0,
         array_job=array,
-        array_task=_number(environment.get("SLURM_ARRAY_TASK_ID")) or 0,
-        array_index=_array_index(environment) if array else 0,
-        array_count=_number(environment.get("SLURM_ARRAY_TASK_COUNT")) or 1,
+        array_task=task,
+        array_index=_array_index(task, first, last, step, count) if array else 0,
+        array_count=count or 1,
         partition=environment.get("SLURM_JOB_PARTITION", ""),
         cluster=environment.get("SLURM_CLUSTER_NAME", ""),
     )
 
 
-def _number(text: str | None) -> int | None:
-    match = re.match(r"\d+", text or "")
-    return int(match.group()) if match else None
-
-
-def _array_index(environment: Mapping[str, str]) -> int | None:
+def _array_index(task: int, first: int, last: int, step: int, count: int) -> int | None:
     """Return the position of the task in an array of equal steps, such as 0-9 or 1-9:2; None in any other."""
-    task, first, last, step, count = (
-        _number(environment.get(f"SLURM_ARRAY_TASK_{name}")) or 0 for name in ("ID", "MIN", "MAX", "STEP", "COUNT")
-    )
     index, rest = divmod(task - first, max(step, 1))
     return None if rest or (last - first) // max(step, 1) + 1 != count else index
 

@@ -1,7 +1,5 @@
 """cluster.toml: what is particular to a cluster, in one place."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
@@ -28,7 +26,7 @@ GPU_OPTIONS = ("-G", "--gpus", "--gpus-per-node", "--gres")
 OWN_OPTIONS = {
     ("-t", "--time"): "give it to Encore: --time MINUTES",
     ("-N", "--nodes"): "give it to Encore: --nodes N",
-    ("-a", "--array"): "give it to Encore: --array RUNS",
+    ("-a", "--array"): "give it to Encore: --array 0-N",
     ("-p", "--partition"): "give it to Encore: --partition NAME",
     ("-A", "--account"): "give it to Encore: --account NAME",
     GPU_OPTIONS: "give it to Encore: --gpus-per-node N; gpu_type and gpu_option in cluster.toml",
@@ -180,7 +178,7 @@ def load(file: Path | None = None) -> tuple[Cluster, Path | None]:
     wanted = file or (Path(named()) if named() else None)
     if wanted is not None and not wanted.is_file():
         raise EncoreError(
-            f"no cluster file {wanted}", expected="a TOML file", remedy="copy slurm/cluster.example.toml there"
+            f"no cluster file {wanted}", expected="a TOML file", hint="copy slurm/cluster.example.toml there"
         )
     found = next((path for path in (wanted, *places()) if path is not None and path.is_file()), None)
     if found is None:
@@ -191,6 +189,6 @@ def load(file: Path | None = None) -> tuple[Cluster, Path | None]:
         if own is not None and not (own == GPU_OPTIONS and cluster.gpu_option == "none"):
             raise EncoreError(
                 f"sbatch = [{option!r}] in {found} contradicts what Encore gives sbatch",
-                remedy=f"take it out there; {OWN_OPTIONS[own]}",
+                hint=f"take it out there; {OWN_OPTIONS[own]}",
             )
     return cluster, found

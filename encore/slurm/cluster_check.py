@@ -1,19 +1,19 @@
-"""``encore doctor --cluster``: cluster.toml and the cluster against each other, from a login node."""
-
-from __future__ import annotations
+"""``encore doctor --slurm``: cluster.toml and the cluster against each other, from a login node."""
 
 import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 from encore import catalogue
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.files import existing
+from encore.machine import processes
 from encore.machine.preflight import Check, Level, check_data_sets
 from encore.slurm import cluster as clusters
-from encore.slurm import commands, partitions, script
+from encore.slurm import commands, partitions, placement, script
 from encore.slurm.cluster import Cluster
 
 EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and fill in what differs from the defaults"
@@ -27,8 +27,7 @@ def check(file: Path | None) -> list[Check]:
         version = commands.call("sinfo", "--version").strip()
         known = partitions.partitions()
     except EncoreError as error:
-        expected = f" (expected: {error.expected})" if error.expected else ""
-        return [Check("FAIL", "cluster", error.found + expected, error.remedy)]
+        return [Check.of(error, "cluster")]
     where = Check("OK", "cluster file", str(found)) if found else Check("WARN", "cluster file", "none", EXAMPLE)
     return [
         where,
@@ -48,7 +47,7 @@ def _partition(cluster: Cluster, known: dict[str, partitions.Partition]) -> list
     try:
         chosen = partitions.choose(known, cluster.partition)
     except EncoreError as error:
-        return [Check("FAIL", "partition", f"{error.found} (expected: {error.expected})", error.remedy)]
+        return [Check.of(error, "partition")]
     checks = []
     for each in chosen:
         limit = f"{each.max_minutes} min at most" if each.max_minutes else "no time limit"
@@ -87,46 +86,41 @@ def _account(cluster: Cluster) -> Check:
     try:
         commands.call("sbatch", "--test-only", "--nodes=1", *options, *cluster.sbatch, "--wrap=true")
     except EncoreError as error:
-        return Check("FAIL", "submission", error.found, error.remedy)
+        return Check.of(error, "submission")
     return Check("OK", "submission", "sbatch --test-only takes the partition, the account and the options")
 
 
 def _mpi(cluster: Cluster) -> list[Check]:
-    listed = commands.call_for_errors("srun", "--mpi=list")
-    plugins = re.findall(r"\b(pmix\w*|pmi2|none|openmpi)\b", listed)
-    if cluster.mpi in plugins:
+    # It prints the list as messages.
+    listed = processes.output_of("srun", "--mpi=list", errors=subprocess.STDOUT)
+    if cluster.mpi in re.findall(r"\b(pmix\w*|pmi2|none|openmpi)\b", listed):
         return [Check("OK", "MPI", f"srun --mpi={cluster.mpi}")]
-    remedy = "install Slurm's PMIx plugin; what uses torch.distributed runs without"
-    return [Check("WARN", "MPI", f"srun has no {cluster.mpi}, Horovod cannot start", remedy)]
+    hint = "install Slurm's PMIx plugin; what uses torch.distributed runs without"
+    return [Check("WARN", "MPI", f"srun has no {cluster.mpi}, Horovod cannot start", hint)]
 
 
 def _folders(cluster: Cluster) -> list[Check]:
     known = {name: cluster.data_of(name) for name in catalogue.benchmarks()}
     checks = check_data_sets({name: folder for name, folder in known.items() if folder is not None})
-    if cluster.results is not None:
-        folder = existing(cluster.results)
-        if folder != cluster.results:
-            found = f"{cluster.results} does not exist"
-            remedy = f"make it, on a file system that all nodes share: mkdir -p {shlex.quote(str(cluster.results))}"
-            # The first run makes it where it may.
-            level: Level = "WARN" if os.access(folder, os.W_OK) else "FAIL"
-            checks.append(Check(level, "results", found, remedy))
-        elif os.access(folder, os.W_OK):
-            checks.append(Check("OK", "results", str(cluster.results)))
-        else:
-            checks.append(Check("FAIL", "results", f"{folder} is not writable", "name another folder"))
-    return checks
+    if cluster.results is None:
+        return checks
+    folder = existing(cluster.results)
+    may_write = os.access(folder, os.W_OK)
+    if folder != cluster.results:
+        hint = f"make it, on a file system that all nodes share: mkdir -p {shlex.quote(str(cluster.results))}"
+        # The first run makes it where it may.
+        return [*checks, Check("WARN" if may_write else "FAIL", "results", f"{cluster.results} does not exist", hint)]
+    wrong = Check("FAIL", "results", f"{folder} is not writable", "name another folder")
+    return [*checks, Check("OK", "results", str(cluster.results)) if may_write else wrong]
 
 
 def _pythons(cluster: Cluster) -> list[Check]:
     checks = []
     for framework, file in cluster.python.items():
-        if file.is_absolute() and file.is_file() and os.access(file, os.X_OK):
-            checks.append(Check("OK", "Python", f"{framework}: {file}"))
-        else:
-            found = f"{framework}: {file} is no program on this node"
-            remedy = "name one that every node has at the same path, such as /apps/pytorch/bin/python"
-            checks.append(Check("FAIL", "Python", found, remedy))
+        hint = "name one that every node has at the same path, such as /apps/pytorch/bin/python"
+        wrong = Check("FAIL", "Python", f"{framework}: {file} is no program on this node", hint)
+        is_program = file.is_absolute() and file.is_file() and os.access(file, os.X_OK)
+        checks.append(Check("OK", "Python", f"{framework}: {file}") if is_program else wrong)
     return checks
 
 
@@ -137,27 +131,22 @@ def _runtime(cluster: Cluster) -> Check:
         engines.connect(cluster.runtime)
     except EncoreError as error:
         # Login nodes need not have what compute nodes have; the job looks on each of its nodes.
-        level = "FAIL" if cluster.runtime == "pyxis" else "WARN"
-        return Check(level, "runtime", f"on this node: {error.found}", error.remedy)  # type: ignore[arg-type]
+        level: Level = "FAIL" if cluster.runtime == "pyxis" else "WARN"
+        return Check(level, "runtime", f"on this node: {error.found}", error.hint)
     if cluster.image.startswith("/") and not Path(cluster.image).exists():
-        return Check("FAIL", "image", f"no file {cluster.image}", "encore images convert BENCHMARK")
+        return Check("FAIL", "image", f"no file {cluster.image}", "encore images convert BENCHMARK --runtime enroot")
     return Check("OK", "runtime", cluster.runtime)
 
 
 def _interface(cluster: Cluster) -> Check:
-    name = cluster.network_interface
-    if not name:
-        return Check("OK", "network", "the interface is found on the node")
-    if Path("/sys/class/net", name).exists():
-        return Check("OK", "network", name)
-    there = ", ".join(sorted(path.name for path in Path("/sys/class/net").iterdir()))
-    return Check("WARN", "network", f"no interface {name} on this node, which has {there}", "leave it out")
+    name, there = cluster.network_interface, sorted(path.name for path in Path("/sys/class/net").iterdir())
+    if name in ("", *there):
+        return Check("OK", "network", name or "the interface is found on the node")
+    return Check("WARN", "network", f"no interface {name} on this node, which has {', '.join(there)}", "leave it out")
 
 
 def _requeue() -> Check:
     """Return whether a job can go back into the queue by itself."""
-    text = commands.call("scontrol", "show", "config")
-    match = re.search(r"^JobRequeue\s*=\s*(\d)", text, re.MULTILINE)
-    if match and match.group(1) == "1":
+    if placement.setting("JobRequeue") == "1":
         return Check("OK", "requeue", "allowed: jobs resume after the time limit and after a lost node")
     return Check("OK", "requeue", "off by default; slurm/run.sub asks for it with --requeue")

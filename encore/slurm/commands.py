@@ -1,6 +1,4 @@
-"""Call Slurm's own programs; what they refuse becomes an error with a remedy."""
-
-from __future__ import annotations
+"""Call Slurm's own programs; what they refuse becomes an error with a hint."""
 
 import re
 import shutil
@@ -42,7 +40,7 @@ def require() -> None:
         raise EncoreError(
             "no Slurm here: sbatch is not on PATH",
             expected="a login node of a Slurm cluster",
-            remedy="on one machine: encore run BENCHMARK GPUS; to see the script all the same: --dry-run",
+            hint="on one machine: encore run BENCHMARK GPUS; to see the script all the same: --dry-run",
         )
 
 
@@ -59,32 +57,32 @@ def call(*command: str) -> str:
         )
     except FileNotFoundError as error:
         require()
-        raise EncoreError(f"{command[0]} is not on PATH", remedy="install Slurm's client programs") from error
+        raise EncoreError(f"{command[0]} is not on PATH", hint="install Slurm's client programs") from error
     except subprocess.TimeoutExpired as error:
         raise EncoreError(
             f"{command[0]} did not answer within {CALL_SECONDS:g} s",
-            remedy="is the controller up? scontrol ping",
+            hint="is the controller up? scontrol ping",
         ) from error
     if done.returncode != 0:
         raise explain(command[0], done.stderr or done.stdout)
     return done.stdout
 
 
-def call_for_errors(*command: str) -> str:
-    """Return what a program prints on either stream; for lists that it prints as messages."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
-
-
 def explain(program: str, stderr: str) -> EncoreError:
-    """Return what a program refused, in one line, with a remedy where one is known."""
+    """Return what a program refused, in one line, with a hint where one is known."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
     worst = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
-    remedy = next((what for symptom, what in REMEDIES if symptom in stderr), "")
-    return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', worst)}", remedy=remedy)
+    hint = next((what for symptom, what in REMEDIES if symptom in stderr), "")
+    return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', worst)}", hint=hint)
+
+
+def seconds_of(time: str) -> float | None:
+    """Return seconds of ``4:05``, ``1:04:05`` or ``2-01:04:05``; None for a text of another form."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", time)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def show_job(job: str) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Run an action on every node of the allocation, in one step of the job."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -33,7 +31,7 @@ def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]
         )
     except subprocess.TimeoutExpired as error:
         raise EncoreError(
-            f"the nodes did not answer within {STEP_SECONDS:g} s", remedy="see their state with: sinfo -N -l"
+            f"the nodes did not answer within {STEP_SECONDS:g} s", hint="see their state with: sinfo -N -l"
         ) from error
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(answers) != nodes:
@@ -41,7 +39,7 @@ def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]
         raise EncoreError(
             f"{nodes - len(answers)} of {nodes} nodes cannot start {sys.executable}: {reason}",
             expected="the checkout at the same path on every node",
-            remedy="put it on a file system that all nodes share, and submit again",
+            hint="put it on a file system that all nodes share, and submit again",
         )
     return sorted(answers, key=lambda answer: str(answer["node"]))
 
@@ -50,7 +48,7 @@ def check(nodes: int, needs: Sequence[Need]) -> list[Check]:
     """Return what the nodes lack."""
     answers = on_all("check", nodes, fitness.question(needs))
     failed = [check for answer in answers for check in fitness.judge("node", answer["node"], answer["problems"], needs)]
-    return [replace(each, remedy=f"{each.remedy}; or leave the node out: sbatch --exclude=NODE") for each in failed]
+    return [replace(each, hint=f"{each.hint}; or leave the node out: sbatch --exclude=NODE") for each in failed]
 
 
 def drop_caches(nodes: int) -> bool:

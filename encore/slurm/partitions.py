@@ -1,7 +1,5 @@
 """What the cluster offers, as sinfo reports it, against what a submission asks for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ def partitions() -> dict[str, Partition]:
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         label, available, count, state, limit, generic = line.split("|")
-        name = label.rstrip("*")
+        name, seconds = label.rstrip("*"), commands.seconds_of(limit)
         gpus = re.findall(r"\bgpu(?::([^,():]+(?=:\d)))?:(\d+)", generic)
         group = NodeGroup(
             nodes=int(count),
@@ -71,7 +69,7 @@ def partitions() -> dict[str, Partition]:
             name=name,
             is_default=label.endswith("*"),
             state=available,
-            max_minutes=parse_limit(limit),
+            max_minutes=None if seconds is None else int(seconds // 60),
             groups=(*(found[name].groups if name in found else ()), group),
         )
     return found
@@ -83,15 +81,6 @@ def unusable(names_of: str) -> dict[str, str]:
     text = commands.call("sinfo", "--noheader", "--list-reasons", *only, "--format=%N|%T|%E")
     rows = [line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2]
     return {nodes: f"{state.rstrip('*~#!%$@+^-')}: {reason.strip()}" for nodes, state, reason in rows}
-
-
-def parse_limit(text: str) -> int | None:
-    """Return the whole minutes of ``1-02:03:04``, ``02:03:04`` or ``03:04``; None for ``infinite``."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, _ = (int(part or 0) for part in match.groups())
-    return (days * 24 + hours) * 60 + minutes
 
 
 def choose(known: dict[str, Partition], name: str) -> tuple[Partition, ...]:
@@ -106,7 +95,7 @@ def choose(known: dict[str, Partition], name: str) -> tuple[Partition, ...]:
         raise EncoreError(
             "no partition given, and this cluster has no default",
             expected=f"one of {', '.join(sorted(known))}",
-            remedy='--partition NAME, or partition = "NAME" in cluster.toml',
+            hint='--partition NAME, or partition = "NAME" in cluster.toml',
         )
     return (defaults[0],)
 
@@ -116,8 +105,7 @@ def check(submission: Submission, candidates: Sequence[Partition], kind: str = "
     problems = [impossible(submission, partition, kind) for partition in candidates]
     fitting = [partition for partition, problem in zip(candidates, problems, strict=True) if problem is None]
     if not fitting:
-        error = next(problem for problem in problems if problem is not None)
-        return Check("FAIL", "partition", error.found, error.remedy)
+        return Check.of(next(problem for problem in problems if problem is not None), "partition")
     best = max(fitting, key=lambda partition: partition.nodes(submission.gpus_per_node, kind, up=True))
     up = best.nodes(submission.gpus_per_node, kind, up=True)
     if up < submission.nodes:
@@ -130,23 +118,23 @@ def impossible(submission: Submission, partition: Partition, kind: str = "") -> 
     """Return why a job would wait in the queue for ever; None where it would not."""
     name, gpus, limit = partition.name, submission.gpus_per_node, partition.max_minutes
     if partition.state != "up":
-        return EncoreError(f"partition {name} is {partition.state}", remedy="another partition: --partition; see sinfo")
+        return EncoreError(f"partition {name} is {partition.state}", hint="another partition: --partition; see sinfo")
     what = f"{kind} GPUs" if kind else "GPUs"
     if gpus and partition.gpus is not None and not partition.nodes(gpus, kind):
         return EncoreError(
             f"{gpus} {what} a node asked for, a node of {name} has {partition.gpus}",
-            remedy=f"--gpus-per-node {partition.gpus}" if not kind else "see the types with: sinfo --format='%P %G'",
+            hint=f"--gpus-per-node {partition.gpus}" if not kind else "see the types with: sinfo --format='%P %G'",
         )
     fitting = partition.nodes(gpus, kind)
     if submission.nodes > fitting:
         return EncoreError(
             f"{submission.nodes} nodes asked for, partition {name} has {fitting}"
             + (f" with {gpus} {what}" if gpus else ""),
-            remedy=f"--nodes {fitting}, or another partition: sinfo" if fitting else "another partition: sinfo",
+            hint=f"--nodes {fitting}, or another partition: sinfo" if fitting else "another partition: sinfo",
         )
     if submission.minutes is not None and limit is not None and submission.minutes > limit:
         return EncoreError(
             f"{clock(submission.minutes)} asked for, partition {name} allows {clock(limit)}",
-            remedy=f"--time {limit}: the run writes checkpoints, and the job resumes after a requeue",
+            hint=f"--time {limit}: the run writes checkpoints, and the job resumes after a requeue",
         )
     return None

@@ -1,12 +1,10 @@
 """Where the ranks of a job sit on its nodes and what they talk through; all nodes are taken to be alike."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 
 from encore.errors import EncoreError
-from encore.machine import binding, network, topology
+from encore.machine import binding, network
 from encore.slurm import commands
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
@@ -24,7 +22,7 @@ def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -
     crowded = allocation.cores_per_node is not None and ranks_per_node > allocation.cores_per_node
     if not allocation.is_real or crowded or "affinity" not in setting("TaskPlugin"):
         return UNBOUND
-    return binding.srun_options(topology.bindings(ranks_per_node))
+    return binding.srun_options(binding.of_this_machine(ranks_per_node))
 
 
 def setting(name: str) -> str:

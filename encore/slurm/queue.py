@@ -1,7 +1,5 @@
 """Jobs as squeue and sacct report them, one for each task of an array."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -31,6 +29,8 @@ ACCOUNTED = (
     "JobName",
 )
 """The same of sacct(1)."""
+# squeue draws the waiting tasks of an array together without --array.
+SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
 ACCOUNTED_SINCE = "now-7days"
 
 ENDED = (
@@ -136,9 +136,7 @@ def called(job: str, cluster: str) -> str:
 
 def everyone() -> list[Job]:
     """Return jobs of all users that wait, run, or ended some minutes ago; none where there is no Slurm."""
-    if not is_there():
-        return []
-    return parse(commands.call("squeue", *_options()))
+    return parse(commands.call(*SQUEUE)) if is_there() else []
 
 
 def asked(name: str, cluster: str) -> list[Job] | None:
@@ -162,17 +160,12 @@ def numbered(name: str, *where: str) -> list[Job]:
         return []
     number = name.partition("_")[0]
     try:
-        found = parse(commands.call("squeue", f"--jobs={number}", *where, *_options()))
+        found = parse(commands.call(*SQUEUE, f"--jobs={number}", *where))
     except EncoreError as error:
         if "Invalid job id" in error.found:
             return []
         raise
     return [job for job in found if name in (job.name, job.number, job.array)]
-
-
-def _options() -> tuple[str, ...]:
-    # squeue draws the waiting tasks of an array together without --array.
-    return ("--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
 
 
 def accounted() -> list[Job]:
@@ -195,36 +188,22 @@ def parse(text: str) -> list[Job]:
         fields = line.split(SEPARATOR, len(FIELDS) - 1)
         if len(fields) != len(FIELDS) or not re.match(r"\d", fields[0]):
             continue
-        name, number, state, nodes, used, submitted, user, partition, reason, comment, title = map(str.strip, fields)
-        # sacct prints "CANCELLED by 1000".
-        state = (state.split() or [""])[0]
-        count = int(nodes) if nodes.isdigit() else 0
+        plain = ("" if each.strip() in ("None", "(null)") else each.strip() for each in fields)
+        name, number, state, nodes, used, submitted, user, partition, reason, comment, title = plain
         jobs.append(
             Job(
                 name=name,
                 number=number,
-                state=state,
-                nodes=count,
-                seconds=seconds_of(used),
+                # sacct prints "CANCELLED by 1000".
+                state=state.partition(" ")[0],
+                nodes=int(nodes) if nodes.isdigit() else 0,
+                seconds=commands.seconds_of(used) or 0.0,
                 submitted=submitted,
                 user=user,
-                reason=_said(reason),
+                reason=reason,
                 title=title,
                 partition=partition,
-                comment=_said(comment),
+                comment=comment,
             )
         )
     return jobs
-
-
-def _said(reason: str) -> str:
-    return "" if reason in ("None", "(null)") else reason
-
-
-def seconds_of(time: str) -> float:
-    """Return seconds of ``4:05``, ``1:04:05`` or ``2-01:04:05``; 0 for a text of another form."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", time)
-    if match is None:
-        return 0.0
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -1,7 +1,5 @@
 """Put the job back into the queue, from where it resumes its run folder."""
 
-from __future__ import annotations
-
 import signal
 
 from encore.errors import EncoreError
@@ -22,7 +20,7 @@ def is_done(allocation: Allocation) -> bool:
 
 
 def request(allocation: Allocation, most: int) -> tuple[bool, str]:
-    """Requeue the job; return whether it goes on by itself, and what came of it, for the user to read."""
+    """Requeue the job; return whether it resumes by itself, and the outcome as a message."""
     if is_done(allocation):
         return True, f"Slurm has put job {allocation.name} back in the queue; it resumes when it starts again"
     if allocation.restarts >= most:

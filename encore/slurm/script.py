@@ -1,7 +1,5 @@
 """The batch script of a submission: Slurm's options first, then the same slurm/run.sub that works by itself."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +14,36 @@ WARNING_SECONDS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What ``encore submit`` was asked for in addition to the run; None leaves the choice to cluster.toml."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    gpu_type: str | None = None
+    minutes: int | None = None
+    array: str | None = None
+    """Tasks of an array, one run each, as sbatch has them: ``0-4``, or ``0-4%2`` for two at once."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    dependency: str | None = None
+    mail: str | None = None
+    """Address that Slurm writes to when the job ends, fails or is requeued."""
+    job_name: str | None = None
+    """Put after ``encore-BENCHMARK-``."""
+    comment: str | None = None
+    """Put after Encore's own part of the job's comment."""
+    require_target: bool = False
+    """Whether a missed target ends the job as FAILED."""
+    more: tuple[str, ...] = ()
+    """Further options of sbatch."""
+    cluster: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What is asked of sbatch."""
+    """A job for sbatch, with all choices made."""
 
     name: str
     """The benchmark, such as resnet."""
@@ -31,55 +57,44 @@ class Submission:
     """Of ``encore run``, without the benchmark's name."""
     array: tuple[int, ...] = ()
     """Numbers of the tasks of an array, one run each, in order."""
-    at_once: int | None = None
-    """Most tasks that run at the same time; None: no limit."""
-    reservation: str = ""
-    dependency: str = ""
-    mail: str = ""
-    suffix: str = ""
-    """The site's part of the job's name."""
-    comment: str = ""
-    """The site's part of the job's comment."""
-    more: tuple[str, ...] = ()
-    """Further options of sbatch."""
+    wanted: Wanted = Wanted()
+    """The site's options."""
     resumes: str = ""
     """Name of the run folder that is resumed; empty: the job makes one."""
 
 
 def options(submission: Submission, cluster: Cluster) -> list[str]:
     """Return options of sbatch in the order in which the script lists them; what comes later wins."""
-    log = "slurm-%A_%a.out" if submission.array else "slurm-%j.out"
+    log, wanted = "slurm-%A_%a.out" if submission.array else "slurm-%j.out", submission.wanted
+    # As sbatch has it: at most two tasks at the same time in 0-9%2.
+    _, sign, at_once = (wanted.array or "").partition("%")
+    # ``encore:RESULTS|RUN|SITE``, without what is empty at its end.
+    comment = RESUMES.join((f"{COMMENT}{submission.results}", submission.resumes, wanted.comment or ""))
     given = {
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
-        "reservation": submission.reservation,
-        "dependency": submission.dependency,
-        "mail-user": submission.mail,
-        "mail-type": "END,FAIL,REQUEUE" if submission.mail else "",
-        "array": _tasks(submission.array) + (f"%{submission.at_once}" if submission.at_once else ""),
+        "reservation": wanted.reservation,
+        "dependency": wanted.dependency,
+        "mail-user": wanted.mail,
+        "mail-type": "END,FAIL,REQUEUE" if wanted.mail else "",
+        "array": _tasks(submission.array) + sign + at_once if submission.array else "",
         "time": clock(submission.minutes) if submission.minutes else "",
         **gpus(submission.gpus_per_node, cluster),
     }
     return [
-        f"--job-name=encore-{submission.name}" + (f"-{submission.suffix}" if submission.suffix else ""),
+        f"--job-name=encore-{submission.name}" + (f"-{wanted.job_name}" if wanted.job_name else ""),
         f"--nodes={submission.nodes}",
         *(f"--{name}={value}" for name, value in given.items() if value),
         f"--output={submission.results}/{log}",
-        f"--comment={_comment(submission)}",
+        f"--comment={comment.rstrip(RESUMES)}",
         "--exclusive",
         "--requeue",
         "--open-mode=append",
         f"--signal=B:USR1@{WARNING_SECONDS}",
         *cluster.sbatch,
-        *submission.more,
+        *wanted.more,
     ]
-
-
-def _comment(submission: Submission) -> str:
-    """Return ``encore:RESULTS|RUN|SITE``, without what is empty at its end."""
-    parts = (f"{COMMENT}{submission.results}", submission.resumes, submission.comment)
-    return RESUMES.join(parts).rstrip(RESUMES)
 
 
 def _tasks(numbers: Sequence[int]) -> str:
@@ -104,7 +119,8 @@ def clock(minutes: int) -> str:
 
 def render(submission: Submission, cluster: Cluster) -> str:
     """Return the script; a pure function, so that a dry run shows it on a machine without Slurm."""
-    header = [f"#SBATCH {_in_comment(option)}" for option in options(submission, cluster)]
+    # sbatch reads double quotes around an option with a blank.
+    header = [f'#SBATCH "{each}"' if " " in each else f"#SBATCH {each}" for each in options(submission, cluster)]
     name = [] if submission.resumes else [submission.name]
     command = [str(paths.ROOT / "slurm" / "run.sub"), *name, *submission.arguments]
     lines = [
@@ -116,11 +132,6 @@ def render(submission: Submission, cluster: Cluster) -> str:
         f"exec {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _in_comment(option: str) -> str:
-    """Return an option as a #SBATCH line takes it: quoted where it has a blank (sbatch reads double quotes)."""
-    return f'"{option}"' if " " in option else option
 
 
 def with_cluster(arguments: Sequence[str], cluster_file: Path | None) -> tuple[str, ...]:

@@ -1,14 +1,13 @@
 """The srun line that starts the ranks of one experiment, one task a rank."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from encore.configuration import Configuration
 from encore.launchers import HOROVOD_BY_MPI, Launch, by_horovod
 from encore.slurm import placement
 from encore.slurm.allocation import Allocation
+from encore.slurm.cluster import Cluster
 
 RANK_VARIABLES = (
     "PMIX_BFROP_BUFFER_TYPE", "PMIX_DSTORE_21_BASE_PATH", "PMIX_DSTORE_ESH_BASE_PATH", "PMIX_GDS_MODULE",
@@ -24,57 +23,57 @@ FIRST_PORT = 20000
 PORTS = 10000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """What the srun line depends on, in addition to the allocation."""
-
-    framework: str
-    nodes: int
-    ranks_per_node: int
-    logs: str
-    """Folder of the ranks' output: rank.0/stdout, rank.0/stderr, ..."""
-    mpi: str = "pmix"
-    binding: tuple[str, ...] = placement.UNBOUND
-    network: Mapping[str, str] = field(default_factory=dict)
-    """Which interface NCCL, Gloo and UCX take."""
-    folders: tuple[str, ...] = ()
-    """Slurm's own folders, by which a rank in a container reaches PMIx."""
-
-
-def launch(step: Step, allocation: Allocation, caller: Mapping[str, str]) -> Launch:
+def launch(
+    configuration: Configuration,
+    cluster: Cluster,
+    allocation: Allocation,
+    caller: Mapping[str, str],
+    logs: str,
+    in_container: bool,
+) -> Launch:
     """Return a launch by srun: over PMIx for Horovod, with a rendezvous by environment for torch.distributed.
 
-    Of ``caller``, the batch job's environment, only Slurm's own variables reach srun and so the ranks.
+    Args:
+        configuration: what is trained, on how many nodes and ranks.
+        cluster: its plugin for MPI, network interface and binding.
+        allocation: the Slurm job.
+        caller: the batch job's environment, of which Slurm's own variables alone reach srun and so the ranks.
+        logs: folder of the ranks' output: rank.0/stdout, rank.0/stderr, ...
+        in_container: whether a rank needs Slurm's own folders handed in, by which it reaches PMIx.
     """
-    horovod = by_horovod(step.framework)
-    ranks = step.nodes * step.ranks_per_node
-    crowded = allocation.cores_per_node is not None and step.ranks_per_node > allocation.cores_per_node
+    horovod = by_horovod(configuration.choice.implementation.framework)
+    nodes, per_node = configuration.nodes, configuration.ranks_per_node
+    crowded = allocation.cores_per_node is not None and per_node > allocation.cores_per_node
+    network = placement.interfaces(cluster, allocation, nodes)
+    if configuration.get("device") == "cpu" and horovod:
+        # By MPI alone.
+        network = {name: value for name, value in network.items() if name.startswith("OMPI_")}
     command = (
         "srun",
-        f"--nodes={step.nodes}",
-        f"--ntasks={ranks}",
-        f"--ntasks-per-node={step.ranks_per_node}",
-        f"--mpi={step.mpi if horovod else 'none'}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes * per_node}",
+        f"--ntasks-per-node={per_node}",
+        f"--mpi={cluster.mpi if horovod else 'none'}",
         "--distribution=block",
         "--export=ALL",
         "--kill-on-bad-exit=1",
         "--input=none",
         "--open-mode=truncate",
-        f"--output={step.logs}/rank.%t/stdout",
-        f"--error={step.logs}/rank.%t/stderr",
+        f"--output={logs}/rank.%t/stdout",
+        f"--error={logs}/rank.%t/stderr",
         *(["--overcommit"] if crowded else []),
-        *step.binding,
+        *placement.cpu_binding(cluster, allocation, per_node),
     )
     passed = {name: value for name, value in caller.items() if name.startswith("SLURM_")}
     meeting = HOROVOD_BY_MPI if horovod else _rendezvous(allocation)
     return Launch(
         "srun",
         outer=command,
-        environment={**passed, **step.network, **meeting},
-        everywhere=once_a_node(step.nodes),
+        environment={**passed, **network, **meeting},
+        everywhere=once_a_node(nodes),
         passed=RANK_VARIABLES,
         cores=allocation.cores_per_node,
-        folders=step.folders if horovod else (),
+        folders=(spool_folder(),) if horovod and in_container else (),
     )
 
 

@@ -1,7 +1,5 @@
 """How long a job will take, from the published time of its configuration."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -42,13 +40,6 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
 def _published(configuration: Configuration) -> PublishedResult | None:
     """Return the published score that the system file names."""
     system, benchmark = configuration.system, configuration.choice.benchmark.name
-    wanted = system.submission.rsplit("/", 1)[-1]
-    found = [
-        cell
-        for cell in load_published()
-        if cell.round == system.round
-        and cell.benchmark == benchmark
-        and cell.system == wanted
-        and cell.score_minutes is not None
-    ]
-    return found[0] if found else None
+    wanted = (system.round, benchmark, system.submission.rsplit("/", 1)[-1])
+    scored = (cell for cell in load_published() if cell.score_minutes is not None)
+    return next((cell for cell in scored if (cell.round, cell.benchmark, cell.system) == wanted), None)

@@ -3,8 +3,6 @@
 User, port and key of a host belong in ``~/.ssh/config``, which mpirun and horovodrun heed as well.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -17,12 +15,13 @@ from pathlib import Path
 from encore.machine import fitness, processes
 from encore.machine.fitness import SHARE, Need, question
 from encore.machine.preflight import Check
+from encore.ssh import each_host
 from encore.ssh.hosts import Host
 
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20.0
-OPTIONS = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
-"""Never ask for a password, and give up soon."""
+SOON = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
+"""Give up soon."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,6 @@ class Answer:
 
     problems: tuple[tuple[int, str], ...] = ()
     problem: str = ""
-
-
-def command(host: str, remote: str) -> tuple[str, ...]:
-    """Return the ssh command that lets the shell of ``host`` run ``remote``."""
-    return ("ssh", *OPTIONS, host, remote)
 
 
 def probe(needs: Sequence[Need], root: Path, python: Path) -> str:
@@ -67,7 +61,7 @@ def check(hosts: Sequence[Host], needs: Sequence[Need], root: Path, python: Path
     """Ask all hosts at once; return what they lack."""
     script = probe(needs, root, python)
     with ThreadPoolExecutor(max_workers=32) as pool:
-        answers = list(pool.map(lambda host: ask(command(host.name, "sh -s"), script), hosts))
+        answers = list(pool.map(lambda host: ask(each_host.command(host.name, *SOON), script), hosts))
     return [check for host, answer in zip(hosts, answers, strict=True) for check in judge(host, answer, needs)]
 
 
@@ -89,10 +83,10 @@ def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
     """Return what is wrong with a host."""
     if not answer.problem:
         return fitness.judge("host", host.name, answer.problems, needs)
-    fitting = [remedy for text, remedy in SYMPTOMS if text in answer.problem]
-    remedy = (fitting or ["check that `ssh -o BatchMode=yes {host} true` works"])[0]
+    fitting = [hint for text, hint in SYMPTOMS if text in answer.problem]
+    hint = (fitting or ["check that `ssh -o BatchMode=yes {host} true` works"])[0]
     found = f"{host.name} cannot be reached by ssh: {answer.problem}"
-    return [Check("FAIL", "hosts", found, remedy.replace("{host}", host.name))]
+    return [Check("FAIL", "hosts", found, hint.replace("{host}", host.name))]
 
 
 # -- what is left ------------------------------------------------------------------------------------------
@@ -126,7 +120,7 @@ def end_ranks(folder: Path, hosts: Sequence[str]) -> None:
         return
     script = end_script(folder, beats)
     with ThreadPoolExecutor(max_workers=32) as pool:
-        list(pool.map(lambda host: ask(command(host, "sh -s"), script), hosts))
+        list(pool.map(lambda host: ask(each_host.command(host, *SOON), script), hosts))
 
 
 def cleanup(folder: Path, hosts: Sequence[Host]) -> tuple[str, ...]:

@@ -4,8 +4,6 @@ Only what pdsh would do: it starts the framework's own launcher once a host, giv
 PET_NODE_RANK, hands on its own environment, and ends all when one fails. Standard library only.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -28,9 +26,12 @@ def script(argv: Sequence[str], variables: Mapping[str, str], folder: str, numbe
     return f"cd {shlex.quote(folder)} && exec env -i {shlex.join(words)} {shlex.join(argv)} </dev/null\n"
 
 
-def command(host: str) -> tuple[str, ...]:
-    """Return ssh to a host's shell, which reads the script from standard input, where no other user sees it."""
-    return ("ssh", "-o", "BatchMode=yes", host, "sh -s")
+def command(host: str, *options: str) -> tuple[str, ...]:
+    """Return ssh to a host's shell, which reads the script from standard input, where no other user sees it.
+
+    It never asks for a password.
+    """
+    return ("ssh", "-o", "BatchMode=yes", *options, host, "sh -s")
 
 
 def run(hosts: Sequence[str], argv: Sequence[str]) -> int:

@@ -1,7 +1,5 @@
 """The hosts that a run is spread over without a scheduler: ``--hosts n1:4,n2:4`` or a host file."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,7 @@ def read(path: Path) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text"
         raise EncoreError(
-            f"the host file {path} cannot be read: {reason}", remedy=f"--hostfile FILE, or --hosts {EXAMPLE}"
+            f"the host file {path} cannot be read: {reason}", hint=f"--hostfile FILE, or --hosts {EXAMPLE}"
         ) from error
     plain = [line.split("#", 1)[0].strip() for line in lines]
     where = f"the host file {path}"
@@ -52,7 +50,7 @@ def _host(text: str, where: str) -> Host:
         raise EncoreError(
             f"{where}: {text!r} is no host with a number of slots",
             expected="n1:4, or in a file n1 slots=4",
-            remedy="give each host the number of GPUs that it has for this run; a user name or a port belongs in "
+            hint="give each host the number of GPUs that it has for this run; a user name or a port belongs in "
             "~/.ssh/config",
         )
     return Host(match["name"], int(slots))
@@ -62,9 +60,9 @@ def _checked(hosts: list[Host], where: str) -> tuple[Host, ...]:
     names = [host.name for host in hosts]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise EncoreError(f"{where}: {twice[0]} is listed twice", remedy="name each host once")
+        raise EncoreError(f"{where}: {twice[0]} is listed twice", hint="name each host once")
     if not hosts:
-        raise EncoreError(f"{where} names no host", remedy=f"such as {EXAMPLE}")
+        raise EncoreError(f"{where} names no host", hint=f"such as {EXAMPLE}")
     return tuple(hosts)
 
 
@@ -76,13 +74,13 @@ def layout(hosts: tuple[Host, ...], gpus: int) -> tuple[int, int]:
         raise EncoreError(
             f"{gpus} GPUs asked for, the hosts have {total} slots ({text})",
             expected="slots that add up to the GPUs",
-            remedy=f"ask for {total} GPUs, or change the slots",
+            hint=f"ask for {total} GPUs, or change the slots",
         )
     if len({host.slots for host in hosts}) > 1:
         raise EncoreError(
             f"the hosts have different numbers of slots ({text})",
             expected="as many ranks on every host, as in every submitted configuration",
-            remedy="give all hosts the same number",
+            hint="give all hosts the same number",
         )
     return len(hosts), hosts[0].slots
 

@@ -1,15 +1,12 @@
 """A run over hosts that ssh reaches: its checks, its launcher, and the end of what is left there."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import platform
 import re
 import shutil
 import socket
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +15,10 @@ import psutil
 from encore import environment
 from encore.job import Command
 from encore.launchers import Launch
-from encore.machine import binding, network, topology
+from encore.machine import binding, network, processes
 from encore.machine.preflight import Check
 from encore.ssh import connection, ssh_launchers
-from encore.ssh.hosts import Host, as_file
+from encore.ssh.hosts import Host
 
 AGENT = "SSH_AUTH_SOCK"
 """Where ssh finds the caller's keys; for the launcher, not for the ranks."""
@@ -29,19 +26,20 @@ AGENT = "SSH_AUTH_SOCK"
 
 def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[Check]:
     """Return what can be checked without asking anybody."""
-    found = []
-    if runtime != "host":
-        remedy = "--runtime host; Slurm starts containers on many nodes"
-        found.append(Check("FAIL", "hosts", f"runtime {runtime} is not started over ssh", remedy))
-    if not is_here(hosts[0].name):
-        remedy = f"put {platform.node()} first, or start the run on {hosts[0].name}"
-        wrong = f"the first host, {hosts[0].name}, is not this machine, where rank 0 runs"
-        found.append(Check("FAIL", "hosts", wrong, remedy))
-    program = {"torchrun": "ssh", "horovodrun": "ssh"}.get(launcher, launcher)
-    if shutil.which(program) is None:
-        package = "openssh-client" if program == "ssh" else "openmpi-bin libopenmpi-dev"
-        remedy = f"apt-get install {package} (Debian, Ubuntu)"
-        found.append(Check("FAIL", "launcher", f"no {program} on PATH", remedy))
+    first, program = hosts[0].name, "mpirun" if launcher == "mpirun" else "ssh"
+    by_slurm = "--runtime host; Slurm starts containers on many nodes"
+    elsewhere = f"the first host, {first}, is not this machine, where rank 0 runs"
+    package = "openssh-client" if program == "ssh" else "openmpi-bin libopenmpi-dev"
+    install, move = (
+        f"apt-get install {package} (Debian, Ubuntu)",
+        f"put {platform.node()} first, or start the run on {first}",
+    )
+    wrong = [
+        (runtime != "host", Check("FAIL", "hosts", f"runtime {runtime} is not started over ssh", by_slurm)),
+        (not is_here(first), Check("FAIL", "hosts", elsewhere, move)),
+        (shutil.which(program) is None, Check("FAIL", "launcher", f"no {program} on PATH", install)),
+    ]
+    found = [check for is_wrong, check in wrong if is_wrong]
     return found or [Check("OK", "hosts", f"{', '.join(map(str, hosts))} by {launcher}")]
 
 
@@ -49,8 +47,8 @@ def check_mpi(launcher: str, framework: str) -> list[Check]:
     """Return whether Horovod in the framework's environment talks MPI."""
     if launcher != "mpirun" or environment.describe(framework).mpi:
         return []
-    remedy = "apt-get install libopenmpi-dev (Debian, Ubuntu); the next run compiles Horovod again"
-    return [Check("FAIL", "launcher", "no mpicc, so Horovod is built without MPI", remedy)]
+    hint = "apt-get install libopenmpi-dev (Debian, Ubuntu); the next run compiles Horovod again"
+    return [Check("FAIL", "launcher", "no mpicc, so Horovod is built without MPI", hint)]
 
 
 def addresses(name: str) -> frozenset[str]:
@@ -67,11 +65,7 @@ def _resolved(name: str) -> frozenset[str]:
 
 def by_ssh(name: str) -> str:
     """Return the host name that ``~/.ssh/config`` gives to a name; the name itself where it gives none."""
-    try:
-        done = subprocess.run(("ssh", "-G", name), capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return name
-    match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
+    match = re.search(r"^hostname (\S+)$", processes.output_of("ssh", "-G", name, seconds=10), re.MULTILINE)
     return match[1] if match else name
 
 
@@ -109,7 +103,7 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
     variables = {**chosen, **made.environment}
     if not gpus:
         return replace(made, environment=variables)
-    places = topology.bindings(hosts[0].slots)
+    places = binding.of_this_machine(hosts[0].slots)
     variables["OMP_NUM_THREADS"] = str(binding.threads(places))
     wrapped = binding.bound((), places, with_numactl=shutil.which("numactl") is not None)
     return replace(made, inner=(*made.inner, *wrapped), environment=variables)
@@ -123,16 +117,6 @@ def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Ma
     return replace(command, environment=variables, cleanup=cleanup)
 
 
-def write_hosts(hosts: tuple[Host, ...], output: Path) -> None:
-    """Write the host file that the launcher reads."""
-    (output / "hosts").write_text(as_file(for_launcher(hosts)), encoding="utf-8")
-
-
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:
     """Return the network interface that the ranks talk through; empty if none was found."""
     return settings(hosts, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
-
-
-def as_json(hosts: Sequence[Host]) -> list[dict[str, object]]:
-    """Return hosts for the run passport."""
-    return [{"name": host.name, "slots": host.slots} for host in hosts]

@@ -4,11 +4,9 @@ Pure functions from the hosts to a :class:`~encore.launchers.Launch`. The first 
 runs there. All folders are at the same path on every host.
 """
 
-from __future__ import annotations
-
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from encore import catalogue, names
 from encore.errors import EncoreError
@@ -49,7 +47,7 @@ def mpirun(hosts: tuple[Host, ...], output: str, interface: str, as_root: bool =
 def torchrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
     """Return torchrun on every host, started by :mod:`encore.ssh.each_host` with PET_NODE_RANK for torchrun."""
     if len({host.slots for host in hosts}) > 1:
-        raise EncoreError("torchrun needs as many ranks on every host", remedy="give all hosts the same slots")
+        raise EncoreError("torchrun needs as many ranks on every host", hint="give all hosts the same slots")
     port = FIRST_PORT + zlib.crc32(output.encode()) % PORTS
     names_of_hosts = ",".join(host.name for host in hosts)
     each = (sys.executable, "-m", "encore.ssh.each_host", "--hosts", names_of_hosts, "--")
@@ -66,13 +64,21 @@ def torchrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
     return Launch("torchrun", inner=("torchrun", *options), outer=each, environment=environment)
 
 
-Make = Callable[[tuple[Host, ...], str, str], Launch]
 LAUNCHERS: Mapping[str, str] = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch.distributed"}
 """The communication of the ranks that each launcher can start."""
 
 
-def choose(name: str | None, framework: str) -> str:
-    """Return the launcher that was asked for, or the framework's own; EncoreError if they do not go together."""
+def choose(name: str | None, framework: str, hosts: tuple[Host, ...]) -> str:
+    """Return the launcher that was asked for, or the framework's own; empty without hosts.
+
+    Raises:
+        EncoreError: a launcher without hosts, or one that does not start this framework.
+    """
+    if not hosts and name is not None:
+        hint = "name them: --hosts n1:4,n2:4, or --hostfile FILE"
+        raise EncoreError(f"--launcher {name} without hosts", hint=hint)
+    if not hosts:
+        return ""
     communication = catalogue.framework(framework).communication
     fitting = [each for each, starts in LAUNCHERS.items() if starts == communication]
     if name is None:
@@ -83,19 +89,9 @@ def choose(name: str | None, framework: str) -> str:
         raise EncoreError(
             f"{name} does not start {framework}",
             expected=f"one of {', '.join(fitting)}",
-            remedy=f"--launcher {fitting[0]}",
+            hint=f"--launcher {fitting[0]}",
         )
     return name
-
-
-def choose_for(hosts: tuple[Host, ...], name: str | None, framework: str) -> str:
-    """Return what starts the ranks on ``hosts``; empty without hosts."""
-    if hosts:
-        return choose(name, framework)
-    if name is not None:
-        remedy = "name them: --hosts n1:4,n2:4, or --hostfile FILE"
-        raise EncoreError(f"--launcher {name} without hosts", remedy=remedy)
-    return ""
 
 
 def launch(name: str, hosts: tuple[Host, ...], output: str, interface: str, as_root: bool) -> Launch:

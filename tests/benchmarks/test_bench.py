@@ -1,7 +1,5 @@
 """How bench.py measures: ratios of loops that take turns, and a loop that fails."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.common.checks import bench

@@ -1,14 +1,11 @@
-"""BERT: network, step and LAMB against their equations, files of weights, training on ranks, resume and bad input."""
-
-from __future__ import annotations
+"""BERT: schedule, training on ranks, resume and bad input; network and step are in tests/in_framework/pytorch."""
 
 import json
 import subprocess
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from benchmarks.bert import events, schedule
 from encore import catalogue, configuration, data
 from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, exported, finish, result, trained_once, write_small_config
+from tests.trainings import InFramework, exported, finish, trained_once, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -33,156 +30,6 @@ def config_of(system: str, ranks: int, *settings: str) -> SimpleNamespace:
     choice = catalogue.choose("bert")
     found = catalogue.find_system(choice, system, None)
     return SimpleNamespace(**configuration.resolve(choice, found, found.nodes, ranks, list(settings)).plain())
-
-
-# -- the network, the step, LAMB -----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def network(in_pytorch: InFramework) -> dict[str, Any]:
-    """What tests/in_framework/bert_model.py found."""
-    found: dict[str, Any] = result(in_pytorch("bert_model.py"))
-    return found
-
-
-def test_network_and_losses_are_the_equations_with_padding_and_without(network: dict[str, Any]) -> None:
-    assert set(network["errors"]) == {"grouped erf", "grouped tanh", "padded erf", "padded tanh"}
-    for found in network["errors"].values():
-        assert found["tensors"] == 5 + 16 * 3 + 9
-        assert found["logits"] < 1e-12
-        assert found["losses"] < 1e-12
-        assert found["reported"] < 1e-6, "in float32"
-        assert found["gradients"] < 1e-9
-    assert network["grouped"] < 1e-12
-
-
-def test_weights_of_every_origin_are_read(network: dict[str, Any]) -> None:
-    files = network["files"]
-    assert [files[kind] for kind in ("hugging face", "old names", "nvidia", "own")] == [True] * 4
-    assert files["padding"] == 0.0
-
-
-def test_weights_decay_as_submitted(network: dict[str, Any]) -> None:
-    """With fused_mha the attentions' layer norms have a name that the submitted grouping misses: their scales decay."""
-    found = network["files"]["decayed"]
-    assert all(ours == submitted for ours, submitted in found.values()), found
-    assert found["fused_mha"][0] - found["unpad"][0] == 3 * 32, "a scale a layer"
-
-
-def test_weights_that_do_not_fit_are_named(network: dict[str, Any]) -> None:
-    files = network["files"]
-    assert files["missing"].count("is missing") == 16
-    assert "bert.encoder.layer.2.attention.self.key.weight is missing" in files["missing"]
-    assert files["unexpected"].count("is unexpected") == 16
-    assert "bert.encoder.layer.0.intermediate.dense.weight has [48, 32] instead of [64, 32]" in files["shapes"]
-    assert files["shapes"].count(" instead of ") == 9
-    assert "bert.embeddings.word_embeddings.weight has [104, 32] instead of [120, 32]" in files["vocabulary"]
-    assert "cannot be read as weights" in files["text"]
-    assert all("do this: " in files[name] for name in ("missing", "shapes", "text"))
-
-
-def test_tensorflows_checkpoint_is_read_without_tensorflow(
-    in_tensorflow: InFramework, in_pytorch: InFramework, tmp_path: Path
-) -> None:
-    written = result(in_tensorflow("bert_tensorflow.py", str(tmp_path)))
-    read = result(in_pytorch("bert_bundle.py", str(tmp_path)))
-    assert written["tensors"] == read["tensors"] > 40
-    assert read["equal"] is True
-    assert read["loaded"] is True
-    assert read["crc"] == [0xE3069283, True], "of RFC 3720's example, and of parts of every length"
-    for what in ("data", "index", "short", "gone"):
-        assert "do this: copy all files of the checkpoint again" in read[what], what
-    assert "bert/big/adam_m differs from its checksum" in read["data"]
-
-
-def test_every_sample_comes_once_in_each_epoch(network: dict[str, Any]) -> None:
-    orders = network["orders"]
-    assert orders["permutations"] is True
-    assert orders["by parts"] is True
-    assert orders["fixed"] < 10
-    assert 250 < orders["neighbours"] < 420, "a third of 1,000 in a random order"
-
-
-@pytest.fixture(scope="module")
-def steps(in_pytorch: InFramework) -> Callable[[int], dict[str, Any]]:
-    """What tests/in_framework/bert_step.py finds on so many ranks, run once."""
-    return cache(lambda ranks: result(in_pytorch("bert_step.py", ranks=ranks)))
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_step_is_the_plain_one_of_the_global_batch(steps: Callable[[int], dict[str, Any]], ranks: int) -> None:
-    found = steps(ranks)
-    for parts in ("1 parts", "8 parts", "split"):
-        assert found[parts]["losses"] < 1e-6
-        assert found[parts]["weights"] < 1e-4
-        assert found[parts]["changed by warm-up"] is False
-        assert found[parts]["share"] == (1 / ranks if parts == "split" else 1), "of the optimizer's state"
-    judged = found["judged"]
-    assert judged["sums"] == pytest.approx(judged["each"], rel=1e-6)
-    assert judged["sums"][4] == judged["masked"], "every masked word is counted once"
-
-
-@pytest.fixture(scope="module")
-def rows(in_pytorch: InFramework) -> dict[str, Any]:
-    """What tests/in_framework/bert_rows.py found."""
-    found: dict[str, Any] = result(in_pytorch("bert_rows.py"))
-    return found
-
-
-def test_filled_rows_train_like_those_without_padding(rows: dict[str, Any]) -> None:
-    for found in rows["filled"].values():
-        assert found["distance"] < 1e-6, "losses and gradients"
-        assert found["judged"] == 0.0
-        assert found["nothing missing"] < 1e-6
-        assert found["lengths"] == [48, 64, 80]
-        assert 0 < found["most added"] < 16
-
-
-def test_a_step_by_graphs_is_the_plain_one(rows: dict[str, Any]) -> None:
-    found = rows["graphs"]
-    assert found["distance"] == 0.0
-    assert found["lengths"] == [80, 64, 48, 32], "the longest first, down to a quarter of it"
-    assert found["beside the first"] == [False, True, True, True]
-    assert found["replays"] == found["called"] == 16
-    assert found["crowded"] == 0, "what has too many masked words goes without a graph"
-
-
-def test_samples_are_dealt_out_evenly(rows: dict[str, Any]) -> None:
-    assert rows["evenness"]["all"] is True
-    assert rows["evenness"]["dealt"] < 1.005
-    assert rows["evenness"]["drawn"] > 1.05
-
-
-def test_fp8_is_used_where_it_is_found_and_refused_elsewhere(rows: dict[str, Any]) -> None:
-    found = rows["fp8"]
-    plain, rounded = found["losses"]
-    assert rounded == pytest.approx(plain, rel=1e-3)
-    assert rounded != plain
-    assert rounded[-1] < 0.9 * rounded[0]
-    assert found["same names"] is True, "a checkpoint fits with and without"
-    assert found["judged"] is True
-    assert "no TransformerEngine in this Python" in found["refused"][0]
-    assert "compute capability 9.x is needed" in found["refused"][1]
-    assert all("do this: set fp8=false" in words for words in found["refused"])
-
-
-def test_every_precision_trains(steps: Callable[[int], dict[str, Any]]) -> None:
-    found = steps(1)["precisions"]
-    for precision, tolerance in (("bf16", 0.01), ("fp16", 0.002)):
-        assert found[precision] == pytest.approx(found["fp32"], rel=tolerance)
-        assert found[precision] != found["fp32"]
-    assert found["fp32"][-1] < 0.8 * found["fp32"][0]
-    assert found["overflow"] == {"unchanged": True, "scale": pytest.approx(1.5e38)}
-
-
-def test_lamb_is_the_paper_and_the_submission(in_pytorch: InFramework) -> None:
-    found = result(in_pytorch("lamb.py"))
-    assert found["moved"] > 0.1
-    for kernel in ("plain", "fused"):
-        assert found[kernel]["pieces"] == 9, "queries, keys and values have a ratio each"
-        assert found[kernel]["error"] < 1e-6
-        assert found[f"{kernel}, overflows"]["error"] < 1e-6
-        assert found[f"{kernel}, overflows"]["steps"] == found[kernel]["steps"] - 2
 
 
 # -- schedule and timeline -----------------------------------------------------------------------------

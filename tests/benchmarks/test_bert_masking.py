@@ -1,6 +1,6 @@
 """BERT's samples: pairs of segments, and masks."""
 
-from __future__ import annotations
+import hashlib
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from benchmarks.bert import (
     masking,
 )
 from benchmarks.bert.masking import Documents
-from benchmarks.language.arrays import Samples
+from benchmarks.language.arrays import ARRAYS, Samples
 from tests.bert_data import (
     NUMBERS,
     drawn_samples,
@@ -48,6 +48,12 @@ def test_second_segment_follows_or_is_from_another_document(numbered: Documents,
             cut += after[0] > first[-1] + 1
             assert after[0] == first[-1] + 1 or len(tokens) == 64  # what is between was cut to the length
     assert cut
+
+
+def test_samples_of_a_seed_are_the_recorded_ones(drawn: Samples) -> None:
+    """RandomState's stream is frozen: what was prepared once is prepared again."""
+    content = b"".join(getattr(drawn, name).astype(kind).tobytes() for name, kind in ARRAYS.items())
+    assert hashlib.md5(content).hexdigest() == "cd71c3aecfdebfc52ae4e0fd012facd2"
 
 
 def test_half_is_random_and_a_tenth_of_the_documents_is_short(drawn: Samples) -> None:

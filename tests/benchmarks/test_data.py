@@ -1,7 +1,5 @@
 """What all preparations share: options, the claim on a folder, resuming, full disks and the look at a finished set."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import resource
@@ -275,7 +273,7 @@ def test_evaluation_data_that_are_trained_on_are_seen(benchmark: str, source: Pa
     code, lines = prepare(benchmark, source, tmp_path / "to", *words)
     said = f"{count} are in the training data as well, the first is "
     assert (code, problem(lines).startswith(said), first in problem(lines)) == (2, True, True), lines[-1]
-    assert "--allow-overlap" in lines[-1]["error"]["remedy"]
+    assert "--allow-overlap" in lines[-1]["error"]["hint"]
     code, lines = prepare(benchmark, source, tmp_path / "to", *words, "--allow-overlap")
     assert (code, f"warning: {said}" in notes(lines)) == (0, True)
     assert passport(tmp_path / "to")["how"]["in_both"] == int(count.split()[0])

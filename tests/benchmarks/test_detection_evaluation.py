@@ -1,15 +1,12 @@
-"""Average precision of detections: by any number of ranks, and next to training in a process of its own."""
-
-from __future__ import annotations
+"""Average precision next to training in a process of its own; see also tests/in_framework/pytorch/detection.py."""
 
 import contextlib
-import functools
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from benchmarks.detection.detections import Detections
 from encore import data, paths
 from encore.results.compliance import compliance
 from tests.conftest import logged, records
-from tests.trainings import PATIENCE, InFramework, result
+from tests.trainings import PATIENCE
 
 SPREADS = [0.2, 0.05, 0.0, 0.0]
 TARGETS = {"box_ap": 0.95, "mask_ap": 0.95}
@@ -37,55 +34,16 @@ def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-@pytest.fixture(scope="module")
-def evaluated(in_pytorch: InFramework, scenes: Path) -> Callable[[int], Any]:
-    """What a number of ranks finds, made once."""
-
-    @functools.cache
-    def evaluate(ranks: int) -> Any:
-        plainly = ("plain",) if ranks == 1 else ()
-        return result(in_pytorch("detection_evaluation.py", str(scenes), *plainly, ranks=ranks))
-
-    return evaluate
-
-
-def test_objects_as_detections_have_precision_one(evaluated: Callable[[int], Any]) -> None:
-    found = evaluated(1)
-    assert found["crowds"] > 0
-    assert found["perfect, in turn"]["ap"] == {"bbox": 1.0, "segm": 1.0}
-    assert found["nothing"] == {"bbox": 0.0}
-
-
-@pytest.mark.parametrize("case", ["perfect, in turn", "noisy, in turn"])
-def test_precision_is_that_of_pycocotools_to_the_last_bit(evaluated: Callable[[int], Any], case: str) -> None:
-    found = evaluated(1)[case]
-    assert found["ap"] == found["plainly"]
-    assert case.startswith("perfect") or 0.1 < found["ap"]["segm"] < found["ap"]["bbox"] < 0.9
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("case", ["perfect", "noisy"])
-@pytest.mark.parametrize("how", ["in turn", "the last rank"])
-def test_ranks_find_together_what_one_finds(evaluated: Callable[[int], Any], ranks: int, case: str, how: str) -> None:
-    alone = evaluated(1)[f"{case}, in turn"]
-    together = evaluated(ranks)[f"{case}, {how}"]
-    assert (together["ap"], together["digest"]) == (alone["ap"], alone["digest"])
-
-
-def test_an_image_of_two_ranks_is_noticed(evaluated: Callable[[int], Any]) -> None:
-    assert "was evaluated 2 times, by different ranks" in evaluated(2)["an image on all ranks"]
-
-
 def test_a_file_keeps_detections(tmp_path: Path) -> None:
     boxes, labels = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32), np.array([3, 1], np.int16)
     for masks in (None, [b"abc", b""]):
         given = Detections(np.array([7, 9]), boxes, np.array([0.5, 0.25], np.float32), labels, masks)
         detections.write(tmp_path / "some.npz", given)
-        read = detections.read(tmp_path / "some.npz")
-        assert read.masks == masks
-        for name, dtype in detections.DTYPES.items():
-            assert getattr(read, name).dtype == dtype
-            np.testing.assert_array_equal(getattr(read, name), getattr(given, name))
+        read = detections.from_bytes((tmp_path / "some.npz").read_bytes())
+        assert (
+            read.masks == masks and {name: getattr(read, name).dtype for name in detections.DTYPES} == detections.DTYPES
+        )
+        assert detections.to_bytes(read) == detections.to_bytes(given)
 
 
 class Started:
@@ -140,12 +98,17 @@ def whole(pytorch_python: Path, scenes: Path, tmp_path_factory: pytest.TempPathF
     return started.folder
 
 
-def test_a_run_ends_at_both_targets(whole: Path) -> None:
+def test_a_run_ends_at_both_targets_with_pictures_of_its_last_evaluation(whole: Path) -> None:
     evaluations = found_in(whole)
     assert evaluations[-1] == (3, {"box_ap": 1.0, "mask_ap": 1.0})
     assert [epoch for epoch, _ in evaluations] == [1, 2, 3]
     assert records(whole / "metrics.jsonl", "end")[0]["outcome"] == "reached"
     assert [path.name for path in (whole / "detections").iterdir()] == ["epoch_0003.npz"]
+    lines = list(map(json.loads, (whole / "detections.jsonl").read_text(encoding="utf-8").splitlines()))
+    facts = [(each["which"], each["epoch"], each["precision"]) for each in lines]
+    assert facts == [("best", 3, 1.0)] * 4 + [("worst", 3, 1.0)] * 4
+    for each in lines:
+        assert [thing["box"] for thing in each["found"]] and all(thing["runs"] for thing in each["truth"])
 
 
 def test_the_checker_takes_the_order_of_the_lines(whole: Path, tmp_path: Path) -> None:
@@ -158,19 +121,8 @@ def test_the_checker_takes_the_order_of_the_lines(whole: Path, tmp_path: Path) -
     assert report.passed, report.findings
 
 
-def test_pictures_are_of_the_last_evaluation(whole: Path) -> None:
-    lines = list(map(json.loads, (whole / "detections.jsonl").read_text(encoding="utf-8").splitlines()))
-    assert [(each["which"], each["epoch"]) for each in lines] == [("best", 3)] * 4 + [("worst", 3)] * 4
-    assert all(each["precision"] == 1.0 for each in lines)
-    for each in lines:
-        assert [thing["box"] for thing in each["found"]] and all(thing["runs"] for thing in each["truth"])
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_any_number_of_processes_finds_the_same(
-    pytorch_python: Path, scenes: Path, tmp_path: Path, whole: Path, workers: int
-) -> None:
-    code, output = Started(pytorch_python, scenes, tmp_path / "run", workers=workers).end()
+def test_several_processes_find_the_same(pytorch_python: Path, scenes: Path, tmp_path: Path, whole: Path) -> None:
+    code, output = Started(pytorch_python, scenes, tmp_path / "run", workers=3).end()
     assert code == 0, output
     assert found_in(tmp_path / "run") == found_in(whole)
 
@@ -194,10 +146,10 @@ def test_sigterm_ends_a_run_whose_evaluator_is_busy(
 
 
 @pytest.mark.parametrize(
-    ("number", "concurrently", "found", "remedy"),
+    ("number", "concurrently", "found", "hint"),
     [
-        (signal.SIGKILL, True, "ended with signal 9 (SIGKILL)\n", "do this: look for its message above"),
-        (signal.SIGSTOP, False, "hangs: it gave no sign of life for ", "do this: look for what stops processes"),
+        (signal.SIGKILL, True, "ended with signal 9 (SIGKILL)\n", "hint: look for its message above"),
+        (signal.SIGSTOP, False, "hangs: it gave no heartbeat for ", "hint: look for what stops processes"),
     ],
     ids=["dies", "hangs"],
 )
@@ -209,7 +161,7 @@ def test_an_evaluator_that_ends_no_evaluation_ends_the_run(
     number: signal.Signals,
     concurrently: bool,
     found: str,
-    remedy: str,
+    hint: str,
 ) -> None:
     """Whether the run trains on or waits for the result; what resumes it has all results."""
     started = Started(pytorch_python, scenes, tmp_path / "run", concurrently=concurrently)
@@ -222,7 +174,7 @@ def test_an_evaluator_that_ends_no_evaluation_ends_the_run(
     assert code == 1, output
     assert "the process that evaluates epoch " in output and found in output
     assert "expected: the average precision" in output
-    assert remedy in output and "Traceback" not in output
+    assert hint in output and "Traceback" not in output
     (tmp_path / "run" / "ranks" / "hang_seconds").unlink()
     code, output = Started(pytorch_python, scenes, tmp_path / "run", concurrently=concurrently).end()
     assert code == 0, output

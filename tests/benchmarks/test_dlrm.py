@@ -1,7 +1,5 @@
 """DLRM: preparing Criteo's logs, the step against a plain model, exact AUC, ranks, resume and bad input."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json
@@ -18,20 +16,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.dlrm import schedule, sources, stages, writer
+from benchmarks.dlrm import criteo, schedule, sources, stages, writer
 from benchmarks.dlrm.placement import place
 from encore import catalogue, configuration, data, paths
 from tests import trainings
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
 from tests.trainings import (
-    InFramework,
     exported,
     finish,
-    result,
     steps_so_far,
     write_small_config,
 )
@@ -73,55 +70,50 @@ def write_days(folder: Path, days: int, rows: int) -> None:
         (folder / f"day_{day}").write_text(text, encoding="ascii")
 
 
-# -- the step, the AUC, the input ----------------------------------------------------------------------
+# -- parsing, placement ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_step_is_that_of_a_plain_model(in_pytorch: InFramework, ranks: int) -> None:
-    found = result(in_pytorch("dlrm_step.py", ranks=ranks))
-    assert all(error < 2e-6 for error in found["one step"].values()), found
-    assert found["bf16 scores"] < 0.02
-    assert found["exact"] == [True, True], "scatter and sorted updates equal dense autograd bit for bit"
-    assert sum(found["tables of each rank"]) == 26
+LIMIT = 40_000_000
 
 
-def test_a_graph_shares_no_group_with_what_is_sent_next_to_it(in_pytorch: InFramework) -> None:
-    found = result(in_pytorch("dlrm_graph.py", ranks=2))
-    assert (found["replays"], found["evaluations"], found["same"]) == (100, 10, True)
-    inside, outside = (dict(map(reversed, found["collectives"][place])) for place in ("inside", "outside"))
-    assert set(inside) == {"default"}
-    assert set(outside) == {"eager"}
-    assert {name for name, _ in found["collectives"]["inside"]} == {"all_to_all_single", "all_reduce"}
-    assert {name for name, _ in found["collectives"]["outside"]} >= {"all_to_all_single", "all_reduce", "all_gather"}
+def test_text_is_parsed_as_field_by_field() -> None:
+    generator = np.random.default_rng(0)
+    lines = []
+    for _ in range(500):
+        numbers = [str(n) if n % 7 else "" for n in generator.integers(-3, 10 ** generator.integers(1, 9), 13)]
+        hashes = [format(int(h), "x") if h % 5 else "" for h in generator.integers(0, 2**32, 26)]
+        lines.append("\t".join([str(int(generator.integers(2))), *numbers, *hashes]))
+    text = ("\n".join(lines[:250]) + "\n" + "\r\n".join(lines[250:]) + "\r\n").encode()
+    expected = [
+        [int(f[0]), *(int(x or 0) for x in f[1:14]), *(int(x or "0", 16) % LIMIT for x in f[14:])]
+        for f in (line.split("\t") for line in lines)
+    ]
+    found = criteo.parse(text, LIMIT)
+    assert (found.lines, found.malformed, found.first_malformed) == (500, 0, -1)
+    assert found.columns.T.tolist() == expected
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_auc_is_exact_with_ties(in_pytorch: InFramework, ranks: int) -> None:
-    found = result(in_pytorch("dlrm_auc.py", ranks=ranks))
-    assert set(found["differences"].values()) == {0.0}, found
-    assert "not a number" in found["not a number"]
-    assert "0 negative rows" in found["one class"]
+GOOD = "1" + "\t5" * 13 + "\tab" * 26
+LINES = {
+    "label 2": "2" + GOOD[1:],
+    "no label": GOOD[1:],
+    "a field short": GOOD[:-3],
+    "a field long": GOOD + "\tab",
+    "negative id": GOOD[:-2] + "-5",
+    "nine digits": GOOD[:-2] + "123456789",
+    "no hexadecimal": GOOD[:-2] + "xy",
+    "no integer": GOOD.replace("5", "a", 1),
+    "larger than 32 bits": GOOD.replace("5", "4294967296", 1),
+    "sign alone": GOOD.replace("5", "-", 1),
+    "empty": "",
+}
 
 
-def test_input(in_pytorch: InFramework, pytorch_python: Path, tmp_path: Path) -> None:
-    write_days(tmp_path / "raw", 3, 5001)
-    assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to").returncode == 0
-    found = result(in_pytorch("dlrm_data.py", str(tmp_path / "to")))
-    assert found["parse"] is True
-    assert found["read"] is True
-    assert set(found["malformed"]) == {
-        *("label 2", "no label", "a field short", "a field long", "negative id", "nine digits"),
-        *("no hexadecimal", "no integer", "larger than 32 bits", "sign alone", "empty"),
-    }
-    for shuffle in ("blocks", "rows"):
-        assert set(found[shuffle].values()) == {True}, (shuffle, found[shuffle])
-    assert found["evaluated"] == found["counts"][1]
-    assert found["trained"] is True, "and no row was read before run_start, which would have ended the process"
-    assert found["changed by the warm-up"] == 0.0
-    assert found["threads"].pop("running") == min(2, len(os.sched_getaffinity(0))), "prefetch = 2"
-    assert found["threads"] == {"closed": 0, "after an error": 0, "after the training": 0}
-    assert "do not fit: rank 0 saved 4 rows, and the recorded placement gives it 6" in found["another placement"]
-    assert "gives it 0" in found["no placement"]
+def test_malformed_lines_are_counted_and_skipped() -> None:
+    for name, line in LINES.items():
+        found = criteo.parse(f"{GOOD}\n{line}\n{GOOD.replace('5', '-2', 1)}\n".encode(), LIMIT)
+        assert (found.lines, found.malformed, found.first_malformed) == (3, 1, 1), name
+        assert found.columns[1].tolist() == [5, -2]
 
 
 SUBMITTED_SIZES = (

@@ -1,9 +1,7 @@
 """The model of GPU memory against what was published to fit, and what is said before a run.
 
-What PyTorch keeps is compared in tests/benchmarks/test_resnet_pytorch.py.
+What PyTorch keeps is compared in tests/in_framework/pytorch/resnet.py.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from typing import Any
@@ -59,7 +57,7 @@ def test_too_large_a_batch_is_refused_with_what_fits() -> None:
     found = compatibility.check_memory(configured("resnet", "batch_size=1024"), gpu(39.6))
     assert (found.level, "39.6 GiB" in found.found) == ("FAIL", True)
     assert f"about {sum(needed(configured('resnet', 'batch_size=1024'))) / 2**30:.1f} GiB needed" in found.found
-    setting = found.remedy.removeprefix("--set ").partition(",")[0]
+    setting = found.hint.removeprefix("--set ").partition(",")[0]
     assert setting.startswith("batch_size=")
     assert compatibility.check_memory(configured("resnet", setting), gpu(39.6)).level == "OK"
     more = f"batch_size={int(setting.partition('=')[2]) + 1}"
@@ -77,9 +75,9 @@ def test_accumulation_comes_first_where_an_implementation_has_it() -> None:
     resolved = configured("resnet-pytorch", "batch_size=1024")
     found = compatibility.check_memory(resolved, gpu(39.6))
     if compatibility.ACCUMULATION in resolved.values:
-        assert found.remedy == "--set accumulation_steps=2, which keeps the global batch"
+        assert found.hint == "--set accumulation_steps=2, which keeps the global batch"
     else:
-        assert found.remedy.endswith("another global batch")
+        assert found.hint.endswith("another global batch")
 
 
 def test_a_run_on_gpus_of_the_host_is_checked_too() -> None:

@@ -1,7 +1,5 @@
 """Minigo's records in SGF and its player over GTP."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys
@@ -14,11 +12,7 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo import gtp, models, sgf
-from benchmarks.minigo.engine import (
-    WHITE,
-    Rules,
-    Search,
-)
+from benchmarks.minigo.engine import BLACK, WHITE, Rules, Search
 from encore import paths
 from encore.errors import EncoreError
 from encore.run import playing
@@ -31,12 +25,17 @@ EVERY_GAME = 12
 # -- sgf --------------------------------------------------------------------------------------------------
 
 
-def test_sgf_comes_back_as_it_was_written() -> None:
-    text = "(;GM[1]FF[4]SZ[9]KM[6.5]RE[W+12.5]AB[cc][gg]C[a \\] b]\n;W[ee]BL[3](;B[];W[tt])(;B[aa]))"
-    record = sgf.parse(text)
-    assert (record.moves, record.to_play, record.margin) == ((40, 81, 81), WHITE, -12.5)
-    assert sgf.parse(sgf.write(record, PB="a]b")) == record
-    assert record.rules.komi == 6.5
+def test_the_main_line_of_a_game_is_read() -> None:
+    """Properties in any order, escapes, comments, passes, a side that plays twice, and no variation."""
+    text = "(;GM[1]FF[4]SZ[9]KM[6.5]RE[W+12.5]AB[cc][gg:hh]C[a \\] b]\n;W[ee]BL[3](;B[];W[tt];W[ab])(;B[aa]))"
+    record = sgf.parse(text, features="mlperf07")
+    assert record == sgf.Record(
+        Rules(size=9, komi=6.5, features="mlperf07"), (20, 60, 61, 69, 70), (), WHITE, (40, 81, 81, 81, 9), WHITE,
+        -12.5, "W+12.5",
+    )  # fmt: skip
+    for result, found in (("B+R", (1, None)), ("B+3", (1, 3.0)), ("Draw", (0, 0.0)), ("Void", (0, None))):
+        record = sgf.parse(f"(;SZ[5]AB[aa]PL[B]RE[{result}])")
+        assert (record.winner, record.margin, record.to_play) == (*found, BLACK)
 
 
 @pytest.mark.parametrize(
@@ -53,12 +52,12 @@ def test_sgf_comes_back_as_it_was_written() -> None:
         ("\x00\x01 binary", "no SGF|no node"),
     ],
 )
-def test_damaged_sgf_is_named_with_a_remedy(tmp_path: Path, text: str, found: str) -> None:
+def test_damaged_sgf_is_named_with_a_hint(tmp_path: Path, text: str, found: str) -> None:
     path = tmp_path / "game.sgf"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(Problem, match=found) as caught:
         sgf.read(path)
-    assert str(path) in str(caught.value) and caught.value.remedy
+    assert str(path) in str(caught.value) and caught.value.hint
 
 
 @pytest.mark.skipif(not GAMES.exists(), reason="shared/data/go_sgf_9x9.tar.xz is not next to the project")
@@ -95,6 +94,12 @@ def test_gtp_speaks_the_protocol() -> None:
     assert found[5][:3] in {f"= {column}" for column in "ABCDEFGHJ"}
     # Four of: e5, a pass between black's two moves, d5, and white's answer.
     assert found[10:] == ["= W+5.5", "= true", "= ", "=7 "]
+    board = asked("boardsize 9\nfixed_handicap 5\nplay w a1\nshowboard\nclear_board\nset_free_handicap a1 b2")
+    assert (board[1], board[-1]) == ("= C3 G7 C7 G3 E5", "= A1 B2")
+    rows = {9: ". . . . . . . . .", 7: ". . X . . . X . .", 5: ". . . . X . . . .", 3: ". . X . . . X . ."}
+    rows = {**dict.fromkeys(range(9, 0, -1), rows[9]), **rows, 1: "O . . . . . . . ."}
+    columns = "   A B C D E F G H J"
+    assert board[3].splitlines()[1:] == [columns, *(f" {number} {row}" for number, row in rows.items()), columns]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The log of each benchmark in the dialect of each of its rounds, read back and checked by that round's rules."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from pathlib import Path

@@ -1,12 +1,9 @@
-"""NCF: its network, sampler and evaluator against references, whole runs on tiny data, and bad input."""
-
-from __future__ import annotations
+"""NCF: whole runs on tiny data, sources and bad input; its network and sampler are in tests/in_framework/pytorch."""
 
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Sequence
@@ -18,9 +15,8 @@ from encore import data, paths
 from encore.errors import EncoreError
 from encore.results.compliance.compliance import check
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import PATIENCE, InFramework, recorded, result
+from tests.trainings import PATIENCE, recorded
 
-ARCHIVE = paths.ROOT.parent / "shared" / "data" / "ncf_ml-1m.tar.xz"
 # The real model on a tenth of the small system's width, for runs of seconds.
 SMALL = ("--set", "layers=[32,16,8]", "--set", "factors=8", "--set", "stop_at_target=false")
 
@@ -31,76 +27,6 @@ def tastes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("tastes") / "ncf"
     data.prepare("ncf", folder, data.Preparation(), pytorch_python, lambda update: None)
     return folder
-
-
-def test_network_is_the_papers(in_pytorch: InFramework) -> None:
-    found = result(in_pytorch("ncf_model.py"))
-    for name, errors in found["steps"].items():
-        assert errors["by tables"] is not name.startswith("rows")
-        assert errors["scores"] < 1e-5, name
-        assert errors["gradients"] < 1e-5, name
-        assert errors["loss"] < 1e-6, name
-        assert errors["weights after Adam"] < 1e-5, name
-    assert 0 < found["bf16"] < 0.05
-
-
-@pytest.mark.parametrize("kernel", ["plain", "fused"])
-def test_checkpoint_reaches_the_tensors_of_a_captured_graph(in_pytorch: InFramework, kernel: str) -> None:
-    found = result(in_pytorch("ncf_model.py"))["resumed"][kernel]
-    # exp_avg, exp_avg_sq and step of 4 tables, 2 layers with biases and 3 tensors of the last one
-    assert found == {
-        "tensors": 3 * 13, "the same tensors": True, "the same weights": True, "fresh after the warm-up": True,
-    }  # fmt: skip
-
-
-def test_sampler(in_pytorch: InFramework) -> None:
-    one = result(in_pytorch("ncf_sampler.py"))
-    three = result(in_pytorch("ncf_sampler.py", ranks=3))
-    assert one["first epoch"] == three["first epoch"]
-    assert one["again"] and one["another seed"]
-    samples = one["first epoch"]
-    positives = sorted([user, item] for user, item, label in samples if label)
-    assert positives == one["pairs"], "each training pair once an epoch"
-    assert len(samples) == 5 * len(positives)
-    assert [label for *_, label in samples] != sorted((label for *_, label in samples), reverse=True)
-    assert one["known items drawn"] == 0
-    assert one["chi-squared per item"] == pytest.approx(1.0, abs=0.15)
-    assert one["evaluation draws a known item"] is False
-    assert one["evaluation draws every other item"] is True
-
-
-def test_no_pair_is_read_before_the_clock_starts(in_pytorch: InFramework) -> None:
-    found = result(in_pytorch("ncf_sampler.py"))
-    assert found["generated samples that cannot be"] == 0
-    assert found["the same tensors"] is True
-    assert found["the samples of the data set"] is True
-
-
-def test_ties(in_pytorch: InFramework) -> None:
-    found = result(in_pytorch("ncf_sampler.py"))
-    assert found["places"] == {
-        "none ahead": 0, "two ahead": 2, "a tie": 1, "one listed twice ahead": 1, "itself among them": 0,
-        "itself among them, ties before and after": 1, "not a number": 4, "a candidate is not a number": 1,
-    }  # fmt: skip
-    # The logits 5 and 5.004 are two numbers of fp16, their probabilities 0.99331 and 0.99333 one; the first is listed.
-    assert found["place of 5.004 behind 5"] == {"fp32": 0, "fp16": 1}
-    hits, gain, users = found["gains of places 0, 9, 10"]
-    assert (hits, users) == (2, 3)
-    assert gain == pytest.approx(1 + 1 / 3.4594316186)  # 1 / log2(9 + 2)
-
-
-@pytest.mark.skipif(not ARCHIVE.exists(), reason="the NCF authors' weights are not at hand")
-def test_evaluator_gives_the_authors_figures(in_pytorch: InFramework, pytorch_python: Path, tmp_path: Path) -> None:
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
-    source = tmp_path / "ncf_ml-1m"
-    data.prepare("ncf", tmp_path / "set", data.Preparation(source=source), pytorch_python)
-    weights = sorted(str(path) for path in (source / "reference_weights").glob("*.h5"))
-    found = result(in_pytorch("ncf_evaluator.py", str(tmp_path / "set"), *weights))
-    assert round(found["GMF"]["HR@10"], 6) == 0.636755
-    assert round(found["GMF"]["NDCG@10"], 6) == 0.369085
-    assert round(found["MLP"]["HR@10"], 6) == 0.671026
-    assert round(found["MLP"]["NDCG@10"], 6) == 0.396254
 
 
 # -- whole runs ---------------------------------------------------------------------------------------
@@ -231,6 +157,7 @@ def test_what_does_not_matter_in_a_file_of_ratings(tmp_path: Path) -> None:
         "leading zeros": header + rows(",", change_ids("0")),
         "ids above 2**53": header + rows(",", change_ids("900719925474099")),
         "ids of text": header + rows(",", change_ids("film-")),
+        "any positive scale": header + rows(",", [(user, item, 100, time) for user, item, _, time in RATINGS]),
     }
     found = {}
     for name, text in sources.items():
@@ -265,6 +192,8 @@ def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
         (lambda rows: [*rows, "::99::4::99"], "line 31: '::99::4::99'"),
         (lambda rows: ["userId::movieId::timestamp", *rows], "no column rating in its header"),
         (lambda rows: ["nothing here"], "begins with 'nothing here"),
+        (lambda rows: ["1::2::3::2024-05-01"], "number the lines in a column timestamp"),
+        (lambda rows: ["user::item::rating", "1::2::3"], "number the lines in a column timestamp"),
     ],
 )  # fmt: skip
 def test_bad_ratings(tmp_path: Path, change: Callable[[list[str]], list[str]], told: str) -> None:
@@ -274,7 +203,7 @@ def test_bad_ratings(tmp_path: Path, change: Callable[[list[str]], list[str]], t
     done = prepare(tmp_path / "raw", tmp_path / "to", "--name", "mine")
     assert done.returncode == 2
     assert told in done.stderr
-    assert "do this:" in done.stderr and "Traceback" not in done.stderr
+    assert "hint:" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 

@@ -1,7 +1,5 @@
 """Evaluations that end while training continues, without a framework: lines, agreement, checkpoints, failures."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -91,7 +89,7 @@ class Training:
             run.log({"global_batch_size": 4})
         try:
             with run.timed(self.timeline):
-                run.keep(lambda: {"weight": self.weight})
+                run.register_state(lambda: {"weight": self.weight})
                 run.use(self.evaluator)
                 for _ in run.blocks():
                     for step in run.steps():
@@ -100,7 +98,7 @@ class Training:
                             on_step(step)
                         run.report(float(step), 0.5)
                     if run.evaluates():
-                        for batch in run.watch(range(4)):
+                        for batch in run.interruptible(range(4)):
                             if on_batch:
                                 on_batch(batch)
                         run.evaluated_later(self.weight)
@@ -254,7 +252,7 @@ def test_an_evaluator_that_fails_ends_the_run_and_loses_nothing(
 ) -> None:
     first = Training(tmp_path, by_epochs(concurrently), low, polls=2)
     first.evaluator.fails_at = fails_at
-    with pytest.raises(SystemExit, match=r"the evaluator was killed\n  do this: resume the run"):
+    with pytest.raises(SystemExit, match=r"the evaluator was killed\n  hint: resume the run"):
         first.go()
     assert "run_stop" not in (tmp_path / "result.txt").read_text(encoding="utf-8")
     assert not records(tmp_path / "metrics.jsonl", "end")

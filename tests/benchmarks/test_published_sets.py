@@ -1,7 +1,5 @@
 """A published data set's name is earned by its counts and checksums, on both sides of the wall."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -13,8 +11,8 @@ import pytest
 from benchmarks.common.data import passport as passports
 from benchmarks.common.data import prepare, published
 from benchmarks.common.data.progress import Progress
-from benchmarks.language import wordpiece
-from benchmarks.language.wordpiece import SPECIAL
+from benchmarks.language import vocabulary
+from benchmarks.language.vocabulary import SPECIAL
 from encore import catalogue, data
 
 SETS = published.known()
@@ -74,7 +72,7 @@ def test_another_set_in_squads_format_is_own_data(tmp_path: Path) -> None:
     raw.mkdir()
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         (raw / name).write_text(json.dumps(XQUAD))
-    wordpiece.write(raw / "vocab.txt", [*SPECIAL, "here", "where", "?"])
+    vocabulary.write(raw / "vocab.txt", [*SPECIAL, "here", "where", "?"])
     args = prepare.parse(DATA_SET, ["--from", str(raw), "--to", str(to), "--allow-overlap"])
     assert prepare.prepare(DATA_SET, args, Progress(as_json=True)) == 0
     manifest = passports.read(to)

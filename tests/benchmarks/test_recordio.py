@@ -1,7 +1,5 @@
 """RecordIO: ours against itself, against MXNet's own reader and writer, and against broken files."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""ResNet in PyTorch and in TensorFlow by the same tests: real runs on one and two ranks."""
-
-from __future__ import annotations
+"""ResNet in its three frameworks by the same tests: real runs on one and two ranks, and what is refused before one."""
 
 import json
 import os
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Encore, evaluations, logged, losses, only_run
-from tests.trainings import SEED, Started, assert_none_left, evaluated, exported
+from tests.trainings import SEED, Started, assert_none_left, evaluated, exported, settings
 
 EPOCH = 24
 """Steps that go over the small data set once."""
@@ -25,7 +23,7 @@ def framework(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-# One reaches the target, and the others are held against its first epochs.
+# One reaches the target, and the others are compared with its first epochs.
 
 
 @dataclass(frozen=True)
@@ -119,3 +117,64 @@ def test_signal_writes_a_checkpoint_resume_is_exact_and_a_rank_that_dies_is_name
     found = evaluations(folder / "metrics.jsonl")
     assert len(found) == 1
     assert found == evaluations(reached.metrics)[:1]
+
+
+EVERY = {
+    "optimizer": "lars",
+    "learning_rate": "4.0",
+    "gradient_compression": "fp16",
+    "epochs": "1",
+    "warmup_epochs": "0.5",
+}
+SCALED = {**EVERY, "accumulation_steps": "2", "precision": "bf16", "loss_scale": "128"}
+OPTIONS = {
+    "resnet": {
+        **EVERY, "schedule": "step", "decay_epochs": "[1]", "gradient_groups": "3", "depth": "50",
+        "label_smoothing": "0", "mirror": "true", "eval_period": "2", "eval_offset": "1", "batch_size": "64",
+        "log_interval": "1",
+    },
+    "resnet-pytorch": {**SCALED, "compile": "default", "bucket_mb": "8"},
+    "resnet-tensorflow": {**SCALED, "gradient_groups": "3"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.usefixtures("mxnet_python", "pytorch_python", "tensorflow_python")
+def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path, name: str) -> None:
+    """LARS, both schedules, bf16, a scaled loss, micro-batches, fp16 on the wire in groups: two ranks, one epoch."""
+    where = ("--data", str(digits), "--results", str(tmp_path), "--seed", "7")
+    done = encore("run", name, "2", *where, *settings({**OPTIONS[name], "quality_target": "1.0"}))
+    assert done.returncode == 3, done.stdout + done.stderr
+    folder = only_run(tmp_path)
+    keys = [event["key"] for event in logged(folder / "result_0.txt")]
+    assert ("lars_opt_base_learning_rate" in keys, keys.count("eval_accuracy")) == (True, 1)
+    curve = losses(folder / "experiment_0" / "metrics.jsonl")
+    assert len(curve) == (12 if name == "resnet" else EPOCH)
+    assert all(0 < loss < 10 for loss in curve)
+    assert name == "resnet" or curve[-1] < 0.8 * curve[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "expected"),
+    [
+        ("resnet-pytorch", "precision=fp16", "set precision=fp32 or precision=bf16"),
+        ("resnet-pytorch", "cuda_graph=true", "cuda_graph needs device=gpu"),
+        ("resnet-pytorch", "accumulation_steps=3", "must be a multiple of accumulation_steps=3"),
+        ("resnet-pytorch", "bucket_mb=0", "bucket_mb must be at least 1"),
+        ("resnet-pytorch", "compile=fast", "default"),
+        ("resnet-tensorflow", "precision=tf32", "set precision=fp32 or precision=bf16"),
+        ("resnet-tensorflow", "layout=NCHW", "one of NHWC"),
+        ("resnet-tensorflow", "gradient_groups=-1", "gradient_groups must be at least 0"),
+        ("resnet", "dali_hw_decoder_load=1.5", "dali_hw_decoder_load must lie in 0..1"),
+        ("resnet", "dali_crop_hint=-1", "dali_crop_hint must be at least 0"),
+    ],
+)
+def test_impossible_settings_are_refused(encore: Encore, name: str, setting: str, expected: str) -> None:
+    done = encore("run", name, "1", "--system", "cpu", "--set", setting, "--dry-run")
+    assert (done.returncode, expected in done.stderr) == (2, True), done.stderr
+
+
+def test_system_of_another_framework_is_not_a_submitted_configuration(encore: Encore) -> None:
+    shown = json.loads(encore("show", "resnet-tensorflow", "--system", "dgxa100", "--json").stdout)
+    assert shown["submitted"] is False
+    assert shown["deviations"] == [{"key": "framework", "text": "tensorflow instead of mxnet"}]

@@ -1,7 +1,5 @@
 """ResNet's input: batches in every framework, the operators that DALI gets on a GPU, and what the input makes wait."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,6 @@ import pytest
 
 from benchmarks.common.run.input_wait import InputWait
 from encore import catalogue, configuration
-from tests.conftest import Encore
 from tests.trainings import InFramework, result
 
 FRAMEWORKS = ("mxnet", "pytorch", "tensorflow")
@@ -147,17 +144,3 @@ def test_resizing_smooths_only_where_it_was_submitted(graphs: Any) -> None:
     systems = [system for system in catalogue.systems(choice) if system.kind in ("submitted", "later")]
     found = [configuration.resolve(choice, each, each.nodes, each.gpus_per_node, []) for each in systems]
     assert {each.system.system for each in found if each.get("antialias")} == {"dgxh100", "dgxh100_n8", "h200"}
-
-
-@pytest.mark.parametrize(
-    ("setting", "problem"),
-    [
-        ("dali_hw_decoder_load=1.5", "dali_hw_decoder_load must lie in 0..1"),
-        ("dali_nvjpeg_padding_mb=-1", "dali_nvjpeg_padding_mb must be at least 0"),
-        ("dali_crop_hint=-1", "dali_crop_hint must be at least 0"),
-    ],
-)
-def test_impossible_settings_are_refused(encore: Encore, setting: str, problem: str) -> None:
-    done = encore("run", "resnet", "1", "--system", "cpu", "--set", setting, "--dry-run")
-    assert done.returncode == 2
-    assert problem in done.stderr

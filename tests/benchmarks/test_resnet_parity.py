@@ -1,7 +1,5 @@
 """ResNet in PyTorch and in TensorFlow computes what MXNet computes; no framework's ranks read data before the clock."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

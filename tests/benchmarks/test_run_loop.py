@@ -1,7 +1,5 @@
 """Run's loop without a framework: which lines a log gets, when a run evaluates, stops, saves and resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -107,7 +105,7 @@ class Training:
         with run.initialization():
             run.log({"global_batch_size": 4})
         with run.timed(self.timeline):
-            run.keep(lambda: {"weight": self.weight}, lambda: {"input": bytes([self.weight])})
+            run.register_state(lambda: {"weight": self.weight}, lambda: {"input": bytes([self.weight])})
             for _ in run.blocks():
                 for step in run.steps():
                     assert step == self.weight
@@ -116,7 +114,7 @@ class Training:
                         on_step(step)
                     run.report(float(step), 0.5)
                 if run.evaluates():
-                    for batch in run.watch(range(6)):
+                    for batch in run.interruptible(range(6)):
                         if on_batch:
                             on_batch(batch)
                     if run.interrupted:
@@ -425,7 +423,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert not list((tmp_path / "checkpoint").glob("damaged_*"))
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_ends_with_a_remedy(
+def test_a_run_whose_checkpoints_are_all_damaged_ends_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timeline = by_epochs(4, interval=2)
@@ -435,7 +433,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_ends_with_a_remedy(
     left: list[bool] = []
     monkeypatch.setattr(FRAMEWORK, "finish", lambda: left.append(True))
     for _ in range(2):  # and not begun anew the second time
-        with pytest.raises(SystemExit, match=r"cannot be resumed\n  found: step_.* rank_0 differs.*\n  do this"):
+        with pytest.raises(SystemExit, match=r"cannot be resumed\n  found: step_.* rank_0 differs.*\n  hint"):
             Training(tmp_path, timeline, {"accuracy": 0.5})
     assert left == [True, True], "a rank that just exits aborts the others"
 
@@ -454,7 +452,7 @@ def test_a_log_that_changed_is_noticed(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     run = Training(tmp_path, by_epochs(2), {"accuracy": 0.5}).run
     with (
-        pytest.raises(SystemExit, match=r"not finite at step 2: found nan\n  do this"),
+        pytest.raises(SystemExit, match=r"not finite at step 2: found nan\n  hint"),
         run.timed(by_epochs(2)),
     ):
         for _ in run.blocks():
@@ -476,7 +474,7 @@ def test_ranges_of_steps_end_at_epochs_and_evaluations(tmp_path: Path) -> None:
     found = []
     with run.timed(every_two_steps(2)):
         for _ in run.blocks():
-            for steps in run.strides(100):
+            for steps in run.step_ranges(100):
                 found.append(list(steps))
                 run.report(1.0, 0.1, samples=len(steps))
             if run.evaluates():

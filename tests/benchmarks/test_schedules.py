@@ -1,7 +1,5 @@
 """Learning rates against values worked out by hand, and the blocks of epochs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

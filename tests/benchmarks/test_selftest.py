@@ -1,7 +1,5 @@
 """The checks of `encore selftest` on the training code's side: what they vary, compare and skip."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -17,7 +15,7 @@ import pytest
 from benchmarks.bert_squad import arrays as squad_arrays
 from benchmarks.bert_squad import noise as squad_noise
 from benchmarks.common.checks import selftest, speed_checks, trainings
-from benchmarks.common.checks.agreement import Losses, Result, Tolerance, held_against, read_losses
+from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compared, read_losses
 from benchmarks.common.checks.selftest import Bench, Suite
 from benchmarks.common.checks.trainings import Failed, Skipped
 from benchmarks.common.data import passport
@@ -54,26 +52,26 @@ def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
 
 
 def test_losses_that_agree_and_that_do_not() -> None:
-    assert held_against(LOSSES, LOSSES, Tolerance(0.0, 0.0)).result == "OK"
+    assert compared(LOSSES, LOSSES, Tolerance(0.0, 0.0)).result == "OK"
     late = each_step(FIRST, [0.9, 0.8, 0.8, 0.8, 1.1])
-    assert held_against(late, LOSSES, Tolerance(0.01, 0.11)).result == "OK"
-    assert held_against(late, LOSSES, Tolerance(0.01, 0.09)).result == "FAIL"
+    assert compared(late, LOSSES, Tolerance(0.01, 0.11)).result == "OK"
+    assert compared(late, LOSSES, Tolerance(0.01, 0.09)).result == "FAIL"
     first = each_step([2.1, *FIRST[1:]], LAST)
-    assert held_against(first, LOSSES, Tolerance(0.04, 0.1)).result == "FAIL"
-    assert held_against([LOSSES[0]], LOSSES, Tolerance(1, 1)).found == "steps per epoch [5] against [5, 5]"
+    assert compared(first, LOSSES, Tolerance(0.04, 0.1)).result == "FAIL"
+    assert compared([LOSSES[0]], LOSSES, Tolerance(1, 1)).found == "steps per epoch [5] against [5, 5]"
     nan = each_step([float("nan"), *FIRST[1:]], LAST)
-    assert held_against(nan, LOSSES, Tolerance(1, 1)).result == "FAIL"
+    assert compared(nan, LOSSES, Tolerance(1, 1)).result == "FAIL"
 
 
 def test_losses_of_whole_epochs_and_of_an_epoch_that_is_a_step_shorter() -> None:
     whole: Losses = [[(5, sum(FIRST) / 5)], [(5, sum(LAST) / 5)]]
-    found = held_against(whole, LOSSES, Tolerance(0.0, 1e-9))
+    found = compared(whole, LOSSES, Tolerance(0.0, 1e-9))
     assert found.result == "OK" and "one loss for all steps" in found.found
-    assert held_against([whole[0], [(5, 1.0)]], LOSSES, Tolerance(0.0, 0.1)).result == "FAIL"
+    assert compared([whole[0], [(5, 1.0)]], LOSSES, Tolerance(0.0, 0.1)).result == "FAIL"
     shorter = each_step(FIRST[:4], LAST[:4])
-    assert held_against(shorter, LOSSES, Tolerance(0.0, 0.2)).found == "steps per epoch [4, 4] against [5, 5]"
-    assert held_against(shorter, LOSSES, Tolerance(0.0, 0.2), fewer_steps=1).result == "OK"
-    assert held_against(LOSSES, shorter, Tolerance(0.0, 0.2), fewer_steps=1).result == "FAIL"
+    assert compared(shorter, LOSSES, Tolerance(0.0, 0.2)).found == "steps per epoch [4, 4] against [5, 5]"
+    assert compared(shorter, LOSSES, Tolerance(0.0, 0.2), fewer_steps=1).result == "OK"
+    assert compared(LOSSES, shorter, Tolerance(0.0, 0.2), fewer_steps=1).result == "FAIL"
 
 
 def test_steps_are_counted_from_record_to_record(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A run that is stopped within a step of many parts resumes there: its log and losses are those of a whole run."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +24,7 @@ class Training:
 
     def train_step(self, stop: tuple[int, int] | None) -> float | None:
         """As benchmarks/bert/pytorch/train.py has it."""
-        for part in self.run.watch(range(self.parts, PARTS)):
+        for part in self.run.interruptible(range(self.parts, PARTS)):
             self.loss += self.step * PARTS + part
             self.parts += 1
             if stop == (self.step, part):
@@ -43,7 +41,7 @@ class Training:
         with run.initialization():
             run.log({"global_batch_size": 4})
         with run.timed(every_two_steps(2)):
-            run.keep(lambda: {"step": self.step}, lambda: {"parts": self.parts, "loss": self.loss})
+            run.register_state(lambda: {"step": self.step}, lambda: {"parts": self.parts, "loss": self.loss})
             for _ in run.blocks():
                 for step in run.steps():
                     assert step == self.step

@@ -1,7 +1,5 @@
 """How a training's process ends: with its own exit code, whatever still runs in it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

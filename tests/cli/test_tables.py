@@ -1,7 +1,5 @@
 """Tables on narrow terminals: every number and header whole, and a line that names the columns without room."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ COMMANDS = {
     "systems": "list resnet",
     "show": "show resnet --system dgxa100",
     "images": "images list",
-    "report": "tables --study microway-dgx1-scaling",
+    "report": "report --study microway-dgx1-scaling",
     "score": "score LOGS",
     "compare": "compare LOGS",
     "status": "status --results LOGS",

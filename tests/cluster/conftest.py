@@ -1,7 +1,5 @@
 """A real cluster for all tests of this folder. They run where ENCORE_CLUSTER_TESTS is set: `make test-cluster`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

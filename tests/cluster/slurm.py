@@ -5,8 +5,6 @@
 Needs root. Munge and Slurm that may already run on the machine are left alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

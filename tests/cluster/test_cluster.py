@@ -1,7 +1,5 @@
 """Real jobs on a real two-node Slurm: training over PMIx, requeue, faults, arrays."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -253,7 +251,7 @@ def test_a_full_file_system_ends_the_job_with_the_reason(jobs: Jobs, tmp_path: P
 def test_what_a_node_lacks_ends_the_job_before_a_run(jobs: Jobs) -> None:
     job = jobs.submit("--runtime", "docker", "--image", "encore/nowhere:none")
     jobs.wait_for_state(job, "FAILED")
-    assert "do this:" in jobs.log(job)
+    assert "hint:" in jobs.log(job)
     assert not list(jobs.results.glob("[0-9]*"))
 
 
@@ -312,7 +310,7 @@ def test_submit_status_follow_and_cancel_agree_with_slurm(jobs: Jobs) -> None:
         (("--nodes", "1", "--partition", "debgu"), "did you mean 'debug'?"),
         (("--nodes", "1", "--time", "500"), "allows 01:00:00"),
         (("--nodes", "1", "--data", "/nosuch"), "there is no data set in /nosuch"),
-        (("--nodes", "1", "--results", "/proc/x"), "do this:"),
+        (("--nodes", "1", "--results", "/proc/x"), "hint:"),
         (("--nodes", "1", "--runtime", "pyxis"), "Pyxis is not installed here"),
         (("--nodes", "1", "--sbatch=--constraint=nosuch"), "sbatch:"),
     ],
@@ -327,11 +325,11 @@ def test_impossible_submissions_never_reach_the_queue(jobs: Jobs, options: tuple
 
 
 def test_doctor_checks_the_cluster(jobs: Jobs, tmp_path: Path) -> None:
-    good = encore(jobs, "doctor", "--cluster", "--json")
+    good = encore(jobs, "doctor", "--slurm", "--json")
     assert good.returncode == 0, good.stdout
     file = tmp_path / "cluster.toml"
     file.write_text('partition = "gpu"\nruntime = "pyxis"\nnetwork_interface = "nosuch0"\n', encoding="utf-8")
-    bad = encore(jobs, "doctor", "--cluster-file", str(file), "--json")
+    bad = encore(jobs, "doctor", "--slurm", "--cluster", str(file), "--json")
     assert bad.returncode == 2
     levels = {check["name"]: check["level"] for check in json.loads(bad.stdout)["checks"]}
     assert (levels["partition"], levels["runtime"], levels["network"]) == ("FAIL", "FAIL", "WARN")

@@ -3,8 +3,6 @@
 They run where ENCORE_ENGINE_TESTS is set, as `.ci/run` does, and then fail loudly if no engine can be had.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

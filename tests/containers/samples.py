@@ -1,21 +1,19 @@
 """Jobs and containers that several tests render."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from encore import catalogue, configuration
 from encore.catalogue import Choice
-from encore.containers.renderers import apptainer, docker, enroot, podman
-from encore.containers.renderers.container import Container
+from encore.containers import renderers
+from encore.containers.renderers import Container
 from encore.job import Command, Job, Mount, Places, training_job
 from encore.machine import node
 
 RENDERERS = {
-    "docker": docker.render,
-    "podman": podman.render,
-    "apptainer": apptainer.render,
-    "enroot": enroot.render,
+    "docker": renderers.docker,
+    "podman": renderers.podman,
+    "apptainer": renderers.apptainer,
+    "enroot": renderers.enroot,
 }
 DATA = Path("/data/imagenet")
 OUTPUT = Path("/results/run/experiment_0")

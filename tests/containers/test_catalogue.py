@@ -1,7 +1,5 @@
 """The NGC catalogue, the lock, and what Dockerfiles may and may not say."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -47,55 +45,34 @@ def test_every_benchmark_has_an_image_and_every_dockerfile_is_as_its_template_wr
     wanted = dockerfiles.every()
     assert set(wanted) == set(DOCKERFILES)
     stale = [str(path) for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
-    assert not stale, f"stale: {', '.join(stale)}; do this: make docs"
+    assert not stale, f"stale: {', '.join(stale)}; hint: make docs"
 
 
 def test_a_benchmark_without_a_row_is_refused() -> None:
     choice = catalogue.choose("resnet")
     other = dataclasses.replace(choice, benchmark=choice.benchmark.model_copy(update={"name": "new"}))
-    with pytest.raises(EncoreError, match="new has no image") as error:
+    with pytest.raises(EncoreError, match=r"(?s)new has no image.*\[image\.new\]"):
         images.find_row(other)
-    assert "[image.new]" in error.value.remedy
-
-
-def test_pip_is_not_held_to_a_bases_own_versions() -> None:
-    """NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none."""
-    for choice in catalogue.choices().values():
-        text = dockerfiles.path_of(choice.name).read_text(encoding="utf-8")
-        release = images.find_release(choice.implementation.framework)
-        assert ('PIP_CONSTRAINT=""' in text) == bool(release.pip_constraint)
-        assert bool(release.pip_constraint) == (release.framework == "pytorch")
-
-
-@pytest.mark.parametrize("name", sorted(catalogue.choices()))
-def test_dockerfile_and_catalogue_name_the_same_base(name: str) -> None:
-    choice = catalogue.choose(name)
-    text = dockerfiles.path_of(choice.name).read_text(encoding="utf-8")
-    match = re.search(r"^ARG BASE=(\S+)$", text, re.MULTILINE)
-    assert match and match.group(1) == images.find_release(choice.implementation.framework).reference
 
 
 def test_unknown_release_offers_the_nearest() -> None:
     with pytest.raises(EncoreError, match="unknown mxnet release") as error:
         images.find_release("mxnet", "24.60")
-    assert "24.06" in error.value.remedy
+    assert "24.06" in error.value.hint
 
 
 def test_lock_records_the_first_digest_and_refuses_another(tmp_path: Path) -> None:
-    lock = tmp_path / "images.lock"
-    images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
-    images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
+    lock, reference = tmp_path / "images.lock", "nvcr.io/nvidia/mxnet:24.06-py3"
+    for _ in range(2):
+        images.hold_to_lock(reference, "sha256:aa", lock)
     with pytest.raises(EncoreError, match=r"another digest than images\.lock") as error:
-        images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:bb", lock)
+        images.hold_to_lock(reference, "sha256:bb", lock)
     assert error.value.expected.startswith("sha256:aa, recorded ")
-    images.record("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:bb", lock)
-    images.hold_to_lock("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:bb", lock)
-
-
-def test_damaged_lock_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "images.lock").write_text('{"images": 3}', encoding="utf-8")
+    images.record(reference, "sha256:bb", lock)
+    images.hold_to_lock(reference, "sha256:bb", lock)
+    lock.write_text('{"images": 3}', encoding="utf-8")
     with pytest.raises(EncoreError, match="is damaged"):
-        images.read_lock(tmp_path / "images.lock")
+        images.read_lock(lock)
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: str(file.parent.relative_to(paths.ROOT / "containers")))
@@ -109,13 +86,15 @@ def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
     assert all(word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in copied)
 
 
-def test_benchmark_images_end_as_nobody_special_with_the_code_last() -> None:
-    for choice in catalogue.choices().values():
-        lines = dockerfiles.path_of(choice.name).read_text(encoding="utf-8").splitlines()
-        users = [line.split()[1] for line in lines if line.startswith("USER ")]
-        assert users[-1] not in ("0", "root")
-        code = lines.index("COPY benchmarks /workspace/encore/benchmarks")
-        assert not any(line.startswith("RUN ") for line in lines[code:])
+@pytest.mark.parametrize("name", sorted(catalogue.choices()))
+def test_an_image_ends_as_nobody_special_with_the_code_last(name: str) -> None:
+    """NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none."""
+    release = images.find_release(catalogue.choose(name).implementation.framework)
+    text = dockerfiles.path_of(name).read_text(encoding="utf-8")
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] not in ("0", "root")
+    assert "\nRUN " not in text.partition("COPY benchmarks /workspace/encore/benchmarks")[2]
+    assert f"ARG BASE={release.reference}\n" in text
+    assert ('PIP_CONSTRAINT=""' in text) == bool(release.pip_constraint) == (release.framework == "pytorch")
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.choices()))
@@ -135,41 +114,31 @@ def test_every_framework_has_a_stand_in(framework: str) -> None:
     assert "--no-index" in text and "type=secret" not in text
 
 
-def test_packages_of_a_stand_in_fit_its_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (command,) = standins.download_commands("pytorch")
-    assert command[command.index("--python-version") + 1] == standins.PLATFORM.python
-    assert Path(command[command.index("--dest") + 1]).relative_to(paths.ROOT) == Path("build/wheels/pytorch")
-    _, horovod = standins.download_commands("tensorflow")
-    assert horovod[-1].startswith("horovod==")
-    ignored = (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert "!build/wheels" in ignored
-
-
-def test_a_stand_in_takes_the_horovod_that_an_environment_compiled(
+def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same framework, distribution, Python and MPI; else it compiles its own."""
+    """Horovod is that of an environment with the same framework, distribution, Python and MPI; else it is compiled."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     entry = catalogue.framework("mxnet")
     assert entry.horovod is not None
     switches = environment.build_switches(entry.horovod, mpi=True)
-    requirements = paths.REQUIREMENTS / entry.requirements
-
-    def compiled_on(platform: environment.Platform) -> Path:
-        folder = environment.wheel_folder("mxnet", requirements, entry.horovod, platform, switches)
+    for distribution in ("ubuntu 24.04", standins.PLATFORM.distribution):
+        assert standins.compiled_horovod("mxnet") is None
+        built_on = dataclasses.replace(standins.PLATFORM, distribution=distribution)
+        requirements = paths.REQUIREMENTS / entry.requirements
+        folder = environment.wheel_folder("mxnet", requirements, entry.horovod, built_on, switches)
         folder.mkdir(parents=True)
         (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
-        return folder
-
-    compiled_on(dataclasses.replace(standins.PLATFORM, distribution="ubuntu 24.04"))
-    assert standins.compiled_horovod("mxnet") is None
-    fitting = compiled_on(standins.PLATFORM)
     found = standins.compiled_horovod("mxnet")
-    assert found is not None and found.parent == fitting
-    (packages,) = standins.download_commands("mxnet")
-    assert "horovod" not in " ".join(packages)
-    assert standins.compiled_horovod("tensorflow") is None and standins.compiled_horovod("pytorch") is None
+    assert found is not None and found.parent == folder
+    commands = {framework: standins.download_commands(framework) for framework in images.catalogue().standin}
+    fetched = {framework: [each[-1] for each in every] for framework, every in commands.items()}
+    own = {name: str(paths.REQUIREMENTS / catalogue.framework(name).requirements) for name in commands}
+    assert fetched == {name: [own[name], *(["horovod==0.28.1"] if name == "tensorflow" else [])] for name in own}
+    first = commands["pytorch"][0]
+    assert first[first.index("--python-version") + 1] == standins.PLATFORM.python
+    assert first[first.index("--dest") + 1] == str(paths.ROOT / "build" / "wheels" / "pytorch")
+    assert "!build/wheels" in (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
 
 
 def test_list_shows_the_catalogue(encore: Encore) -> None:

@@ -1,29 +1,25 @@
 """The real thing: training in containers of real engines, stopping it, breaking it; nothing may be left."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from encore import paths
-from encore.containers.renderers.container import Container
+from encore.containers.renderers import Container
 from encore.job import Job, Mount
 from encore.machine import processes
 from tests.conftest import Encore, only_run
 from tests.containers.conftest import EngineUnderTest, make
 from tests.containers.samples import RENDERERS
-from tests.trainings import HANGS, PATIENCE, exported, served
+from tests.trainings import PATIENCE, exported, served, wait_until
 
 SERVER = """
 FROM localhost/encore/standin-pytorch:latest
@@ -42,7 +38,7 @@ LONG = ("--set", "epochs=60", "--set", "quality_target=1.0")
 def data(docker: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small data set, made in a container."""
     folder = tmp_path_factory.mktemp("made") / "resnet"
-    command = ("data", "prepare", "resnet", "--to", str(folder), "--runtime", "docker")
+    command = ("data", "prepare", "resnet", "-o", str(folder), "--runtime", "docker")
     done = encore(*command, environment=docker.environment)
     assert done.returncode == 0, done.stderr
     assert docker.left() == []
@@ -75,7 +71,7 @@ def started(engine: EngineUnderTest, data: Path, results: Path, *options: str) -
             command, cwd=paths.ROOT, env=engine.environment, stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        wait_until(lambda: [b.step >= 3 for b in beats(results)] == [True, True], child)
+        wait_until(lambda: [b.step >= 3 for b in beats(results)] == [True, True], "steps of both ranks")
         yield child
     finally:
         if child.poll() is None:
@@ -86,14 +82,6 @@ def started(engine: EngineUnderTest, data: Path, results: Path, *options: str) -
 def beats(results: Path) -> list[processes.Heartbeat]:
     folders = list(results.glob("*/experiment_0/heartbeat"))
     return processes.heartbeats(folders[0]) if folders else []
-
-
-def wait_until(reached: Callable[[], bool], child: subprocess.Popen[bytes], seconds: float = PATIENCE) -> None:
-    until = time.monotonic() + seconds
-    while not reached():
-        assert child.poll() is None, f"the run ended early with {child.returncode}"
-        assert time.monotonic() < until, "the ranks make no steps"
-        time.sleep(0.1)
 
 
 def state(results: Path) -> dict[str, str]:
@@ -119,7 +107,7 @@ def outside(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFacto
 def test_run_in_a_container_reaches_the_target(
     engine: EngineUnderTest, encore: Encore, data: Path, outside: Path, tmp_path: Path
 ) -> None:
-    # An epoch or two; that the target of the small set is reached is seen on the host.
+    # An epoch or two; that the target of the toy data set is reached is seen on the host.
     arguments = ("run", "resnet", "2", "--system", "cpu", "--set", "quality_target=0.1", "--json")
     options = ("--runtime", engine.name, "--data", str(data), "--results", str(tmp_path))
     done = encore(*arguments, *options, environment=engine.environment)
@@ -159,7 +147,7 @@ def resumes_from_its_checkpoint(engine: EngineUnderTest, run: Path) -> None:
     child = subprocess.Popen(command, cwd=paths.ROOT, env=engine.environment, stdout=subprocess.DEVNULL)
     metrics = run / "experiment_0" / "metrics.jsonl"
     try:
-        wait_until(lambda: resumed_steps(metrics)[1:] != [], child)
+        wait_until(lambda: resumed_steps(metrics)[1:] != [], "the resumed run's start")
     finally:
         child.terminate()
         child.wait(timeout=PATIENCE)
@@ -197,15 +185,6 @@ def test_rank_that_dies_ends_the_run_and_is_named(engine: EngineUnderTest, data:
     assert engine.left() == []
 
 
-def test_rank_that_hangs_ends_the_run_and_is_named(docker: EngineUnderTest, data: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    with started(docker, data, results, *HANGS) as child:
-        os.kill(beats(results)[1].pid, signal.SIGSTOP)
-        assert child.wait(timeout=PATIENCE) == 1
-    assert state(results)["reason"].startswith("rank 1 hangs")
-    assert docker.left() == []
-
-
 def test_image_is_fit_for_use(docker: EngineUnderTest) -> None:
     output = make("test-image-resnet", "ENGINE=docker", environment=docker.environment)
     assert [line.split()[0] for line in output.splitlines()] == ["OK"] * 6
@@ -216,7 +195,7 @@ def trained(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path_facto
     """A run of NCF in the image on PyTorch's stand-in, and its data, prepared there too."""
     folder = tmp_path_factory.mktemp("trained")
     variables, options = docker_with_pytorch.environment, ("--runtime", "docker")
-    done = encore("data", "prepare", "ncf", "--to", str(folder / "ncf"), *options, environment=variables)
+    done = encore("data", "prepare", "ncf", "-o", str(folder / "ncf"), *options, environment=variables)
     assert done.returncode == 0, done.stderr
     options += ("--data", str(folder / "ncf"), "--results", str(folder / "results"))
     # An epoch or two, as above.
@@ -248,66 +227,3 @@ def test_trained_model_is_served_in_a_container(
     options = ("--runtime", "docker", "--image", "own-server:1", "--device", "cpu")
     served(encore, tmp_path / "ncf", *options, environment=engine.environment)
     assert engine.left() == []
-
-
-def test_rebuild_after_a_change_takes_seconds(docker: EngineUnderTest) -> None:
-    probe = paths.BENCHMARKS / "rebuild_probe.py"
-    probe.write_text(f"# {time.time()}\n", encoding="utf-8")
-    try:
-        began = time.monotonic()
-        make("build-resnet", "BASE=standin", "ENGINE=docker", environment=docker.environment)
-        took = time.monotonic() - began
-    finally:
-        probe.unlink()
-        make("build-resnet", "BASE=standin", "ENGINE=docker", environment=docker.environment)
-    print(f"rebuild after a change in one file: {took:.1f} s")
-    # With nothing kept it installs every package again: minutes.
-    assert took < 120
-
-
-def first_line_of_run(docker: EngineUnderTest, data: Path, results: Path) -> float:
-    """Return seconds from `./run.sh` to the container's first line."""
-    command = ["./run.sh", "resnet", "2", "--system", "cpu", "--runtime", "docker", "--data", str(data)]
-    began = time.monotonic()
-    child = subprocess.Popen(
-        [*command, "--results", str(results), *LONG],
-        cwd=paths.ROOT,
-        env=docker.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while not any(f.stat().st_size for f in results.glob("*/experiment_0/ranks/launcher.txt")):
-            assert child.poll() is None and time.monotonic() - began < PATIENCE
-            time.sleep(0.005)
-        return time.monotonic() - began
-    finally:
-        child.terminate()
-        child.wait(timeout=PATIENCE)
-
-
-def first_line_of_engine(docker: EngineUnderTest, results: Path) -> float:
-    """Return seconds from the same command, given to the engine directly, to its first line."""
-    content = json.loads((next(results.iterdir()) / "run.json").read_text(encoding="utf-8"))
-    argv = content["command"]
-    environment = {**docker.environment, **content["environment"]}
-    began = time.monotonic()
-    child = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert child.stdout is not None
-    while not child.stdout.readline().strip():
-        assert child.poll() is None
-    took = time.monotonic() - began
-    docker.ask("rm", "--force", argv[argv.index("--name") + 1])
-    child.wait(timeout=PATIENCE)
-    return took
-
-
-def test_start_costs_little_more_than_the_engine(docker: EngineUnderTest, data: Path, tmp_path: Path) -> None:
-    ours, bare = [], []
-    for number in range(3):
-        results = tmp_path / str(number)
-        ours.append(first_line_of_run(docker, data, results))
-        bare.append(first_line_of_engine(docker, results))
-    print(f"first line after {statistics.median(ours):.2f} s, bare engine {statistics.median(bare):.2f} s")
-    # The figures, on a quiet machine, stand in docs/containers.md; a test can only notice a blunder.
-    assert min(ours) - min(bare) < 15.0

@@ -1,7 +1,5 @@
 """Software that is too old for an implementation: refused before a pull and before a run; what was seen to work."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 
@@ -17,7 +15,7 @@ from encore.machine.pythons import Facts
 
 
 @pytest.mark.parametrize(
-    ("name", "release", "found", "remedy"),
+    ("name", "release", "found", "hint"),
     [
         ("resnet", "20.06", "Python 3.6, 3.8 needed", "release 24.05"),
         ("resnet", "22.05", "DALI 1.13.0, 1.35 needed", "release 24.05"),
@@ -28,14 +26,14 @@ from encore.machine.pythons import Facts
         ("minigo", "23.03-tf1", "TensorFlow 1.15.5", "release 25.02-tf2"),
     ],
 )
-def test_a_release_that_is_too_old_is_refused_before_a_pull(name: str, release: str, found: str, remedy: str) -> None:
+def test_a_release_that_is_too_old_is_refused_before_a_pull(name: str, release: str, found: str, hint: str) -> None:
     choice = catalogue.choose(name)
     asked: list[str] = []
     engine = Engine(name="docker", program="docker")
     with pytest.raises(EncoreError) as caught:
         building.build(choice, engine, release, True, asked.append)
     assert found in caught.value.found
-    assert remedy in caught.value.remedy
+    assert hint in caught.value.hint
     assert asked == []
 
 

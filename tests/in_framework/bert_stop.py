@@ -1,4 +1,4 @@
-"""Train BERT, and ask rank 1 to stop at a certain part of a batch: PART CONFIG DATA OUTPUT."""
+"""Train BERT, and ask rank 1 to stop at a certain micro-batch: NUMBER CONFIG DATA OUTPUT."""
 
 import signal
 import sys
@@ -7,15 +7,15 @@ from benchmarks.bert.pytorch import train
 from benchmarks.common.run.stopping import end_process
 
 WANTED, CONFIG, DATA, OUTPUT = sys.argv[1:]
-counted, plain = [0], train.train_part
+counted, plain = [0], train.micro_step
 
 
-def train_part(training, part):
+def micro_step(training, part):
     counted[0] += 1
     if counted[0] == int(WANTED) and training.ranks.rank == 1:
         signal.raise_signal(signal.SIGTERM)
     return plain(training, part)
 
 
-train.train_part = train_part
+train.micro_step = micro_step
 end_process(lambda: train.main(["--config", CONFIG, "--data", DATA, "--output", OUTPUT]))

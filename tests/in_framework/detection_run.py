@@ -46,7 +46,8 @@ class Config:
 def detect(data, run, spread):
     """Detections in all images, each by one rank."""
     parts = [
-        noisy(data, position, spread) for position in run.watch(range(run.ranks.rank, len(data.val), run.ranks.size))
+        noisy(data, position, spread)
+        for position in run.interruptible(range(run.ranks.rank, len(data.val), run.ranks.size))
     ]
     return None if run.interrupted else gathered(joined(parts) if parts else empty(masks=True), run.ranks)
 
@@ -72,7 +73,7 @@ def main() -> int:
     concurrently = options.get("concurrently", True)
     with run.timed(by_epochs(config, STEPS, lambda epoch: True, evaluates_concurrently=concurrently)):
         run.log(samples(len(data.train), len(data.val)))
-        run.keep(dict)
+        run.register_state(dict)
         run.use(Evaluator(data, QUALITIES, run.output, options.get("workers", 1)))
         for _ in run.blocks():
             for _ in run.steps():

@@ -33,7 +33,7 @@ def in_numpy(tensor):
 
 
 def converted(config, device):
-    """What data.py makes of a batch, held against DALI's, after DALI has filled its memory again."""
+    """What data.py makes of a batch, compared with DALI's, after DALI has filled its memory again."""
     source = pipeline.training_pipeline(config, data, ranks)
     images, labels = source.run()
     wanted = [np.array(output.as_tensor()) for output in (images, labels)]

@@ -21,11 +21,6 @@ def _annotations(path):
     return found
 
 
-def perfect(data, position: int) -> Detections:
-    """Each object of an image, crowds included."""
-    return noisy(data, position, 0.0)
-
-
 def noisy(data, position: int, spread: float) -> Detections:
     """The objects, moved by ``spread`` of their size (standard deviation), and as many in wrong places if it is not 0.
 

@@ -1,7 +1,5 @@
 """What a Python of the user's may answer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

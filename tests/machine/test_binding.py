@@ -1,27 +1,21 @@
 """Which cores a rank gets: samples of real machines, odd ones, and the exact options of each launcher."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from encore.machine import binding, topology
-from encore.machine.binding import Binding, Near
+from encore.machine import binding
+from encore.machine.binding import Near
 
-# What `nvidia-smi topo -m` prints, and NVML gives: of a DGX A100 by NVIDIA/nccl issue 1505, its other four GPUs after
-# the same pattern; of a DGX-1 by benchmarks/distributed/ddp/README.md of pytorch/pytorch at e125c55f, where a program
-# was allowed one socket.
-A100_NEAR = tuple(
-    Near(binding.parse_cpus(f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}"), numa)
-    for numa in (3, 3, 1, 1, 7, 7, 5, 5)
-)
-DGX1_NEAR = (Near(binding.parse_cpus("0-19,40-59"), None),) * 8
+# What `nvidia-smi topo -m` prints of a DGX A100 by NVIDIA/nccl issue 1505, its other four GPUs after the same pattern.
+NODES = {numa: f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}" for numa in (1, 3, 5, 7)}
+A100_NEAR = tuple(Near(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
+SOCKET = (Near(binding.parse_cpus("0-19,40-59"), 0),) * 8
+"""A DGX-1 of which a program was allowed one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)."""
+UNKNOWN = (Near((), 0), Near((), 0))
 
 
 def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
@@ -35,181 +29,85 @@ def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
 )
 def test_lists_of_cpus(text: str, cpus: tuple[int, ...]) -> None:
     assert binding.parse_cpus(text) == cpus
+    assert binding.parse_cpus(binding.format_cpus(cpus)) == cpus
 
 
-def test_lists_and_masks_are_written() -> None:
-    assert binding.format_cpus([8, 0, 1, 2]) == "0-2,8"
-    assert binding.mask([0, 1, 2, 8]) == "0x107"
-    assert binding.mask([127]) == "0x80000000000000000000000000000000"
+SHARED_NODES = [
+    "48-55,176-183 3 8", "56-63,184-191 3 8", "16-23,144-151 1 8", "24-31,152-159 1 8",
+    "112-119,240-247 7 8", "120-127,248-255 7 8", "80-87,208-215 5 8", "88-95,216-223 5 8",
+]  # fmt: skip
+SHARED_SOCKET = [
+    "0-1,40-41 0 2", "2-4,42-44 0 3", "5-6,45-46 0 2", "7-9,47-49 0 3",
+    "10-11,50-51 0 2", "12-14,52-54 0 3", "15-16,55-56 0 2", "17-19,57-59 0 3",
+]  # fmt: skip
 
 
-class Library:
-    """NVML of a machine whose GPUs have these CPUs and NUMA nodes nearby."""
-
-    NVML_AFFINITY_SCOPE_NODE = 0
-    NVMLError = RuntimeError
-
-    def __init__(self, near: Sequence[Near]) -> None:
-        self._near = near
-        self.is_open = False
-
-    def nvmlInit(self) -> None:
-        self.is_open = True
-
-    def nvmlShutdown(self) -> None:
-        self.is_open = False
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self._near)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Near:
-        return self._near[index]
-
-    def nvmlDeviceGetPciInfo(self, handle: Near) -> SimpleNamespace:
-        return SimpleNamespace(busId=b"0000FFFF:07:00.0")
-
-    def nvmlDeviceGetCpuAffinity(self, handle: Near, words: int) -> list[int]:
-        bits = sum(1 << cpu for cpu in handle.cpus)
-        return [bits >> 64 * word & (1 << 64) - 1 for word in range(words)]
-
-    def nvmlDeviceGetMemoryAffinity(self, handle: Near, words: int, scope: int) -> list[int]:
-        if handle.numa is None:
-            raise self.NVMLError("Not Supported")
-        return [1 << handle.numa, *[0] * (words - 1)]
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Near]], Library]:
-    """Put a machine of 256 hardware threads and these GPUs in the place of this one."""
-
-    def place(near: Sequence[Near]) -> Library:
-        made = Library(near)
-        monkeypatch.setitem(sys.modules, "pynvml", made)
-        monkeypatch.setattr(topology.os, "sysconf", lambda name: 256)
-        return made
-
-    return place
-
-
-def test_affinity_by_nvml(library: Callable[[Sequence[Near]], Library]) -> None:
-    made = library(A100_NEAR)
-    assert topology.near_gpus({}) == A100_NEAR
-    assert topology.near_gpus({"CUDA_VISIBLE_DEVICES": "2,0"}) == (A100_NEAR[2], A100_NEAR[0])
-    assert not made.is_open
-
-
-def test_driver_without_memory_affinity_gives_the_cpus(library: Callable[[Sequence[Near]], Library]) -> None:
-    library(DGX1_NEAR)
-    assert topology.near_gpus({}) == DGX1_NEAR
-
-
-def test_library_that_does_not_answer_knows_nothing(library: Callable[[Sequence[Near]], Library]) -> None:
-    made = library(())
-    assert topology.near_gpus({}) == ()
-
-    def refuse() -> None:
-        raise made.NVMLError("Driver Not Loaded")
-
-    made.nvmlInit = refuse  # type: ignore[method-assign]
-    assert topology.near_gpus({}) == ()
-
-
-def test_kernel(tmp_path: Path) -> None:
-    folder = tmp_path / "bus/pci/devices/0000:07:00.0"
-    folder.mkdir(parents=True)
-    (folder / "numa_node").write_text("3\n", encoding="ascii")
-    (folder / "local_cpulist").write_text("48-63,176-191\n", encoding="ascii")
-    assert topology.from_kernel(["00000000:07:00.0"], tmp_path) == A100_NEAR[:1]
-    (folder / "numa_node").write_text("-1\n", encoding="ascii")
-    assert topology.from_kernel(["00000000:07:00.0"], tmp_path) == ()
-
-
-def test_ranks_of_a_dgx_a100_share_their_node_and_keep_both_threads_of_a_core() -> None:
-    bindings = binding.bind(8, A100_NEAR, range(256), threads_of(128))
-    assert [binding.format_cpus(each.cpus) for each in bindings] == [
-        "48-55,176-183", "56-63,184-191", "16-23,144-151", "24-31,152-159",
-        "112-119,240-247", "120-127,248-255", "80-87,208-215", "88-95,216-223",
-    ]  # fmt: skip
-    assert [each.numa for each in bindings] == [3, 3, 1, 1, 7, 7, 5, 5]
-    assert binding.threads(bindings) == 8
-    assert not set(bindings[0].cpus) & set(bindings[1].cpus)
-
-
-def test_ranks_of_a_dgx1_divide_the_socket_that_all_of_them_name() -> None:
-    bindings = binding.bind(8, DGX1_NEAR, range(80), threads_of(40))
-    assert [binding.format_cpus(each.cpus) for each in bindings[:3]] == [
-        "0-1,40-41",
-        "2-4,42-44",
-        "5-6,45-46",
-    ]
-    assert sorted(cpu for each in bindings for cpu in each.cpus) == list(binding.parse_cpus("0-19,40-59"))
-
-
-def test_unknown_topology_divides_the_allowed_cores() -> None:
-    assert binding.bind(2, (), [0, 1, 2, 3]) == (Binding((0, 1), None, 2), Binding((2, 3), None, 2))
-    unknown = (Near((), None), Near((), None))
-    assert binding.bind(2, unknown, [4, 5, 6, 7], threads_of(4)) == (
-        Binding((4, 5), None, 2),
-        Binding((6, 7), None, 2),
-    )
-
-
-def test_only_allowed_cores_are_given_out() -> None:
-    bindings = binding.bind(2, A100_NEAR, [48, 49, 176], threads_of(128))
-    assert [each.cpus for each in bindings] == [(48, 176), (49,)]
-    # Nothing near is allowed: then all that is allowed is divided.
-    assert [each.cpus for each in binding.bind(2, A100_NEAR, [0, 1])] == [(0,), (1,)]
-
-
-def test_more_ranks_than_cores_share_them() -> None:
-    assert [each.cpus for each in binding.bind(3, (), [0, 1])] == [(0,), (1,), (0,)]
+@pytest.mark.parametrize(
+    ("near", "allowed", "cores", "expected"),
+    [
+        (A100_NEAR, range(256), 128, SHARED_NODES),
+        (SOCKET, range(80), 40, SHARED_SOCKET),
+        ((), range(4), None, ["0-1 None 2", "2-3 None 2"]),
+        (UNKNOWN, range(4, 8), 4, ["4-5 None 2", "6-7 None 2"]),
+        # Only what is allowed is given out; where nothing near is allowed, all that is allowed is divided.
+        (A100_NEAR, [48, 49, 176], 128, ["48,176 3 1", "49 3 1"]),
+        (A100_NEAR, [0, 1], None, ["0 None 1", "1 None 1"]),
+        ((), [0, 1], None, ["0 None 1", "1 None 1", "0 None 1"]),
+    ],
+)
+def test_ranks_share_what_is_near_their_gpus(
+    near: tuple[Near, ...], allowed: Sequence[int], cores: int | None, expected: list[str]
+) -> None:
+    found = binding.bind(len(expected), near, allowed, threads_of(cores) if cores else None)
+    assert [f"{binding.format_cpus(each.cpus)} {each.numa} {each.cores}" for each in found] == expected
+    assert binding.threads(found) == min(int(text.split()[2]) for text in expected)
 
 
 @pytest.mark.parametrize(
     ("chosen", "numas"),
-    [(None, [3, 3, 1, 1, 7, 7, 5, 5]), ("2,0", [1, 3]), ("GPU-1234", []), ("9", []), ("", [])],
+    [(None, [3, 3, 1, 1, 7, 7, 5, 5]), ("2,0", [1, 3]), ("GPU-1234", []), ("8", []), ("7", [5]), ("", [])],
 )
 def test_chosen_gpus_keep_their_order(chosen: str | None, numas: list[int]) -> None:
-    assert [each.numa for each in topology.visible(A100_NEAR, chosen)] == numas
+    assert [each.numa for each in binding.visible(A100_NEAR, chosen)] == numas
 
 
-def test_srun_options() -> None:
-    bindings = binding.bind(2, A100_NEAR[1:3], range(256), threads_of(128))
-    assert binding.srun_options(bindings) == (
+def test_the_kernel_reports_what_is_near_a_gpu(tmp_path: Path) -> None:
+    files = {
+        "bus/pci/devices/0000:07:00.0/numa_node": "3\n", "bus/pci/devices/0000:07:00.0/local_cpulist": NODES[3],
+        "bus/pci/devices/0000:0f:00.0/numa_node": "-1\n",
+        "devices/system/cpu/cpu1/topology/thread_siblings_list": "1,3\n", "devices/system/cpu/cpufreq/policy": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="ascii")
+    assert binding.near_gpus(["00000000:07:00.0"], tmp_path) == A100_NEAR[:1]
+    assert binding.near_gpus(["00000000:07:00.0", "0000FFFF:0F:00.0"][1:], tmp_path) == ()
+    assert binding.siblings(tmp_path) == {1: (1, 3)}
+
+
+def test_options_of_the_launchers_are_pinned() -> None:
+    near, alone = binding.bind(2, A100_NEAR[1:3], range(256), threads_of(128)), binding.bind(2, (), range(4))
+    assert binding.srun_options(near) == (
         "--cpu-bind=verbose,mask_cpu:0xffff0000000000000000000000000000ffff000000000000,"
         "0xffff0000000000000000000000000000ffff0000",
         "--mem-bind=map_mem:3,1",
     )
-    alone = binding.bind(2, (), [0, 1, 2, 3])
     assert binding.srun_options(alone) == ("--cpu-bind=verbose,mask_cpu:0x3,0xc", "--mem-bind=local")
+    rank = "${places[${OMPI_COMM_WORLD_LOCAL_RANK:-${HOROVOD_LOCAL_RANK:-${LOCAL_RANK:-${SLURM_LOCALID:-0}}}}]}"
+    plain = f"places=('taskset --cpu-list 48-63,176-191' 'taskset --cpu-list 16-31,144-159'); exec {rank} \"$@\""
+    assert binding.bound(("python", "train.py"), near) == ("bash", "-c", plain, "bound", "python", "train.py")
+    memory = [binding.bound((), each, with_numactl=True)[2].partition(";")[0] for each in (near, alone)]
+    assert memory == [
+        "places=('numactl --physcpubind=48-63,176-191 --membind=3' 'numactl --physcpubind=16-31,144-159 --membind=1')",
+        "places=('numactl --physcpubind=0-1 --localalloc' 'numactl --physcpubind=2-3 --localalloc')",
+    ]
 
 
-def test_wrapper_is_pinned() -> None:
-    bindings = binding.bind(2, A100_NEAR[1:3], range(256), threads_of(128))
-    rank = "${OMPI_COMM_WORLD_LOCAL_RANK:-${HOROVOD_LOCAL_RANK:-${LOCAL_RANK:-${SLURM_LOCALID:-0}}}}"
-    plain = "'taskset --cpu-list 48-63,176-191' 'taskset --cpu-list 16-31,144-159'"
-    assert binding.bound(("python", "train.py"), bindings) == (
-        "bash", "-c", f'places=({plain}); exec ${{places[{rank}]}} "$@"', "bound", "python", "train.py",
-    )  # fmt: skip
-    script = binding.bound((), bindings, with_numactl=True)[2]
-    assert "'numactl --physcpubind=48-63,176-191 --membind=3'" in script
-    assert "--localalloc" in binding.bound((), binding.bind(1, (), [0]), with_numactl=True)[2]
-
-
-def test_wrapper_binds() -> None:
-    allowed = sorted(os.sched_getaffinity(0))
-    bindings = binding.bind(2, (), allowed, topology.siblings())
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", binding.LOCAL_RANKS)
+def test_wrapper_binds_on_this_machine(name: str, rank: int) -> None:
+    bindings = binding.of_this_machine(2)
     show = ("python3", "-c", "import os; print(sorted(os.sched_getaffinity(0)))")
-    for name in binding.LOCAL_RANKS:
-        for rank in (0, 1):
-            variables = {"PATH": os.environ["PATH"], name: str(rank)}
-            done = subprocess.run(
-                binding.bound(show, bindings), env=variables, capture_output=True, text=True, check=True
-            )
-            assert done.stdout.strip() == str(list(bindings[rank].cpus))
-
-
-def test_this_machine_is_read() -> None:
-    bindings = topology.bindings(1)
-    assert set(bindings[0].cpus) <= os.sched_getaffinity(0)
-    assert bindings[0].cores >= 1
+    variables = {"PATH": os.environ["PATH"], name: str(rank)}
+    done = subprocess.run(binding.bound(show, bindings), env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(list(bindings[rank].cpus))

@@ -1,15 +1,14 @@
 """Links of a machine as nvidia-smi and NVML report them, and traffic in the telemetry."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from encore import paths
-from encore.machine import links, node, telemetry
+from encore.machine import binding, links, node, nvml, processes, telemetry
 from encore.machine.links import Server, parse_topology
+from tests.machine.machines import machine
 
 SAMPLES = paths.ROOT / "tests" / "samples" / "topology"
 
@@ -18,23 +17,34 @@ def sample(name: str) -> Server:
     return parse_topology((SAMPLES / f"{name}.txt").read_text(encoding="utf-8"))
 
 
-def test_cube_mesh() -> None:
-    """A DGX-1: six NVLinks per V100, two sockets, four PCIe switches."""
-    server = sample("dgx1-v100")
-    for gpu in server.gpus:
-        assert sum(count for pair, count in server.nvlinks.items() if gpu in pair) == 6
-    assert [len(near) for near in server.near] == [4, 4]
-    assert server.switches[1] == ("GPU2", "GPU3", "mlx5_1")
-    assert (server.kind, server.has_nvswitch, server.link("GPU0", "GPU5")) == ("NVLink", False, "SYS")
+SECOND_SWITCH = ("GPU2", "GPU3", "mlx5_1")
+EXPECTED = {
+    "dgx1-v100": ([6] * 8, [": GPU0 GPU1 GPU2 GPU3", ": GPU4 GPU5 GPU6 GPU7"], SECOND_SWITCH, "NVLink", False, "SYS"),
+    "dgx-a100": (
+        [84] * 8, ["3: GPU0 GPU1", "1: GPU2 GPU3", "7: GPU4 GPU5", "5: GPU6 GPU7"], SECOND_SWITCH, "NVLink", True,
+        "NV12",
+    ),
+}  # fmt: skip
 
 
-def test_switched_links() -> None:
-    """A DGX A100: twelve NVLinks from each GPU to all others, four NUMA nodes with GPUs."""
-    server = sample("dgx-a100")
-    assert set(server.nvlinks.values()) == {12}
-    assert (server.kind, server.has_nvswitch) == ("NVLink", True)
-    assert [server.numa[near[0]] for near in server.near] == ["3", "1", "7", "5"]
-    assert len(server.switches) == 4
+def test_recorded_machines() -> None:
+    """A DGX-1: six NVLinks a V100, two sockets, four PCIe switches; a DGX A100: twelve from each GPU to all others."""
+    found = {}
+    for name in ("dgx1-v100", "dgx-a100"):
+        server = sample(name)
+        links_of = [sum(count for pair, count in server.nvlinks.items() if gpu in pair) for gpu in server.gpus]
+        near = [f"{server.numa[gpus[0]]}: {' '.join(gpus)}" for gpus in server.near]
+        found[name] = (
+            links_of,
+            near,
+            server.switches[1],
+            server.kind,
+            server.has_nvswitch,
+            server.link("GPU0", "GPU5"),
+        )
+    assert found == EXPECTED
+    again = links.from_json(sample("dgx1-v100").as_json())
+    assert again == links.from_json(again.as_json()) and again.nvlinks == sample("dgx1-v100").nvlinks
 
 
 def by_matrix(*rows: str) -> Server:
@@ -69,13 +79,6 @@ def test_floor_of_an_all_reduce(server: Server, capability: str | None, floor: f
     assert (found and found[0] / 1e9) == (pytest.approx(floor) if floor else None)
 
 
-def test_description_is_read_back() -> None:
-    server = sample("dgx1-v100")
-    again = links.from_json(server.as_json())
-    assert again.as_json() == server.as_json()
-    assert again.nvlinks == server.nvlinks
-
-
 @pytest.mark.parametrize("text", ["", "No devices were found\n", "\tGPU0\tGPU1\nGPU0\t X\n"], ids=["", "none", "cut"])
 def test_text_without_a_matrix_has_no_links(text: str) -> None:
     assert not parse_topology(text).links
@@ -87,11 +90,6 @@ def test_underlined_heading_and_two_gpus_behind_a_switch() -> None:
     text += "GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n"
     server = parse_topology(text)
     assert (server.kind, server.switches, server.near) == ("PCIe", (("GPU0", "GPU1"),), (("GPU0", "GPU1"),))
-
-
-def test_this_machine() -> None:
-    server = links.this_server(node.this_node())
-    assert len(server.gpus) == len(node.gpus())
 
 
 class Library:
@@ -142,7 +140,19 @@ class Library:
 
 def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Library())
-    assert links.by_nvml().nvlinks == {("GPU0", "GPU1"): 2}
-    first, second = telemetry.GpuSampler().sample()
-    assert (first["pcie_sent_kib_s"], first["pcie_received_kib_s"], first["nvlink_sent_kib"]) == (1000, 2000, 1380)
-    assert (second["nvlink_sent_kib"], second["power_watts"]) == (None, None)
+    here = links.this_server(machine("V100", "V100"))
+    assert (here.name, here.gpu_model, here.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
+    text = (SAMPLES / "dgx-a100.txt").read_text(encoding="utf-8")
+    monkeypatch.setattr(processes, "output_of", lambda *command: text)
+    by_program = links.this_server(machine("A100"))
+    assert (by_program.links, by_program.gpu_model) == (sample("dgx-a100").links, "A100")
+    nothing = dict.fromkeys(
+        ("use_percent", "memory_mib", "sm_mhz", "memory_mhz", "power_watts", "temperature_celsius", "nvlink_sent_kib",
+         "nvlink_received_kib")
+    )  # fmt: skip
+    assert [telemetry.sample_gpu(handle) for handle in (0, 1)] == [
+        {**nothing, "pcie_sent_kib_s": 1000, "pcie_received_kib_s": 2000, "nvlink_sent_kib": 1380,
+         "nvlink_received_kib": 1390},
+        {**nothing, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001},
+    ]  # fmt: skip
+    assert binding.near_gpus(nvml.busses()) == () and node.gpus() == ()

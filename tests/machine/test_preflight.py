@@ -1,130 +1,117 @@
-"""Preflight, GPUs as nvidia-smi reports them, and the choice of a system for a machine."""
-
-from __future__ import annotations
+"""Preflight, and the choice of a system for a machine."""
 
 import json
 import math
-import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.configuration import refuse_misfits
-from encore import catalogue, paths
+from encore import catalogue
 from encore.configuration import Configuration, config_class, resolve
 from encore.errors import EncoreError
-from encore.machine import node, preflight
-from encore.machine.node import Gpu, Node
+from encore.machine import preflight
+from encore.machine.node import Node
+from encore.machine.preflight import Check
 from encore.run import planning
+from tests.machine.machines import gpus_of, machine
 
 RESNET = catalogue.choose("resnet")
-SAMPLES = paths.ROOT / "tests" / "samples" / "gpus"
-
-
-def machine(*gpus: str, cores: int = 64) -> Node:
-    cards = tuple(
-        Gpu(index=index, name=name, memory_gib=80.0, driver="550.54", compute_capability="9.0")
-        for index, name in enumerate(gpus)
-    )
-    return Node(
-        hostname="box",
-        operating_system="Linux",
-        kernel="6.1",
-        cpu="CPU",
-        sockets=2,
-        cores=cores,
-        memory_gib=512.0,
-        gpus=cards,
-    )
+ON_CPU = "use --system cpu, which runs the same code on a small data set"
+SLOWEST = "the slowest sets the pace; choose with CUDA_VISIBLE_DEVICES"
 
 
 def configured(system: str, gpus: int) -> Configuration:
     return resolve(RESNET, catalogue.find_system(RESNET, system, "v0.7"), 1, gpus, [])
 
 
-def levels(checks: list[preflight.Check]) -> list[str]:
-    return [check.level for check in checks]
-
-
-def test_gpus_that_are_there() -> None:
-    assert levels(preflight.check_devices(configured("dgxa100", 8), machine(*["A100"] * 8))) == ["OK"]
-
-
 @pytest.mark.parametrize(
-    ("gpus", "message"),
-    [([], "none found"), (["A100"] * 4, "8 GPUs wanted, 4 found")],
+    ("system", "ranks", "here", "expected"),
+    [
+        ("dgxa100", 8, machine(*["A100"] * 9), Check("OK", "GPUs", "8 of 9 x A100")),
+        ("dgxa100", 8, machine(), Check("FAIL", "GPUs", "8 GPUs wanted, none found on box", ON_CPU)),
+        ("dgxa100", 8, machine(*["A100"] * 7), Check("FAIL", "GPUs", "8 GPUs wanted, 7 found", "ask for at most 7")),
+        ("dgxa100", 2, machine("V100", "A100"), Check("WARN", "GPUs", "the GPUs differ: A100, V100", SLOWEST)),
+        ("cpu", 3, machine(cores=2), Check("WARN", "cores", "3 ranks share 2 cores", "ask for at most 2 to go faster")),
+        ("cpu", 2, machine("A100", cores=2), Check("OK", "cores", "2 ranks on 2 cores")),
+    ],
 )
-def test_gpus_that_are_not_there(gpus: list[str], message: str) -> None:
-    (check,) = preflight.check_devices(configured("dgxa100", 8), machine(*gpus))
-    assert check.level == "FAIL"
-    assert message in check.found
-    assert check.remedy
-    with pytest.raises(EncoreError):
-        preflight.refuse_failed([check])
-
-
-def test_mixed_gpus_are_warned_of() -> None:
-    (check,) = preflight.check_devices(configured("dgxa100", 2), machine("A100", "V100"))
-    assert (check.level, "V100" in check.found) == ("WARN", True)
-
-
-def test_more_ranks_than_cores_are_warned_of() -> None:
-    assert levels(preflight.check_devices(configured("cpu", 8), machine(cores=2))) == ["WARN"]
-    assert levels(preflight.check_devices(configured("cpu", 2), machine(cores=2))) == ["OK"]
+def test_devices(system: str, ranks: int, here: Node, expected: Check) -> None:
+    found = preflight.check_devices(configured(system, ranks), here)
+    assert found == [expected]
+    if expected.level == "FAIL":
+        with pytest.raises(EncoreError, match=expected.found):
+            preflight.refuse_failed(found)
 
 
 def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert preflight.check_results(tmp_path / "new" / "folder").level == "OK"
-    file = tmp_path / "file"
-    file.touch()
-    assert preflight.check_results(file).level == "FAIL"
-    monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
-    assert "not writable" in preflight.check_results(tmp_path).found
+    def said(folder: Path, resumes: bool = False) -> str:
+        check = preflight.check_results(folder, resumes)
+        return f"{check.level} {check.name}: {check.found}; {check.hint}"
 
-
-def test_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert said(tmp_path / "new" / "folder").startswith("OK disk: ")
+    assert said(tmp_path / "file" / "x") == (
+        f"FAIL results folder: {tmp_path / 'file'} is not a folder; give another: --results DIR"
+    )
     monkeypatch.setattr(preflight, "RESULTS_GIB", 1e9)
-    check = preflight.check_results(tmp_path)
-    assert (check.level, "free" in check.found) == ("FAIL", True)
+    assert said(tmp_path).endswith(
+        "GiB free for results, 1e+09 needed; free some space, or give a folder on another disk: --results DIR"
+    )
+    monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
+    wrong = f"FAIL results folder: {tmp_path} is not writable; "
+    assert [said(tmp_path), said(tmp_path, True)] == [
+        f"{wrong}give another: --results DIR", f"{wrong}resume as its owner",
+    ]  # fmt: skip
 
 
-def test_unsubmitted_count_is_said() -> None:
-    check = preflight.check_submission(configured("dgxa100", 4), None)
-    assert check.level == "WARN"
-    assert "not a submitted configuration" in check.found
-    assert preflight.check_submission(configured("dgxa100", 8), None).level == "OK"
-    assert "CPU run" in preflight.check_submission(configured("cpu", 2), None).found
+def test_what_a_run_may_be_called_and_another_accelerator() -> None:
+    submission = {(s, g): preflight.check_submission(configured(s, g), None) for s, g in (("dgxa100", 4), ("cpu", 2))}
+    assert {key: check.level for key, check in submission.items()} == {("dgxa100", 4): "WARN", ("cpu", 2): "OK"}
+    assert "not a submitted configuration" in submission["dgxa100", 4].found
+    assert preflight.check_submission(configured("dgxa100", 8), None).found.startswith("every value as submitted: ")
+    (check,) = preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA H200"))
+    found = "the configuration was submitted on NVIDIA A100-SXM4-40GB, this is NVIDIA H200"
+    assert (check.level, check.found) == ("WARN", found)
+    assert not preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA A100-SXM4-80GB"))
 
 
-@pytest.mark.parametrize(
-    ("gpus", "count", "system"),
-    [
-        ([], 2, "cpu"),
-        (["NVIDIA A100-SXM4-40GB"] * 8, 8, "dgxa100"),
-        (["NVIDIA A100-SXM4-40GB"] * 8, 4, "dgxa100"),
-        (["Tesla V100-SXM2-16GB"] * 8, 8, "dgx1"),
-        (["Tesla V100-SXM3-32GB"] * 16, 16, "dgx2"),
-    ],
-)
-def test_system_for_a_machine(gpus: list[str], count: int, system: str) -> None:
-    assert planning.choose_system(RESNET, count, machine(*gpus), None, None).system == system
+@pytest.mark.parametrize(("soft", "mib", "levels"), [(768, 1024, ["OK", "OK"]), (767, 1023, ["WARN", "WARN"])])
+def test_limits_and_shared_memory(soft: int, mib: int, levels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.resource, "getrlimit", lambda which: (soft, soft))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(total=mib * 2**20))
+    checks = [each(configured("dgxa100", 8)) for each in (preflight.check_limits, preflight.check_shared_memory)]
+    assert [check.level for check in checks] == levels
+    assert [check.found for check in checks] == [
+        f"limit {soft}" + (", 768 may be needed" if soft < 768 else ""), f"/dev/shm has {mib} MiB",
+    ]  # fmt: skip
+
+
+def test_a_folder_without_a_data_set_is_refused(tmp_path: Path) -> None:
+    check, passport = preflight.check_data_set(configured("dgxa100", 8), tmp_path)
+    found = f"{tmp_path} holds no prepared data set: no dataset.json; expected a folder that encore data prepare wrote"
+    assert (check.level, check.found, passport) == ("FAIL", found, None)
 
 
 @pytest.mark.parametrize(
     ("benchmark", "sample", "memory_gib", "count", "system"),
     [
+        ("resnet", "", None, 2, "cpu"),
         ("resnet", "h100", None, 1, "h100-80gb"),
         ("resnet", "h100", None, 8, "dgxh100"),
         ("resnet", "h200", None, 1, "h200-141gb"),
         ("resnet", "h200", None, 8, "h200"),
         ("resnet", "a100", None, 1, "a100-40gb"),
+        ("resnet", "a100", None, 4, "dgxa100"),
         ("resnet", "a100", 80.0, 1, "a100-80gb"),
         ("resnet", "a100", 80.0, 8, "dgxa100"),
         ("resnet", "v100", None, 1, "v100-16gb"),
         ("resnet", "v100", 32.0, 1, "v100-32gb"),
         ("resnet", "v100", None, 8, "dgx1"),
+        ("resnet", "v100", 32.0, 16, "dgx2"),
         ("resnet", "rtx3090", None, 1, "v100-16gb"),
         ("resnet", "b200", None, 1, "h200-141gb"),
         ("resnet-pytorch", "h100", None, 1, "h100-80gb"),
@@ -137,45 +124,13 @@ def test_system_for_a_machine(gpus: list[str], count: int, system: str) -> None:
 def test_system_for_a_machine_by_its_memory_and_number(
     benchmark: str, sample: str, memory_gib: float | None, count: int, system: str
 ) -> None:
-    gpus = node.parse_nvidia_smi((SAMPLES / f"{sample}.csv").read_text("utf-8"))
-    if memory_gib is not None:
-        gpus = tuple(replace(gpu, memory_gib=memory_gib) for gpu in gpus)
-    found = planning.choose_system(catalogue.choose(benchmark), count, replace(machine(), gpus=gpus), None, None)
-    assert found.system == system
-    assert preflight.memory_gib(found.accelerator) <= gpus[0].memory_gib * planning.ROUNDING
-
-
-def test_another_accelerator_is_warned_of() -> None:
-    (check,) = preflight.check_accelerator(configured("dgxa100", 8), machine(*["NVIDIA H200"] * 8))
-    assert (check.level, "A100" in check.found, "H200" in check.found) == ("WARN", True, True)
-    assert not preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA A100-SXM4-80GB"))
-
-
-def test_gpus_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = tmp_path / "nvidia-smi"
-    fake.write_text(
-        "#!/bin/sh\n"
-        'test "$1" = --query-gpu=index,name,memory.total,driver_version,compute_cap || exit 9\n'
-        "echo '0, NVIDIA H100 80GB HBM3, 81559, 550.54.15, 9.0'\n"
-        "echo '1, Tesla V100-SXM2-16GB, [N/A], 418.87, [Not Supported]'\n",
-        encoding="utf-8",
-    )
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(node, "_gpus_by_nvml", tuple)
-    first, second = node.gpus()
-    assert first == Gpu(
-        index=0, name="NVIDIA H100 80GB HBM3", memory_gib=79.6, driver="550.54.15", compute_capability="9.0"
-    )
-    assert (second.compute_capability, second.memory_gib) == (None, 0.0)
-
-
-def test_no_gpu_library_is_no_error() -> None:
-    assert isinstance(node.this_node().gpus, tuple)
+    gpus = tuple(replace(each, memory_gib=memory_gib or each.memory_gib) for each in gpus_of(sample)) if sample else ()
+    here = replace(machine(), gpus=gpus)
+    assert planning.choose_system(catalogue.choose(benchmark), count, here, None, None).system == system
 
 
 MISFITS = [
-    ("bert", {"sequence_length": 128}, 2, "positions=64", "expected at most positions=64; do this: set positions=128"),
+    ("bert", {"sequence_length": 128}, 2, "positions=64", "expected at most positions=64; hint: set positions=128"),
     ("bert", {"sequence_length": 16}, 2, "batch_size=500", "999 samples, fewer than the 1,000 of a step"),
     (
         "bert-squad",
@@ -194,10 +149,10 @@ MISFITS = [
     ),
     ("gnmt", {}, 2, "batch_size=500", "999 pairs, fewer than the 1,000 of a step"),
     ("minigo", {"board_size": 9}, 2, "", "games on 9 x 9; expected 5 x 5"),
-    ("resnet", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; do this: set num_classes=2"),
-    ("resnet-pytorch", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; do this: set num_classes=2"),
-    ("resnet-tensorflow", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; do this: set num_classes=2"),
-    ("ssd", {}, 2, "bn_group=3", "bn_group=3 with 2 ranks; expected a divisor of 2; do this: set bn_group=1"),
+    ("resnet", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; hint: set num_classes=2"),
+    ("resnet-pytorch", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; hint: set num_classes=2"),
+    ("resnet-tensorflow", {}, 2, "num_classes=9", "2 classes; expected num_classes=9; hint: set num_classes=2"),
+    ("ssd", {}, 2, "bn_group=3", "bn_group=3 with 2 ranks; expected a divisor of 2; hint: set bn_group=1"),
     ("transformer", {}, 1000, "batch_size=64", "999 pairs, fewer than the 1,000 of a step"),
 ]
 
@@ -217,12 +172,12 @@ def test_preflight_refuses_what_the_ranks_would(
     here = replace(machine(), gpus=())
     check, _ = preflight.check_data_set(asked, tmp_path, here)
     assert check.level == "FAIL"
-    assert words in f"{check.found}; do this: {check.remedy}"
+    assert words in f"{check.found}; hint: {check.hint}"
     if name != "dlrm":  # whose ranks ask for their memory first, and place the tables
         with pytest.raises(Problem) as refused:
             refuse_misfits(config_class(choice.folder)(**asked.plain()), tmp_path, ranks)
         problem = refused.value
-        assert problem.remedy == check.remedy
+        assert problem.hint == check.hint
         assert f"{problem.found.partition(': ')[2]}; expected {problem.expected}" in check.found
 
 
@@ -232,6 +187,6 @@ def test_tables_of_dlrm_are_held_against_the_memory_of_a_gpu() -> None:
     manifest = {"facts": {"table_sizes": [10**8] * 8}}  # 51.2 GB each
     assert not asked.misfits(manifest, 80 * 2**30)
     assert not asked.misfits(manifest, math.inf)
-    ((_, expected, remedy),) = asked.misfits(manifest, 40 * 2**30)
+    ((_, expected, hint),) = asked.misfits(manifest, 40 * 2**30)
     assert expected.startswith("at most 38.7 GB")
-    assert "--index-limit" in remedy
+    assert "--index-limit" in hint

@@ -1,7 +1,5 @@
 """A Python of the user's for the host runtime: what is asked of it, what is refused, and how ranks start in it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -12,8 +10,7 @@ import pytest
 
 from encore import catalogue, paths
 from encore.configuration import Configuration, resolve
-from encore.containers import asking, checks, runtimes
-from encore.containers.renderers import host
+from encore.containers import asking, checks, renderers
 from encore.containers.runtimes import Target
 from encore.job import Places, training_job
 from encore.machine import pythons
@@ -45,23 +42,20 @@ def checked(python: Path, system: str = "cpu") -> Check:
 
 def test_a_python_with_the_framework_serves_the_cpu_and_is_refused_for_gpus(pytorch_python: Path) -> None:
     target = asking.asked(Target(python=pytorch_python), CHOICE, {})
-    assert target.facts is not None
-    assert target.facts.problems == {}
-    assert "torch" in target.facts.packages
+    noted = target.python_json()
+    assert target.facts is not None and noted is not None
+    assert (target.facts.problems, noted["file"]) == ({}, str(pytorch_python))
+    assert noted["packages"]["torch"] == target.facts.packages["torch"]
     assert checks.check_host(target, configured("cpu")).level == "OK"
     refused = checks.check_host(target, configured("dgxa100"))
     assert (refused.level, "built for CPUs" in refused.found) == ("FAIL", True)
-    noted = target.python_json()
-    assert noted is not None
-    assert noted["file"] == str(pytorch_python)
-    assert noted["packages"]["torch"] == target.facts.packages["torch"]
 
 
 def test_a_python_without_the_framework_is_refused_with_what_it_lacks() -> None:
     check = checked(Path(sys.executable))
     assert check.level == "FAIL"
     assert "cannot import nvidia.dali.plugin.pytorch (ModuleNotFoundError" in check.found
-    assert f"{sys.executable} -m pip" in check.remedy
+    assert f"{sys.executable} -m pip" in check.hint
 
 
 @pytest.mark.parametrize(
@@ -75,16 +69,11 @@ def test_a_python_without_the_framework_is_refused_with_what_it_lacks() -> None:
     ],
 )
 def test_what_is_no_python_is_refused(tmp_path: Path, text: str | None, found: str) -> None:
-    python = script(tmp_path, text) if text else tmp_path / "python"
-    check = checked(python)
-    assert check.level == "FAIL"
-    assert found in check.found
-    assert "Python 3.8 or later" in check.found
-    assert "--python" in check.remedy
-
-
-def test_a_file_that_is_not_executable_is_refused(tmp_path: Path) -> None:
+    check = checked(tmp_path / "python" if text is None else script(tmp_path, text))
+    assert (check.level, found in check.found, "Python 3.8 or later" in check.found) == ("FAIL", True, True), check
+    assert "--python" in check.hint
     (tmp_path / "python").touch()
+    (tmp_path / "python").chmod(0o644)
     assert "is not executable" in checked(tmp_path / "python").found
 
 
@@ -104,21 +93,19 @@ def test_gpus_are_asked_of_the_python_itself(changes: dict[str, Any], level: str
 
 def test_ranks_and_launcher_are_started_by_the_file(tmp_path: Path) -> None:
     job = training_job(configured("cpu"), Places("/data", "/out"), (), {}, 2)
-    caller = {"PATH": "/usr/bin", "PYTHONPATH": "/apps/site"}
-    command = host.render(job, Path("/apps/bin/python3.12"), caller, given=True)
-    assert command.argv[:3] == ("/apps/bin/python3.12", "-m", "torch.distributed.run")
-    assert command.argv[command.argv.index("--no-python") + 1] == "/apps/bin/python3.12"
-    assert command.environment["PYTHONPATH"] == f"{paths.ROOT}:/apps/site"
-    own = host.render(job, Path("/apps/bin/python3.12"), caller)
-    assert own.argv[0] == "torchrun"
-    assert own.environment["PYTHONPATH"] == str(paths.ROOT)
+    caller, python = {"PATH": "/usr/bin", "PYTHONPATH": "/apps/site"}, Path("/apps/bin/python3.12")
+    given, own = (renderers.host(job, python, caller, given=each) for each in (True, False))
+    assert given.argv[:3] == (str(python), "-m", "torch.distributed.run") and own.argv[0] == "torchrun"
+    assert given.argv[given.argv.index("--no-python") + 1] == str(python)
+    search = [each.environment["PYTHONPATH"] for each in (given, own)]
+    assert search == [f"{paths.ROOT}:/apps/site", str(paths.ROOT)]
 
 
 def test_the_small_set_needs_packages_that_a_framework_does_not_bring() -> None:
     (check,) = checks.check_preparation(answered(packages={"torch": "2.9", "Pillow": "11", "scipy": "1"}), CHOICE)
     assert check.level == "FAIL"
     assert "has no joblib, mlperf-logging, scikit-learn, threadpoolctl, by which" in check.found
-    assert "pip install --no-deps -r" in check.remedy
+    assert "pip install --no-deps -r" in check.hint
     assert checks.check_preparation(answered(packages=PACKAGES), CHOICE) == []
 
 
@@ -147,7 +134,7 @@ def test_a_horovod_by_which_ranks_cannot_meet_is_refused(
 ) -> None:
     (check,) = on_horovod(name, mpirun, needed)
     assert (check.level, found in check.found) == (level, True), check
-    assert check.remedy or level == "OK"
+    assert check.hint or level == "OK"
 
 
 def test_our_own_environments_are_not_asked() -> None:
@@ -191,11 +178,6 @@ def test_the_command_line_comes_before_the_cluster_file() -> None:
     assert named == ("host", Path("/mine/python"))
     with pytest.raises(planning.EncoreError, match="--python with --runtime podman"):
         planning.choose_python(request(python=Path("/mine/python"), runtime="podman"), cluster, CHOICE)
-
-
-def test_a_passport_names_the_python_of_a_run_that_resumes() -> None:
-    target = runtimes.choose("host", CHOICE, planning.node.this_node(), "cpu", python=Path("/apps/python"))
-    assert target == Target(python=Path("/apps/python"))
 
 
 def test_an_answer_is_found_between_other_output() -> None:

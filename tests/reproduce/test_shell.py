@@ -1,7 +1,5 @@
 """The reader of shell scripts against bash itself, and against scripts that are made to hurt."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damaged logs, for the tests of the reader and for tools/fuzz_logs.py."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -45,7 +43,7 @@ def check_mutant(original: bytes, mutant: bytes, minutes: float, path: Path) -> 
     run = read_run(path, "v0.5" if b"MLPv0.5" in original else "v0.7")
     audit_score(score_runs(path.parent, [run]))
     if run.minutes is None:
-        assert run.reason is not None
+        assert run.reason
         return
     keys = (b"run_start", b"run_stop")
     if times_of(mutant, keys) == times_of(original, keys):

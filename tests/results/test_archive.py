@@ -1,7 +1,5 @@
 """MLPerf's submission tree, judged by mlperf-logging's own package checker."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -17,10 +15,7 @@ from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, write_se
 
 
 def run_set(folder: Path, count: int = 5, first: int = 0, **changed: object) -> Path:
-    texts = [
-        resnet_v07(40.0 + n, start_ms=START_MS + 10**7 * (n + first), **changed)  # type: ignore[arg-type]
-        for n in range(count)
-    ]
+    texts = [resnet_v07(40.0 + n, start_ms=START_MS + 10**7 * (n + first), **changed) for n in range(count)]
     return write_set(folder / "box" / "resnet", texts)
 
 

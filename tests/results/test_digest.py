@@ -1,7 +1,5 @@
 """Digests of submitted sets, and the curves that logs and digests have in common."""
 
-from __future__ import annotations
-
 import csv
 import json
 import lzma
@@ -12,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from encore.cli.app import app
-from encore.errors import EncoreError
 from encore.results.compare import digest
 from encore.results.compare.compare import compare_with
 from encore.results.compare.digest_build import main
@@ -25,14 +22,7 @@ from encore.results.published import published
 from encore.results.published.published import load_published, select
 from encore.results.published.systems import cells_at
 from encore.results.rules import ROUNDS
-from tests.results.result_logs import START_MS, mllog, resnet_v07, write_set
-
-
-def test_curve_has_the_evaluations_on_the_clock_and_ends_with_the_deciding_one(tmp_path: Path) -> None:
-    late = mllog("eval_accuracy", 0.77, START_MS + 50 * 60_000, epoch_num=12)
-    side = load_side(write_set(tmp_path, [resnet_v07(40.0, quality=(0.35, 0.7605)) + late, resnet_v07(42.0)]))
-    assert [curve.minutes for curve in side.curves] == [pytest.approx((20.0, 40.0)), pytest.approx((21.0, 42.0))]
-    assert side.curves[0].values == {"value": (0.35, 0.7605)}
+from tests.results.result_logs import resnet_v07, write_set
 
 
 def test_long_curve_is_thinned_to_what_a_plot_can_show(tmp_path: Path) -> None:
@@ -41,18 +31,6 @@ def test_long_curve_is_thinned_to_what_a_plot_can_show(tmp_path: Path) -> None:
     assert len(curve.minutes) == len(curve.values["value"]) == MOST_POINTS
     assert (curve.values["value"][0], curve.values["value"][-1]) == (0.0, 0.7605)
     assert list(curve.minutes) == sorted(set(curve.minutes))
-
-
-def test_curve_joins_the_metrics_of_one_evaluation(tmp_path: Path) -> None:
-    at = START_MS + 30 * 60_000
-    lines = [
-        mllog("eval_accuracy", value, at, epoch_num=9, metric=name) for name, value in (("FID", 90.0), ("CLIP", 0.15))
-    ]
-    text = resnet_v07(40.0, quality=()).replace(mllog("run_stop", time_ms=START_MS + 2_400_000, status="success"), "")
-    folder = write_set(tmp_path, [text + "".join(lines) + mllog("run_stop", time_ms=at, status="success")])
-    curve = curve_of(read_run(folder / "result_0.txt"))
-    assert curve.minutes == pytest.approx((30.0,))
-    assert curve.values == {"FID": (90.0,), "CLIP": (0.15,)}
 
 
 def _checkout(folder: Path) -> Path:
@@ -66,34 +44,21 @@ def _checkout(folder: Path) -> Path:
     return submitter.parent
 
 
+NAMES = ("round", "benchmark", "length_unit", "runs", "converged", "required", "missing", "division", "targets")
+
+
 def _assert_same(kept: Side, read: Side) -> None:
     """The two have the same figures, to what a digest keeps of them."""
-    for name in (
-        "round",
-        "benchmark",
-        "length_unit",
-        "runs",
-        "converged",
-        "required",
-        "missing",
-        "division",
-        "targets",
-    ):
-        assert getattr(kept, name) == getattr(read, name), name
-    for name in ("score", "lengths", "per_length"):
-        ours, theirs = getattr(kept, name), getattr(read, name)
-        assert (ours is None) == (theirs is None), name
-        if ours is not None:
-            assert ours.estimate == pytest.approx(theirs.estimate, rel=1e-6), name
-            assert (ours.count, ours.trimmed) == (theirs.count, theirs.trimmed), name
-            assert (ours.spread is None) == (theirs.spread is None), name
-            assert (ours.spread or 0.0) == pytest.approx(theirs.spread or 0.0, rel=1e-4, abs=1e-5 * ours.estimate), name
+    assert [getattr(kept, name) for name in NAMES] == [getattr(read, name) for name in NAMES]
+    for ours, theirs in ((kept.score, read.score), (kept.lengths, read.lengths), (kept.per_length, read.per_length)):
+        assert (ours and (ours.count, ours.trimmed)) == (theirs and (theirs.count, theirs.trimmed))
+        if ours and theirs:
+            assert ours.estimate == pytest.approx(theirs.estimate, rel=1e-6)
+            assert (ours.spread or 0.0) == pytest.approx(theirs.spread or 0.0, rel=1e-4, abs=1e-5 * ours.estimate)
     assert kept.phases == pytest.approx(read.phases, rel=1e-5)
-    assert len(kept.curves) == len(read.curves)
-    for mine, other in zip(kept.curves, read.curves, strict=True):
-        assert mine.minutes == pytest.approx(other.minutes, rel=1e-5)
-        assert mine.values.keys() == other.values.keys()
-        assert all(mine.values[name] == pytest.approx(other.values[name], rel=1e-5) for name in mine.values)
+    mine, others = ([(curve.minutes, *curve.values.values()) for curve in side.curves] for side in (kept, read))
+    assert [list(curve.values) for curve in kept.curves] == [list(curve.values) for curve in read.curves]
+    assert [pytest.approx(each, rel=1e-5) for curve in mine for each in curve] == [e for curve in others for e in curve]
     assert kept.hyperparameters == json.loads(json.dumps(read.hyperparameters))
 
 
@@ -195,7 +160,7 @@ def _gpt3(folder: Path, longer: float = 1.0) -> Path:
 
 def test_two_sets_of_any_benchmark_are_compared(tmp_path: Path) -> None:
     ours, theirs = _gpt3(tmp_path / "ours", 1.3), _gpt3(tmp_path / "theirs")
-    result = CliRunner().invoke(app, ["compare", str(ours), "--other", str(theirs), "--json"])
+    result = CliRunner().invoke(app, ["compare", str(ours), str(theirs), "--json"])
     found = json.loads(result.stdout)
     assert found["benchmark"] == "gpt3"
     assert found["verdict"] != "not comparable", found["reasons"]
@@ -203,24 +168,13 @@ def test_two_sets_of_any_benchmark_are_compared(tmp_path: Path) -> None:
     assert found["factors"][0]["interval"] is not None
 
 
-def test_sets_of_two_benchmarks_are_not_compared(tmp_path: Path) -> None:
-    other = write_set(tmp_path / "theirs", [resnet_v07(40.0)])
-    result = CliRunner().invoke(app, ["compare", str(_gpt3(tmp_path / "ours")), "--other", str(other)])
-    assert "a run of gpt3, a result of resnet" in result.stdout
-
-
-def test_other_is_one_set_of_logs_and_not_given_twice(tmp_path: Path) -> None:
+def test_other_is_one_set_of_logs_or_a_submission(tmp_path: Path) -> None:
     ours = _gpt3(tmp_path / "ours")
     (tmp_path / "junk").mkdir()
     (tmp_path / "junk" / "result_0.txt").write_bytes(b"\x00\xff:::MLLOG {" * 1000)
-    for given, why in (
-        (["--other", str(ours), "--with", "x"], "name what to compare with"),
-        (["--other", str(tmp_path / "none")], "there is no"),
-    ):
-        result = CliRunner().invoke(app, ["compare", str(ours), *given])
-        assert isinstance(result.exception, EncoreError)
-        assert why in str(result.exception)
-    result = CliRunner().invoke(app, ["compare", str(ours), "--other", str(tmp_path / "junk")])
+    result = CliRunner().invoke(app, ["compare", str(ours), str(tmp_path / "none")])
+    assert "unknown submission" in str(result.exception)
+    result = CliRunner().invoke(app, ["compare", str(ours), str(tmp_path / "junk")])
     assert result.exit_code == 0
     assert "not comparable" in result.stdout
 
@@ -231,10 +185,6 @@ def test_a_submission_of_a_late_round_has_spread_phases_system_and_curves() -> N
     ours, theirs = (
         digest.submission(cells[f"v4.1/NVIDIA/{name}"]) for name in ("eos_ngc23.04_pytorch", "eos_n8_ngc23.04_pytorch")
     )
-    assert ours.score is not None
-    assert ours.score.spread is not None
     assert len(ours.curves) == ours.runs == 10
-    found = compare_with(ours, theirs, AS_GIVEN)
-    assert found.score is not None
-    assert found.score.interval is not None
+    assert compare_with(ours, theirs, AS_GIVEN).score.interval
     assert {"phases", "hyperparameters"} <= {each.area for each in explain(ours, theirs).differences}

@@ -1,7 +1,5 @@
 """Reading on all cores: the same results in the same order, and a clean end whatever happens to a process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from encore.results.compliance import compliance
-from encore.results.compliance.compliance import check_log_of_many, score_and_check
+from encore.results.compliance.compliance import read_and_check, score_and_check
 from encore.results.logs import parallel, reader
 from encore.results.scores.score import find_sets, score_folder
 from tests.results.result_logs import resnet_v07, write_set
@@ -125,28 +123,20 @@ def test_few_logs_are_read_in_this_process_and_their_bytes_counted(tmp_path: Pat
     assert progress == [(1000, 1020), (1010, 1020), (1020, 1020)]
 
 
-def test_chunks_hold_every_file_once_and_none_is_small() -> None:
-    paths = [Path(str(number)) for number in range(50)]
-    sizes = [number % 7 * 10 for number in range(50)]
-    chunks = parallel._chunks(paths, sizes, 100)
-    assert [path for chunk in chunks for path in chunk] == paths
-    assert all(sum(sizes[int(path.name)] for path in chunk) >= 100 for chunk in chunks[:-1])
-
-
 def test_score_and_check_are_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_set(tmp_path / "resnet", [resnet_v07(minutes) for minutes in (40.0, 41.0, 42.0, 43.0, 44.0)])
     write_set(tmp_path / "other", [resnet_v07(40.0), "no event in here\n"])
     expected = [score.as_json() for score in score_folder(tmp_path)]
     found = [file for _, each in find_sets(tmp_path) for file in each]
-    reports = [check_log_of_many(file) for file in found]
+    reports = [read_and_check(file)[1] for file in found]
     read: list[int] = []
-    marked_lines = reader._marked_lines
+    lines = reader._lines
 
     def counted(*arguments):
         read.append(1)
-        return marked_lines(*arguments)
+        return lines(*arguments)
 
-    monkeypatch.setattr(reader, "_marked_lines", counted)
+    monkeypatch.setattr(reader, "_lines", counted)
     scores, again = score_and_check(tmp_path)
     assert [score.as_json() for score in scores] == expected
     assert again == reports

@@ -1,18 +1,14 @@
 """System descriptions: keys and syntax as submitters have them, and accelerators told apart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from encore.results.compare.compare import compare_path
 from encore.results.published.descriptions import described, from_description
 from encore.results.published.published import load_published, select
-from encore.results.published.systems import family, model_of, nearest_description, rounds_system
+from encore.results.published.systems import family, model_of, rounds_system
 from encore.results.report.measurements import of_published
-from tests.results.result_logs import resnet_v07, write_set
 
 VALID = {
     "system_name": "2xC4140",
@@ -73,19 +69,6 @@ def test_the_log_lines_that_nvidia_took_for_descriptions_in_v06(tmp_path: Path) 
     assert (system.nodes, system.accelerators, system.cpus_per_node, system.status) == (4, 64, 2, "onprem")
     assert system.software == {"nccl_version": "2.4.6"}
     assert "person" not in repr(system)
-
-
-def test_a_description_that_cannot_be_read_is_named_by_a_comparison(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "NVIDIA" / "results" / "dgxa100_ngc20.06_mxnet" / "resnet", [resnet_v07()] * 5)
-    systems = tmp_path / "NVIDIA" / "systems"
-    systems.mkdir()
-    (systems / "dgxa100_ngc20.06_mxnet.json").write_text("see the other file\n")
-    found = nearest_description(folder)
-    assert found is not None
-    assert not found.described
-    comparison = compare_path(folder)
-    assert comparison.ours.hardware.accelerators == 8
-    assert any("dgxa100_ngc20.06_mxnet.json holds no system description" in caveat for caveat in comparison.caveats)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`encore export`: a run's model, written and read back in each format, its passport, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -55,7 +53,7 @@ def test_exported_model_is_the_one_that_reached_the_target(
     """A server's clients get its quality too."""
     folder = tmp_path / "models" / "ncf"
     content = exported(encore, run, folder, "onnx")
-    evaluated(encore, folder, run, content, "--max-batch", "65536")
+    evaluated(encore, folder, run, content, "--max-batch-size", "65536")
     assert content == json.loads((folder / "export.json").read_text(encoding="utf-8"))
     last = evaluations(run / "experiment_0" / "metrics.jsonl")[-1]
     assert content["reached"] and content["quality"] == {"hit_rate": quality(last)}
@@ -81,29 +79,20 @@ def test_export_of_another_run_is_not_evaluated(run: Path, tmp_path: Path) -> No
     assert caught.value.expected == "the run other"
 
 
-def test_folder_that_is_no_run(tmp_path: Path) -> None:
-    assert "is no run folder" in str(refused(exporting.Request(run=tmp_path, to=tmp_path / "to")))
+def test_request_that_cannot_be(run: Path, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    assert "is no run folder" in str(refused(exporting.Request(run=tmp_path, to=to)))
+    assert "exists" in str(refused(exporting.Request(run=run, to=tmp_path)))
+    assert refused(exporting.Request(run=run, to=to, format="saved-model")).expected == "onnx or torch-export"
 
 
-def test_folder_that_exists(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "to").mkdir()
-    assert "exists" in str(refused(exporting.Request(run=run, to=tmp_path / "to")))
-
-
-def test_format_that_the_framework_does_not_have(run: Path, tmp_path: Path) -> None:
-    problem = refused(exporting.Request(run=run, to=tmp_path / "to", format="saved-model"))
-    assert problem.expected == "onnx or torch-export"
-
-
-def test_run_that_goes_on(copy: Experiment, tmp_path: Path) -> None:
-    copy.set_state(ExperimentState(status="running"))
-    assert "is running" in str(refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to")))
-
-
-def test_run_without_a_checkpoint(copy: Experiment, tmp_path: Path) -> None:
+def test_run_that_has_no_checkpoint_or_has_not_ended(copy: Experiment, tmp_path: Path) -> None:
+    request = exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export")
     shutil.rmtree(copy.folder / "checkpoint")
-    problem = refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
-    assert "no checkpoint" in problem.found and "--set checkpoint_interval=1" in problem.remedy
+    problem = refused(request)
+    assert "no checkpoint" in problem.found and "--set checkpoint_interval=1" in problem.hint
+    copy.set_state(ExperimentState(status="running"))
+    assert "is running" in str(refused(request))
 
 
 def test_damaged_checkpoint(copy: Experiment, tmp_path: Path) -> None:
@@ -118,7 +107,7 @@ def test_model_below_its_target_needs_a_word(copy: Experiment, encore: Encore, t
     copy.config.write_text(json.dumps({**config, "quality_target": 0.9}), encoding="utf-8")
     problem = refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
     assert "did not reach its target: hit_rate 0." in problem.found
-    assert problem.expected == "hit_rate 0.9" and "--below-target" in problem.remedy
+    assert problem.expected == "hit_rate 0.9" and "--below-target" in problem.hint
     assert not exported(encore, copy.folder.parent, tmp_path / "to", "torch-export", "--below-target")["reached"]
 
 

@@ -1,7 +1,5 @@
 """The fault runner of tools/: what it finds, and the short list of faults on real trainings."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
@@ -84,12 +82,13 @@ def test_a_run_that_differs_is_a_fault(trial: Trial, change: str) -> None:
 
 
 def test_a_refusal_says_what_to_do_and_changes_nothing(trial: Trial) -> None:
-    before = snapshot(trial.run)
-    said = "error: it is missing\n  do this: restore it"
-    assert trial.judged(trial.run, Done(2, said), before).kind == "refused"
-    assert trial.judged(trial.run, Done(2, "error: it is missing"), before).kind == "FAULT"
-    assert trial.judged(trial.run, Done(2, f"Traceback (most recent call last)\n{said}"), before).kind == "FAULT"
-    assert "advises to resume" in trial.judged(trial.run, Done(1, f"{said}\nresume with: encore"), before).text
+    before, said = snapshot(trial.run), "error: it is missing\n  hint: restore it"
+    verdicts = {
+        Done(2, said): "refused", Done(2, "error: it is missing"): "FAULT",
+        Done(2, f"Traceback (most recent call last)\n{said}"): "FAULT",
+        Done(1, f"{said}\nresume with: encore"): "FAULT",
+    }  # fmt: skip
+    assert {done: trial.judged(trial.run, done, before).kind for done in verdicts} == verdicts
     (trial.run / "run.json").write_text("{ }", encoding="ascii")
     assert "refused and changed run.json" in trial.judged(trial.run, Done(2, said), before).text
 
@@ -99,7 +98,7 @@ def test_ranks_may_end_before_they_are_cancelled(
     trial: Trial, monkeypatch: pytest.MonkeyPatch, said: str, kind: str
 ) -> None:
     assert any(GONE in path.read_text(encoding="utf-8") for path in (paths.ROOT / "encore" / "run").glob("*.py"))
-    answers = iter([Done(2, "error: still run here\n  do this: encore cancel X"), Done(2, said), Done(3, "")])
+    answers = iter([Done(2, "error: still run here\n  hint: encore cancel X"), Done(2, said), Done(3, "")])
     monkeypatch.setattr(Trial, "do", lambda self, command: next(answers))
     assert trial.resumed(trial.run).kind == kind
 

@@ -1,7 +1,5 @@
 """Qualities with a target each: in the stream, in the live line, and by the log once a run has finished."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -62,11 +60,6 @@ def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Exp
     return experiment
 
 
-def test_live_line_has_a_quality_with_its_target() -> None:
-    progress = progress_of(start({"accuracy": 0.95}), evaluated(4, accuracy=0.92593))
-    assert facts(progress) == "epoch 1/12  quality 0.9259 of 0.95 (epoch 4)"
-
-
 def test_live_line_says_of_each_figure_what_it_is() -> None:
     """The quality keeps its epoch when the next one has begun, a batch its unit, and the rest counts evaluations."""
     begun = {**start({"accuracy": 0.95}), "time": 100.0, "steps_per_epoch": 10, "batch_unit": "token positions"}
@@ -84,13 +77,9 @@ def test_live_line_says_of_each_figure_what_it_is() -> None:
 def test_live_line_has_every_quality_by_name() -> None:
     progress = progress_of(start(BOX_AND_MASK), evaluated(4, box=0.31, mask=0.28))
     assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339 (epoch 4)"
-    assert with_names(progress.qualities) == "box 0.3100, mask 0.2800"
-    assert with_names(progress.targets, "g") == "box 0.377, mask 0.339"
-
-
-def test_one_quality_needs_no_name() -> None:
-    assert (with_names({"auc": 0.8}), with_names({})) == ("0.8000", "")
-    assert against_targets({}, BOX_AND_MASK) == ""
+    written = [with_names(progress.qualities), with_names(progress.targets, "g"), with_names({"auc": 0.8})]
+    assert written == ["box 0.3100, mask 0.2800", "box 0.377, mask 0.339", "0.8000"]
+    assert (with_names({}), against_targets({}, BOX_AND_MASK)) == ("", "")
 
 
 def test_finished_run_shows_what_its_log_says(tmp_path: Path) -> None:
@@ -111,7 +100,7 @@ def test_unfinished_run_shows_its_stream(tmp_path: Path) -> None:
     found = judge.figures(experiment, catalogue.choose("resnet").benchmark)
     assert (found.minutes, found.log, found.qualities) == (None, None, {"accuracy": 0.3})
     (row,) = status.overview(tmp_path, status.Queue(), None)
-    assert "quality 0.3000 of 0.759" in describe(row)
+    assert describe(row) == "epoch 1/12  quality 0.3000 of 0.759"
 
 
 def test_two_qualities_are_read_from_a_log_by_their_names_there(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Which rank hangs, by the heartbeats."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -36,7 +34,7 @@ def test_a_process_on_another_host_without_a_sign_of_life_is_named(
     monkeypatch.setattr(time, "monotonic", lambda: later)
     monkeypatch.setattr(time, "time", lambda: now)
     found = watch.check()
-    assert found.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no sign of life")
+    assert found.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no heartbeat")
     assert f"on node{culprit}" in found
     assert watch.suspect == culprit
 
@@ -110,7 +108,7 @@ def test_a_rank_that_waits_shows_its_last_step_and_that_it_is_alive(tmp_path: Pa
         try:
             wait_until(lambda: [beat.step for beat in processes.heartbeats(tmp_path)] == [STEP], "the last step")
             (first,) = processes.heartbeats(tmp_path)
-            wait_until(lambda: processes.heartbeats(tmp_path)[0].alive > first.alive, "a sign of life")
+            wait_until(lambda: processes.heartbeats(tmp_path)[0].alive > first.alive, "a heartbeat")
             assert processes.heartbeats(tmp_path)[0].time == first.time
         finally:
             child.kill()

@@ -1,7 +1,5 @@
 """The command that resumes a run: whole, quoted, right in any folder, and not printed where nobody is to give it."""
 
-from __future__ import annotations
-
 import io
 import shlex
 from pathlib import Path
@@ -18,7 +16,9 @@ from encore.cli.app import app
 from encore.cli.live import RunView
 from encore.cli.run import finish
 from encore.configuration import resolve
+from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
+from encore.job import Command
 from encore.machine import processes
 from encore.run import hints, run_folder, supervise
 from encore.run.follow import Progress
@@ -60,22 +60,27 @@ def test_a_hint_names_the_cluster_file_from_any_folder(
     ]
 
 
-@pytest.mark.parametrize(("goes_on", "is_final"), [(False, False), (True, False), (False, True)])
-def test_a_job_that_goes_on_by_itself_does_not_advise_to_resume(tmp_path: Path, goes_on: bool, is_final: bool) -> None:
+@pytest.mark.parametrize(
+    ("ending", "require_target", "code", "resume", "excused"),
+    [
+        (Ending(ExitCode.INTERRUPTED), True, ExitCode.INTERRUPTED, True, False),
+        (Ending(ExitCode.INTERRUPTED, goes_on=True), True, ExitCode.INTERRUPTED, False, False),
+        (Ending(ExitCode.INTERRUPTED, is_final=True), True, ExitCode.INTERRUPTED, False, False),
+        (Ending(ExitCode.NOT_REACHED), False, 0, False, True),
+        (Ending(ExitCode.NOT_REACHED), True, ExitCode.NOT_REACHED, False, False),
+        (Ending(ExitCode.FAILED), False, ExitCode.FAILED, True, False),
+    ],
+)
+def test_what_a_run_prints_at_its_end(
+    tmp_path: Path, ending: Ending, require_target: bool, code: int, resume: bool, excused: bool
+) -> None:
     run, screen = made(tmp_path), Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
     with pytest.raises(typer.Exit) as ended:
-        finish(screen, run, Ending(ExitCode.INTERRUPTED, goes_on, is_final), as_json=False)
-    assert ended.value.exit_code == ExitCode.INTERRUPTED
-    assert (f"resume with: {hints.resume(run.path)}" in screen.export_text()) is not (goes_on or is_final)
-
-
-@pytest.mark.parametrize(("code", "left"), [(ExitCode.NOT_REACHED, 0), (ExitCode.FAILED, 1)])
-def test_only_a_missed_target_is_excused(tmp_path: Path, code: ExitCode, left: int) -> None:
-    screen = Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
-    with pytest.raises(typer.Exit) as ended:
-        finish(screen, made(tmp_path), Ending(code), as_json=False, require_target=False)
-    assert ended.value.exit_code == left
-    assert ("a target was missed: exit code 0" in screen.export_text()) is (left == 0)
+        finish(screen, run, ending, as_json=False, require_target=require_target)
+    printed = screen.export_text()
+    assert ended.value.exit_code == code
+    assert (f"resume with: {hints.resume(run.path)}" in printed) is resume
+    assert ("a target was missed: exit code 0" in printed) is excused
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File "
@@ -83,7 +88,9 @@ ENDINGS = [
     # What a rank printed, its exit code, whose memory was too small, whether a resume would end alike, and the reason.
     ("ValueError: x", 1, "", False, "rank 0 failed with exit code 1"),
     ("\nRuntimeError: stopped", -9, "", False, "rank 0 was killed by SIGKILL"),
-    ("windows of 40 tokens\n  do this: set sequence_length=40", 2, "", True, "rank 0 refused; resumed it would refuse"),
+    ("KILLED BY THE KERNEL", -9, "CPU", True, "rank 0 was killed by the kernel: out of memory"),
+    ("No space left on device", 1, "", False, "rank 0 could not write: the disk is full; free some space around"),
+    ("windows of 40 tokens\n  hint: set sequence_length=40", 2, "", True, "rank 0 refused; resumed it would refuse"),
     ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resumed it would end in the same way"),
     ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "no checkpoint is whole"),
     (
@@ -117,20 +124,27 @@ def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks" / "launcher.txt").write_text(f"{supervise.START}python\n{printed}\n", encoding="utf-8")
     child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
-    outcome = supervise._conclude(child, Progress(), Experiment(0, tmp_path), supervise.Signals(), 10**9)
+    kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
+    outcome = supervise._conclude(child, Progress(), Experiment(0, tmp_path), supervise.Signals(), kills)
     assert (outcome.memory, outcome.is_final) == (memory, is_final)
     assert reason in outcome.reason
     assert len(outcome.last_lines) <= supervise.LAST_LINES
 
 
-def test_a_rank_that_the_kernel_killed_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "code", "named"), [("docker", 125, True), ("docker", 1, False), ("host", 125, False)]
+)
+def test_a_container_that_did_not_start_is_the_engines_failure(
+    tmp_path: Path, runtime: str, code: int, named: bool
+) -> None:
     (tmp_path / "ranks").mkdir()
-    child: Any = SimpleNamespace(returncode=-9, args=["python"], pid=1)
-    before = processes.kills_for_memory()
-    monkeypatch.setattr(processes, "kills_for_memory", lambda: before + 1)
-    outcome = supervise._conclude(child, Progress(), Experiment(0, tmp_path), supervise.Signals(), before)
-    assert (outcome.memory, outcome.is_final) == ("CPU", True)
-    assert outcome.reason == "rank 0 was killed by the kernel: out of memory"
+    said = 'docker: could not select device driver "" with capabilities: [[gpu]].'
+    (tmp_path / "ranks" / "launcher.txt").write_text(f"{supervise.START}docker run\n{said}\n", encoding="utf-8")
+    command = Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
+    child: Any = SimpleNamespace(returncode=code)
+    found = supervise._engine_failure(command, child, Experiment(0, tmp_path))
+    expected = f"docker: the engine cannot hand GPUs to containers; hint: {engines.NO_TOOLKIT}"
+    assert found == (supervise.Outcome("failed", expected, (said,)) if named else None)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +176,7 @@ def test_the_number_of_gpus_is_no_option(command: str) -> None:
     done = CliRunner().invoke(app, [command, "resnet", "--gpus", "2"])
     assert isinstance(done.exception, EncoreError)
     assert done.exception.found == "--gpus 2: the number follows the benchmark, without an option"
-    assert "run resnet 2; or ./run.sh resnet 2" in done.exception.remedy
+    assert "run resnet 2; or ./run.sh resnet 2" in done.exception.hint
 
 
 def test_a_damaged_checkpoint_is_named_once_by_the_run(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """Jobs and the host runtime: exact command lines, nothing leaks in, rendering is pure."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from encore import catalogue, launchers, paths
 from encore.configuration import Configuration, resolve
-from encore.containers.renderers import host
+from encore.containers import renderers
 from encore.job import Job, Mount, Places, training_job
 from encore.machine import node
 from encore.run import supervise
@@ -32,24 +31,24 @@ TRAIN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("gpus", [4, 8, 16])
-def test_several_ranks_start_by_horovodrun(gpus: int) -> None:
-    launcher = ("horovodrun", "--gloo", "-np", str(gpus), "--output-filename", "/out/ranks")
-    assert job("dgxa100", gpus).argv == launcher + TRAIN
-    assert job("dgxa100", gpus).gpus == gpus
-
-
-def test_one_rank_needs_no_launcher() -> None:
-    assert job("cpu", 1).argv == TRAIN
-    assert job("cpu", 1).gpus == 0
-
-
-def test_ranks_on_a_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("system", "ranks", "gpus", "threads"),
+    [
+        ("dgxa100", 8, 8, "1"),  # as submitted, whatever the cores
+        ("a100-40gb", 1, 1, None),
+        ("cpu", 1, 0, "16"),
+        ("cpu", 4, 0, "4"),
+        ("cpu", 32, 0, "1"),
+    ],
+)
+def test_ranks_of_one_node(
+    system: str, ranks: int, gpus: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node, "cores", lambda: 16)
-    assert job("cpu", 4).environment["OMP_NUM_THREADS"] == "4"
-    assert job("cpu", 32).environment["OMP_NUM_THREADS"] == "1"
-    assert job("dgxa100", 8).environment["OMP_NUM_THREADS"] == "1"  # as submitted, whatever the cores
-    assert "OMP_NUM_THREADS" not in job("a100-40gb", 1).environment
+    found = job(system, ranks)
+    launcher = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", "/out/ranks") if ranks > 1 else ()
+    assert (found.argv, found.ranks, found.gpus) == (launcher + TRAIN, ranks, gpus)
+    assert found.environment.get("OMP_NUM_THREADS") == threads
 
 
 def test_host_command_takes_over_named_variables_only() -> None:
@@ -60,7 +59,7 @@ def test_host_command_takes_over_named_variables_only() -> None:
         "NCCL_ALGO": "Tree",
         "LANG": "C",
     }
-    command = host.render(job("dgxa100", 8), Path("/env/bin/python"), caller)
+    command = renderers.host(job("dgxa100", 8), Path("/env/bin/python"), caller)
     submitted = {name for variables in configured("dgxa100", 8).system.environment.values() for name in variables}
     assert {n: v for n, v in command.environment.items() if n not in submitted - {"NCCL_DEBUG"}} == {
         "HOME": "/home/me",
@@ -77,68 +76,60 @@ def test_host_command_takes_over_named_variables_only() -> None:
     assert command.argv == job("dgxa100", 8).argv
 
 
-def test_rendering_twice_gives_the_same() -> None:
-    wanted = job("dgxa100", 8)
-    first = host.render(wanted, Path("/env/bin/python"), {"PATH": "/bin"})
-    assert host.render(wanted, Path("/env/bin/python"), {"PATH": "/bin"}) == first
-    assert wanted == job("dgxa100", 8)
+BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
+TO_FILES = "--bind-to none -np 8 --output-filename /out/ranks:nojobid"
 
 
-def test_pytorch_starts_by_torchrun() -> None:
-    launch = launchers.on_one_node("pytorch", 2, "/out")
-    assert launch.inner == (
-        "torchrun", "--standalone", "--nproc-per-node=2", "--log-dir=/out/ranks", "--redirects=3", "--no-python",
-    )  # fmt: skip
-    assert not launch.environment
-    assert launchers.on_one_node("pytorch", 1, "/out").inner == ()
+@pytest.mark.parametrize(
+    ("framework", "ranks", "meeting", "as_root", "expected", "variables"),
+    [
+        ("pytorch", 2, "gloo", True, "torchrun --standalone --nproc-per-node=2 --log-dir=/out/ranks --redirects=3"
+         " --no-python", {}),
+        ("pytorch", 1, "gloo", False, "", {}),
+        ("mxnet", 1, "gloo", False, "", BY_GLOO),
+        ("mxnet", 1, "mpi", False, "", BY_MPI),
+        ("mxnet", 8, "mpi", False, f"mpirun {TO_FILES}", BY_MPI),
+        ("tensorflow", 8, "mpi", True, f"mpirun --allow-run-as-root {TO_FILES}", BY_MPI),
+    ],
+)  # fmt: skip
+def test_launchers_of_one_node(
+    framework: str, ranks: int, meeting: Any, as_root: bool, expected: str, variables: dict[str, str]
+) -> None:
+    launch = launchers.on_one_node(framework, ranks, "/out", meeting, as_root)
+    assert (" ".join(launch.inner), launch.environment) == (expected, variables)
 
 
 def built(name: str) -> str:
     return (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("name", "controllers", "operations"),
-    [
-        ("mxnet", ("MPI", "Gloo"), ("MPI", "Gloo")),
-        ("tensorflow", ("MPI", "Gloo"), ("MPI", "Gloo")),
-        ("mpi_alone", ("MPI",), ("NCCL", "MPI")),
-        ("neither", (), ()),
-    ],
-)
-def test_what_horovod_was_built_with_is_read(
-    name: str, controllers: tuple[str, ...], operations: tuple[str, ...]
-) -> None:
-    assert launchers.parse_check_build(built(name)) == launchers.HorovodBuild(controllers, operations)
-    assert launchers.parse_check_build("a greeting\n" + built(name)) is not None
-    assert launchers.parse_check_build("horovodrun: not found\n") is None
+BUILDS = {
+    "mxnet": (("MPI", "Gloo"), ("MPI", "Gloo")),
+    "tensorflow": (("MPI", "Gloo"), ("MPI", "Gloo")),
+    "mpi_alone": (("MPI",), ("NCCL", "MPI")),
+    "neither": ((), ()),
+}
 
 
 @pytest.mark.parametrize(
     ("name", "mpirun", "ranks", "expected"),
     [
         ("mxnet", True, 8, "gloo"),
+        ("tensorflow", False, 8, "gloo"),
         ("mpi_alone", True, 8, "mpi"),
         ("mpi_alone", False, 8, None),
         ("mpi_alone", False, 1, "mpi"),
         ("neither", True, 8, None),
     ],
 )
-def test_ranks_meet_by_what_their_horovod_has(name: str, mpirun: bool, ranks: int, expected: str | None) -> None:
-    build = launchers.parse_check_build(built(name))
+def test_ranks_meet_by_what_their_horovod_was_built_with(
+    name: str, mpirun: bool, ranks: int, expected: str | None
+) -> None:
+    build = launchers.parse_check_build("a greeting\n" + built(name))
+    assert build == launchers.HorovodBuild(*BUILDS[name])
     assert launchers.controller(build, mpirun, ranks) == expected
-    assert launchers.controller(None, False, ranks) == "gloo"
-
-
-def test_mpirun_starts_ranks_as_in_the_submissions() -> None:
-    launch = launchers.on_one_node("mxnet", 8, "/out", "mpi", as_root=True)
-    assert launch.inner == (
-        "mpirun", "--allow-run-as-root", "--bind-to", "none", "-np", "8", "--output-filename", "/out/ranks:nojobid",
-    )  # fmt: skip
-    assert launch.environment == {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-    assert "--allow-run-as-root" not in launchers.on_one_node("mxnet", 8, "/out", "mpi").inner
-    alone = launchers.on_one_node("mxnet", 1, "/out", "mpi")
-    assert (alone.inner, alone.environment["HOROVOD_CONTROLLER"]) == ((), "mpi")
+    assert launchers.controller(launchers.parse_check_build("horovodrun: not found\n"), False, ranks) == "gloo"
 
 
 @pytest.mark.parametrize(
@@ -148,6 +139,15 @@ def test_mpirun_starts_ranks_as_in_the_submissions() -> None:
         (
             "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Terminated",
             (1, "was killed by SIGKILL"),
+        ),
+        (
+            "mpirun noticed that process rank 1 with PID 41 on node n2 exited on signal 9 (Killed).",
+            (1, "was killed by SIGKILL"),
+        ),
+        (
+            "mpirun detected that one or more processes exited with non-zero status\n\n"
+            "  Process name: [[55601,1],3]\n  Exit code:    7\n",
+            (3, "failed with exit code 7"),
         ),
         ("srun: error: n[1-2]: tasks 0-3: Exited with exit code 2", (0, "failed with exit code 2")),
         ("slurmstepd: error: n2: task 3: Out Of Memory", (3, "was killed: its node is out of memory")),

@@ -1,7 +1,5 @@
 """Real runs through the command line: target, resume, signals, death and hanging of ranks, full disk."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -36,23 +34,19 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_run_reaches_the_target_and_is_judged(finished: tuple[Path, dict[str, Any]]) -> None:
+    """Its log breaks no rule but what small data cannot satisfy, and rank 0 alone writes it."""
     folder, printed = finished
     (experiment,) = printed["experiments"]
-    assert printed["run"] == str(folder)
-    assert experiment["status"] == "reached"
+    assert (printed["run"], experiment["status"]) == (str(folder), "reached")
     assert experiment["qualities"]["accuracy"] >= experiment["targets"]["accuracy"] == 0.95
-    assert experiment["minutes"] > 0
-    assert "never a reproduction" in printed["standing"]
-
-
-def test_log_breaks_no_rule_but_what_small_data_cannot_satisfy(finished: tuple[Path, dict[str, Any]]) -> None:
-    compliance = finished[1]["experiments"][0]["compliance"]
-    errors = [finding for finding in compliance["findings"] if finding["severity"] == "error"]
-    assert compliance["ruleset"] == "0.7.0"
-    assert "mlperf-logging" in compliance["checker"]
-    assert {finding["kind"] for finding in errors} == {"small_data"}
-    assert compliance["passed_but_for_data"]
-    assert not compliance["passed"]
+    assert experiment["minutes"] > 0 and "never a reproduction" in printed["standing"]
+    compliance = experiment["compliance"]
+    kinds = {finding["kind"] for finding in compliance["findings"] if finding["severity"] == "error"}
+    judged = (compliance["ruleset"], kinds, compliance["passed"], compliance["passed_but_for_data"])
+    assert judged == ("0.7.0", {"small_data"}, False, True) and "mlperf-logging" in compliance["checker"]
+    keys = [event["key"] for event in logged(folder / "result_0.txt")]
+    once = ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size")
+    assert {key: keys.count(key) for key in once} == dict.fromkeys(once, 1)
 
 
 def test_exported_model_is_the_one_that_reached_the_target(
@@ -65,29 +59,22 @@ def test_exported_model_is_the_one_that_reached_the_target(
     assert content["inputs"][0]["shape"] == [-1, 3, 32, 32]
 
 
-def test_only_rank_0_writes_the_log(finished: tuple[Path, dict[str, Any]]) -> None:
-    keys = [event["key"] for event in logged(finished[0] / "result_0.txt")]
-    for key in ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size"):
-        assert keys.count(key) == 1, key
-
-
 def test_passport_records_everything_and_no_secrets(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = finished
-    passport = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    assert passport["seeds"] == [1]
-    assert passport["ranks_per_node"] == 2
-    assert passport["data"]["name"] == "digits"
+    passport, system, config = (
+        json.loads((folder / name).read_text(encoding="utf-8"))
+        for name in ("run.json", "system.json", "experiment_0/config.json")
+    )
+    variables, by_ranks = passport["environment"], passport["rank_environment"]
+    found = (passport["seeds"], passport["ranks_per_node"], passport["data"]["name"], config["seed"])
+    assert found == ([1], 2, "digits", 1)
     assert passport["configuration"]["learning_rate"] == {"value": 0.1, "origin": "systems/cpu_v0.7.toml"}
-    assert passport["environment"]["NOTE"] == "plain"
-    assert passport["environment"]["OMP_NUM_THREADS"]
-    assert passport["rank_environment"]["OMP_NUM_THREADS"] == passport["environment"]["OMP_NUM_THREADS"]
-    assert passport["environment"]["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert (variables["NOTE"], variables["OMP_WAIT_POLICY"]) == ("plain", "PASSIVE")
+    assert by_ranks["OMP_NUM_THREADS"] == variables["OMP_NUM_THREADS"]
+    assert "NOTE" not in by_ranks  # nothing that the libraries read
     assert passport["links"]["name"] == passport["node"]["hostname"]
-    assert "NOTE" not in passport["rank_environment"]  # nothing that the libraries read
-    assert "hush" not in "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.json"))
-    system = json.loads((folder / "system.json").read_text(encoding="utf-8"))
     assert system["other_software_stack"]["mxnet_version"] == "1.9.1"
-    assert json.loads((folder / "experiment_0" / "config.json").read_text(encoding="utf-8"))["seed"] == 1
+    assert "hush" not in "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.json"))
 
 
 def test_telemetry_is_sampled_once_a_second(finished: tuple[Path, dict[str, Any]]) -> None:
@@ -111,21 +98,20 @@ def test_finished_run_is_not_run_again(encore: Encore, finished: tuple[Path, dic
     assert (folder / "result_0.txt").stat().st_mtime_ns == before.st_mtime_ns
 
 
-# -- the same again: each training is held against those of the study --------------------------------------
+# -- the same again: each training is compared with those of the study --------------------------------------
 
 
 def test_runs_have_their_own_seeds(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    """That the same seed gives the same curve is seen in runs that were stopped: here and in tests/scaling."""
+    """That the same seed gives the same curve is seen in runs that were stopped: here and in tests/studies."""
     short = ("--set", "epochs=1", "--set", "warmup_epochs=0")
-    folder = train(encore, "resnet", digits, tmp_path, "--runs", "2", *short).parent
-    seeds = [
-        json.loads((folder / f"experiment_{n}" / "config.json").read_text(encoding="utf-8"))["seed"] for n in (0, 1)
+    run = train(encore, "resnet", digits, tmp_path, "--runs", "2", *short).parent
+    folders = [run / f"experiment_{number}" for number in (0, 1)]
+    read = [
+        [json.loads((each / f"{name}.json").read_text("utf-8")) for name in ("config", "state")] for each in folders
     ]
-    assert seeds == [7, 8]
-    first, second = (losses(folder / f"experiment_{n}" / "metrics.jsonl") for n in (0, 1))
+    assert [(config["seed"], state["status"]) for config, state in read] == [(7, "not_reached"), (8, "not_reached")]
+    first, second = (losses(each / "metrics.jsonl") for each in folders)
     assert first[0] != second[0]
-    state = json.loads((folder / "experiment_0" / "state.json").read_text(encoding="utf-8"))
-    assert state["status"] == "not_reached"
 
 
 def test_two_ranks_agree_with_one(study: Study) -> None:
@@ -158,15 +144,15 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
 # -- what goes wrong ------------------------------------------------------------------------------------
 
 
-def test_rank_that_dies_ends_the_run_and_is_named(digits: Path, tmp_path: Path) -> None:
-    started = Started.run(digits, tmp_path)
-    folder = started.wait_for_step(5)
-    ranks = started.ranks(folder)
-    os.kill(ranks[1].pid, signal.SIGKILL)
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "hangs")])
+def test_rank_that_dies_or_hangs_ends_the_run_and_is_named(
+    digits: Path, tmp_path: Path, number: signal.Signals, said: str
+) -> None:
+    started = Started.run(digits, tmp_path, *(HANGS if number == signal.SIGSTOP else ()))
+    ranks = started.ranks(started.wait_for_step(5))
+    ranks[1].send_signal(number)
     code, output = started.end()
-    assert code == 1
-    assert "rank 1 was killed by SIGKILL" in output
-    assert "--resume" in output
+    assert (code, f"rank 1 {said}" in output, "--resume" in output) == (1, True, True), output
     assert_none_left(ranks)
 
 
@@ -185,23 +171,12 @@ def test_launcher_that_dies_takes_its_ranks_along(
     assert_none_left(every)
 
 
-def test_rank_that_hangs_ends_the_run_and_is_named(digits: Path, tmp_path: Path) -> None:
-    started = Started.run(digits, tmp_path, *HANGS)
-    folder = started.wait_for_step(5)
-    ranks = started.ranks(folder)
-    ranks[1].suspend()
-    code, output = started.end()
-    assert code == 1, output
-    assert "rank 1 hangs" in output
-    assert_none_left(ranks)
-
-
 def test_a_loss_that_is_not_finite_is_not_to_be_resumed(encore: Encore, digits: Path, tmp_path: Path) -> None:
     where = ("--data", str(digits), "--results", str(tmp_path))
     done = encore("run", "resnet", "1", *where, *TINY, "--set", "learning_rate=1e30")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the loss is not finite; resumed it would end in the same way" in done.stdout
-    assert "do this: start a new run with a lower learning_rate" in done.stdout
+    assert "hint: start a new run with a lower learning_rate" in done.stdout
     assert "resume with" not in done.stdout
     assert json.loads((only_run(tmp_path) / "experiment_0" / "state.json").read_text("utf-8"))["is_final"] is True
 

@@ -1,7 +1,5 @@
 """`encore selftest`: processes that crash or hang, the limits, the table, exit codes; and checks for real on a CPU."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -28,6 +26,9 @@ from tests.conftest import Encore
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
 
 
+WITHOUT = ("ended with ", " and without a result")
+
+
 def place_of(name: str, folder: Path, gpus: int) -> Place:
     """Return a place on the host whose commands are never started."""
     request = Request(device="gpu" if gpus else "cpu", python=Path(sys.executable))
@@ -44,24 +45,26 @@ def python(program: str) -> Command:
     return Command(argv=(sys.executable, "-c", program), environment={}, working_directory=paths.ROOT)
 
 
-def test_an_answer_is_the_last_line(tmp_path: Path) -> None:
-    ended = execute(python('print(\'hello\'); print(\'{"result": "OK", "found": "all"}\')'), tmp_path, 60)
-    assert judged(ended, tmp_path, 60, EMPTY) == Row(name="ncf", check="device", result="OK", found="all")
-
-
 @pytest.mark.parametrize(
-    ("program", "found"),
+    ("program", "result", "found", "lines"),
     [
-        ("import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()", "ended with signal 6"),
-        ("print('last words'); raise SystemExit(3)", "ended with exit code 3"),
-        ("print('last words')", "without a result"),
-        ("print('last words'); print('[1, 2]')", "without a result"),
+        ('print(\'hello\'); print(\'{"result": "OK", "found": "all"}\')', "OK", "all", ()),
+        (
+            "import os, sys; print('x', file=sys.stderr); os.kill(os.getpid(), 6)",
+            "FAIL",
+            f"{WITHOUT[0]}signal 6",
+            ("x",),
+        ),
+        ("print('x'); raise SystemExit(3)", "FAIL", f"{WITHOUT[0]}exit code 3", ("x",)),
+        ("print('x'); print('[1, 2]')", "FAIL", f"{WITHOUT[0]}exit code 0", ("x", "[1, 2]")),
     ],
 )
-def test_a_crash_is_a_failed_check_with_its_last_words(tmp_path: Path, program: str, found: str) -> None:
+def test_an_answer_is_the_last_line_and_a_crash_a_failed_check(
+    tmp_path: Path, program: str, result: str, found: str, lines: tuple[str, ...]
+) -> None:
     row = judged(execute(python(program), tmp_path, 60), tmp_path, 60, EMPTY)
-    assert row.result == "FAIL" and found in row.found
-    assert any("last words" in line for line in row.lines)
+    found += WITHOUT[1] if result == "FAIL" else ""
+    assert row == replace(EMPTY, result=result, found=found, lines=lines)
 
 
 def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
@@ -97,20 +100,26 @@ def test_checks_that_were_cut_have_an_exit_code(results: str, code: int, monkeyp
     assert [row["cut"] for row in printed["checks"]] == [each == "cut" for each in results.split()]
 
 
-def readings(path: Path, *gpus: dict[str, int | None]) -> Path:
-    """Write telemetry of one reading a GPU state."""
-    path.write_text("".join(json.dumps({"gpus": [gpu]}) + "\n" for gpu in gpus), encoding="utf-8")
-    return path
+IDLE: dict[str, int | None] = {"use_percent": 0, "memory_mib": 400, "power_watts": None}
+BUSY = {**IDLE, "use_percent": 97, "memory_mib": 9000}
+SEEN = "a GPU was used up to 97 % with 9,000 MiB; not given by NVML: power_watts"
 
 
-def test_telemetry_must_have_seen_the_gpu_at_work(tmp_path: Path) -> None:
-    idle: dict[str, int | None] = {"use_percent": 0, "memory_mib": 400, "power_watts": None}
-    busy = {**idle, "use_percent": 97, "memory_mib": 9000}
-    seen = selftest_speed.telemetry_row(readings(tmp_path / "a", idle, busy), "gpu")
-    assert seen.result == "OK"
-    assert "up to 97 % with 9,000 MiB; not given by NVML: power_watts" in seen.found
-    assert selftest_speed.telemetry_row(readings(tmp_path / "b", idle), "gpu").result == "FAIL"
-    assert selftest_speed.telemetry_row(tmp_path / "none", "gpu").result == "FAIL"
+@pytest.mark.parametrize(
+    ("states", "device", "expected"),
+    [
+        ([IDLE, BUSY], "gpu", f"OK 2 readings; {SEEN}"),
+        ([IDLE], "gpu", "FAIL 1 readings; a GPU was used up to 0 % with 400 MiB; not given by NVML: power_watts"),
+        ([IDLE], "cpu", "OK 1 readings of the machine, none of a GPU (--device cpu)"),
+        ([], "gpu", "FAIL no reading"),
+    ],
+)
+def test_telemetry_must_have_seen_the_gpu_at_work(
+    tmp_path: Path, states: list[dict[str, int | None]], device: str, expected: str
+) -> None:
+    (tmp_path / "telemetry").write_text("".join(json.dumps({"gpus": [each]}) + "\n" for each in states))
+    row = selftest_speed.telemetry_row(tmp_path / "telemetry", device)
+    assert f"{row.result} {row.found}" == expected
 
 
 @pytest.mark.parametrize(
@@ -160,16 +169,16 @@ def test_published_speeds_have_a_source() -> None:
         figures = catalogue.parse(published_speed.Figures, path).figures
         assert all(each.source and each.conditions for each in figures)
         assert {each.gpu for each in figures} >= ({"V100", "A100"} if name not in NO_SPEED_PUBLISHED else set())
-    assert published_speed.beside("resnet", "NVIDIA H200", 5500) == (
+    assert published_speed.next_to_published("resnet", "NVIDIA H200", 5500) == (
         "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%"
     )
-    assert published_speed.beside("ncf", "NVIDIA B200", 1.0) == "; nothing published for NVIDIA B200"
+    assert published_speed.next_to_published("ncf", "NVIDIA B200", 1.0) == "; nothing published for NVIDIA B200"
     assert published_speed.find("resnet", "NVIDIA GH200 480GB") is None
 
 
 def test_measured_speeds_are_of_loops_that_are_measured() -> None:
     """Every benchmark in PyTorch was measured on an H200, by the loop that `bench` compares with it."""
-    measured = {name: published_speed.measured(name) for name in catalogue.benchmarks()}
+    measured = {name: published_speed.measured(name).figures for name in catalogue.benchmarks()}
     choices = catalogue.choices().values()
     by_torch = {each.benchmark.name for each in choices if each.implementation.framework == "pytorch"}
     loops = {name: {each.loop for each in found if each.gpu == "H200"} for name, found in measured.items()}
@@ -236,16 +245,10 @@ def test_the_table_fits_into_eighty_columns() -> None:
     assert "0 OK, 1 FAIL, 1 SKIPPED in 600 s" in printed
 
 
-@pytest.mark.skipif(bool(node.gpus()), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_is_refused(encore: Encore) -> None:
-    done = encore("selftest", "ncf")
-    assert done.returncode == 2
-    assert "this machine has no GPU: nothing was checked" in done.stderr and "--device cpu" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("ncf",), "this machine has no GPU: nothing was checked"),
         (("--device", "tpu"), "expected: gpu or cpu"),
         (("nfc",), "did you mean 'ncf'?"),
         (("--python", "/none"), "no such file"),
@@ -254,7 +257,9 @@ def test_a_machine_without_a_gpu_is_refused(encore: Encore) -> None:
     ],
 )
 def test_bad_options_are_refused(encore: Encore, arguments: tuple[str, ...], message: str) -> None:
-    done = encore("selftest", "--device", "cpu", *arguments)
+    if node.gpus() and "no GPU" in message:
+        pytest.skip("this machine has a GPU")
+    done = encore("selftest", *(() if "no GPU" in message else ("--device", "cpu")), *arguments)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 

@@ -1,6 +1,4 @@
-"""`encore run resnet 2` on a machine with GPUs and no ImageNet: the small set, on which device, and why."""
-
-from __future__ import annotations
+"""`encore run resnet 2` on a machine with GPUs and no ImageNet: the toy data set, on which device, and why."""
 
 import dataclasses
 import json
@@ -11,18 +9,18 @@ import pytest
 from encore import catalogue
 from encore.containers import asking
 from encore.machine import node
-from encore.machine.node import Gpu, parse_nvidia_smi
-from encore.run import passport, planning, small_set
+from encore.machine.node import Gpu
+from encore.run import passport, planning, toy_data_set
+from tests.machine.machines import gpus_of
 from tests.machine.pythons import PACKAGES, answered
 
-SAMPLES = Path(__file__).parent.parent / "samples" / "gpus"
 CHOICE = catalogue.choose("resnet-pytorch")
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Gpu, ...]:
     """A machine with eight H100 and an empty data folder."""
-    found = parse_nvidia_smi((SAMPLES / "h100.csv").read_text(encoding="utf-8"))
+    found = gpus_of("h100")
     here = dataclasses.replace(node.this_node(), gpus=found)
     monkeypatch.setattr(node, "this_node", lambda: here)
     monkeypatch.setattr(planning.paths, "default_data", lambda name: tmp_path / "data" / name)
@@ -46,7 +44,7 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypa
     assert (configuration.get("device"), configuration.system.system) == ("gpu", "gpu")
     assert configuration.plain() == {**plan(system="cpu").configuration.plain(), "device": "gpu"}
     assert found.makes_small_data
-    assert found.small_set == "no imagenet here: trains the small set, digits, on the GPUs (/apps/bin/python)"
+    assert found.toy_data_set == "no imagenet here: trains the toy data set, digits, on the GPUs (/apps/bin/python)"
     assert "FAIL" not in levels(found).values()
     assert levels(found)["small data set"] == "WARN"
     assert "never a reproduction" in passport._submission(configuration, {"name": "digits"})["text"]
@@ -54,7 +52,7 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypa
 
 
 @pytest.mark.parametrize(
-    ("given", "reason", "remedy"),
+    ("given", "reason", "hint"),
     [
         ({}, "the host runtime's pytorch is built for CPUs", "make build-resnet-pytorch"),
         ({"gpus": 16}, "16 GPUs wanted, 8 found", "ask for at most 8"),
@@ -62,13 +60,13 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypa
     ],
 )
 def test_the_cpu_trains_it_where_nothing_can_use_the_gpus(
-    gpus: tuple[Gpu, ...], given: dict[str, object], reason: str, remedy: str
+    gpus: tuple[Gpu, ...], given: dict[str, object], reason: str, hint: str
 ) -> None:
     found = plan(**given)
     assert found.configuration.system.system == "cpu"
-    assert found.small_set.startswith("no imagenet here: trains the small set, digits, on the CPU, since: ")
-    assert reason in found.small_set
-    assert remedy in found.small_set
+    assert found.toy_data_set.startswith("no imagenet here: trains the toy data set, digits, on the CPU, since: ")
+    assert reason in found.toy_data_set
+    assert hint in found.toy_data_set
 
 
 def test_what_was_asked_for_is_done_as_before(
@@ -76,17 +74,17 @@ def test_what_was_asked_for_is_done_as_before(
 ) -> None:
     for given in ({"system": "dgxa100"}, {"data": tmp_path}):
         assert plan(**given).configuration.system.kind != "small"
-        assert plan(**given).small_set == ""
+        assert plan(**given).toy_data_set == ""
     folder = tmp_path / "data" / "resnet"
     (folder / "parts").mkdir(parents=True)
-    assert not small_set.is_meant(CHOICE, node.this_node())
+    assert not toy_data_set.is_meant(CHOICE, node.this_node())
     for name, expected in (("imagenet", False), ("digits", True)):
         content = {"schema": 1, "benchmark": "resnet", "name": name, "id": "x", "classes": [], "splits": {}}
         (folder / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
-        assert small_set.is_meant(CHOICE, node.this_node()) is expected
+        assert toy_data_set.is_meant(CHOICE, node.this_node()) is expected
     without = dataclasses.replace(node.this_node(), gpus=())
     monkeypatch.setattr(node, "this_node", lambda: without)
-    assert plan().small_set == ""
+    assert plan().toy_data_set == ""
 
 
 def test_a_run_on_gpus_is_found_again_by_its_systems_name() -> None:

@@ -1,14 +1,12 @@
 """What status, follow and cancel print: of real runs outside of Slurm, and of recorded queues."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ from encore import files, paths
 from encore.cli.jobs import describe, exit_code, varied_columns
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
-from encore.run import control, hints, run_folder, status
+from encore.run import control, hints, ownership, run_folder, status
 from encore.run.follow import Progress, Tail
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State
@@ -156,20 +154,6 @@ def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
     assert_same_run(folder, study.of_ranks(2))
 
 
-def test_killed_run_is_lost(digits: Path, tmp_path: Path) -> None:
-    started = Started.run(digits, tmp_path, *TINY)
-    folder = started.wait_for_step(1)
-    launcher = processes.family(started.process.pid)
-    for process in launcher:
-        process.kill()
-    started.process.communicate()
-    psutil.wait_procs(launcher, timeout=PATIENCE)
-    (row,) = status.rows_of(RunFolder(folder.parent), Queue())
-    assert (row.state, row.reason) == ("lost", "its processes are gone")
-    with pytest.raises(EncoreError, match="does not run: lost"):
-        control.cancel(control.named(str(folder.parent), tmp_path))
-
-
 # -- states ---------------------------------------------------------------------------------------------
 
 
@@ -263,15 +247,28 @@ def test_a_run_elsewhere_is_watched_where_clocks_may_differ(
     assert status.is_alive(experiment) is (renews and abs(ahead) < status.CLOCKS_APART_SECONDS)
 
 
+def test_killed_run_is_lost(tmp_path: Path) -> None:
+    run = made(tmp_path, [replace(RUNNING, job="")])
+    gone = replace(ownership.this_process(""), process_started=0)
+    files.write_json(run.path / "experiment_0" / ownership.RECORD, asdict(gone))
+    (row,) = status.rows_of(run, Queue())
+    assert (row.state, row.reason) == ("lost", "its processes are gone")
+    with pytest.raises(EncoreError, match="does not run: lost"):
+        control.cancel(control.named(str(run.path), tmp_path))
+
+
 def test_run_is_as_the_experiment_that_matters(tmp_path: Path) -> None:
     reached = ExperimentState(status="reached", started="2026-11-20T19:00:00Z", ended="2026-11-20T19:05:00Z")
-    (row,) = status.rows_of(made(tmp_path / "a", [reached, RUNNING]), Queue((job("12", "RUNNING"),), True))
-    assert (row.state, row.experiment, row.experiments, row.reached) == ("running", 1, 2, 1)
-    (row,) = status.rows_of(made(tmp_path / "b", [reached, reached]), Queue())
-    assert (row.state, row.reached, row.seconds) == ("reached", 2, 300.0)
-    assert describe(row) == "experiment 2/2  2 reached"
-    (row,) = status.rows_of(made(tmp_path / "c", [reached, ExperimentState(status="prepared")]), Queue())
-    assert (row.state, row.reason) == ("interrupted", "experiment 2 was never started")
+    prepared, queued = ExperimentState(status="prepared"), Queue((job("12", "RUNNING"),), True)
+    cases = {"a": ([reached, RUNNING], queued), "b": ([reached, reached], Queue()), "c": ([reached, prepared], Queue())}
+    rows = {name: status.rows_of(made(tmp_path / name, *given[:1]), given[1])[0] for name, given in cases.items()}
+    found = {name: (row.state, row.reason, row.experiment, row.reached) for name, row in rows.items()}
+    assert found == {
+        "a": ("running", "", 1, 1),
+        "b": ("reached", "", 1, 2),
+        "c": ("interrupted", "experiment 2 was never started", 1, 1),
+    }
+    assert (rows["b"].seconds, describe(rows["b"])) == (300.0, "experiment 2/2  2 reached")
 
 
 def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
@@ -320,39 +317,60 @@ def test_newest_runs_come_first_and_the_living_always(tmp_path: Path) -> None:
         run.path.rename(tmp_path / f"202611{day}T100000Z-resnet-mxnet-cpu")
     old = made(tmp_path, [RUNNING], "-job12", "12").path.rename(tmp_path / "20251120T100000Z-resnet-job12")
     rows = status.overview(tmp_path, Queue((job("12", "RUNNING"),), True), 3)
-    stamps = [row.run.name[:8] for row in rows if row.run]
-    assert stamps == ["20261119", "20261118", "20261117", "20251120"]
+    assert [row.run.name[:8] for row in rows if row.run] == ["20261119", "20261118", "20261117", "20251120"]
     assert len(status.overview(tmp_path, Queue(), None)) == 11
-    assert control.newest(tmp_path).path.name.startswith("20261119")
-    assert control.folder_of("12", tmp_path) == RunFolder(old)
+    newest, of_job = control.newest(tmp_path), control.folder_of("12", tmp_path)
+    assert (newest.path.name[:8], of_job) == ("20261119", RunFolder(old))
 
 
 def test_exit_code_is_that_of_the_run() -> None:
-    assert exit_code(["reached", "reached"]) == ExitCode.REACHED
-    assert exit_code(["reached", "not reached"]) == ExitCode.NOT_REACHED
-    assert exit_code(["reached", "lost"]) == ExitCode.FAILED
-    assert exit_code(["failed"]) == ExitCode.FAILED
-    assert exit_code(["interrupted"]) == ExitCode.INTERRUPTED
+    expected: dict[tuple[State, ...], ExitCode] = {
+        ("reached", "reached"): ExitCode.REACHED, ("reached", "not reached"): ExitCode.NOT_REACHED,
+        ("reached", "lost"): ExitCode.FAILED, ("failed",): ExitCode.FAILED, ("interrupted",): ExitCode.INTERRUPTED,
+    }  # fmt: skip
+    assert {states: exit_code(states) for states in expected} == expected
 
 
 # -- Slurm's words --------------------------------------------------------------------------------------
 
 
-def test_squeue_is_read() -> None:
-    found = {each.name: each for each in queue.parse(SQUEUE + "slurm_load_jobs error: something\n")}
-    assert list(found) == ["2_0", "6", "4", "2_1", "2_3", "2_2"]
-    assert (found["2_2"].array, found["2_2"].task, found["2_2"].number) == ("2", 2, "9")
-    assert (found["2_2"].seconds, found["2_2"].reason, found["2_1"].has_ended) == (41.0, "", True)
-    assert (found["4"].title, found["4"].is_encores, found["4"].task) == ("encore x|y", False, None)
-    assert (found["6"].waits, found["6"].reason) == (True, "DependencyNeverSatisfied")
-    rows = status.without_folder(found.values())
-    reported = [(row.job, row.state, row.reason) for row in rows]
-    assert reported == [
+def test_squeue_and_sacct_are_read() -> None:
+    queued = {"nodes": 2, "state": "PENDING", "seconds": 0.0, "reason": "Resources", "title": "encore-resnet"}
+    by_sacct = (
+        f"12|12|CANCELLED by 0|2|00:01:00|2026-11-20T19:14:27|me|debug|None|{queue.COMMENT}/results/of mine|encore"
+    )
+    text = SQUEUE + "slurm_load_jobs error: something\n" + by_sacct.replace("|", queue.SEPARATOR)
+
+    def read(name: str, number: str, **facts: Any) -> Job:
+        known = {"submitted": "2026-11-20T19:14:27", "user": "root", "partition": "debug", **queued, **facts}
+        return Job(name=name, number=number, **known)
+
+    found = queue.parse(text)
+    assert found == [
+        read("2_0", "7", state="CANCELLED", submitted="2026-11-20T19:17:19"),
+        read("6", "6", nodes=1, reason="DependencyNeverSatisfied", title="encore"),
+        read("4", "4", reason="JobHeldUser", title="encore x|y"),
+        read("2_1", "8", state="COMPLETED", seconds=600.0, reason=""),
+        read("2_3", "2"),
+        read("2_2", "9", state="RUNNING", seconds=41.0, reason=""),
+        # The form that sacct(1) describes; no accounting ran where this was written.
+        read("12", "12", state="CANCELLED", seconds=60.0, reason="", title="encore", user="me",
+             comment="encore:/results/of mine"),
+    ]  # fmt: skip
+    of_each = [(each.array, each.task, each.waits, each.has_ended, each.is_encores) for each in found]
+    assert of_each == [
+        ("2", 0, False, True, True), ("6", None, True, False, True), ("4", None, True, False, False),
+        ("2", 1, False, True, True), ("2", 3, True, False, True), ("2", 2, False, False, True),
+        ("12", None, False, True, True),
+    ]  # fmt: skip
+    assert found[-1].results == Path("/results/of mine")
+    assert [(row.job, row.state, row.reason) for row in status.without_folder(found)] == [
         ("2_0", "cancelled", "its run folder, if any, is elsewhere"),
         ("6", "queued", "DependencyNeverSatisfied"),
         ("2_1", "ended", "Slurm: COMPLETED; its run folder, if any, is elsewhere"),
         ("2_3", "queued", "Resources"),
         ("2_2", "starting", "no run folder yet"),
+        ("12", "cancelled", "no run folder in /results/of mine"),
     ]
 
 
@@ -449,55 +467,31 @@ def test_a_point_of_a_sweep_hides_its_cancelled_job(tmp_path: Path, monkeypatch:
 
 
 def test_a_stream_that_was_cut_and_grew_again_is_read_anew(tmp_path: Path) -> None:
-    stream = tmp_path / "metrics.jsonl"
+    stream, progress = tmp_path / "metrics.jsonl", Progress()
+    tail = Tail(stream)
     start = {"kind": "start", "epochs": 6, "steps_per_epoch": 4, "global_batch_size": 8, "targets": {"accuracy": 0.9}}
 
-    def lines(*records: dict[str, Any]) -> str:
-        return "".join(json.dumps({"time": 1.0 + number, **record}) + "\n" for number, record in enumerate(records))
+    def read(*records: dict[str, Any]) -> tuple[object, ...]:
+        lines = [json.dumps({"time": 1.0 + number, **record}) + "\n" for number, record in enumerate(records)]
+        stream.write_text("".join(lines))
+        for record in tail.read():
+            progress.add(record)
+        return progress.epoch, progress.step, progress.starts, progress.samples_per_second
 
     steps = [{"kind": "step", "epoch": 1, "step": number, "loss": 1.0} for number in (1, 2, 3)]
-    stream.write_text(lines({**start, "resumed_step": 0}, *steps))
-    tail, progress = Tail(stream), Progress()
-    for record in tail.read():
-        progress.add(record)
-    assert (progress.step, progress.samples_per_second) == (3, 8.0)
+    assert read({**start, "resumed_step": 0}, *steps) == (1, 3, 1, 8.0)
     more = ({"kind": "step", "epoch": 6, "step": n, "loss": 0.5} for n in range(21, 25))
-    stream.write_text(lines({**start, "resumed_step": 0}, steps[0], {**start, "resumed_step": 20}, *more))
-    for record in tail.read():
-        progress.add(record)
-    assert (progress.epoch, progress.epochs, progress.step, progress.starts) == (6, 6, 24, 2)
-    assert progress.targets == {"accuracy": 0.9}
+    again = ({**start, "resumed_step": 0}, steps[0], {**start, "resumed_step": 20}, *more)
+    assert read(*again) == (6, 24, 2, 8.0)
+    assert (progress.total_steps, progress.loss, progress.targets) == (24, 0.5, {"accuracy": 0.9})
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0:41", 41), ("10:00", 600), ("1:00:01", 3601), ("2-01:00:00", 176400), ("INVALID", 0), ("", 0)],
+    [("0:41", 41), ("10:00", 600), ("1:00:01", 3601), ("2-01:00:00", 176400), ("INVALID", None), ("", None)],
 )
-def test_times_of_slurm(text: str, seconds: float) -> None:
-    assert queue.seconds_of(text) == seconds
-
-
-def test_accounting_reports_who_cancelled_in_the_state() -> None:
-    # The form that sacct(1) describes; no accounting ran where this was written.
-    comment = f"{queue.COMMENT}/results/of mine"
-    line = queue.SEPARATOR.join(
-        (
-            "12",
-            "12",
-            "CANCELLED by 0",
-            "2",
-            "00:01:00",
-            "2026-11-20T19:14:27",
-            "me",
-            "debug",
-            "None",
-            comment,
-            "encore",
-        )
-    )
-    (found,) = queue.parse(line)
-    assert (found.state, found.has_ended, found.seconds) == ("CANCELLED", True, 60.0)
-    assert (found.results, found.user, found.partition) == (Path("/results/of mine"), "me", "debug")
+def test_times_of_slurm(text: str, seconds: float | None) -> None:
+    assert commands.seconds_of(text) == seconds
 
 
 # -- cancel in Slurm ------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """How long a stopped run may take for its checkpoint: as long as it is being written, unless somebody insists."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

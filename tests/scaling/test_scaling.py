@@ -1,8 +1,5 @@
 """The cost model: known costs come back, intervals hold what they promise, published results next to it."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import get_args
@@ -59,15 +56,9 @@ def test_known_costs_come_back_from_noisy_points(algorithm: Algorithm) -> None:
     generator = np.random.default_rng(7)
     scales = [(2**k, max(1, 2**k // 8)) for k in range(12)]
     found = fit_steps(observed(algorithm, scales, 0.01, generator), algorithm).parameters
-    for name, value in found.items():
-        # The latency of a tree's 22 hops is 0.4 ms of at least 13: a hundredth of noise leaves it vague.
-        assert value == pytest.approx(TRUTH[name], rel=1.0 if name == "latency" else 0.15), name
-
-
-def test_latency_of_a_ring_comes_back() -> None:
-    scales = [(2**k, 1) for k in range(11)]
-    points = observed("ring", scales, 0.01, np.random.default_rng(3))
-    assert fit_steps(points, "ring").parameters["latency"] == pytest.approx(TRUTH["latency"], rel=0.1)
+    # The latency of a tree's 22 hops is 0.4 ms of at least 13: a hundredth of noise leaves it vague.
+    allowed = {"latency": 0.15 if algorithm == "ring" else 1.0}
+    assert found == {name: pytest.approx(TRUTH[name], rel=allowed.get(name, 0.15)) for name in found}
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
@@ -171,11 +162,10 @@ def test_a_step_of_a_published_result_is_its_time_over_its_steps() -> None:
     assert eight.point.time == pytest.approx(39.7797 * 60 / (41 * 1_281_167 / 3264), rel=1e-3)
 
 
-def test_the_error_table_reports_misses() -> None:
-    table = validation.error_table("ssd")
-    check = validation.checks("ssd")[0]
-    assert len(table.rows) == len(validation.checks("ssd"))
-    missed = dataclasses.replace(check.step, high=check.measured.point.time / 2)
-    assert not missed.holds(check.measured.point.time)
+def test_the_error_table_reports_each_prediction() -> None:
+    table, checks = validation.error_table("ssd"), validation.checks("ssd")
+    missed = [not check.step.holds(check.measured.point.time) for check in checks]
+    assert [str(row[6]).endswith(" (missed)") for row in table.rows] == missed
+    assert f"Inside the 95 % interval: {missed.count(False)} of {len(checks)} steps" in table.note
     with pytest.raises(EncoreError, match="did you mean 'resnet'"):
         validation.checks("resnt")

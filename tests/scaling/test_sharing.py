@@ -1,7 +1,5 @@
 """Sharing a machine: optimal against brute force, steady state against every way to part it, the command line."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator
@@ -130,6 +128,7 @@ def test_steady_state_is_the_best_of_all_partings(seed: int, count: int, gpus: i
 def test_what_scales_badly_shares() -> None:
     """The study's lesson: NCF on single GPUs, side by side; image classification on the whole machine."""
     curves = load_curves([STUDY])
+    assert curves["ncf"].points[0] == (1, pytest.approx(0.135384615 * 13))
     jobs = [Job(benchmark=name, options=options(curves[name], 8)) for name in ("resnet", "ncf")]
     steady = most_runs(jobs, 8)
     assert {share.benchmark: share.option.gpus for share in steady.shares} == {"resnet": 8, "ncf": 1}
@@ -139,12 +138,6 @@ def test_what_scales_badly_shares() -> None:
 
 
 # -- curves ---------------------------------------------------------------------------------------------
-
-
-def test_the_study_gives_its_own_minutes() -> None:
-    curve = load_curves([STUDY])["ncf"]
-    assert curve.points[0] == (1, pytest.approx(0.135384615 * 13))
-    assert (curve.least, curve.most) == (1, 8)
 
 
 def test_a_tree_of_runs_is_a_curve(tmp_path: Path) -> None:
@@ -206,7 +199,7 @@ def test_a_wrong_file_is_reported(tmp_path: Path, content: str, message: str) ->
 
 
 def test_plan_prints_both_proposals(encore: Encore, tmp_path: Path) -> None:
-    done = encore("plan", "--gpus", "16", "resnet", "ssd", "ncf=3", "-o", str(tmp_path / "plan"))
+    done = encore("plan", "16", "resnet", "ssd", "ncf=3", "-o", str(tmp_path / "plan"))
     assert done.returncode == 0, done.stderr
     for part in ("Shortest total time", "Most runs a day", "interpolated", "no schedule of these choices"):
         assert part in done.stdout
@@ -218,7 +211,7 @@ def test_plan_prints_both_proposals(encore: Encore, tmp_path: Path) -> None:
 def test_plan_as_json_is_the_schedule(encore: Encore, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("benchmark,gpus,minutes\nresnet,1,8\nresnet,2,5\nssd,1,4\n", encoding="utf-8")
-    done = encore("plan", "--gpus", "2", "resnet", "ssd", "--curves", str(path), "--json")
+    done = encore("plan", "2", "resnet", "ssd", "--curves", str(path), "--json")
     printed = json.loads(done.stdout)
     assert printed["shortest"]["minutes"] == 8.0
     assert printed["shortest"]["is_shortest"]
@@ -229,17 +222,17 @@ def test_plan_as_json_is_the_schedule(encore: Encore, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", "0", "resnet"), "0 GPUs asked for"),
-        (("--gpus", "8", "resnt"), "did you mean 'resnet'?"),
-        (("--gpus", "8", "bert"), "no curve of bert"),
-        (("--gpus", "8", "resnet=x"), "is no number of runs"),
+        (("0", "resnet"), "0 GPUs asked for"),
+        (("8", "resnt"), "did you mean 'resnet'?"),
+        (("8", "bert"), "no curve of bert"),
+        (("8", "resnet=x"), "is no number of runs"),
         (
-            ("--gpus", "4", "resnet", "--curves", "v0.7/NVIDIA/dgxa100"),
+            ("4", "resnet", "--curves", "v0.7/NVIDIA/dgxa100"),
             "measured on 8 to 768 GPUs, and there are 4",
         ),
-        (("--gpus", "8", "resnet", "--curves", "v0.7/NVIDIA"), "one kind of accelerator"),
-        (("--gpus", "8", "resnet", "--curves", "published"), "a part of their names"),
-        (("--gpus", "8", "resnet", "--curves", "./none.csv"), "there is no ./none.csv"),
+        (("8", "resnet", "--curves", "v0.7/NVIDIA"), "one kind of accelerator"),
+        (("8", "resnet", "--curves", "published"), "a part of their names"),
+        (("8", "resnet", "--curves", "./none.csv"), "there is no ./none.csv"),
     ],
 )
 def test_plan_refuses(encore: Encore, arguments: tuple[str, ...], message: str) -> None:

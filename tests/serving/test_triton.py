@@ -1,7 +1,5 @@
 """A real Triton server on this machine: its answers over HTTP and gRPC, what it refuses, its figures, its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -228,7 +226,7 @@ def test_a_backend_that_never_starts_is_reported_while_the_server_waits(tmp_path
     argv = ("sh", "-c", script, "sh", line, noise)
     command = Command(argv=argv, environment=dict(os.environ), working_directory=tmp_path)
     http, grpc = map(int, free_ports())
-    started = server.running(command, Ports(http, grpc, 0), ["tiny"], tmp_path / "server.log", 5)
+    started = server.running(command, Ports(http, grpc, 0), ["tiny"], tmp_path / "server.log", 60)
     with pytest.raises(EncoreError, match="cannot start its backend") as error, started:
         pass
     assert line in error.value.found

@@ -1,15 +1,13 @@
 """Measurements whose times follow a rule, in a folder as a measured study leaves it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from encore import files
-from encore.lab.studies import measuring
+from encore.lab.studies import folder as folders
 from encore.lab.studies.definition import Point, Study
-from encore.lab.studies.measuring import MEASUREMENT, Folder, Place
+from encore.lab.studies.folder import MEASUREMENT, Folder
 
 WEIGHTS = {"lenet": 70_753_070, "alexnet": 50_844_008, "googlenet": 6_998_552, "inception-v3": 23_817_352}
 
@@ -45,10 +43,10 @@ def folder(
     results: Path,
     seconds: Callable[[Point], float | None],
     shift: Callable[[Point, int], float] = lambda point, number: 1 + 0.01 * (number % 2),
-) -> Folder:
+) -> Folder[Study]:
     """Return a folder in which the points for which ``seconds`` is not None are done, each pass ``shift`` as long."""
-    made = measuring.create(study, results, Place())
-    for point in made.points():
+    made = folders.create(study, f"study-{study.name}", results)
+    for point in study.points():
         value = seconds(point)
         for number in range(1, study.passes + 1) if value is not None else ():
             made.at(point, number).mkdir(parents=True)

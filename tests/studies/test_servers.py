@@ -1,6 +1,4 @@
-"""Servers held against each other: tables from runs, use over the timed part, pages, rooflines, kernels."""
-
-from __future__ import annotations
+"""Servers compared with each other: tables from runs, use over the timed part, pages, rooflines, kernels."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from encore import paths
-from encore.cli import study_servers
+from encore.cli import bench
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.studies import (
@@ -81,6 +79,7 @@ def test_score_is_relative_to_any_server(runs: list[ServerRun]) -> None:
     found = {table.title: table for table in servers.tables(runs, "new")}
     assert [row["times as fast"] for row in rows(found["Score relative to new"])] == pytest.approx([0.2, 1.0])
     assert "Score relative to old" in {table.title for table in servers.tables(runs)}
+    assert [run.links for run in runs] == ["NVLink", ""], "those that the run found"
     assert {"90 % from", "90 % to"} < set(found["Time to the target"].columns), "the level of a score's interval"
     with pytest.raises(EncoreError, match="base"):
         servers.tables(runs, "newer")
@@ -124,15 +123,6 @@ def test_settings_of_one_server_have_names_of_their_own(runs: list[ServerRun]) -
     assert [row["saved min"] for row in found["Single against mixed precision"]] == [30.0]
 
 
-def test_page_has_no_empty_columns() -> None:
-    table = Table(title="t", columns=("a", "b", "c"), rows=((1, None, ""), (2, "", 0)), formats={"c": ".1f"})
-    assert (table.filled().columns, table.filled().rows) == (("a", "c"), ((1, ""), (2, 0)))
-
-
-def test_links_are_those_that_the_run_found(runs: list[ServerRun]) -> None:
-    assert [run.links for run in runs] == ["NVLink", ""]
-
-
 def test_two_epochs_take_less_than_twice_the_first(runs: list[ServerRun]) -> None:
     side = replace(runs[0].side, phases={"first_epoch_s": 90.0, "epoch_s": 60.0})
     (row,) = rows(servers.first_epochs([replace(runs[0], side=side)]))
@@ -141,10 +131,11 @@ def test_two_epochs_take_less_than_twice_the_first(runs: list[ServerRun]) -> Non
 
 def test_use_is_averaged_over_the_timed_part(runs: list[ServerRun]) -> None:
     found = utilisation.utilisation_of(runs[1].side.logs)
-    assert found is not None
-    assert (found.samples, found.cpu_percent, found.gpu_percent, found.gpus) == (2, 50.0, 60.0, 2)
-    assert (found.pcie_sent, found.power_watts, found.nvlink_received) == (2.0, None, None)
-    assert found.nvlink_sent == pytest.approx(1024 / (10 * 60 - 2))
+    assert found == {
+        "minutes": pytest.approx(10.0), "CPU %": 50.0, "memory MiB": 100.0, "GPUs": 2, "GPU %": 60.0,
+        "GPU memory MiB": None, "GPU watts": None, "PCIe sent": 2.0, "PCIe received": None,
+        "NVLink sent": pytest.approx(1024 / (10 * 60 - 2)), "NVLink received": None,
+    }  # fmt: skip
 
 
 def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
@@ -157,12 +148,6 @@ def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
     assert 16 <= found["a", "two hours"]["GPUs"] <= 64
     assert found["a", "two hours"]["GPUs to be sure"] is None or found["a", "two hours"]["GPUs to be sure"] >= 16
     assert (found["b", "four hours"]["GPUs"], found["b", "two hours"]["GPUs"]) == (8, None)
-
-
-def test_every_figure_of_the_study_is_printed_next_to_ours() -> None:
-    published = published_tables()
-    assert len(published) == len(PLACES)
-    assert ("maskrcnn", "<= 540") in {(row["benchmark"], row["printed"]) for t in published for row in rows(t)}
 
 
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100"])
@@ -197,16 +182,19 @@ def test_share_of_the_roof(tmp_path: Path) -> None:
     (tmp_path / roofline.PEAKS).write_text(json.dumps({"peaks": peaks}), encoding="utf-8")
     (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
     (row,) = rows(roofline.roofline_table(roofline.load(tmp_path)))
-    assert (row["FLOP/byte"], row["TFLOP/s"]) == (4.0, 2.0)
-    assert (row["of the roof"], row["of the peak"]) == (0.5, 0.2)
-    done = CliRunner().invoke(app, ["study", "roofline", "--from", str(tmp_path), "-o", str(tmp_path / "page")])
+    assert row == {
+        "step": "resnet", "precision": "fp32", "batch": 8, "GFLOP": 4000.0, "GB": 1000.0, "FLOP/byte": 4.0,
+        "ms": 2000.0, "per second": 4.0, "of": "samples", "TFLOP/s": 2.0, "of the roof": 0.5, "of the peak": 0.2,
+        "not counted": "",
+    }  # fmt: skip
+    done = CliRunner().invoke(app, ["study", "report", str(tmp_path), "-o", str(tmp_path / "page")])
     assert done.exit_code == 0, done.output
     assert "measured ceilings, 1000 GB/s" in (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8")
 
 
 def test_steps_that_are_not_counted_are_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match="steps of mxnet") as raised:
-        study_servers.measure_roofline(["resnet"], output=tmp_path / "new")
+        bench.bench("resnet", roofline=True, output=tmp_path / "new")
     assert "resnet-pytorch" in str(raised.value.expected)
     assert not (tmp_path / "new").exists()
 
@@ -241,13 +229,13 @@ def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / machine_links.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
     named = [f"{name}={path}" for name, path in folders.items()]
     out = tmp_path / "page"
-    done = CliRunner().invoke(app, ["study", "servers", *named, "--machine", str(tmp_path), "-o", str(out), "--json"])
+    done = CliRunner().invoke(app, ["study", "report", *named, str(tmp_path), "-o", str(out), "--json"])
     assert done.exit_code == 0, done.output
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "Score relative to old" in page
-    assert "Published: single against mixed precision" in page
-    assert "<svg" in page
-    assert "http" not in page.replace("http://www.w3.org", "")
-    assert (out / "server-new.svg").is_file()
-    assert (out / "server-box.svg").is_file()
-    assert "Utilisation over the timed part" in (out / "report.md").read_text(encoding="utf-8")
+    wanted = ("Score relative to old", "Utilisation over the timed part", "<svg", *(title for _, title in PLACES))
+    assert all(words in page for words in wanted) and "http" not in page.replace("http://www.w3.org", "")
+    published = {(row["benchmark"], row["printed"]) for table in published_tables() for row in rows(table)}
+    assert ("maskrcnn", "<= 540") in published
+    assert {path.name for path in out.glob("server-*")} == {
+        f"server-{n}.{end}" for n in ("new", "box") for end in ("csv", "svg")
+    }

@@ -1,7 +1,5 @@
 """A study as data, its answers from measurements that follow a rule, and the bytes over the links of a DGX-1."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -10,9 +8,12 @@ import pytest
 from encore import paths
 from encore.errors import EncoreError
 from encore.lab.scaling.printed_tables import BARC, checks
+from encore.lab.studies import folder as folders
 from encore.lab.studies import measuring, page, traffic
-from encore.lab.studies.definition import Point, changed, load, order, parse, points
+from encore.lab.studies.definition import Point, Study, changed, load
+from encore.lab.studies.folder import MEASUREMENT, Folder
 from encore.machine.links import parse_topology
+from encore.results.report.report import Report, write_files
 from tests.studies import made
 
 OWN = """
@@ -60,22 +61,22 @@ def follows(point: Point) -> float | None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[measuring.Folder, page.Page, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder[Study], Report, Path]:
     folder = made.folder(load("multi-gpu"), tmp_path_factory.mktemp("results"), follows)
     found = page.build(folder)
-    page.write(found, folder.path / "report")
+    write_files(found, folder.path / "report")
     return folder, found, folder.path / "report"
 
 
 def test_the_grid_is_the_study_s() -> None:
     study = load("multi-gpu")
-    assert len(points(study)) == 5 * 3 * 3 * 4 * 2 + 5
+    assert len(study.points()) == 5 * 3 * 3 * 4 * 2 + 5
     assert study.epoch.images == 256_000
     assert len(study.questions) == 7
     small = load("multi-gpu", small=True)
-    assert {point.axes["network"] for point in points(small)} == {point.axes["network"] for point in points(study)}
-    assert {point.config["device"] for point in points(small)} == {"cpu"}
-    assert [point.axes["ranks"] for point in points(small)] == [1] * 16 + [2] * 15
+    assert {point.axes["network"] for point in small.points()} == {point.axes["network"] for point in study.points()}
+    assert {point.config["device"] for point in small.points()} == {"cpu"}
+    assert [point.axes["ranks"] for point in small.points()] == [1] * 16 + [2] * 15
 
 
 def test_a_study_of_one_s_own(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_study_of_one_s_own(tmp_path: Path) -> None:
     path.write_text(OWN, encoding="utf-8")
     assert len(OWN.strip().splitlines()) <= 30
     study = load(str(path))
-    assert [point.key for point in points(study)] == [
+    assert [point.key for point in study.points()] == [
         "lenet-local-2-1", "lenet-horovod-2-1", "lenet-local-2-2", "lenet-horovod-2-2",
     ]  # fmt: skip
 
@@ -91,7 +92,7 @@ def test_a_study_of_one_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('network = ["lenet"]', 'network = ["lenett"]', "network is 'lenett'"),
+        ('network = ["lenet"]', 'network = ["lenett"]', "network = 'lenett'"),
         ("momentum = 0.9", "momentun = 0.9", "'momentun'"),
         ("seed = 1", "", "does not say seed"),
         ('series = ["ranks"]', 'series = ["rank"]', "'rank'"),
@@ -107,43 +108,43 @@ def test_a_study_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, s
         load(str(path))
 
 
-def test_every_question_is_answered_from_the_data(built: tuple[measuring.Folder, page.Page, Path]) -> None:
+def test_every_question_is_answered_from_the_data(built: tuple[Folder[Study], Report, Path]) -> None:
     _, found, report = built
-    assert [bool(each.figures) for each in found.answers] == [True] * 7
-    speed_up = found.answers[0]
+    assert [bool(each.figures) for each in found.chapters] == [True] * 7 + [False] * 3
+    speed_up = found.chapters[0]
     assert "8 times the devices makes an epoch" in speed_up.sentence
     # 8 devices, and a step of 4.5 times as long.
     assert "1.78 times" in speed_up.sentence
-    assert found.answers[1].sentence.startswith("nccl takes from +16.4 %")
-    assert "leaves out zero" in found.answers[1].sentence
-    assert "100.0 to 100.0 % of the step" in found.answers[4].sentence
+    assert found.chapters[1].sentence.startswith("nccl takes from +16.4 %")
+    assert "leaves out zero" in found.chapters[1].sentence
+    assert "100.0 to 100.0 % of the step" in found.chapters[4].sentence
     written = (report / "report.html").read_text("utf-8")
-    assert all(each.sentence.split(";")[0] in written for each in found.answers[:1])
-    assert "takes as long as strong scaling" in found.answers[6].sentence
-    assert not found.mark
+    assert all(each.sentence.split(";")[0] in written for each in found.chapters[:1])
+    assert "takes as long as strong scaling" in found.chapters[6].sentence
+    assert not found.notices
     assert "None" not in (report / "report.md").read_text("utf-8")
 
 
-def test_printed_figures_stand_beside_ours(built: tuple[measuring.Folder, page.Page, Path]) -> None:
+def test_printed_figures_stand_beside_ours(built: tuple[Folder[Study], Report, Path]) -> None:
     """A printed overhead of LeNet at batch 16 is 16.4 %, as the rule has it; of AlexNet at batch 64 it is 31.8 %."""
     _, found, report = built
-    rows = {row[:4]: row for row in found.answers[1].tables[1].rows}
+    rows = {row[:4]: row for row in found.chapters[1].tables[1].rows}
     # Fifteen cells; both ends of the headline are of no point.
     assert len(rows) == 15
-    assert [row[4] for row in found.answers[1].unmeasured[0].rows] == [">= 16 %", "<= 32 %"]
+    assert [row[4] for row in found.chapters[1].folded[0].rows] == [">= 16 %", "<= 32 %"]
     assert rows["lenet", None, 16, "NCCL against P2P"][-1] == "within the interval"
     assert rows["alexnet", None, 64, "NCCL against P2P"][-1] == "beyond the interval: ours is smaller"
-    scaling = {row[:4]: row for row in found.answers[0].tables[1].rows}
+    scaling = {row[:4]: row for row in found.chapters[0].tables[1].rows}
     assert scaling["lenet", 8, 16, "P2P"][-1] == "beyond the interval: ours is smaller"
-    absent = {row[:4] for row in found.answers[0].unmeasured[0].rows}
+    absent = {row[:4] for row in found.chapters[0].folded[0].rows}
     assert ("inception-v3", 8, 16, "P2P") in absent and not absent & set(scaling)
     assert [(report / f"question_2_{n}.csv").read_text("utf-8").count("\n") for n in (2, 3)] == [1 + 15, 1 + 2]
 
 
 def test_memory_of_the_first_device_and_of_the_others_is_compared_without_an_interval(
-    built: tuple[measuring.Folder, page.Page, Path],
+    built: tuple[Folder[Study], Report, Path],
 ) -> None:
-    memory = built[1].answers[5]
+    memory = built[1].chapters[5]
     assert "once each" in memory.sentence
     assert "beyond" not in memory.sentence
     tables = {table.title.rpartition(": ")[2]: table for table in memory.tables[1:]}
@@ -163,14 +164,14 @@ def test_memory_of_the_first_device_and_of_the_others_is_compared_without_an_int
 def test_largest_batches_are_printed_next_to_the_study_s(tmp_path: Path) -> None:
     study = load("multi-gpu")
     folder = made.folder(study, tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
-    for point in folder.points():
+    for point in folder.study.points():
         if "largest_batch" in point.axes:
             found = {
                 "largest_batch": {"fits": 128, "does_not": 256},
                 "network": folder.measurements(point)[0]["network"],
             }
-            (folder.at(point) / measuring.MEASUREMENT).write_text(json.dumps(found), encoding="utf-8")
-    found, printed = page.build(folder).answers[5].tables[-2:]
+            (folder.at(point) / MEASUREMENT).write_text(json.dumps(found), encoding="utf-8")
+    found, printed = page.build(folder).chapters[5].tables[-2:]
     assert found.rows[0] == ("lenet, device, batch size 64, ranks 1, fp32, largest batch True", 1, 128, 256)
     by_model = {row[0]: row[-1] for row in printed.rows}
     assert by_model["inception-v3"] == "no interval: ours is 2.00 times the printed"
@@ -179,7 +180,7 @@ def test_largest_batches_are_printed_next_to_the_study_s(tmp_path: Path) -> None
 
 def test_a_setting_of_the_base_and_none_of_an_axis() -> None:
     study = changed(load("multi-gpu"), ["records=/data/train.rec"])
-    assert {point.config["records"] for point in points(study)} == {"/data/train.rec"}
+    assert {point.config["records"] for point in study.points()} == {"/data/train.rec"}
     with pytest.raises(EncoreError, match="--set ranks"):
         changed(study, ["ranks=4"])
 
@@ -195,7 +196,7 @@ def test_the_study_s_own_figures_are_recomputed() -> None:
 def test_cpu_pages_are_marked(tmp_path: Path) -> None:
     folder = made.folder(load("multi-gpu", small=True), tmp_path, lambda point: 0.01 * int(point.axes["batch_size"]))
     found = page.build(folder)
-    page.write(found, tmp_path / "report")
+    write_files(found, tmp_path / "report")
     for name in ("report.html", "report.md"):
         assert "Measured on CPUs" in (tmp_path / "report" / name).read_text("utf-8")
 
@@ -203,64 +204,55 @@ def test_cpu_pages_are_marked(tmp_path: Path) -> None:
 def test_passes_apart_widen_the_intervals_and_a_busy_machine_is_reported(tmp_path: Path) -> None:
     """The second pass takes 1.3 times as long at every point, blocks of one pass differ by 1 %."""
     study = load("multi-gpu", small=True)
-    passes = [[point.key for number, point in order(study) if number == each] for each in (1, 2)]
+    passes = [[point.key for number, point in study.order() if number == each] for each in (1, 2)]
     assert passes[0] != passes[1] and sorted(passes[0]) == sorted(passes[1])
     folder = made.folder(study, tmp_path, lambda point: 0.01, lambda point, number: 1.3 if number == 2 else 1.0)
     calm = page.build(folder)
-    table = calm.answers[0].tables[0]
+    table = calm.chapters[0].tables[0]
     row = dict(zip(table.columns, table.rows[0], strict=True))
     assert row["from"] < 0.9 * row["s per epoch, extrapolated"] < 1.1 * row["s per epoch, extrapolated"] < row["to"]
-    assert "differ by 18.4 %" in calm.intervals and not calm.busy
-    assert {tuple(round(cell, 9) for cell in each[5:]) for each in calm.passes.rows} == {(0.01, 0.013, 1.3)}
-    for point in folder.points()[:3]:
-        path = folder.at(point, 2) / measuring.MEASUREMENT
+    assert "differ by 18.4 %" in calm.chapters[-3].sentence
+    assert {tuple(round(cell, 9) for cell in each[5:]) for each in calm.chapters[-3].folded[0].rows} == {
+        (0.01, 0.013, 1.3)
+    }
+    for point in folder.study.points()[:3]:
+        path = folder.at(point, 2) / MEASUREMENT
         path.write_text(json.dumps({**json.loads(path.read_text()), "others_cores": 1.25, "cores": 2}))
-    page.write(page.build(folder), tmp_path / "report")
+    write_files(page.build(folder), tmp_path / "report")
     written = (tmp_path / "report/report.html").read_text("utf-8")
-    assert f"at 3 of {len(folder.points())} points other programs took up to 1.2 of 2 cores" in written
+    assert f"at 3 of {len(folder.study.points())} points other programs took up to 1.2 of 2 cores" in written
     # An interval at each end of a line; what is not measured here is folded; no share of nothing.
     assert written.count('class="l thin') > 20
     assert "<summary>The study&#39;s printed figures: speedup, not measured here (24)" in written
-    assert "takes up to 0.2 % less time" in calm.answers[6].sentence
-    for point in folder.points():
-        (folder.at(point, 2) / measuring.MEASUREMENT).unlink()
-    assert "drifts between two points is not in them" in page.build(folder).intervals
-    assert {folder.state(point) for point in folder.points()} == {"to do"}
+    assert "takes up to 0.2 % less time" in calm.chapters[6].sentence
+    for point in folder.study.points():
+        (folder.at(point, 2) / MEASUREMENT).unlink()
+    assert "drifts between two points is not in them" in page.build(folder).chapters[-3].sentence
+    assert {folder.state(point) for point in folder.study.points()} == {"to do"}
 
 
-def test_resume_and_array_hold_what_is_missing(built: tuple[measuring.Folder, page.Page, Path]) -> None:
+def test_resume_and_array_hold_what_is_missing(built: tuple[Folder[Study], Report, Path]) -> None:
     folder, _, _ = built
-    missing = [number for number, point in enumerate(folder.points()) if folder.state(point) != "done"]
+    missing = [number for number, point in enumerate(folder.study.points()) if folder.state(point) != "done"]
     script = measuring.script(folder, {"partition": "gpu"})
     (array,) = [line for line in script.splitlines() if "--array" in line]
     assert array == f"#SBATCH --array={','.join(map(str, missing))}"
     assert "#SBATCH --partition=gpu" in script
     assert "#SBATCH --gpus-per-node=8" in script
-    assert measuring.open_folder(folder.path) == folder
-    content = json.loads((folder.path / "study.json").read_text("utf-8"))
-    assert parse(content["study"]) == load("multi-gpu")
-
-
-def test_a_folder_from_before_there_were_passes_is_done(tmp_path: Path) -> None:
-    study = load("multi-gpu", small=True).model_copy(update={"passes": 1})
-    folder = made.folder(study, tmp_path, lambda point: 0.01)
-    content = json.loads((folder.path / "study.json").read_text("utf-8"))
-    del content["study"]["passes"]
-    (folder.path / "study.json").write_text(json.dumps(content), encoding="utf-8")
-    assert measuring.summary(measuring.open_folder(folder.path)) == "31 done"
+    assert folders.open_folder(folder.path, Study) == folder
 
 
 def test_a_device_of_a_cpu_is_as_large_in_each_point(tmp_path: Path) -> None:
-    folder = measuring.create(load("multi-gpu", small=True), tmp_path, measuring.Place("host", None, None))
-    commands = {int(each.axes["ranks"]): measuring.command(folder, each, None) for each in folder.points()}
+    folder = Folder(tmp_path, load("multi-gpu", small=True))
+    commands = {int(each.axes["ranks"]): measuring.command(folder, each, None) for each in folder.study.points()}
     assert sorted(commands) == [1, 2]
     assert len({each.environment["OMP_NUM_THREADS"] for each in commands.values()}) == 1
 
 
-def test_time_that_is_left(built: tuple[measuring.Folder, page.Page, Path]) -> None:
+def test_time_that_is_left(built: tuple[Folder[Study], Report, Path]) -> None:
     folder = built[0]
-    missing = [point for point in folder.points() if folder.state(point) != "done"]
-    assert folder.seconds_left() == pytest.approx(5.0 * len(missing) * folder.study.passes)
+    missing = [point for point in folder.study.points() if folder.state(point) != "done"]
+    assert measuring.seconds_left(folder) == pytest.approx(5.0 * len(missing) * folder.study.passes)
     known = [(Point({"network": name, "ranks": 1}, {}), seconds) for name, seconds in (("a", 4.0), ("b", 20.0))]
     assert measuring._seconds_like(Point({"network": "b", "ranks": 2}, {}), known) == 20.0
     assert measuring._seconds_like(Point({"network": "c", "ranks": 1}, {}), known) == 12.0

@@ -3,12 +3,10 @@
     $ .venv/bin/python -m tools.faults ncf --faults sigkill-rank,flipped-shared
     $ .venv/bin/python -m tools.faults all --seed 3 --work /var/tmp/faults --json faults.json
 
-Each fault happens at a random moment, or place in a file, of a training on the small set; the run is resumed as the
+Each fault happens at a random moment, or place in a file, of a training on the toy data set; the run is resumed as the
 printed hint says. The verdict is "as unbroken" (losses, evaluations and log events are those of the unbroken run),
 "refused" (with what to do, and nothing is changed), or FAULT. Exit code 1 where there is one.
 """
-
-from __future__ import annotations
 
 import argparse
 import json

@@ -1,7 +1,5 @@
 """Faults of data sets and of their preparation, and what harms a file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.faults.trial import Done, Trial, Verdict, aside, traceback_of
+from tools.faults.trial import Done, Trial, Verdict, aside, traceback_of, verdict_of
 
 
 def truncate(path: Path, trial: Trial) -> None:
@@ -61,7 +59,7 @@ def moved_data(trial: Trial) -> Verdict:
 
 
 def prepare_command(trial: Trial, folder: Path) -> str:
-    return shlex.join(["encore", "data", "prepare", trial.bench.name, "--to", str(folder)])
+    return shlex.join(["encore", "data", "prepare", trial.bench.name, "-o", str(folder)])
 
 
 def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
@@ -69,14 +67,14 @@ def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
     _ = trial.bench.unbroken  # makes it
     if done.code:
         return Verdict("FAULT", f"prepare ends with {done.code}: {done.output[-400:]}")
-    other = [name for name in _names_of(trial.bench.data) if not _equal(folder / name, trial.bench.data / name)]
+    other = [
+        name
+        for name in _names_of(trial.bench.data)
+        if not (folder / name).is_file() or (folder / name).read_bytes() != (trial.bench.data / name).read_bytes()
+    ]
     more = sorted(path.name for path in folder.iterdir() if not (trial.bench.data / path.name).exists())
     found = [*(f"{name} differs" for name in other), *(f"{name} is left" for name in more), *trial.left()]
-    return Verdict("FAULT", "; ".join(found)) if found else Verdict("as unbroken")
-
-
-def _equal(one: Path, other: Path) -> bool:
-    return one.is_file() and one.read_bytes() == other.read_bytes()
+    return verdict_of(found)
 
 
 def killed_preparation(number: signal.Signals, trial: Trial) -> Verdict:

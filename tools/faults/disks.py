@@ -1,7 +1,5 @@
 """Faults of file systems: full, or read-only."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -10,24 +8,30 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tools.faults.data_sets import prepare_command, same_data
 from tools.faults.trial import Trial, Verdict, aside, traceback_of
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, size: int) -> Iterator[Callable[[str], None]]:
+def mounted(folder: Path, size: int) -> Iterator[Callable[[str], object]]:
     """Mount a file system of so many bytes; yields what mounts it again with other options."""
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     try:
-        yield lambda options: _remount(folder, options)
+        yield lambda options: subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _remount(folder: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+def mounting(fault: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    """Return a fault that is tried only where this user may mount a file system."""
+
+    def tried(*given: Any) -> Verdict:
+        return fault(*given) if can_mount() else Verdict("not tried", "mounting needs root")
+
+    return tried
 
 
 @functools.cache
@@ -51,7 +55,7 @@ def full_disk(trial: Trial) -> Verdict:
         done = trial.do(trial.run_command())
         made = list(trial.results.glob("[!.]*/run.json"))
         if done.code == 2 and not made:
-            return Verdict("refused") if "do this: " in done.output else Verdict("FAULT", done.output[-400:])
+            return Verdict("refused") if "hint: " in done.output else Verdict("FAULT", done.output[-400:])
         if done.code == 1 and "disk is full" not in done.output and "space" not in done.output:
             return Verdict("FAULT", f"the cause is not named: {done.output[-600:]}")
         remount("size=4g")
@@ -70,24 +74,22 @@ def _limited(trial: Trial, share: float) -> Verdict:
     return trial.after(trial.ended(encore))
 
 
+@mounting
 def full_disk_preparation(trial: Trial) -> Verdict:
     """Let the disk fill up under a preparation; with room again the same command ends it."""
-    if not can_mount():
-        return Verdict("not tried", "mounting needs root")
     _ = trial.bench.unbroken
     folder = trial.folder / "data"
     with mounted(folder, max(2**16, int(_size(trial.bench.data) * trial.moment.uniform(0.1, 0.9)))) as remount:
         done = trial.do(prepare_command(trial, folder))
-        if done.code not in (1, 2) or "do this: " not in done.output or traceback_of(done):
+        if done.code not in (1, 2) or "hint: " not in done.output or traceback_of(done):
             return Verdict("FAULT", f"ends with {done.code}: {done.output[-600:]}")
         remount("size=1g")
         return same_data(trial, trial.do(prepare_command(trial, folder)), folder)
 
 
+@mounting
 def read_only(what: str, trial: Trial) -> Verdict:
     """Give a file system that cannot be written for a new run's results, a run that is resumed, or the data."""
-    if not can_mount():
-        return Verdict("not tried", "mounting needs root")
     with mounted(trial.results, 4 << 30) as remount:
         if what == "results":
             remount("ro")
@@ -99,10 +101,9 @@ def read_only(what: str, trial: Trial) -> Verdict:
         return trial.resumed(run) if first.kind == "refused" else first
 
 
+@mounting
 def read_only_data(trial: Trial) -> Verdict:
     """Train from a data set that cannot be written."""
-    if not can_mount():
-        return Verdict("not tried", "mounting needs root")
     run, data = trial.copied(trial.bench.stopped), trial.bench.data
     with aside(data) as whole, mounted(data, 1 << 30) as remount:
         shutil.copytree(whole, data, dirs_exist_ok=True)

@@ -1,7 +1,5 @@
 """Faults of Slurm jobs, on the two-node cluster of the tests: as root, where Slurm's programs are installed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -58,7 +56,7 @@ def job_fault(harm: str, trial: Trial) -> Verdict:
     where += settings(trial.bench.name)
     _ = trial.bench.unbroken
     with _cluster(trial) as cluster:
-        job = _submitted(trial, shlex.join(["encore", "submit", trial.bench.name, "--nodes", str(RANKS), *where]))
+        job = _number(trial.do(shlex.join(["encore", "submit", trial.bench.name, "--nodes", str(RANKS), *where])))
         follower = trial.spawn(shlex.join(["encore", "follow", job, "--results", str(trial.results)]))
         trial.wait_for_moment(follower)
         HARM[harm](cluster, job)
@@ -71,11 +69,6 @@ def job_fault(harm: str, trial: Trial) -> Verdict:
         if "nothing is left to run" not in again.output:  # by itself, without reaching the target
             _end(cluster, _number(again))
         return trial.judged(trial.run, Done(3, ""), {})
-
-
-def _submitted(trial: Trial, command: str) -> str:
-    """Submit, and return the job's number."""
-    return _number(trial.do(command))
 
 
 def _number(done: Done) -> str:

@@ -1,7 +1,5 @@
 """The faults, by name: each takes a trial, breaks something in it, and returns the verdict."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -16,7 +14,7 @@ from encore.containers import engines, runtimes
 from encore.run import hints
 from tools.faults import data_sets, disks, jobs
 from tools.faults.data_sets import HARM, flip
-from tools.faults.trial import Trial, Verdict, differences, refusal, snapshot, steps, traceback_of
+from tools.faults.trial import Trial, Verdict, differences, refusal, snapshot, steps, traceback_of, verdict_of
 
 Fault = Callable[[Trial], Verdict]
 HANG_SECONDS = 15
@@ -103,9 +101,7 @@ FILES: dict[str, Callable[[Path, Trial], Path]] = {
 
 def _harmed(how: str, file: str, trial: Trial) -> Verdict:
     """Harm a file of a stopped run and resume it."""
-    run = trial.copied(trial.bench.stopped)
-    HARM[how](FILES[file](run, trial), trial)
-    return trial.resumed(run)
+    return trial.resume_stopped(lambda run: HARM[how](FILES[file](run, trial), trial))
 
 
 def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
@@ -118,10 +114,9 @@ def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
     return Verdict("FAULT", f"changed {', '.join(changed)}") if changed and verdict.kind != "FAULT" else verdict
 
 
-def _no_checkpoints(trial: Trial) -> Verdict:
-    run = trial.copied(trial.bench.stopped)
-    shutil.rmtree(run / "experiment_0" / "checkpoint")
-    return trial.resumed(run)
+def _without(folder: str, trial: Trial) -> Verdict:
+    """Remove a folder of a stopped run and resume it."""
+    return trial.resume_stopped(lambda run: shutil.rmtree(run / folder))
 
 
 def _all_checkpoints_harmed(trial: Trial) -> Verdict:
@@ -131,12 +126,6 @@ def _all_checkpoints_harmed(trial: Trial) -> Verdict:
     first = trial.resumed(run)
     # What is refused once is refused again, and not begun anew over what is there.
     return trial.resumed(run) if first.kind == "refused" else first
-
-
-def _no_experiment(trial: Trial) -> Verdict:
-    run = trial.copied(trial.bench.stopped)
-    shutil.rmtree(run / "experiment_0")
-    return trial.resumed(run)
 
 
 def _moved_run(trial: Trial) -> Verdict:
@@ -155,7 +144,7 @@ def _two_resumes(trial: Trial) -> Verdict:
     found = [*differences(run, trial.bench.unbroken), *trial.left()]
     if codes not in ([2, 3], [3, 3]):
         found.append(f"exit codes {codes}")
-    return Verdict("FAULT", "; ".join(found)) if found else Verdict("as unbroken")
+    return verdict_of(found)
 
 
 def _resume_of_the_living(trial: Trial) -> Verdict:
@@ -167,7 +156,7 @@ def _resume_of_the_living(trial: Trial) -> Verdict:
     found = [*differences(trial.run, trial.bench.unbroken), *trial.left()]
     if code != 3 or second.code not in (2, 3) or traceback_of(second):
         found.append(f"exit codes {code} and {second.code}: {second.output[-300:]}")
-    return Verdict("FAULT", "; ".join(found)) if found else Verdict("as unbroken")
+    return verdict_of(found)
 
 
 def _two_runs(trial: Trial) -> Verdict:
@@ -177,7 +166,7 @@ def _two_runs(trial: Trial) -> Verdict:
     found = [f"{run.name}: {each}" for run in runs for each in differences(run, trial.bench.unbroken)] + trial.left()
     if codes != [3, 3] or len(runs) != 2:
         found.append(f"exit codes {codes}, {len(runs)} run folders")
-    return Verdict("FAULT", "; ".join(found)) if found else Verdict("as unbroken")
+    return verdict_of(found)
 
 
 FAULTS: dict[str, Fault] = {
@@ -197,9 +186,9 @@ FAULTS: dict[str, Fault] = {
     **{f"{how}-{file}": functools.partial(_harmed, how, file) for file in FILES for how in HARM},
     **{f"{how}-finished-state": functools.partial(_harmed_finished, how, "experiment-state") for how in HARM},
     **{f"{how}-finished-run.json": functools.partial(_harmed_finished, how, "run.json") for how in HARM},
-    "no-checkpoints": _no_checkpoints,
+    "no-checkpoints": functools.partial(_without, "experiment_0/checkpoint"),
     "all-checkpoints-flipped": _all_checkpoints_harmed,
-    "no-experiment": _no_experiment,
+    "no-experiment": functools.partial(_without, "experiment_0"),
     "moved-run": _moved_run,
     **{f"{how}-data": functools.partial(data_sets.harmed_data, how, False) for how in HARM},
     **{f"{how}-passport": functools.partial(data_sets.harmed_data, how, True) for how in HARM},

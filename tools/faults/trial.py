@@ -64,6 +64,11 @@ class Verdict:
     text: str = ""
 
 
+def verdict_of(found: list[str], otherwise: Verdict = Verdict("as unbroken")) -> Verdict:
+    """Return the verdict that lists what was found, where that is anything."""
+    return Verdict("FAULT", "; ".join(found)) if found else otherwise
+
+
 @dataclass(frozen=True)
 class Done:
     """A command that has ended."""
@@ -74,7 +79,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark on its small set, in a folder for all of its trials."""
+    """A benchmark on its toy data set, in a folder for all of its trials."""
 
     name: str
     work: Path
@@ -82,7 +87,7 @@ class Bench:
 
     @property
     def data(self) -> Path:
-        """The small set; made once for all implementations."""
+        """The toy data set; made once for all implementations."""
         return self.work.parent / "data" / catalogue.choose(self.name).benchmark.name
 
     @functools.cached_property
@@ -184,6 +189,12 @@ class Trial:
         """Start a new run."""
         return self.spawn(self.run_command())
 
+    def resume_stopped(self, harm: Callable[[Path], object] = lambda run: None) -> Verdict:
+        """Resume a copy of the run that was stopped, after something was done to it."""
+        run = self.copied(self.bench.stopped)
+        harm(run)
+        return self.resumed(run)
+
     # -- moments -----------------------------------------------------------------------------------------
 
     def wait_for_records(self, encore: subprocess.Popen[str], count: int) -> None:
@@ -242,7 +253,7 @@ class Trial:
         found = [*self.left(), *(["a traceback"] if traceback_of(done) else [])]
         if done.code in (0, 3):
             found += differences(run, self.bench.unbroken)
-        elif done.code in (1, 2) and "do this: " in done.output:
+        elif done.code in (1, 2) and "hint: " in done.output:
             changed = {name for name, _ in before.items() ^ snapshot(run).items()}
             if done.code == 1:
                 changed = {name for name in changed if not set(Path(name).parts) & set(REPORTED)}
@@ -250,9 +261,7 @@ class Trial:
             found += [f"refused and changed {name}" for name in sorted(changed)]
         else:
             found.append(f"exit code {done.code}: {done.output[-400:]}")
-        if found:
-            return Verdict("FAULT", "; ".join(found))
-        return Verdict("as unbroken") if done.code in (0, 3) else Verdict("refused", refusal(done))
+        return verdict_of(found, Verdict("as unbroken") if done.code in (0, 3) else Verdict("refused", refusal(done)))
 
     def left(self) -> list[str]:
         """Return processes and temporary files that should not be there."""
@@ -292,17 +301,15 @@ def steps(run: Path) -> list[tuple[int, float]]:
 
 def differences(run: Path, unbroken: Path) -> list[str]:
     """Say in what a run differs from the unbroken one: losses, evaluations, log events in their order."""
-    found, numbers = [], [number for number, _ in steps(run)]
-    if sorted(set(numbers)) != numbers:
-        found.append("steps are there twice")
-    if steps(run) != steps(unbroken):
-        found.append("other losses")
+    numbers = [number for number, _ in steps(run)]
     mine, other = (evaluations(each / "experiment_0" / "metrics.jsonl") for each in (run, unbroken))
-    if mine != other:
-        found.append("other evaluations")
-    if events(run) != events(unbroken):
-        found.append("other log events")
-    return found
+    wrong = {
+        "steps are there twice": sorted(set(numbers)) != numbers,
+        "other losses": steps(run) != steps(unbroken),
+        "other evaluations": mine != other,
+        "other log events": events(run) != events(unbroken),
+    }
+    return [text for text, is_so in wrong.items() if is_so]
 
 
 def events(run: Path) -> list[str]:

@@ -22,16 +22,16 @@ from torch.nn import functional
 
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import Batch, Part, TrainingInput, noise
+from benchmarks.bert.pytorch.data import NO_WORD, Batch, MicroBatch, TrainingInput, noise
 from benchmarks.bert.pytorch.train import Training, build, train_step
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import lamb
-from benchmarks.common.torch.updates import ALIGNMENT
+from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.language.arrays import DataSet, open_data
-from benchmarks.language.pytorch.attention import pad
 from benchmarks.language.pytorch.pieces import NORM_EPSILON
+from benchmarks.language.pytorch.plain import PlainEncoder, tables
 
 TITLES = {
     "bare": "plain padded PyTorch loop, sequences/s",
@@ -48,43 +48,31 @@ ABSENT = -100
 
 
 class PlainNetwork(nn.Module):
-    """The same network by PyTorch's own module."""
+    """The same network by PyTorch's own module, with the vocabulary at every position."""
 
     def __init__(self, config: Config, vocabulary: int) -> None:
         super().__init__()
         width = config.width
-        sizes = (vocabulary, config.positions, 2)
-        self.words, self.places, self.segments = (nn.Embedding(size, width) for size in sizes)
-        self.norm, self.transform_norm = (nn.LayerNorm(width, NORM_EPSILON) for _ in range(2))
-        layer = nn.TransformerEncoderLayer(
-            width, config.heads, config.inner_width, config.dropout, "gelu", NORM_EPSILON, batch_first=True
-        )
-        self.layers = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
+        self.encoder, self.norm = PlainEncoder(config, vocabulary), nn.LayerNorm(width, NORM_EPSILON)
         self.transform, self.pooler, self.next = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 2)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
-    def forward(
-        self, tokens: torch.Tensor, segments: torch.Tensor, absent: torch.Tensor
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Logits (B, length, vocabulary) and (B, 2)."""
-        places = self.places.weight[: tokens.shape[1]]
-        hidden = self.layers(
-            self.norm(self.words(tokens) + places + self.segments(segments)), src_key_padding_mask=absent
-        )
-        words = self.transform_norm(functional.gelu(self.transform(hidden)))
-        return words @ self.words.weight.t() + self.bias, self.next(torch.tanh(self.pooler(hidden[:, 0])))
+    def forward(self, *given: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Logits (B, length, vocabulary) and (B, 2) of tokens, segments and where a token is."""
+        hidden = self.encoder(*given)
+        words = self.norm(functional.gelu(self.transform(hidden)))
+        logits = words @ self.encoder.words.weight.t() + self.bias
+        return logits, self.next(torch.tanh(self.pooler(hidden[:, 0])))
 
 
-def padded(part: Part) -> Tuple[torch.Tensor, ...]:
-    """Return tokens, segments, absent places and labels (B, longest) of a part, and its next sentences."""
-    rows = part.rows
-    lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
-    there = torch.arange(rows.longest, device=lengths.device) < lengths[:, None]
-    labels = torch.full_like(rows.tokens, ABSENT)
+def padded(part: MicroBatch) -> Tuple[torch.Tensor, ...]:
+    """Return tokens, segments, where a token is and labels (B, longest) of a micro-batch, and its next sentences."""
+    tokens, segments, there = tables(part.rows, part.rows.longest)
+    labels = torch.full_like(part.rows.tokens, NO_WORD)
     labels[part.masked] = part.labels
-    wide = torch.full(there.shape, ABSENT, device=lengths.device)
+    wide = torch.full(there.shape, NO_WORD, device=labels.device)
     wide[there] = labels
-    return pad(rows.tokens, there), pad(rows.segments, there), ~there, wide, part.next
+    return tokens, segments, there, wide, part.next
 
 
 def plain_step(
@@ -95,10 +83,10 @@ def plain_step(
 
     def step() -> None:
         optimizer.zero_grad()
-        for tokens, segments, absent, labels, follows in next_batch():
+        for *given, labels, follows in next_batch():
             with pytorch.autocast(ranks.context, config.precision):
-                words, next_logits = network(tokens, segments, absent)
-            loss = functional.cross_entropy(words.flatten(0, 1).float(), labels.flatten(), ignore_index=ABSENT)
+                words, next_logits = network(*given)
+            loss = functional.cross_entropy(words.flatten(0, 1).float(), labels.flatten(), ignore_index=NO_WORD)
             (loss + functional.cross_entropy(next_logits.float(), follows)).backward()
         optimizer.step()
 
@@ -108,9 +96,9 @@ def plain_step(
 def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
     """Update a copy of the weights by each implementation."""
     named = list(training.network.named_parameters())
-    pieces = lamb.pieces_of(named, lambda name: model.decay_of(name, training.config), model.parts_of)
-    candidates = lamb.lamb_candidates(pieces, lamb.Options((0.9, 0.999), 1e-6), None)
-    size = max(-(-(piece.begin + piece.size) // ALIGNMENT) for piece in pieces) * ALIGNMENT
+    groups = lamb.parameter_groups(named, lambda name: model.decay_of(name, training.config), model.parts_of)
+    candidates = lamb.lamb_candidates(groups, lamb.Options((0.9, 0.999), 1e-6), None)
+    size = max(-(-(piece.begin + piece.size) // ALIGNMENT) for piece in groups) * ALIGNMENT
     loops = {}
     for title, name in LAMBS.items():
         flat = nn.Parameter(torch.full((size,), 0.1, device=training.ranks.context))
@@ -132,10 +120,11 @@ def in_turn(batches: List[List[Tuple[torch.Tensor, ...]]]) -> Callable[[], List[
     return lambda: batches[next(numbers) % len(batches)]
 
 
-def evaluated(training: Training, part: Part) -> None:
+def evaluated(training: Training, part: MicroBatch) -> None:
     """Evaluate a part of noise."""
     training.network.eval()
-    training.judge(part)
+    with training.mixed_precision():
+        training.network.figures(part)
     training.network.train()
 
 
@@ -154,7 +143,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     # Padded before the clock: the plain loop is not charged with its input.
     take = endless(data, replace(config, cuda_graph=False, fp8=False), ranks, inputs)
     batches = [[padded(part) for part in take()] for _ in range(8)]
-    tokens = [(int((~absent).sum()), absent.numel()) for batch in batches for _, _, absent, _, _ in batch]
+    tokens = [(int(there.sum()), there.numel()) for batch in batches for _, _, there, _, _ in batch]
     share = 1 - sum(there for there, _ in tokens) / sum(places for _, places in tokens)
     loops = {
         "bare": bench.repeated(plain_step(config, network, ranks, in_turn(batches))),

@@ -74,7 +74,6 @@ class Config:
     # How it runs
     attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
-    kernels: Literal["auto", "plain", "triton", "compiled"] = "auto"  # between the products; auto: measured
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
     fp8: bool = False  # products of the layers in FP8 by TransformerEngine, where the image has it
     warm_up_steps: int = 3  # on noise, before the clock; 0 does none
@@ -107,7 +106,6 @@ class Config:
             ("device=cpu has no apex: set optimizer_kernel=auto", on_cpu and self.optimizer_kernel == "apex"),
             ("device=cpu has no flash attention: set attention=auto", on_cpu and self.attention == "flash"),
             ("device=cpu is not compiled for: set compile=false", on_cpu and self.compile),
-            ("device=cpu is not compiled for: set kernels=auto", on_cpu and self.kernels == "compiled"),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", on_cpu and self.cuda_graph),
             (
                 "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
@@ -143,6 +141,6 @@ class Config:
         found = too_few(manifest, "samples", self.batch_size * ranks)
         length = manifest["facts"]["sequence_length"]
         if length > self.positions:
-            remedy = f"set positions={length}, or prepare the data with a shorter sequence"
-            found.append((f"samples of up to {length} tokens", f"at most positions={self.positions}", remedy))
+            hint = f"set positions={length}, or prepare the data with a shorter sequence"
+            found.append((f"samples of up to {length} tokens", f"at most positions={self.positions}", hint))
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from functools import partial
 from itertools import count
-from typing import Any, Generator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Generator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -17,21 +17,21 @@ import torch
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language.arrays import Samples
-from benchmarks.language.pytorch.encoder import Rows, fill_up
+from benchmarks.language.arrays import Samples, ragged
+from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows
 
 THREADS = 2
 """That build batches: one takes less than a millisecond per hundred samples."""
 NO_WORD = -100
 """Label of a place without a masked word, which PyTorch's cross-entropy leaves out."""
 ROUNDS = 4
-"""Of the Feistel network: enough that the order looks random (Luby and Rackoff 1988)."""
+"""Rounds of the Feistel network: enough that the order looks random (Luby and Rackoff 1988)."""
 
 
 ONES = torch.ones(2)
 
 
-class Part(NamedTuple):
+class MicroBatch(NamedTuple):
     """Samples of this rank that are computed together."""
 
     rows: Rows
@@ -50,22 +50,18 @@ class Part(NamedTuple):
         rows = self.rows
         return [rows.tokens, rows.segments, rows.positions, rows.offsets, *self[1:]]
 
-    def shapes(self) -> Tuple[int, ...]:
-        """Return the lengths of all tensors."""
-        return tuple(len(each) for each in self.tensors())
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> Part:
+    def of(self, tensors: Sequence[torch.Tensor]) -> MicroBatch:
         """Return the same part with other ``tensors``."""
         tokens, segments, positions, offsets, *others = tensors
         rows = Rows(tokens, segments, positions, offsets, self.rows.longest, self.rows.padding)
-        return Part(rows, *others)
+        return MicroBatch(rows, *others)
 
-    def to(self, device: torch.device) -> Part:
+    def to(self, device: torch.device) -> MicroBatch:
         """Copy to a device; from pinned memory nobody waits."""
         return self.of([each.to(device, non_blocking=True) for each in self.tensors()])
 
 
-Batch = List[Part]
+Batch = List[MicroBatch]
 """This rank's samples of a step, in the parts that they are computed in."""
 
 
@@ -103,7 +99,7 @@ def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.n
 
 
 def shares(lengths: np.ndarray, count: int) -> np.ndarray:
-    """Deal samples of ``lengths`` out to so many shares of equal size, int64 (count, samples of each).
+    """Deal samples of ``lengths`` out to ``count`` shares of equal size, int64 (count, samples of each).
 
     The longest go round first, there and back, so that shares have about as many tokens: ranks that wait for the one
     with the most wait less, and parts take few lengths of row.
@@ -113,33 +109,15 @@ def shares(lengths: np.ndarray, count: int) -> np.ndarray:
     return np.ascontiguousarray(rounds.T)
 
 
-def ragged(offsets: np.ndarray, chosen: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """Return where the values of the samples ``chosen`` are, one sample behind the other, and how many each has."""
-    begins = offsets[chosen]
-    counts = offsets[chosen + 1] - begins
-    ends = np.cumsum(counts)
-    return np.repeat(begins - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0), counts
-
-
-def part_of(samples: Samples, chosen: np.ndarray) -> Part:
+def part_of(samples: Samples, chosen: np.ndarray) -> MicroBatch:
     """Return the samples ``chosen`` as one row, the shortest first."""
     lengths = samples.offsets[chosen + 1] - samples.offsets[chosen]
     chosen = chosen[np.argsort(lengths, kind="stable")]
-    where, lengths = ragged(samples.offsets, chosen)
-    ends = np.cumsum(lengths)
-    positions = np.arange(len(where)) - np.repeat(ends - lengths, lengths)
-    segments = positions >= np.repeat(samples.second[chosen].astype(np.int64), lengths)
+    rows = gather_rows(samples, chosen)
     masked, counts = ragged(samples.masked_offsets, chosen)
-    places = np.repeat(ends - lengths, counts) + samples.masked_places[masked]
-
-    def tensor(array: np.ndarray, dtype: Any = np.int64) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array).astype(dtype))
-
-    offsets = tensor(np.concatenate(([0], ends)), np.int32)
-    rows = Rows(
-        tensor(samples.tokens[where]), tensor(segments), tensor(positions), offsets, int(lengths.max(initial=0))
-    )
-    return Part(rows, tensor(places), tensor(samples.masked_labels[masked]), tensor(samples.next[chosen]))
+    places = np.repeat(rows.offsets[:-1].numpy().astype(np.int64), counts) + samples.masked_places[masked]
+    labels, follows = samples.masked_labels[masked].astype(np.int64), samples.next[chosen].astype(np.int64)
+    return MicroBatch(rows, *map(torch.from_numpy, (places, labels, follows)))
 
 
 def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
@@ -152,7 +130,7 @@ def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
     return [ready(part, config, ranks, masked) for part in batch]
 
 
-def ready(part: Part, config: Config, ranks: Ranks, masked: int) -> Part:
+def ready(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
     """Return a part with weights, filled up where rows need certain lengths, from where nobody waits for a copy."""
     part = weighted(part, config, ranks, masked)
     if config.fills_rows:
@@ -160,7 +138,7 @@ def ready(part: Part, config: Config, ranks: Ranks, masked: int) -> Part:
     return part.of([each.pin_memory() for each in part.tensors()]) if ranks.context.type == "cuda" else part
 
 
-def filled(part: Part, config: Config) -> Part:
+def filled(part: MicroBatch, config: Config) -> MicroBatch:
     """Fill a row up to the next multiple of token_bucket, and its masked places to what such a row may have.
 
     Sequences of padding follow the real ones, as many in every row; no loss looks at them. More masked places than
@@ -169,8 +147,8 @@ def filled(part: Part, config: Config) -> Part:
     return filled_to(part, -(-len(part.rows.tokens) // config.token_bucket) * config.token_bucket, config)
 
 
-def filled_to(part: Part, tokens: int, config: Config) -> Part:
-    """Fill a row up to so many ``tokens``; see ``filled``."""
+def filled_to(part: MicroBatch, tokens: int, config: Config) -> MicroBatch:
+    """Fill a row up to ``tokens``; see ``filled``."""
     part = part._replace(
         rows=fill_up(part.rows, tokens, -(-config.token_bucket // config.positions) + 1, config.positions)
     )
@@ -188,7 +166,7 @@ def masked_room(tokens: int, samples: int) -> int:
     return tokens // 6 + samples
 
 
-def weighted(part: Part, config: Config, ranks: Ranks, masked: int) -> Part:
+def weighted(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
     """Give a part the weights of its losses; ``masked`` counts the masked words of all ranks in the step."""
     if config.masked_mean == "batch":
         masked = len(part.labels) * ranks.size * config.accumulation
@@ -221,7 +199,7 @@ class EvaluationInput:
         self.masked = len(samples.masked_labels)
         self._config, self._samples, self._ranks = config, samples, ranks
 
-    def one_pass(self) -> Generator[Optional[Part], None, None]:
+    def one_pass(self) -> Generator[Optional[MicroBatch], None, None]:
         """Yield batches of neighbours in length; None where this rank has no sample left."""
         size, ranks = self._config.eval_batch_size, self._ranks
         order = np.argsort(self._samples.lengths, kind="stable")
@@ -233,14 +211,14 @@ class EvaluationInput:
                 yield part.to(ranks.context)
         yield from [None] * (len(batches) - len(there))
 
-    def _part(self, chosen: np.ndarray) -> Part:
+    def _part(self, chosen: np.ndarray) -> MicroBatch:
         return ready(part_of(self._samples, chosen), self._config, self._ranks, 1)
 
 
 def noise(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
     """A batch of samples of equal length, a seventh of their words masked.
 
-    A part has about so many ``tokens``; by default it is as full as they come.
+    A micro-batch has about ``tokens``; by default it is as full as they come.
     """
     per_part = config.batch_size // config.accumulation
     length = max(2, min(tokens // per_part or config.positions, config.positions))
@@ -257,6 +235,6 @@ def noise(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Bat
     labels = torch.randint(vocabulary, (per_part * masked,), generator=generator)
     follows = torch.randint(2, (per_part,), generator=generator)
     flat = (places + torch.arange(per_part)[:, None] * length).flatten()
-    part = Part(rows, flat, labels, follows)
+    part = MicroBatch(rows, flat, labels, follows)
     part = ready(part, config, ranks, len(labels) * ranks.size * config.accumulation).to(ranks.context)
     return [part] * config.accumulation

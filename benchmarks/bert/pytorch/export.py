@@ -12,10 +12,9 @@ from typing import Any, Dict, Mapping, Tuple
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import EvaluationInput, Part
+from benchmarks.bert.pytorch.data import EvaluationInput, MicroBatch
 from benchmarks.bert.pytorch.model import Network
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value
@@ -24,7 +23,6 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.pytorch import serving
 from benchmarks.language.pytorch.encoder import shape_of
-from benchmarks.language.pytorch.pieces import bias_gelu
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 INPUTS = (
@@ -50,16 +48,12 @@ class Served(nn.Module):
         self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor, masked: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """(B, P, vocabulary) and (B, 2) of three (B, L) and the places (B, P)."""
-        network = self.network
-        hidden = serving.hidden_states(network.encoder, tokens, segments, mask)
-        places = masked[:, :, None].expand(-1, -1, hidden.shape[2])
-        product = functional.linear(hidden.gather(1, places), network.transform.weight)
-        words = network.transform_norm(bias_gelu(product, network.transform.bias, network.encoder.shape.gelu))
-        logits = functional.linear(words, network.encoder.words.weight, network.words_bias)
-        return logits, network.next(network.pooler(hidden[:, 0]))
+        rows = serving.packed(tokens, segments, mask)
+        words, follows = self.network(rows, (masked + rows.offsets[:-1, None]).flatten())
+        return words.view(*masked.shape, -1), follows
 
 
-def places_of(part: Part, width: int) -> Tuple[np.ndarray, np.ndarray]:
+def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
     """Return the masked places of each sample and whether each is one, (B, width)."""
     offsets = part.rows.offsets.numpy()
     flat = part.masked.numpy()

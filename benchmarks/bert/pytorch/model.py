@@ -6,14 +6,14 @@ tokens at most, and none of the padding, which is not there.
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import Tuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import NO_WORD, Part
+from benchmarks.bert.pytorch.data import NO_WORD, MicroBatch
 from benchmarks.language.pytorch.encoder import Encoder, Pooler, Rows, Shape
 from benchmarks.language.pytorch.pieces import NORM_EPSILON, bias_gelu, draw_weights
 
@@ -41,27 +41,27 @@ class Network(nn.Module):
         logits = functional.linear(words, self.encoder.words.weight, self.words_bias)
         return logits, self.next(self.pooler(self.encoder.first(hidden, rows)))
 
-    def losses(self, part: Part) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the cross-entropies of the masked words and of the next sentences, each summed over the part.
+    def loss(self, batch: MicroBatch) -> torch.Tensor:
+        """(), fp32: a micro-batch's share of the loss, the mean over masked words plus that over next sentences.
 
-        Places without a word (data.NO_WORD) count nothing.
+        ``batch.weights`` (2,) are such that the shares of all micro-batches and ranks sum to the loss of the step.
+        Positions without a word (data.NO_WORD) count nothing.
         """
-        words, follows = self(part.rows, part.masked)
-        return (
-            functional.cross_entropy(words.float(), part.labels, reduction="sum"),
-            functional.cross_entropy(follows.float(), part.next, reduction="sum"),
-        )
+        words, follows = self(batch.rows, batch.masked)  # (M, vocabulary), (B, 2)
+        masked = functional.cross_entropy(words.float(), batch.labels, reduction="sum")
+        pairs = functional.cross_entropy(follows.float(), batch.next, reduction="sum")
+        return masked * batch.weights[0] + pairs * batch.weights[1]
 
     @torch.no_grad()
-    def judge(self, part: Part) -> torch.Tensor:
+    def figures(self, batch: MicroBatch) -> torch.Tensor:
         """Return, float64 (5,): right words, their loss, right next sentences, sequences, masked words."""
-        words, follows = self(part.rows, part.masked)
+        words, follows = self(batch.rows, batch.masked)
         found = [
-            (words.argmax(-1) == part.labels).sum(),
-            functional.cross_entropy(words.float(), part.labels, reduction="sum"),
-            (follows.argmax(-1) == part.next).sum(),
-            torch.tensor(len(part.next), device=words.device),
-            (part.labels != NO_WORD).sum(),
+            (words.argmax(-1) == batch.labels).sum(),
+            functional.cross_entropy(words.float(), batch.labels, reduction="sum"),
+            (follows.argmax(-1) == batch.next).sum(),
+            torch.tensor(len(batch.next), device=words.device),
+            (batch.labels != NO_WORD).sum(),
         ]
         return torch.stack([each.double() for each in found])
 
@@ -80,8 +80,3 @@ def decay_of(name: str, config: Config) -> float:
 def parts_of(name: str) -> int:
     """Return how many tensors of the submission a parameter holds: queries, keys and values are one each."""
     return 3 if ".qkv." in name else 1
-
-
-def named_parameters(network: nn.Module) -> List[Tuple[str, nn.Parameter]]:
-    """Return the parameters in the order in which Updates puts them."""
-    return list(network.named_parameters())

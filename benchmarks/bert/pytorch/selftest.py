@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of BERT in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""The checks of `encore selftest` for BERT in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ SUITE = Suite(
         "accumulation=4": ROUNDED,
         "compile": ROUNDED,
         "cuda_graph": ROUNDED,
-        "kernels": ROUNDED,
         "split_optimizer": ROUNDED,
     },
     left_out=("optimizer_kernel=apex", "attention=flash"),
     # One epoch of few steps: a run counts samples.
     settings={
-        "kernels": "plain",
         "epochs": 1,
         "max_steps": 60,
         "max_samples": 1 << 40,

@@ -1,4 +1,4 @@
-"""Train BERT in PyTorch: rows of tokens without padding in, masked words judged, MLPerf events out.
+"""Train BERT in PyTorch: rows of tokens without padding in, masked words evaluated, MLPerf events out.
 
     $ python -m benchmarks.bert.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.bert.pytorch.train --config config.json --data DATA --output OUT
@@ -9,19 +9,17 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
 
 import torch
 
 from benchmarks.bert import events
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import Batch, EvaluationInput, Part, TrainingInput, noise
-from benchmarks.bert.pytorch.model import Network
-from benchmarks.bert.pytorch.optimizer import updates_of
+from benchmarks.bert.pytorch.data import Batch, EvaluationInput, MicroBatch, TrainingInput, noise
+from benchmarks.bert.pytorch.model import Network, decay_of, parts_of
 from benchmarks.bert.schedule import learning_rate
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import stopping
@@ -29,55 +27,33 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities, kernels
+from benchmarks.common.torch import abilities, lamb
+from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
-from benchmarks.common.torch.updates import Rate, Rates
 from benchmarks.language.arrays import DataSet, open_data
-from benchmarks.language.pytorch import attention, checkpoint, fp8, operators
+from benchmarks.language.pytorch import attention, checkpoint, fp8
 from benchmarks.language.pytorch.encoder import shape_of
 from benchmarks.language.pytorch.graphs import captured
 
+LARGEST_SCALE = float(1 << 24)
+"""Largest scale of the loss, as apex has it (amp/scaler.py, max_loss_scale)."""
 MANY_PARTS = 8
 """In which a batch may take long enough to be stopped within it; the ranks then agree once a part."""
 
 
-class Done:
-    """What is done of a step: how many parts of its batch, and their losses; their gradients are those of Updates."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.parts, self.loss = 0, torch.zeros((), device=device)
-
-    def add(self, loss: torch.Tensor) -> None:
-        """Count a part."""
-        self.parts += 1
-        self.loss += loss
-
-    def take(self) -> torch.Tensor:
-        """Return the loss of all parts, and begin anew."""
-        found = self.loss.clone()
-        self.parts = 0
-        self.loss.zero_()
-        return found
-
-
 class Training:
-    """The network on this rank's device, and its optimizer."""
+    """The network on this rank's device, its optimizer, and how many micro-batches of a step are done."""
 
     def __init__(
-        self,
-        config: Config,
-        vocabulary: int,
-        ranks: Ranks,
-        saved: Mapping[str, Any] = MappingProxyType({}),
-        weights: Optional[Path] = None,
+        self, config: Config, vocabulary: int, ranks: Ranks, kernel: str = "", weights: Optional[Path] = None
     ) -> None:
-        """Draw the weights, the same on all ranks, or read them from a file.
+        """Initialize the weights, the same on all ranks, or read them from a file.
 
         Args:
             config: of the run.
             vocabulary: rows of the table of words, padding included.
             ranks: of the job.
-            saved: a checkpoint, of which only the names of kernels are taken.
+            kernel: implementation of the optimizer that a checkpoint names; "" takes the configuration's.
             weights: file to begin with.
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
@@ -88,61 +64,65 @@ class Training:
         if weights is not None:
             checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(weights), weights)
         self.network = network.to(ranks.context)
-        self._choose_kernels(saved.get("kernels", {}))
-        self.done = Done(ranks.context)
-        self.run_part: Callable[[Part], torch.Tensor] = partial(train_part, self)
-        """The step of a part: by a CUDA graph where there is one."""
-        self._in_fp8 = fp8.use(network.encoder, fp8.find()) if config.fp8 else nullcontext
-        self.updates = updates_of(self.network, config, ranks, saved.get("kernel", config.optimizer_kernel))
+        self.in_fp8 = fp8.use(network.encoder, fp8.find()) if config.fp8 else nullcontext
+        self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)
+        self.micro_step: Callable[[MicroBatch], torch.Tensor] = partial(micro_step, self)
+        """Forward and backward of a micro-batch: by a CUDA graph where there is one."""
+        self.done, self.loss = 0, torch.zeros((), device=ranks.context)
+        """Micro-batches of the step, and the sum of their losses; their gradients are in the optimizer."""
 
-    def _choose_kernels(self, saved: Mapping[str, str]) -> None:
-        """Choose how what is between the products is computed, on rows about as long as those of a step."""
-        config = self.config
-        rows = config.batch_size // config.accumulation * config.positions // 2
-        dtype = pytorch.DTYPES[config.precision]
-        # Rows of thousands of tokens keep a GPU busy longer than their launches take.
-        time = kernels.seconds_on_device
-        self.kernels, pieces = operators.choose(config, rows, self.ranks, dtype, saved, time)
-        self.network.encoder.use(pieces)
+    @contextmanager
+    def mixed_precision(self) -> Iterator[None]:
+        """Compute a forward pass in the types of the configuration."""
+        with pytorch.autocast(self.ranks.context, self.config.precision), self.in_fp8():
+            yield
 
-    def loss(self, part: Part) -> torch.Tensor:
-        """This part's share of the loss: both means, so weighted that the ranks' and parts' shares sum to the loss."""
-        with pytorch.autocast(self.ranks.context, self.config.precision), self._in_fp8():
-            words, follows = self.network.losses(part)
-        return words * part.weights[0] + follows * part.weights[1]
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the state that all ranks have in common, for a checkpoint."""
+        return {"network": self.network.state_dict(), **self.optimizer.state_dict()}
 
-    def judge(self, part: Part) -> torch.Tensor:
-        """What the network makes of a part of the evaluation set; see Network.judge."""
-        with pytorch.autocast(self.ranks.context, self.config.precision), self._in_fp8():
-            return self.network.judge(part)
-
-    def content(self) -> Dict[str, Any]:
-        """What all ranks have in common, for a checkpoint."""
-        return {"network": self.network.state_dict(), "kernels": self.kernels, **self.updates.content()}
-
-    def own_content(self) -> Dict[str, Any]:
-        """What this rank alone has, for a checkpoint: also in the middle of a step."""
-        found = self.updates.own_content()
-        if self.done.parts:
-            found["done"] = {"parts": self.done.parts, "loss": self.done.loss, "gradients": self.updates.gradients}
+    def rank_state_dict(self) -> Dict[str, Any]:
+        """Return the state of this rank alone, for a checkpoint: also in the middle of a step."""
+        found = self.optimizer.rank_state_dict()
+        if self.done:
+            found["done"] = {"parts": self.done, "loss": self.loss, "gradients": self.optimizer.gradients}
         return found
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Continue from both contents together."""
         self.network.load_state_dict(saved["network"])
-        self.updates.restore(saved)
+        self.optimizer.restore(saved)
         if "done" in saved:
-            self.done.parts = saved["done"]["parts"]
-            self.done.loss.copy_(saved["done"]["loss"])
-            self.updates.gradients.copy_(saved["done"]["gradients"])
+            self.done = saved["done"]["parts"]
+            self.loss.copy_(saved["done"]["loss"])
+            self.optimizer.gradients.copy_(saved["done"]["gradients"])
+
+
+def flat_optimizer(network: Network, config: Config, ranks: Ranks, kernel: str) -> FlatOptimizer:
+    """Return the optimizer of the network's weights, LAMB; ``kernel`` is the implementation, or "auto"."""
+    named = list(network.named_parameters())
+    groups = lamb.parameter_groups(named, partial(decay_of, config=config), parts_of)
+    options = lamb.Options((config.beta1, config.beta2), config.epsilon)
+    split = config.split_optimizer and ranks.size > 1
+    candidates = (
+        lamb.split_candidates(groups, options, ranks)
+        if split
+        else lamb.lamb_candidates(groups, options, lamb.find_apex())
+    )
+    scale = ScaleRule(config.loss_scale, config.loss_scale_window, LARGEST_SCALE)
+    return FlatOptimizer(
+        [parameter for _, parameter in named],
+        candidates,
+        "fused" if split else kernel,
+        ranks,
+        clip=config.gradient_clip or None,
+        scale=scale if config.precision == "fp16" else None,
+        split=split,
+    )
 
 
 def build(
-    config: Config,
-    data: DataSet,
-    ranks: Ranks,
-    saved: Mapping[str, Any],
-    weights: Optional[Path] = None,
+    config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any], weights: Optional[Path] = None
 ) -> Training:
     """Build with a checkpoint, given or fresh weights, ready: warmed up and captured on noise, before the clock.
 
@@ -150,9 +130,8 @@ def build(
     """
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
-    training = Training(config, vocabulary, ranks, saved, None if saved else weights)
+    training = Training(config, vocabulary, ranks, saved.get("kernel", ""), None if saved else weights)
     if not saved:
-        # Behind the choice of kernels, which draws numbers too.
         seed_dropout(config.seed, ranks)
     pytorch.broadcast(training.network.parameters())
     warm_up(training)
@@ -162,26 +141,33 @@ def build(
 
 
 def train_step(
-    training: Training, batch: Batch, rate: Rate, watch: Callable[[List[Part]], Iterable[Part]] = iter
+    training: Training,
+    batch: Batch,
+    rate: Rate,
+    interruptible: Callable[[List[MicroBatch]], Iterable[MicroBatch]] = iter,
 ) -> Optional[torch.Tensor]:
-    """Forward and backward on each part of a batch that is not done yet, and one update.
+    """Forward and backward on each micro-batch that is not done yet, and one update.
 
     Returns this rank's part of the mean loss over all ranks, times the number of ranks, on the device; None where
-    ``watch`` ended in the middle, from where a checkpoint of ``training`` continues.
+    ``interruptible`` ended in the middle, from where a checkpoint of ``training`` continues.
     """
-    done = training.done
-    for part in watch(batch[done.parts :]):
-        done.add(training.run_part(part))
-    if done.parts < len(batch):
+    for micro_batch in interruptible(batch[training.done :]):
+        training.loss += training.micro_step(micro_batch)  # each is weighted: their sum is the loss of the step
+        training.done += 1
+    if training.done < len(batch):
         return None
-    training.updates.step(rate, 1.0)
-    return done.take() * training.ranks.size
+    training.optimizer.step(rate, 1.0)
+    loss = training.loss * training.ranks.size
+    training.loss.zero_()
+    training.done = 0
+    return loss
 
 
-def train_part(training: Training, part: Part) -> torch.Tensor:
-    """Forward and backward on one part of a batch; return its share of the mean loss over all ranks."""
-    loss = training.loss(part)
-    training.updates.scaled(loss).backward()
+def micro_step(training: Training, micro_batch: MicroBatch) -> torch.Tensor:
+    """Forward and backward on a micro-batch; return its share of the mean loss over all ranks."""
+    with training.mixed_precision():
+        loss = training.network.loss(micro_batch)
+    training.optimizer.scaled(loss).backward()
     return loss.detach()
 
 
@@ -190,9 +176,10 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     sums = torch.zeros(5, dtype=torch.float64, device=run.ranks.context)
     training.network.eval()
     with closing(evaluation.one_pass()) as parts:
-        for part in run.watch(parts):
+        for part in run.interruptible(parts):
             if part is not None:
-                sums += training.judge(part)
+                with training.mixed_precision():
+                    sums += training.network.figures(part)
     training.network.train()
     if run.interrupted:
         return None
@@ -207,20 +194,20 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 def warm_up(training: Training) -> None:
     """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
     config = training.config
-    with without_trace(training.updates, training.ranks):
+    with without_trace(training.optimizer, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):
-            part = noise(config, training.vocabulary, training.ranks)[0]
-            abilities.compile_in_turns(lambda: training.run_part(part), training.ranks)
-            training.updates.gradients.zero_()
+            example = noise(config, training.vocabulary, training.ranks)[0]
+            abilities.compile_in_turns(lambda: training.micro_step(example), training.ranks)
+            training.optimizer.gradients.zero_()
         if config.cuda_graph:
-            training.run_part = captured(
-                training.run_part,
+            training.micro_step = captured(
+                training.micro_step,
                 lambda tokens: noise(config, training.vocabulary, training.ranks, tokens)[0],
                 config.batch_size // config.accumulation * config.positions,
                 config.token_bucket,
                 config.warm_up_steps,
             )
-            training.updates.gradients.zero_()
+            training.optimizer.gradients.zero_()
         if config.warm_up_steps:
             batch = noise(config, training.vocabulary, training.ranks)
             for _ in range(config.warm_up_steps):
@@ -228,33 +215,29 @@ def warm_up(training: Training) -> None:
                 stopping.progress()
 
 
-def weights_file(config: Config, data: Path) -> Optional[Path]:
-    """Return the file of weights to begin with, None where there is none."""
-    return data / config.checkpoint if config.checkpoint else None
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: open_data(run.data))
+    weights = run.data / config.checkpoint if config.checkpoint else None
     with run.initialization():
-        training = run.open(lambda: build(config, data, ranks, saved, weights_file(config, run.data)))
+        training = run.open(lambda: build(config, data, ranks, saved, weights))
     run.log(events.hyperparameters(config, ranks.size, data.max_predictions))
     # No sample is read before run_start.
     with run.timed(events.timeline(config, ranks.size)) as timeline:
-        updates = training.updates
-        batches = TrainingInput(config, data.train, ranks, run.position + updates.uncounted)
+        optimizer = training.optimizer
+        batches = TrainingInput(config, data.train, ranks, run.position + optimizer.uncounted)
         evaluation = EvaluationInput(config, data.test, ranks)
-        run.keep(training.content, training.own_content)
+        run.register_state(training.state_dict, training.rank_state_dict)
         # As submitted: neither the rate nor the samples trained on advance with a step that is skipped.
-        rates = Rates(updates, partial(learning_rate, config), timeline.steps)
-        run.leave_out(updates.skipped_since)
-        watch = run.watch if config.accumulation >= MANY_PARTS else iter
+        rates = Rates(optimizer, partial(learning_rate, config), timeline.steps)
+        run.leave_out(optimizer.skipped_since)
+        interruptible = run.interruptible if config.accumulation >= MANY_PARTS else iter
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
                     rate = rates.of(number)
-                    run.report(train_step(training, run.wait_for(batches.next), rate, watch), rate)
+                    run.report(train_step(training, run.wait_for(batches.next), rate, interruptible), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, evaluation, run))
         if not run.interrupted:

@@ -27,10 +27,11 @@ from benchmarks.bert_squad.pytorch.data import (
     noise,
     steps_per_epoch,
 )
-from benchmarks.bert_squad.pytorch.train import build, train_step
+from benchmarks.bert_squad.pytorch.train import build, logits, train_step
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.language.pytorch.plain import PlainEncoder, tables
 
 TITLES = {
     "bare": "plain PyTorch loop on padded windows, sequences/s",
@@ -41,48 +42,18 @@ TITLES = {
 }
 
 
-class PlainNetwork(nn.Module):
-    """The same network by PyTorch's own modules."""
-
-    def __init__(self, config: Config, vocabulary: int) -> None:
-        super().__init__()
-        self.words = nn.Embedding(vocabulary, config.width, padding_idx=0)
-        self.places = nn.Embedding(config.positions, config.width)
-        self.segments = nn.Embedding(2, config.width)
-        self.norm = nn.LayerNorm(config.width)
-        self.dropout = nn.Dropout(config.dropout)
-        layer = nn.TransformerEncoderLayer(
-            config.width, config.heads, config.inner_width, config.dropout, "gelu", batch_first=True
-        )
-        self.layers = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
-        self.span = nn.Linear(config.width, 2)
-
-    def forward(self, tokens: torch.Tensor, segments: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        """Logits (B, length, 2)."""
-        places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
-        embedded = self.dropout(self.norm(self.words(tokens) + places + self.segments(segments)))
-        found: torch.Tensor = self.span(self.layers(embedded, src_key_padding_mask=~there))
-        return found
-
-
-def plain_step(
-    config: Config, network: PlainNetwork, ranks: Ranks, next_batch: Callable[[], Batch]
-) -> Callable[[], None]:
+def plain_step(config: Config, vocabulary: int, ranks: Ranks, next_batch: Callable[[], Batch]) -> Callable[[], None]:
     """A step of a plain loop."""
+    encoder = PlainEncoder(config, vocabulary)
+    network = nn.ModuleList([encoder, nn.Linear(config.width, 2)]).to(ranks.context)
     optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 
     def step() -> None:
         batch = next_batch()
-        size = (len(batch), config.sequence_length)
-        owners = batch.wide // batch.rows.longest
-        tokens, segments = (torch.zeros(size, dtype=torch.int64, device=ranks.context) for _ in range(2))
-        there = torch.zeros(size, dtype=torch.bool, device=ranks.context)
-        tokens[owners, batch.rows.positions] = batch.rows.tokens
-        segments[owners, batch.rows.positions] = batch.rows.segments
-        there[owners, batch.rows.positions] = True
         optimizer.zero_grad()
         with pytorch.autocast(ranks.context, config.precision):
-            first, last = network(tokens, segments, there).float().unbind(2)
+            both = network[1](encoder(*tables(batch.rows, config.sequence_length)))
+        first, last = both.float().unbind(2)
         loss = functional.cross_entropy(first, batch.start) + functional.cross_entropy(last, batch.end)
         (loss / 2).backward()
         nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip or float("inf"))
@@ -105,15 +76,14 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         return train_step(training, batch, 0.0)
 
     synthetic = noise(config, training.vocabulary, ranks)
-    network = PlainNetwork(config, training.vocabulary).to(ranks.context)
     evaluation = list(evaluation_batches(config, data.test, ranks))
     answered = next(islice(evaluation, len(evaluation) // 2, None))  # the longest come first
     loops = {
-        "bare": bench.repeated(plain_step(config, network, ranks, opened())),
+        "bare": bench.repeated(plain_step(config, training.vocabulary, ranks, opened())),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
         "real": bench.training_loop(pytorch, config, ranks, step, opened()),
         "input": bench.repeated(opened()),
-        "evaluation": bench.repeated(lambda: training.logits(answered).cpu()),
+        "evaluation": bench.repeated(lambda: logits(training, answered).cpu()),
     }
     padding = 1 - data.train.lengths.mean() / config.sequence_length
     title = (

@@ -69,7 +69,6 @@ class Config:
     # How it runs
     attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # auto: flash where a GPU has it
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
-    kernels: Literal["auto", "plain", "triton", "compiled"] = "auto"  # between the products; auto: measured
     cuda_graph: bool = False  # on a GPU: forward and backward as one graph for each length of row
     warm_up_steps: int = 3  # on noise, before the clock; 0 does none
     log_interval: int = 50  # steps per record in the metrics stream, and between looks for a signal
@@ -102,10 +101,6 @@ class Config:
                 self.device == "cpu" and self.attention == "flash",
             ),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
-            (
-                "device=cpu is not compiled for: set kernels=auto",
-                self.device == "cpu" and self.kernels == "compiled",
-            ),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),
             (
                 "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
@@ -130,6 +125,6 @@ class Config:
         found = too_few(manifest, "windows", self.batch_size * ranks)
         length, wanted = manifest["facts"]["sequence_length"], self.sequence_length
         if length != wanted:
-            remedy = f"set sequence_length={length}, or prepare the data again with --sequence-length {wanted}"
-            found.append((f"windows of {length} tokens", f"sequence_length={wanted}", remedy))
+            hint = f"set sequence_length={length}, or prepare the data again with --sequence-length {wanted}"
+            found.append((f"windows of {length} tokens", f"sequence_length={wanted}", hint))
         return found

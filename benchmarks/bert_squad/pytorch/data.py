@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Generator, Iterator, List, Sequence, Tuple
+from typing import Generator, Iterator, List, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from benchmarks.bert_squad.arrays import DataSet, Windows
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language.pytorch.encoder import Rows, fill_up
+from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,6 @@ class Batch:
         rows = self.rows
         return [rows.tokens, rows.segments, rows.positions, rows.offsets, self.wide, self.start, self.end]
 
-    def shapes(self) -> Tuple[int, ...]:
-        """Return the lengths of all tensors."""
-        return tuple(len(each) for each in self.tensors())
-
     def of(self, tensors: Sequence[torch.Tensor]) -> Batch:
         """Return the same windows with other ``tensors``."""
         tokens, segments, positions, offsets, wide, start, end = tensors
@@ -57,7 +53,7 @@ def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
 def chosen(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks) -> np.ndarray:
     """Return this rank's windows of a step, int64 (batch_size,): the same global batch for any number of ranks.
 
-    An epoch is a permutation drawn from the seed, in which what fills no whole batch is left out. The windows of a
+    An epoch is a permutation seeded by the seed, in which what fills no whole batch is left out. The windows of a
     batch are dealt out by length, so that ranks have as much to do.
     """
     epoch, number = divmod(step, steps)
@@ -70,20 +66,10 @@ def chosen(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks
 
 def gathered(windows: Windows, indices: np.ndarray) -> Batch:
     """Return windows as a batch in main memory."""
-    lengths = windows.lengths[indices].astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    owners = np.repeat(np.arange(len(indices)), lengths)
-    positions = np.arange(offsets[-1]) - offsets[owners]
-    longest = int(lengths.max(initial=1))
-    tokens = np.asarray(windows.tokens)[windows.offsets[indices][owners] + positions].astype(np.int64)
-    rows = Rows(
-        tokens=torch.from_numpy(tokens),
-        segments=torch.from_numpy((positions >= windows.second[indices][owners]).astype(np.int64)),
-        positions=torch.from_numpy(positions),
-        offsets=torch.from_numpy(offsets.astype(np.int32)),
-        longest=longest,
-    )
-    wide = torch.from_numpy(owners * longest + positions)
+    rows = gather_rows(windows, indices)
+    rows = replace(rows, longest=max(1, rows.longest))
+    lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
+    wide = torch.repeat_interleave(torch.arange(len(indices)) * rows.longest, lengths) + rows.positions
     start, end = (torch.from_numpy(each[indices].astype(np.int64)) for each in (windows.start, windows.end))
     return Batch(rows, wide, start, end, indices)
 

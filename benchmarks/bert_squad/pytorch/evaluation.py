@@ -39,11 +39,11 @@ def answer(
         batches: this rank's windows of the test part, as many batches as any other one's.
         data: whose test part it is.
         logits: (T, 2) of a batch that is not empty.
-        run: whose ``watch`` ends the evaluation early and whose ``interrupted`` says so.
+        run: whose ``interruptible`` ends the evaluation early and whose ``interrupted`` says so.
     """
     rows: List[List[float]] = []
     answered = 0
-    for batch in run.watch(batches):
+    for batch in run.interruptible(batches):
         answered += len(batch)
         if len(batch):
             rows += _spans_of(config, batch, data, logits(batch).cpu())

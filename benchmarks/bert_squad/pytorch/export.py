@@ -47,7 +47,7 @@ class Served(nn.Module):
         self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
         """Two (B, L) of three (B, L)."""
-        logits = self.network.span(serving.hidden_states(self.network.encoder, tokens, segments, mask))
+        logits = self.network(serving.packed(tokens, segments, mask)).view(*mask.shape, 2)
         first, last = logits.masked_fill(mask[:, :, None] == 0, NOWHERE).unbind(2)
         return first, last
 
@@ -60,7 +60,7 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
         found = np.stack(infer(tokens, segments, mask), axis=2)
         return torch.from_numpy(found[mask == 1])
 
-    run: Any = SimpleNamespace(ranks=ALONE, interrupted=False, watch=iter, total=lambda values, count: values)
+    run: Any = SimpleNamespace(ranks=ALONE, interrupted=False, interruptible=iter, total=lambda values, count: values)
     spans = answer(config, evaluation_batches(config, data.test, ALONE), data, logits, run)
     with tempfile.TemporaryDirectory() as folder:
         return quality(spans or [], data, ALONE, Path(folder))

@@ -30,15 +30,14 @@ class Network(nn.Module):
         """Logits (T, 2), fp32: that a token is the first, and the last one of the answer."""
         return self.span(self.encoder(rows)).float()
 
-
-def loss_sum(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Return the mean of the cross-entropies of first and last token, each over its window's tokens; summed."""
-    tables = in_tables(logits, batch)
-    first, last = (
-        functional.cross_entropy(table, wanted, reduction="sum")
-        for table, wanted in zip(tables, (batch.start, batch.end))
-    )
-    return (first + last) / 2
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        """(): mean of the cross-entropies of first and last token, each over its window's tokens; summed over B."""
+        tables = in_tables(self(batch.rows), batch)  # twice (B, longest)
+        first, last = (
+            functional.cross_entropy(table, wanted, reduction="sum")
+            for table, wanted in zip(tables, (batch.start, batch.end))
+        )
+        return (first + last) / 2
 
 
 def in_tables(logits: torch.Tensor, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Fine-tune BERT on SQuAD in PyTorch: windows in, answers judged by F1, MLPerf's events out.
+"""Fine-tune BERT on SQuAD in PyTorch: windows in, answers scored by F1, MLPerf's events out.
 
     $ python -m benchmarks.bert_squad.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.bert_squad.pytorch.train --config config.json --data DATA --output OUT
@@ -13,7 +13,6 @@ from __future__ import annotations
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
@@ -29,7 +28,7 @@ from benchmarks.bert_squad.pytorch.data import (
     steps_per_epoch,
 )
 from benchmarks.bert_squad.pytorch.evaluation import answer, quality
-from benchmarks.bert_squad.pytorch.model import Network, loss_sum
+from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.bert_squad.pytorch.optimizer import adam_candidates, without_correction
 from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
@@ -39,10 +38,10 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import kernels, optimizers
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.flat_optimizer import ALIGNMENT, FlatOptimizer, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
-from benchmarks.common.torch.updates import ALIGNMENT, ScaleRule, Updates
-from benchmarks.language.pytorch import attention, operators
+from benchmarks.language.pytorch import attention
 from benchmarks.language.pytorch.checkpoint import load_weights
 from benchmarks.language.pytorch.graphs import captured
 
@@ -50,16 +49,8 @@ from benchmarks.language.pytorch.graphs import captured
 class Training:
     """The network on this rank's device, and its optimizer."""
 
-    def __init__(
-        self,
-        config: Config,
-        vocabulary: int,
-        ranks: Ranks,
-        kernel: str,
-        weights: Optional[Path],
-        saved_kernels: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Draw the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.
+    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, kernel: str, weights: Optional[Path]) -> None:
+        """Initialize the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.
 
         Args:
             config: of the run.
@@ -67,7 +58,6 @@ class Training:
             ranks: of the job.
             kernel: implementation of the optimizer, or "auto".
             weights: pretrained ones.
-            saved_kernels: what a checkpoint names, for what is between the products.
         """
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         dtype = pytorch.DTYPES[config.precision]
@@ -77,15 +67,10 @@ class Training:
         if weights is not None:
             load_weights(self.network.encoder, weights)
         self.network.to(ranks.context)
-        rows = config.batch_size * config.sequence_length // 2
-        # Launches count without a graph: a step of some windows is shorter on an H200 than they are.
-        time = kernels.clock(config.cuda_graph)
-        self.kernels, pieces = operators.choose(config, rows, ranks, dtype, saved_kernels, time)
-        self.network.encoder.use(pieces)
         # Decayed weights come first in the flat tensor of all.
         parameters = sorted(self.network.parameters(), key=lambda parameter: parameter.dim() < 2)
         decayed = sum(-(-each.numel() // ALIGNMENT) * ALIGNMENT for each in parameters if each.dim() >= 2)
-        self.updates = Updates(
+        self.optimizer = FlatOptimizer(
             parameters,
             adam_candidates(config, decayed, optimizers.find_apex()),
             kernel,
@@ -93,28 +78,13 @@ class Training:
             clip=config.gradient_clip or None,
             scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
         )
-        without_correction(self.updates.optimizer)
-        self.by_graph: Optional[Callable[[Batch], torch.Tensor]] = None
-        """Forward and backward by CUDA graphs, where there are any."""
+        without_correction(self.optimizer.inner)
+        self.forward_and_backward: Callable[[Batch], torch.Tensor] = partial(forward_and_backward, self)
+        """The two passes over a batch: by a CUDA graph where there is one."""
 
-    def loss_sum(self, batch: Batch) -> torch.Tensor:
-        """The loss of this rank's windows, summed."""
-        with pytorch.autocast(self.ranks.context, self.config.precision):
-            logits = self.network(batch.rows)
-        return loss_sum(logits, batch)
-
-    @torch.no_grad()
-    def logits(self, batch: Batch) -> torch.Tensor:
-        """Logits (T, 2) of windows to be answered."""
-        self.network.eval()
-        with pytorch.autocast(self.ranks.context, self.config.precision):
-            found: torch.Tensor = self.network(batch.rows)
-        self.network.train()
-        return found
-
-    def content(self) -> Dict[str, Any]:
-        """What all ranks have in common, for a checkpoint."""
-        return {"network": self.network.state_dict(), "kernels": self.kernels, **self.updates.content()}
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the state that all ranks have in common, for a checkpoint."""
+        return {"network": self.network.state_dict(), **self.optimizer.state_dict()}
 
 
 def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
@@ -127,58 +97,68 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any])
     multiple = config.vocabulary_multiple
     vocabulary = -(-data.vocabulary.size // multiple) * multiple
     kernel = saved.get("kernel", config.optimizer_kernel)
-    training = Training(config, vocabulary, ranks, kernel, weights, saved.get("kernels", {}))
+    training = Training(config, vocabulary, ranks, kernel, weights)
     if not saved:
-        # Behind the choice of kernels, which draws numbers too.
         seed_dropout(config.seed, ranks)
     pytorch.broadcast(training.network.parameters())
     warm_up(training)
     if saved:
         training.network.load_state_dict(saved["network"])
-        training.updates.restore(saved)
+        training.optimizer.restore(saved)
     return training
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """Forward, backward and update on one batch; return the mean loss of this rank's windows, on the device."""
-    loss = training.by_graph(batch) if training.by_graph else train_batch(training, batch)
-    training.updates.step(rate, len(batch) * training.ranks.size)
+    loss = training.forward_and_backward(batch)
+    training.optimizer.step(rate, len(batch) * training.ranks.size)
     return loss / len(batch)
 
 
-def train_batch(training: Training, batch: Batch) -> torch.Tensor:
-    """Forward and backward on one batch; return the sum of the losses of this rank's windows, on the device."""
-    loss = training.loss_sum(batch)
-    training.updates.scaled(loss).backward()
+def forward_and_backward(training: Training, batch: Batch) -> torch.Tensor:
+    """Return the sum of the losses of this rank's windows, on the device; its gradients are in the optimizer."""
+    with pytorch.autocast(training.ranks.context, training.config.precision):
+        loss = training.network.loss_sum(batch)
+    training.optimizer.scaled(loss).backward()
     return loss.detach()
+
+
+@torch.no_grad()
+def logits(training: Training, batch: Batch) -> torch.Tensor:
+    """Return (T, 2) of windows to be answered."""
+    training.network.eval()
+    with pytorch.autocast(training.ranks.context, training.config.precision):
+        found: torch.Tensor = training.network(batch.rows)
+    training.network.train()
+    return found
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
     """F1 and exact match over all questions of the test part, 0 to 100; None if the run is to stop."""
     batches = evaluation_batches(training.config, data.test, run.ranks)
-    found = answer(training.config, batches, data, training.logits, run)
+    found = answer(training.config, batches, data, partial(logits, training), run)
     return None if found is None else quality(found, data, run.ranks, run.output)
 
 
 def warm_up(training: Training) -> None:
     """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
     config, vocabulary, ranks = training.config, training.vocabulary, training.ranks
-    with without_trace(training.updates, ranks):
+    with without_trace(training.optimizer, ranks):
         if config.cuda_graph:
-            training.by_graph = captured(
-                partial(train_batch, training),
+            training.forward_and_backward = captured(
+                training.forward_and_backward,
                 lambda tokens: noise(config, vocabulary, ranks, tokens),
                 config.batch_size * config.sequence_length,
                 config.token_bucket,
                 config.warm_up_steps,
             )
-            training.updates.gradients.zero_()
+            training.optimizer.gradients.zero_()
         batch = noise(config, vocabulary, ranks)
         for _ in range(config.warm_up_steps):
             train_step(training, batch, 0.0)
             stopping.progress()
     if config.warm_up_steps:
-        without_correction(training.updates.optimizer)
+        without_correction(training.optimizer.inner)
 
 
 def weights_file(config: Config, folder: Path) -> Optional[Path]:
@@ -192,8 +172,8 @@ def weights_file(config: Config, folder: Path) -> Optional[Path]:
     path = folder / config.checkpoint
     # TensorFlow's checkpoints are several files with one beginning.
     if not path.exists() and not list(path.parent.glob(f"{path.name}.*")):
-        remedy = "name the file with --set checkpoint=FILE, or set checkpoint= to begin with random weights"
-        raise Problem(f"{path} is not there", "pretrained weights of BERT", remedy)
+        hint = "name the file with --set checkpoint=FILE, or set checkpoint= to begin with random weights"
+        raise Problem(f"{path} is not there", "pretrained weights of BERT", hint)
     return path
 
 
@@ -211,7 +191,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = TrainingInput(config, data, steps, ranks, run.position)
         questions = data.passport["facts"]["questions"]
         run.log(samples(questions["train"], questions["test"]))
-        run.keep(training.content, training.updates.own_content)
+        run.register_state(training.state_dict, training.optimizer.rank_state_dict)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():

@@ -1,1 +1,1 @@
-"""What measures or proves a training step on this machine: bench, selftest, roofline, kernels."""
+"""Measurements and proofs of a training step on this machine: bench, selftest, roofline, kernels."""

@@ -15,9 +15,9 @@ class Tolerance(NamedTuple):
     """Largest relative difference between two trainings that agree."""
 
     step: float
-    """Of the loss of each of the first steps."""
+    """Limit for the loss of each of the first steps."""
     epoch: float
-    """Of the mean loss of an epoch."""
+    """Limit for the mean loss of an epoch."""
 
 
 Losses = List[List[Tuple[int, float]]]
@@ -33,7 +33,7 @@ class Result:
     lines: Tuple[str, ...] = ()
 
 
-def held_against(mine: Losses, other: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
+def compared(mine: Losses, other: Losses, tolerance: Tolerance, fewer_steps: int = 0) -> Result:
     """Compare the losses of the first steps, unless they are reported together, and the mean of each epoch."""
     steps = [[sum(count for count, _ in epoch) for epoch in losses] for losses in (mine, other)]
     if len(mine) != len(other) or any(not 0 <= b - a <= fewer_steps for a, b in zip(*steps)):

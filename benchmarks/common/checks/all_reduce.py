@@ -11,22 +11,22 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional
 
 from benchmarks.common.run.stopping import end_process
+from benchmarks.common.run.timing import seconds_of
 
 ARRAY_BYTES = {"gpu": 1 << 28, "cpu": 1 << 22}
-"""Of each rank's array in fp32; on a GPU large enough that the links bound it."""
+"""Size of each rank's fp32 array; on a GPU large enough that the links bound it."""
 CALLS = 10
 REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a framework's ``start`` needs to know of a configuration."""
+    """The fields of a configuration that a framework's ``start`` reads."""
 
     device: str
     precision: str = "fp32"
@@ -44,17 +44,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     size = ARRAY_BYTES[arguments.device]
     call = framework.summing(ranks, size // 4)
     call()
-    found = []
-    for _ in range(REPEATS):
-        framework.synchronize()
-        framework.barrier()
-        started = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        framework.synchronize()
-        found.append((time.perf_counter() - started) / CALLS)
-    rate = 2 * (ranks.size - 1) / ranks.size * size / min(found)
-    result = {"ranks": ranks.size, "bytes": size, "seconds": min(found), "rate": rate}
+    framework.barrier()
+    seconds = min(seconds_of(call, CALLS, framework.synchronize) for _ in range(REPEATS))
+    rate = 2 * (ranks.size - 1) / ranks.size * size / seconds
+    result = {"ranks": ranks.size, "bytes": size, "seconds": seconds, "rate": rate}
     framework.finish()
     if ranks.rank == 0:
         arguments.output.write_text(json.dumps(result), encoding="utf-8")

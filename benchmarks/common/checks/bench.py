@@ -39,21 +39,21 @@ Loop = Callable[[int], Optional[float]]
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: loops by the keys of TITLES, of which ``bare`` is what the others are held against."""
+    """The loops that are measured, by the keys of TITLES; the others are compared with ``bare``."""
 
     title: str
     samples_per_step: int
     loops: Mapping[str, Loop]
     titles: Mapping[str, str] = field(default_factory=dict)
-    """What to call a loop other than TITLES does."""
+    """Titles of loops, where they are not those of TITLES."""
     samples: Mapping[str, int] = field(default_factory=dict)
-    """Of a step of a loop, where it is not ``samples_per_step``."""
+    """Samples of a step of a loop, where they are not ``samples_per_step``."""
     against: Mapping[str, str] = field(default_factory=dict)
-    """What a loop is held against, where it is not ``bare``."""
+    """The loop with which a loop is compared, where it is not ``bare``."""
     close: Callable[[], None] = lambda: None
     """End the threads of the loops."""
     unit: str = "samples"
-    """What a step has ``samples_per_step`` of."""
+    """Unit of ``samples_per_step``."""
 
 
 def repeated(call: Callable[[], Any]) -> Loop:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Usage(NamedTuple):
-    """What a compiled kernel takes of a GPU, or why it does not compile."""
+    """Resources that a compiled kernel takes of a GPU, or why it does not compile."""
 
     kernel: str
     variant: str

@@ -13,31 +13,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.checks.all_reduce import Place
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.stopping import end_process
+from benchmarks.common.run.timing import seconds_of
 
 SIZES = {"cuda": (1 << 16, 1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 14, 1 << 18, 1 << 22, 1 << 25)}
 """Bytes of the array of a rank, by type of device."""
 BYTES_A_MEASUREMENT = 1 << 28
 _MOST_CALLS = 200
 REPEATS = 3
-
-
-@dataclass(frozen=True)
-class Place:
-    """What ``pytorch.start`` needs to know of a configuration."""
-
-    device: str
-    precision: str = "fp32"
 
 
 def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
@@ -90,13 +82,9 @@ def slowest(call: Callable[[], Any], device: torch.device, size: int) -> float:
     count = max(1, min(_MOST_CALLS, BYTES_A_MEASUREMENT // max(size, 1)))
     found = []
     for _ in range(REPEATS):
-        pytorch.synchronize()
         pytorch.barrier()
-        started = time.perf_counter()
-        for _ in range(count):
-            call()
-        pytorch.synchronize()
-        worst = torch.tensor([(time.perf_counter() - started) / count], dtype=torch.float64, device=device)
+        mine = seconds_of(call, count, pytorch.synchronize)
+        worst = torch.tensor([mine], dtype=torch.float64, device=device)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         found.append(float(worst))
     return min(found)

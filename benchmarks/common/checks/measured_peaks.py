@@ -1,4 +1,4 @@
-"""What this device computes and moves at most, measured: a product of matrices per precision, copies and a triad.
+"""Measure the most that this device computes and moves: a GEMM per precision, copies and a triad.
 
     from benchmarks.common.checks import measured_peaks
     print(measured_peaks.flops_per_second(torch.device("cuda"), "bf16"))
@@ -10,22 +10,23 @@ which does not count the read of a line before it is written, either).
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator
 
 import torch
 
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import DTYPES
+from benchmarks.common.run.timing import seconds_of
 
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16", "fp16"), "cpu": ("fp32", "bf16")}
 """By type of device. A CPU's fp16 is not there to train with, and TF32 is a GPU's."""
 SIDE = {"cuda": 8192, "cpu": 2048}
-"""Of the matrices: large enough that memory is not the limit."""
+"""Rows of the matrices: large enough that memory is not the limit."""
 ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
-"""Of each array of fp32: 1 GiB and 128 MiB, far above any cache's size but for the largest of servers."""
+"""Elements of each fp32 array: 1 GiB and 128 MiB, far above any cache's size but for the largest of servers."""
 SECONDS = 0.5
-"""Of each measurement, after the first call."""
+"""Length of each measurement, after the first call."""
 REPEATS = 3
 """Measurements of each kind; the fastest is the peak."""
 
@@ -53,7 +54,7 @@ def flops_per_second(device: torch.device, precision: str, side: int = 0, second
     left, right = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
     result = torch.empty_like(left)
     with _tf32(precision == "tf32"):
-        return 2.0 * size**3 / fastest(lambda: torch.mm(left, right, out=result), device, seconds)
+        return 2.0 * size**3 / fastest(lambda: torch.mm(left, right, out=result), seconds)
 
 
 def bytes_per_second(device: torch.device, elements: int = 0, seconds: float = SECONDS) -> Dict[str, float]:
@@ -62,29 +63,17 @@ def bytes_per_second(device: torch.device, elements: int = 0, seconds: float = S
     first, second, target = (torch.ones(count, device=device) for _ in range(3))
     moved = 4.0 * count
     return {
-        "copy": 2 * moved / fastest(lambda: target.copy_(first), device, seconds),
-        "triad": 3 * moved / fastest(lambda: torch.add(first, second, alpha=3.0, out=target), device, seconds),
+        "copy": 2 * moved / fastest(lambda: target.copy_(first), seconds),
+        "triad": 3 * moved / fastest(lambda: torch.add(first, second, alpha=3.0, out=target), seconds),
     }
 
 
-def fastest(call: Callable[[], Any], device: torch.device, seconds: float = SECONDS) -> float:
+def fastest(call: Callable[[], Any], seconds: float = SECONDS) -> float:
     """Return the seconds of one ``call`` in the fastest of several measurements."""
-    once = _seconds(call, device, 1)  # chooses a kernel, touches the memory
-    once = _seconds(call, device, 1)
+    call()  # chooses a kernel, touches the memory
+    once = seconds_of(call, 1, pytorch.synchronize)
     count = max(1, int(seconds / max(once, 1e-7)))
-    measured: List[float] = [_seconds(call, device, count) / count for _ in range(REPEATS)]
-    return min(measured)
-
-
-def _seconds(call: Callable[[], Any], device: torch.device, count: int) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    for _ in range(count):
-        call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
+    return min(seconds_of(call, count, pytorch.synchronize) for _ in range(REPEATS))
 
 
 @contextmanager

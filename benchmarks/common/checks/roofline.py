@@ -16,10 +16,9 @@ import importlib
 import json
 import statistics
 import sys
-import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -28,6 +27,7 @@ from benchmarks.common.data.problem import REFUSED, Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import configuration
 from benchmarks.common.run.stopping import end_process
+from benchmarks.common.run.timing import seconds_of
 
 LOOP = "synthetic"
 PLAIN: Dict[str, List[Any]] = {
@@ -96,7 +96,7 @@ def _loaded(module: str) -> Tuple[Any, Any]:
         raise Problem(
             found=f"{module} cannot be loaded: {error}",
             expected="an implementation in PyTorch whose packages are installed",
-            remedy="run it in the implementation's own environment",
+            hint="run it in the implementation's own environment",
         ) from None
 
 
@@ -114,7 +114,7 @@ def _step(subject: Any) -> Callable[[], Any]:
         raise Problem(
             found=f"bench.py measures {', '.join(subject.loops)}",
             expected=f"a loop called {LOOP}: the training step alone",
-            remedy="this implementation's step is not counted",
+            hint="this implementation's step is not counted",
         )
     loop = subject.loops[LOOP]
     return lambda: loop(1)
@@ -123,13 +123,7 @@ def _step(subject: Any) -> Callable[[], Any]:
 def timed(loop: Callable[[int], Any], steps: int) -> Dict[str, float]:
     """Return the seconds of a step: median, least and most of several measurements."""
     loop(min(3, steps))
-    pytorch.synchronize()
-    found = []
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        loop(steps)
-        pytorch.synchronize()
-        found.append((time.perf_counter() - started) / steps)
+    found = [seconds_of(lambda: loop(steps), 1, pytorch.synchronize) / steps for _ in range(REPEATS)]
     return {"median": statistics.median(found), "least": min(found), "most": max(found)}
 
 
@@ -161,9 +155,5 @@ def main(argv: Optional[List[str]] = None) -> int:
     return 0
 
 
-def _end() -> NoReturn:
-    end_process(main)
-
-
 if __name__ == "__main__":
-    _end()
+    end_process(main)

@@ -3,11 +3,11 @@
     $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --list
     $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --check precision=bf16
 
-A check trains the small set for two epochs with ``train.py`` as it is, in a process of its own, and compares the losses
-with those of a training it must agree with: of the first steps one by one, where rounding has not grown yet, and the
-mean of each epoch. WORK keeps the losses, so that several checks share a training. The last line of the output is JSON:
-``result`` (OK, FAIL or SKIPPED), ``found`` and ``lines``, the training's last ones after a failure. An implementation's
-selftest.py is its :class:`Suite`.
+A check trains the toy data set for two epochs with ``train.py`` as it is, in a process of its own, and compares the
+losses with those of a training it must agree with: of the first steps one by one, where rounding has not grown yet,
+and the mean of each epoch. WORK keeps the losses, so that several checks share a training. The last line of the
+output is JSON: ``result`` (OK, FAIL or SKIPPED), ``found`` and ``lines``, the training's last ones after a failure.
+An implementation's selftest.py is its :class:`Suite`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import (
     get_type_hints,
 )
 
-from benchmarks.common.checks.agreement import Losses, Result, Tolerance, as_far_as, held_against, read_losses
+from benchmarks.common.checks.agreement import Losses, Result, Tolerance, as_far_as, compared, read_losses
 from benchmarks.common.checks.speed_checks import EVALUATION, IMAGES, INPUT, evaluation, real_input
 from benchmarks.common.checks.trainings import EXIT_SECONDS, Failed, Skipped, interrupt, launcher, run
 from benchmarks.common.data import passport
@@ -51,7 +51,7 @@ CPU_STEPS = 50
 
 @dataclass(frozen=True)
 class Suite:
-    """What is checked of an implementation."""
+    """The checks of an implementation."""
 
     module: str
     """Package with train.py and config.py."""
@@ -67,7 +67,7 @@ class Suite:
     left_out: Tuple[str, ...] = ()
     """FIELD=VALUE that are not varied."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of all trainings here, in addition to the small configuration."""
+    """Settings of all trainings here, in addition to the small configuration."""
     programs: Mapping[str, str] = field(default_factory=dict)
     """Modules that exit with 0 if their check is passed, by the check's name."""
     steps: int = 20
@@ -77,7 +77,7 @@ class Suite:
     shares_gpu: str = ""
     """Why two ranks cannot share a GPU; empty where they can, through Gloo."""
     real_sizes: Optional[Callable[[Path], None]] = None
-    """Writes a data set for bench.py with sizes as those of the real one; None where the small set does."""
+    """Writes a data set for bench.py with sizes as those of the real one; None where the toy data set does."""
     real_images: Optional[Callable[[Path, int], None]] = None
     """The same, of so many JPEGs of real sizes, whose input must be as fast as the step."""
     no_cpu_evaluation: str = "a batch takes minutes on a CPU"
@@ -196,7 +196,7 @@ def as_on_gpus(bench: Bench) -> Result:
     settings = with_defaults(bench.suite)
     every = bench.suite.varied.values()
     tolerance = Tolerance(max(each.step for each in every), max(each.epoch for each in every))
-    result = held_against(bench.losses(settings), bench.losses({}), tolerance)
+    result = compared(bench.losses(settings), bench.losses({}), tolerance)
     words = ", ".join(f"{name}={value}" for name, value in settings.items())
     return dataclasses.replace(result, found=f"{words}: {result.found}")
 
@@ -209,13 +209,13 @@ def device(bench: Bench) -> Result:
     # A CPU need not train to the end: what differs shows in the first steps, and grows.
     interrupt(command, folder, CPU_STEPS, environment)
     other = read_losses(folder)
-    return held_against(as_far_as(other, bench.losses({})), other, bench.suite.device)
+    return compared(as_far_as(other, bench.losses({})), other, bench.suite.device)
 
 
 def variant(bench: Bench, name: str) -> Result:
     """Compare another value of a field with the base."""
     settings, tolerance = variants(bench.suite, bench.base)[name]
-    return held_against(bench.losses(settings), bench.losses({}), tolerance)
+    return compared(bench.losses(settings), bench.losses({}), tolerance)
 
 
 def overflow(bench: Bench) -> Result:
@@ -243,7 +243,7 @@ def resume(bench: Bench) -> Result:
     if json.loads(lines[-1]).get("outcome") != "interrupted":
         raise Skipped("the training ended before it could be interrupted")
     run(command, folder, {})
-    return held_against(read_losses(folder), bench.losses({}), bench.suite.resume)
+    return compared(read_losses(folder), bench.losses({}), bench.suite.resume)
 
 
 def two_ranks(bench: Bench) -> Result:
@@ -257,7 +257,7 @@ def two_ranks(bench: Bench) -> Result:
         environment["ENCORE_BACKEND"] = "gloo"
     settings = {"batch_size": bench.base["batch_size"] // 2}
     mine = bench.losses(settings, "two-ranks", bench.launch, environment)
-    return held_against(mine, bench.losses({}), bench.suite.two_ranks, bench.suite.fewer_steps)
+    return compared(mine, bench.losses({}), bench.suite.two_ranks, bench.suite.fewer_steps)
 
 
 def on_all_gpus(bench: Bench) -> Result:

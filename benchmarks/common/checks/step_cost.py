@@ -44,7 +44,7 @@ _HEAVY = ("rnn", "lstm", "gru", "attention")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs."""
+    """The cost of one call."""
 
     flops: int
     moved: int

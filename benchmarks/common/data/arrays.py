@@ -1,4 +1,4 @@
-"""NumPy files of a data set: written so that a full disk is noticed, read as memory maps, held against the passport."""
+"""NumPy files of a data set: written so that a full disk shows, read as memory maps, compared with the passport."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 
 Expected = Tuple[str, int, int]
-"""What is counted, how many there are, and how many there should be."""
+"""A thing that is counted, how many there are, and how many there should be."""
 
 
 def write_array(path: Path, values: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""What every DALI pipeline here needs, for any framework."""
+"""Options that every DALI pipeline here needs, for any framework."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from benchmarks.common.data.problem import Problem
 
@@ -44,7 +44,7 @@ CheckUnlisted = Callable[[Path, Passport, bool, Add], Sequence[Problem]]
 
 def prepare_again(directory: Path) -> str:
     """Return what to do with a damaged data set."""
-    return f"prepare it again: the same command with --to {directory} --overwrite"
+    return f"prepare it again: the same command with --overwrite ({directory})"
 
 
 def data_id(passport: Passport) -> str:
@@ -66,13 +66,6 @@ def data_id(passport: Passport) -> str:
 def _checksum(content: Passport) -> str:
     rest = {key: value for key, value in content.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _was_edited(content: Passport) -> bool:
-    if "sha256" in content:
-        return bool(content["sha256"] != _checksum(content))
-    # Passports had no checksum once, and image sets had other fields.
-    return "how" in content and not set(content) <= {"schema", "id", *FIELDS}
 
 
 def write(passport: Passport, directory: Path) -> Path:
@@ -103,7 +96,7 @@ def read(directory: Path) -> Passport:
         schema = passport.get("schema")
         if schema != SCHEMA:
             raise Problem(f"{path} has schema {schema}", f"schema {SCHEMA}", again)
-        return _normalized(passport)
+        return _checked(passport)
     except (FileNotFoundError, NotADirectoryError):
         raise _absent(directory) from None
     except (OSError, ValueError) as error:
@@ -112,20 +105,14 @@ def read(directory: Path) -> Passport:
         raise Problem(f"{path}: {error!r}", "all fields of a passport", again) from None
 
 
-def _normalized(passport: Passport) -> Passport:
-    """Return the fields as this module names them; image sets and ncf had other names for some of them once."""
-    splits = {}
-    for name, split in passport["splits"].items():
-        files = split["files"] if "files" in split else [split.pop("records"), split.pop("index")]
-        splits[name] = {**split, "count": int(split["count"]), "files": files}
-        for file in files:
+def _checked(passport: Passport) -> Passport:
+    """Return the fields of a passport, all of which must be there."""
+    for split in passport["splits"].values():
+        split["count"] = int(split["count"])
+        for file in split["files"]:
             _ = file["name"], file["sha256"], int(file["bytes"])
-    how = dict(passport["how"] if "how" in passport else {key: passport[key] for key in ("source", "options", "tool")})
-    how["source"] = how.pop("fingerprint", how.get("source"))
-    texts = {key: str(passport[key]) for key in ("benchmark", "name", "id")}
-    facts = dict(passport.get("facts", {}))
     shared = {"shared_with": list(passport["shared_with"])} if "shared_with" in passport else {}
-    return {**texts, **shared, "classes": list(passport["classes"]), "splits": splits, "facts": facts, "how": how}
+    return {**{field: passport[field] for field in ("id", *FIELDS)}, **shared}
 
 
 def _absent(directory: Path) -> Problem:
@@ -136,7 +123,7 @@ def _absent(directory: Path) -> Problem:
             "give the same prepare command again: it resumes where it stopped",
         )
     found = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
-    return Problem(found, "a prepared data set", f"prepare one with --to {directory}")
+    return Problem(found, "a prepared data set", f"prepare one in {directory}")
 
 
 def files_of(passport: Passport) -> List[File]:
@@ -185,11 +172,11 @@ def verify(
         found = f"{directory} is a data set of {passport['benchmark']}"
         problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
     content = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
-    if data_id(passport) != passport["id"] or _was_edited(content):
+    if data_id(passport) != passport["id"] or content.get("sha256") != _checksum(content):
         found = f"{directory / FILE_NAME} was edited: its id or checksum is not that of its content"
         problems.append(Problem(found, "the passport as it was written", again))
     for file in files_of(passport):
-        difference = _compare(directory / file["name"], file, quick, add)
+        difference = compare(directory / file["name"], file, quick, add)
         if difference is not None:
             problems.append(Problem(*difference, again))
     try:
@@ -198,8 +185,8 @@ def verify(
         return [Problem(f"{directory / FILE_NAME}: {error!r}", "all fields of a passport", again)]
 
 
-def _compare(path: Path, file: File, quick: bool, add: Add) -> Optional[Tuple[str, str]]:
-    """Return what was found and what was expected, where they differ."""
+def compare(path: Path, file: Mapping[str, Any], quick: bool, add: Add) -> Optional[Tuple[str, str]]:
+    """Return what was found and what was expected of a file's bytes and sha256, where they differ."""
     try:
         size = path.stat().st_size
         if size != file["bytes"]:

@@ -50,11 +50,11 @@ def opens(module: str) -> passport.Check:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a benchmark declares of its data set."""
+    """A benchmark's declaration of its data set."""
 
     benchmark: str
     source: str
-    """What --from takes."""
+    """The raw data that --from takes."""
     files: Tuple[str, ...]
     """Names of what is written in addition to the passport."""
     add_options: Callable[[argparse._ArgumentGroup], None]
@@ -62,7 +62,7 @@ class DataSet:
     writer: str
     """Name of the writer module: only this one may need more than the standard library."""
     check: passport.Check = lambda directory, passport: ()
-    """What --verify looks at in addition to sizes and hashes."""
+    """Check that --verify makes in addition to sizes and hashes."""
     folders: Tuple[str, ...] = ()
     """Names of folders that are written, with files that the passport need not list."""
     check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
@@ -93,7 +93,7 @@ class Split(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a writer wrote; the fields are those of the passport."""
+    """The result of a writer; the fields are those of the passport."""
 
     name: str
     splits: Mapping[str, Split]
@@ -144,7 +144,7 @@ def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
     what.add_argument("--to", type=Path, metavar="DIR", help="folder to prepare the data set in")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
     add = parser.add_argument
-    add("--from", dest="origin", type=Path, metavar="PATH", help=f"{data_set.source}; without it, the small set")
+    add("--from", dest="origin", type=Path, metavar="PATH", help=f"{data_set.source}; without it, the toy data set")
     add("--name", help="name of the data set; default: its source's")
     add("--workers", type=number(1, 1024), default=len(os.sched_getaffinity(0)), help="processes, at most")
     add("--seed", type=number(0, 2**63 - 1), default=0, help="of every random choice")
@@ -187,8 +187,8 @@ def main(data_set: DataSet, argv: Optional[Sequence[str]] = None) -> int:
     except Problem as problem:
         return progress.fail(problem)
     except KeyboardInterrupt:
-        remedy = "give the same command again: it resumes where it stopped"
-        return progress.fail(Problem("interrupted", "", remedy, INTERRUPTED))
+        hint = "give the same command again: it resumes where it stopped"
+        return progress.fail(Problem("interrupted", "", hint, INTERRUPTED))
     except BrokenPipeError:
         # Whoever followed the progress has gone; what is left to flush has nowhere to go either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -229,8 +229,8 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     try:
         writer: Any = importlib.import_module(data_set.writer)
     except ModuleNotFoundError as error:
-        remedy = "use the Python of the framework's environment, or install it into this one"
-        raise Problem(f"{error.name} is not installed in this Python", str(error.name), remedy) from None
+        hint = "use the Python of the framework's environment, or install it into this one"
+        raise Problem(f"{error.name} is not installed in this Python", str(error.name), hint) from None
     made = [folder for folder in (args.to, *args.to.parents) if not folder.exists()]
     try:
         check_places(data_set, args.to, args.origin)
@@ -271,7 +271,7 @@ def _nothing_to_do(to: Path, progress: Progress) -> int:
 def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
     """Make the folder to write in; refuse one that is in the source, or that cannot be written in."""
     if origin is not None and not origin.exists():
-        raise Problem(f"{origin} does not exist", data_set.source, "name it with --from")
+        raise Problem(f"{origin} does not exist", data_set.source, "name raw data that are there")
     if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
         raise Problem(f"{to} is within the source {origin}", "a folder outside it", "choose another --to")
     try:
@@ -301,7 +301,7 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
         present = passport.read(to)
     except Problem:
         present = None
-    same = present is not None and present["how"]["source"] == fingerprint
+    same = present is not None and present["how"].get("source") == fingerprint
     if same and not _problems_at_a_glance(data_set, to):
         return not overwrite
     foreign = [name for name in (*data_set.places, FILE_NAME) if (to / name).exists()]

@@ -18,27 +18,27 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Problem(Exception):
-    """What was found, what was expected and what to do, with the exit code it leads to."""
+    """A finding, what was expected, a hint, and the exit code that it leads to."""
 
     def __init__(
-        self, found: str, expected: str = "", remedy: str = "", code: int = REFUSED, keeps: bool = False
+        self, found: str, expected: str = "", hint: str = "", code: int = REFUSED, keeps: bool = False
     ) -> None:
-        """Make a problem; ``keeps`` if the command of its remedy resumes from the parts that are finished."""
+        """Make a problem; ``keeps`` if the command of its hint resumes from the parts that are finished."""
         # All go to args, so that a worker process can send the problem to its parent.
-        super().__init__(found, expected, remedy, code, keeps)
-        self.found, self.expected, self.remedy, self.code = found, expected, remedy, code
+        super().__init__(found, expected, hint, code, keeps)
+        self.found, self.expected, self.hint, self.code = found, expected, hint, code
         self.keeps = keeps or code != REFUSED
 
     def as_dict(self) -> Dict[str, str]:
         """Return the form in which a problem crosses to the host side."""
-        return {"found": self.found, "expected": self.expected, "remedy": self.remedy}
+        return {"found": self.found, "expected": self.expected, "hint": self.hint}
 
     def __str__(self) -> str:
         parts = [self.found]
         if self.expected:
             parts.append("expected: " + self.expected)
-        if self.remedy:
-            parts.append("do this: " + self.remedy)
+        if self.hint:
+            parts.append("hint: " + self.hint)
         return "\n  ".join(parts)
 
 

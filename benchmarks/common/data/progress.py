@@ -6,7 +6,7 @@ output; run directly, the same facts come as text on standard error::
     {"phase": "convert", "done": 4096, "total": 1281167, "unit": "images", "bytes": 451018752}
     {"note": "resuming: 4 of 1,301 parts of convert were finished before"}
     {"passport": "/data/imagenet/dataset.json"}
-    {"error": {"found": "...", "expected": "...", "remedy": "..."}}
+    {"error": {"found": "...", "expected": "...", "hint": "..."}}
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping
 
 OWN = "own data"
-"""What a data set is called whose name is not earned."""
+"""Name of a data set that has not earned its own."""
 
 
 def known() -> Dict[str, Any]:

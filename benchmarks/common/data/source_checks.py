@@ -1,4 +1,4 @@
-"""What preparations judge alike: damaged samples, and evaluation samples that are trained on as well."""
+"""Checks that preparations share: damaged samples, and evaluation samples that are trained on as well."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.common.data.progress import Progress
 LISTED = 20
 """Damaged samples named in a message and in the passport."""
 MOST_SHARE = 0.1
-"""Of the evaluation samples: short sentences and articles repeat each other here and there, whole sets do not."""
+"""Share of the evaluation samples: short sentences and articles repeat each other here and there, whole sets do not."""
 KEPT = "what is done already is kept"
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 """How compressed files begin, whatever their names (RFC 1952, and the formats' own descriptions)."""
@@ -51,10 +51,10 @@ def not_utf8(*files: Tuple[Path, str]) -> Problem:
             more = [f"and {wrong - LISTED:,} more"] if wrong > LISTED else []
             found.append("\n    ".join([f"{name}: lines that are not UTF-8: {wrong:,}", *lines, *more]))
             mixed, last = mixed or good > 0, name
-    remedy = f"convert the file from its encoding, such as iconv -f latin1 -t utf-8 {quote(last)} > NEW"
+    hint = f"convert the file from its encoding, such as iconv -f latin1 -t utf-8 {quote(last)} > NEW"
     if mixed:
-        remedy = "fix or remove these lines, in both files if aligned; do not convert the others, which are UTF-8"
-    return Problem("\n  ".join(found), "UTF-8 text", remedy)
+        hint = "fix or remove these lines, in both files if aligned; do not convert the others, which are UTF-8"
+    return Problem("\n  ".join(found), "UTF-8 text", hint)
 
 
 def damaged(lines: Sequence[str], what: str, expected: str, skips: bool, progress: Progress, keeps: bool) -> None:
@@ -68,8 +68,8 @@ def damaged(lines: Sequence[str], what: str, expected: str, skips: bool, progres
     more = [f"and {len(lines) - LISTED:,} more"] if len(lines) > LISTED else []
     listing = "\n    ".join([f"{len(lines):,} {what}", *lines[:LISTED], *more])
     if not skips:
-        remedy = "fix or delete them, or add --skip-corrupt to leave them out" + (f": {KEPT}" if keeps else "")
-        raise Problem(listing, expected, remedy, keeps=keeps)
+        hint = "fix or delete them, or add --skip-corrupt to leave them out" + (f": {KEPT}" if keeps else "")
+        raise Problem(listing, expected, hint, keeps=keeps)
     progress.note(f"skipped {listing}")
 
 
@@ -100,7 +100,7 @@ def overlapping(names: Sequence[str], total: int, what: str, allowed: bool, prog
         return 0
     found = f"{len(names):,} of {total:,} evaluation {what} are in the training data as well, the first is {names[0]}"
     if len(names) > MOST_SHARE * total and not allowed:
-        remedy = f"evaluate on other {what}, or remove these from training; to see whether training works, add "
-        raise Problem(found, f"{what} that are not trained on", f"{remedy}--allow-overlap: {KEPT}", keeps=True)
+        hint = f"evaluate on other {what}, or remove these from training; to see whether training works, add "
+        raise Problem(found, f"{what} that are not trained on", f"{hint}--allow-overlap: {KEPT}", keeps=True)
     progress.note(f"warning: {found}")
     return len(names)

@@ -1,19 +1,18 @@
-"""Run one function over many tasks in several processes, and end cleanly in every way it can end.
-
-``multiprocessing.Pool`` waits for ever when a worker is killed, and ``concurrent.futures`` leaves its
-workers behind when the parent is; here either end of a pipe sees the other one go.
-"""
+"""Run one function over many tasks in several processes, and end cleanly in every way it can end."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
-from contextlib import closing, suppress
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Callable, Dict, Generator, List, NamedTuple, Sequence, Tuple, cast
+from typing import Any, Callable, Generator, NamedTuple, Sequence, Tuple
 
 from benchmarks.common.data.problem import FAILED, Problem, disk_problem
 from benchmarks.common.data.progress import Progress
@@ -32,7 +31,7 @@ class Stage(NamedTuple):
 
     phase: str
     unit: str
-    """What ``size`` and a function's first number count."""
+    """Unit of ``size`` and of a function's first number."""
     function: Function
     """Called with a task and a function to report units and bytes so far; returns their final numbers."""
     size: Callable[[Any], int]
@@ -56,7 +55,8 @@ def run(
     progress.update(stage.phase, before, total, unit=stage.unit)
     with closing(_reports(stage.function, waiting, workers, folder)) as reports:
         for place, count, size in reports:
-            counts[place], sizes[place] = count, size
+            # A report may come after the end of its task.
+            counts[place], sizes[place] = max(counts[place], count), max(sizes[place], size)
             progress.update(stage.phase, min(total, before + sum(counts)), total, sum(sizes), stage.unit)
 
 
@@ -64,78 +64,63 @@ def _reports(
     function: Function, tasks: Sequence[Any], workers: int, folder: Path
 ) -> Generator[Tuple[int, int, int], None, None]:
     """Yield the number of a task with its units and bytes so far, whenever a worker reports them."""
-    waiting = iter(enumerate(tasks))
-    processes: Dict[Connection, BaseProcess] = {}
-    try:
-        for _ in range(min(workers, len(tasks))):
-            _start(function, folder, processes)
-        busy = list(processes)
-        while busy:
-            for connection in cast("List[Connection]", wait(busy)):
-                try:
-                    report = connection.recv()
-                    if report is None:  # asks for a task
-                        task = next(waiting, None)
-                        if task is None:
-                            busy.remove(connection)
-                        else:
-                            connection.send(task)
-                except (EOFError, ConnectionError):
-                    raise _lost(processes[connection]) from None
-                if isinstance(report, Problem):
-                    raise report
-                if report is not None:
-                    yield report
-    finally:
-        for process in processes.values():
-            process.terminate()
-        for process in processes.values():
-            process.join()
+    if not tasks:
+        return
+    reports = _CONTEXT.Queue()
+    with ProcessPoolExecutor(min(workers, len(tasks)), _CONTEXT, _begin, (reports,)) as pool:
+        # Ctrl-C reaches the whole process group; blocked from its birth on, a worker leaves it to the parent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            left = {pool.submit(_do, function, place, task, folder) for place, task in enumerate(tasks)}
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        try:
+            while left:
+                done, left = wait(left, _REPORT_PERIOD, FIRST_COMPLETED)
+                while not reports.empty():
+                    yield reports.get()
+                for each in done:
+                    yield each.result()
+        except BrokenProcessPool:
+            raise Problem(
+                "a worker process was killed",
+                "every worker lives until its parts are done",
+                "look for the out-of-memory killer in dmesg and give the same command again, with fewer --workers",
+                FAILED,
+            ) from None
+        finally:
+            for process in multiprocessing.active_children() if left else ():
+                process.terminate()
 
 
-def _start(function: Function, folder: Path, processes: Dict[Connection, BaseProcess]) -> None:
-    ours, theirs = _CONTEXT.Pipe()
-    process = _CONTEXT.Process(target=_serve, args=(theirs, function, folder), daemon=True)
-    # Ctrl-C reaches the whole process group; blocked from its birth on, a worker leaves it to the parent.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    processes[ours] = process
-    theirs.close()
+def _begin(reports: Any) -> None:
+    """Prepare a worker: it ends with its parent, whose pipes it would wait for otherwise."""
+    global _queue
+    _queue = reports
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
-def _lost(process: BaseProcess) -> Problem:
-    process.join()
-    code = process.exitcode or 0
-    return Problem(
-        f"a worker process ended by {f'signal {-code}' if code < 0 else 'an error of its own'}",
-        "every worker lives until its parts are done",
-        "look for the out-of-memory killer in dmesg and give the same command again, with fewer --workers",
-        FAILED,
-    )
+def _end_with(sentinel: int) -> None:
+    connection.wait([sentinel])
+    os._exit(1)
 
 
-def _serve(connection: Connection, function: Function, folder: Path) -> None:
-    """Ask for tasks, and send their numbers with units and bytes so far, or a problem."""
-    place, last = 0, time.monotonic()
+_queue: Any = None
+"""Where a worker puts its reports."""
+
+
+def _do(function: Function, place: int, task: Any, folder: Path) -> Tuple[int, int, int]:
+    last = time.monotonic()
 
     def report(count: int, size: int) -> None:
         nonlocal last
         if time.monotonic() - last >= _REPORT_PERIOD:
             last = time.monotonic()
-            connection.send((place, count, size))
+            _queue.put((place, count, size))
 
-    with suppress(EOFError, ConnectionError):  # the parent has gone
-        while True:
-            connection.send(None)
-            place, task = connection.recv()
-            try:
-                connection.send((place, *function(task, report)))
-            except Problem as problem:
-                connection.send(problem)
-            except ConnectionError:
-                raise
-            except OSError as error:
-                connection.send(disk_problem(error, folder))
+    try:
+        return (place, *function(task, report))
+    except OSError as error:
+        raise disk_problem(error, folder) from None

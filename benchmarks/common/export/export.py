@@ -1,10 +1,11 @@
 """Write a trained model for a server, read it back, and check it on the evaluation set, for any framework.
 
 An implementation's ``export.py`` says what is exported as a :class:`Subject`, or as :class:`Parts`; how a format is
-written and read is in ``export_<framework>.py``. The folder gets the model, ``example.npz`` (inputs and outputs of some
-samples, by name) and ``export.json``, the passport; of parts, each has such a folder, and the passport lists them.
+written is in the framework's module here, how it is opened in benchmarks/common/serving/model.py. The folder gets the
+model, ``example.npz`` (inputs and outputs of some samples, by name) and ``export.json``, the passport; of parts, each
+has such a folder, and the passport lists them.
 Everything runs on the CPU and in fp32, the type in which weights are kept. With ``--through`` the same check is made of
-the model in a server (``export_served.py``).
+the model in a server (served.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.common.run import configuration
 from benchmarks.common.run.checkpoints import read_for_inference
 from benchmarks.common.run.stopping import end_process
+from benchmarks.common.serving.client import difference as difference_of
+from benchmarks.common.serving.model import OPENERS
 
 SCHEMA = 1
 FILE = "export.json"
@@ -58,7 +61,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported, and how it is checked."""
+    """A model to export, and how it is checked."""
 
     model: Any
     """In the framework's own form, ready for inference: takes the inputs in their order."""
@@ -67,7 +70,7 @@ class Subject:
     example: Arrays
     """Inputs by which the model is traced; two samples or more where it is batched."""
     preprocessing: Mapping[str, Any]
-    """What a client does to its data before, as facts."""
+    """Facts about what a client does to its data before."""
     evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
     """Passes the evaluation set through a model; returns the quality as the log names it, empty if it judges none.
     None: one of several parts, which are evaluated together."""
@@ -80,7 +83,7 @@ class Subject:
     shown: int = 0
     """Which call of the evaluation the example is from; where it makes fewer, the last."""
     tolerance: float = 1e-4
-    """Of an output's difference, divided by the largest magnitude of that output in the batch if that is above 1."""
+    """Largest difference of an output, divided by its largest magnitude in the batch if that is above 1."""
     turned: float = 0.0
     """Share of the samples that may differ by more: a last bit turns a decision of a model that chooses by itself."""
 
@@ -97,8 +100,8 @@ class Parts:
 
 WHOLE = ""
 """The part that is all of a model."""
-Writer = Callable[[Subject, Path], Tuple[str, Infer]]
-"""Writes a subject's model into a folder; returns the name that it got there, and the model as it is read back."""
+Writer = Callable[[Subject, Path], str]
+"""Writes a subject's model into a folder; returns the name that it got there."""
 Prepare = Callable[[Any, Mapping[str, Any], Path], Union[Subject, Parts]]
 """Takes the configuration, the content of a checkpoint and the folder of the data set."""
 Read = Callable[[Path, Any], Tuple[Dict[str, Any], Dict[str, Any]]]
@@ -110,7 +113,7 @@ class Tools:
     """A framework's part."""
 
     module: Any
-    """Of benchmarks/common/frameworks: reads checkpoints."""
+    """Module of benchmarks/common/frameworks, which reads checkpoints."""
     infer: Callable[[Subject], Infer]
     """A subject's model before it is exported."""
     writers: Mapping[str, Writer]
@@ -145,7 +148,7 @@ class Checked:
                 kinds = [f"{each.dtype} {list(each.shape)}" for each in (found, wanted)]
                 raise Problem(f"the exported model's {value.name} is {kinds[0]}", kinds[1], code=FAILED)
             if not self._subject.turned:
-                self.difference = max(self.difference, largest_difference(found, wanted))
+                self.difference = max(self.difference, difference_of(found, wanted))
         if self._subject.turned:
             self._compare_samples(outputs, expected)
         if self._calls <= self._subject.shown:
@@ -157,26 +160,11 @@ class Checked:
     def _compare_samples(self, outputs: Arrays, expected: Arrays) -> None:
         for sample in range(len(outputs[0])):
             pairs = ((found[sample], wanted[sample]) for found, wanted in zip(outputs, expected))
-            difference = max(largest_difference(found, wanted) for found, wanted in pairs)
+            difference = max(difference_of(found, wanted) for found, wanted in pairs)
             if difference <= self._subject.tolerance:
                 self.difference = max(self.difference, difference)
             else:
                 self.turned += 1
-
-
-def largest_difference(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest difference, divided by the largest magnitude of ``wanted`` if that is above 1.
-
-    Numbers that are not finite differ by infinity where they differ at all.
-    """
-    if found.size == 0:
-        return 0.0
-    same = (found == wanted) | (np.isnan(found.astype(np.float64)) & np.isnan(wanted.astype(np.float64)))
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
-    distance = np.where(same, 0.0, np.where(np.isfinite(distance), distance, np.inf))
-    magnitudes = np.abs(wanted[np.isfinite(wanted)].astype(np.float64))
-    return float(distance.max() / max(1.0, magnitudes.max() if magnitudes.size else 0.0))
 
 
 def newest(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -302,6 +290,18 @@ def fields(subject: Subject, model: str, checked: Checked) -> Dict[str, Any]:
     }
 
 
+def read_back(subject: Subject, format_name: str, path: Path) -> Infer:
+    """Return the exported model as a server opens it, as a function of arrays."""
+    names = [each.name for each in subject.outputs]
+    run = OPENERS[format_name](path, names, "cpu")
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        found = run({value.name: array for value, array in zip(subject.inputs, inputs)})
+        return tuple(found[name] for name in names)
+
+    return infer
+
+
 def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[str, Any]:
     """Write and check; return the passport's fields, with those of each part in ``parts`` if there are several.
 
@@ -311,7 +311,8 @@ def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[s
     files, exported = {}, {}
     for name, subject in parts.subjects.items():
         (folder / name).mkdir(exist_ok=True)
-        files[name], exported[name] = tools.writers[format_name](subject, folder / name)
+        files[name] = tools.writers[format_name](subject, folder / name)
+        exported[name] = read_back(subject, format_name, folder / name / files[name])
     checked, quality = check(parts, exported, tools)
     found = {}
     for name, subject in parts.subjects.items():

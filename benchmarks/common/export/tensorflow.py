@@ -1,4 +1,4 @@
-"""Models of TensorFlow as SavedModel: written, and read back for a check."""
+"""Write models of TensorFlow as SavedModel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Evaluating:
     network: Any
     """Called with tensors and ``training=False``."""
     behind: Callable[[Any], Any] = lambda found: found
-    """What follows it in the exported model."""
+    """The function that follows it in the exported model."""
 
     @property
     def variables(self) -> Dict[str, tf.Variable]:
@@ -37,7 +37,7 @@ class Evaluating:
         return self.behind(self.network(*inputs, training=False))
 
 
-def write_saved_model(subject: Subject, folder: Path) -> Tuple[str, Infer]:
+def write_saved_model(subject: Subject, folder: Path) -> str:
     """Write saved_model/; ``subject.model`` is called with tensors and has ``variables``, by any names."""
     path = folder / "saved_model"
     specs = []
@@ -54,14 +54,7 @@ def write_saved_model(subject: Subject, folder: Path) -> Tuple[str, Infer]:
     module.kept = list(subject.model.variables.values())
     module.serve = serve
     tf.saved_model.save(module, str(path), signatures={SIGNATURE: serve})
-    loaded = tf.saved_model.load(str(path))
-
-    def infer(*inputs: np.ndarray) -> Arrays:
-        named = {each.name: tf.constant(array) for each, array in zip(subject.inputs, inputs)}
-        found = loaded.signatures[SIGNATURE](**named)
-        return tuple(found[name].numpy() for name in names)
-
-    return path.name, infer
+    return path.name
 
 
 def _listed(found: Any) -> Tuple[Any, ...]:

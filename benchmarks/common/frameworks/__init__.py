@@ -1,4 +1,4 @@
-"""What a training asks of its framework: the same names in each module, so that Run works with any of them.
+"""The functions that a training needs of a framework: the same names in each module, so that Run works with any.
 
 ``start(config)`` joins the ranks, ``finish()`` leaves them; ``barrier()`` and ``total(values)`` wait for all ranks,
 ``broadcast(...)`` gives them rank 0's weights; ``LaggedSums`` adds up losses and stop votes without a wait;

@@ -68,7 +68,7 @@ def read_place(environment: Mapping[str, str]) -> Tuple[int, int, int, int]:
 def start(config: Any) -> Ranks:
     """Join the other ranks; each takes the GPU of its local rank, or the CPU. The context is a torch.device."""
     rank, size, local_rank, local_size = read_place(os.environ)
-    # TF32 for fp32 matrix products and convolutions, before the first one.
+    # TF32 for fp32 GEMMs and convolutions, before the first one.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
     torch.backends.cudnn.benchmark = True
     context = torch.device("cpu")
@@ -177,7 +177,7 @@ def finish() -> None:
     for captured in list(_graphs):
         captured.reset()
     _graphs.clear()
-    # CUDA tells NCCL of a graph's end when the device comes to it.
+    # CUDA notifies NCCL of a graph's end when the device comes to it.
     synchronize()
     if dist.is_initialized():
         barrier()
@@ -244,7 +244,7 @@ def total(values: Any) -> List[float]:
     """Sum ``values`` over all ranks and wait for it; leaves ``values`` as they are."""
     tensor = torch.as_tensor(values, dtype=None if torch.is_tensor(values) else torch.float64)
     if size() > 1:
-        # NCCL carries nothing that lies on a CPU.
+        # NCCL carries nothing that is on a CPU.
         tensor = tensor.cuda() if dist.get_backend() == "nccl" and not tensor.is_cuda else tensor.clone()
         dist.all_reduce(tensor, group=eager())
     return [float(value) for value in tensor.reshape(-1).tolist()]

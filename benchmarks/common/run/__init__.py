@@ -1,1 +1,1 @@
-"""What every training keeps: configuration, ranks, MLPerf log, metrics, stop votes, checkpoints."""
+"""The state that every training keeps: configuration, ranks, MLPerf log, metrics, stop votes, checkpoints."""

@@ -1,9 +1,9 @@
 """Checkpoint folders that are either whole or not there, for any framework.
 
 ``checkpoint/step_00000123/`` holds ``state.json`` and whatever files the framework writes, each with its SHA-256 in
-a file ``NAME.sha256`` beside it (``sha256sum --check`` reads it). A folder is filled under a temporary name and renamed
-when it is complete, so that a crash never leaves half of one. The last two are kept: where the newest is damaged, the
-one before it is used and the damaged one is set aside as ``damaged_00000123``.
+a file ``NAME.sha256`` next to it (``sha256sum --check`` reads it). A folder is filled under a temporary name and
+renamed when it is complete, so that a crash never leaves half of one. The last two are kept: where the newest is
+damaged, the one before it is used and the damaged one is set aside as ``damaged_00000123``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Checkpoints:
         self._lengths: List[int] = []
         self.found: Optional[Path] = None
         self.damaged: Dict[str, str] = {}
-        """What is wrong with the newer ones that ``find`` passed over, by their names."""
+        """Damage of the newer ones that ``find`` passed over, by their names."""
 
     def find(self) -> Dict[str, Any]:
         """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment.
@@ -67,7 +67,7 @@ class Checkpoints:
             named = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(
                 f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
-                f"  found: {named}\n  do this: start a new run; or restore the folder from a copy of your own"
+                f"  found: {named}\n  hint: start a new run; or restore the folder from a copy of your own"
             )
         return {}
 
@@ -223,7 +223,7 @@ def load_arrays(path: Path) -> Dict[str, Any]:
 def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """Return the state and the content of the newest checkpoint in ``folder``, of any number of ranks.
 
-    What the run ended with comes before what it could resume from, unless training went on while an evaluator worked,
+    What the run ended with comes before what it could resume from, unless training continued while an evaluator worked,
     and the checkpoint that it evaluated last is there. The content has what rank 0 kept for all ranks,
     and below "rank_0", "rank_1" ... what each kept for itself.
 
@@ -239,9 +239,9 @@ def read_for_inference(folder: Path, framework: Any) -> Tuple[Dict[str, Any], Di
         )
     path = found[-1]
     trained, state = path.name.startswith("trained"), _read_state(path)
-    judged = folder / f"step_{state['evaluated']:08d}"
-    if trained and state["evaluated"] != state["step"] and judged.exists():
-        path, state = judged, _read_state(judged)
+    last = folder / f"step_{state['evaluated']:08d}"
+    if trained and state["evaluated"] != state["step"] and last.exists():
+        path, state = last, _read_state(last)
     state["trained"] = trained
     names = [SHARED_FILE, *(f"rank_{rank}" for rank in range(state["ranks"]))]
     problems = list(filter(None, (_damage_of(path / name) for name in (STATE_FILE, *names))))

@@ -1,4 +1,4 @@
-"""What a run takes where its configuration leaves it open: compiler, graph, kernels, optimizer, attention.
+"""Choices of a run where its configuration leaves them open: compiler, graph, kernels, optimizer, attention.
 
 Whoever resolves an "auto" calls ``record``; Run writes all of it to the metrics stream and the log, and to the
 checkpoints, from which a resumed run takes it again.
@@ -12,11 +12,11 @@ from typing import Any, Dict, Mapping, TypeVar
 T = TypeVar("T")
 
 KEYS = ("attention", "compile", "cuda_graph", "first_layer", "kernels", "optimizer_kernel", "xla")
-"""Of configurations: how something is computed, with the same result but for rounding."""
+"""Keys of configurations that say how something is computed, with the same result but for rounding."""
 
 
 class UnavailableError(ValueError):
-    """What a configuration names is not on every rank's device or in its software; the text says what to do."""
+    """A choice of the configuration is not on every rank's device or in its software; the text says what to do."""
 
 
 _recorded: Dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The two logs of a run, MLPerf's and the metrics stream, and the lines in them whose places a timeline tells."""
+"""The two logs of a run, MLPerf's and the metrics stream, and the lines in them whose places a timeline gives."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
-from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.ranks import Lines, Ranks
 
 T = TypeVar("T")
 
 # Variables that the frameworks and their libraries read, whoever set them: the image, its start, Encore or the user.
-# Not what a launcher tells each rank apart by, and no secret.
+# Not the variables by which a launcher distinguishes ranks, and no secret.
 READ_BY = re.compile(
     r"(CUBLAS|CUDA|CUDNN|DALI|HCOLL|KMP|MKL|MXNET|NCCL|NHWC|NVIDIA_TF32|OMP|OPENCV|PYTORCH|TF|TORCH|TRITON|UCX|XLA)_"
     r"|OMPI_MCA_(btl|coll|pml)|HOROVOD_(?!(RANK|SIZE|LOCAL|CROSS|HOSTNAME|GLOO|RENDEZVOUS|SECRET))"
@@ -44,13 +44,11 @@ class MetricsStream:
     """Appends records to ``path`` on rank 0 and does nothing on any other rank."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+        self._lines = Lines(path, rank)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one record and flush it."""
-        if self._file is not None:
-            self._file.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **fields}) + "\n")
-            self._file.flush()
+        self._lines.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **fields}))
 
 
 class StepReports:
@@ -141,7 +139,7 @@ class StepReports:
             # All ranks read the same sum, so all of them end here.
             raise SystemExit(
                 f"the loss is not finite at step {done}: found {loss}\n"
-                "  do this: start a new run with a lower learning_rate, or a lower loss_scale with precision=fp16"
+                "  hint: start a new run with a lower learning_rate, or a lower loss_scale with precision=fp16"
             )
         self.losses.append(loss)
         interval = self._log_interval

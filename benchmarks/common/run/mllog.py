@@ -21,6 +21,7 @@ from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
 from benchmarks.common.run.mllog_models import SavedModels
+from benchmarks.common.run.ranks import Lines
 
 
 def value_of(qualities: Mapping[str, float]) -> Any:
@@ -51,7 +52,7 @@ class Wording:
     factor: float = 1.0
     """On each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Of qualities in the log, where several are logged by other names than the benchmark's."""
+    """Names of qualities in the log, where several are logged by other names than the benchmark's."""
     off_clock: bool = False
     """From v0.6 on the clock stops, in hindsight, where the first model was saved that reached the target."""
     v05_keys: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
@@ -156,15 +157,12 @@ class _V06Lines:
     """``:::MLL UNIX_SECONDS KEY: {"value": ..., "metadata": {...}}``: what MLLogger is for later rounds."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+        self._lines = Lines(path, rank)
 
     def event(self, key: str, value: Any = None, metadata: Optional[Mapping[str, Any]] = None) -> None:
-        if self._file is None:
-            return
         file, line = _caller()
         content = {"value": value, "metadata": {**(metadata or {}), "file": file, "lineno": line}}
-        self._file.write(f":::MLL {time.time():.6f} {key}: {json.dumps(content)}\n")
-        self._file.flush()
+        self._lines.write(f":::MLL {time.time():.6f} {key}: {json.dumps(content)}")
 
     start = end = event
 
@@ -194,7 +192,7 @@ class V05Log:
         """Append to ``path``."""
         self._benchmark, self._names = wording.benchmark, wording.names
         self._keys = {**V05_KEYS, **wording.v05_keys}
-        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+        self._lines = Lines(path, rank)
         self._held: Optional[List[Tuple[str, Any]]] = None
 
     def event(self, key: str, value: Any = None) -> None:
@@ -208,12 +206,9 @@ class V05Log:
 
     def _write(self, key: str, value: Any = None) -> None:
         """Write ``key`` with a value, or without one, and flush the line."""
-        if self._file is None:
-            return
         text = "" if value is None else f": {json.dumps(value)}"
         file, line = _caller()
-        self._file.write(f":::MLPv0.5.0 {self._benchmark} {time.time():.9f} ({file}:{line}) {key}{text}\n")
-        self._file.flush()
+        self._lines.write(f":::MLPv0.5.0 {self._benchmark} {time.time():.9f} ({file}:{line}) {key}{text}")
 
     def init_start(self, seed: int) -> None:
         """Log the beginning of the untimed part."""

@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 class SavedModels:
-    """What the log at ``path`` has of saved models and of their evaluations."""
+    """Saved models and their evaluations in the log at ``path``."""
 
     def __init__(self, path: Path, round_name: str) -> None:
         self._path, self._is_v06 = path, round_name == "v0.6"

@@ -1,9 +1,10 @@
-"""What a process knows of its place in the job."""
+"""The place of a process in the job."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Deque, List, Optional
 
 CONNECTING = (1, 1 << 24)
@@ -20,6 +21,19 @@ class Ranks:
     local_rank: int
     local_size: int
     context: Any
+
+
+class Lines:
+    """Appends lines to a file on rank 0, each flushed, so that a reader can follow the run; nothing on other ranks."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
+
+    def write(self, line: str) -> None:
+        """Append one line."""
+        if self._file is not None:
+            self._file.write(f"{line}\n")
+            self._file.flush()
 
 
 class Lagged:

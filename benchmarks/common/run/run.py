@@ -1,11 +1,11 @@
-"""What every training keeps about itself: configuration, ranks, logs, position, checkpoints, resume, outcome.
+"""The state that every training keeps: configuration, ranks, logs, position, checkpoints, resume, outcome.
 
 A ``train.py`` trains; everything else is asked of a :class:`Run`, which calls no model, optimizer or loss::
 
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     with run.initialization():
         training = build(run.config, run.ranks, run.saved)
-        run.keep(lambda: {"weights": training.weights})
+        run.register_state(lambda: {"weights": training.weights})
     run.log(hyperparameters)
     with run.timed(timeline):
         for epoch in run.blocks():                   # what ends in an evaluation
@@ -64,7 +64,7 @@ class Run:
         self._inside_step: bool = state.get("inside_step", False)  # the next step is begun
         self._losses: List[float] = state.get("losses", [])  # of steps since the last record of the metrics stream
         self._pending = PendingEvaluations(self._log_later, state.get("pending", []))
-        self.keep(dict)
+        self.register_state(dict)
         self.leave_out(int)
         self._ended = self.interrupted = self._failed = self._part_is_open = self._evaluates_later = False
         self._logs_events = not self.resumed
@@ -87,16 +87,16 @@ class Run:
 
     @property
     def saved(self) -> Dict[str, Any]:
-        """What ``keep`` was given: of all ranks and this rank's own together; empty at the beginning of a run."""
+        """A checkpoint's state, that of all ranks and this rank's own together; empty at the beginning of a run."""
         return self._checkpoints.load()
 
-    def keep(self, shared: Content, own: Content = dict) -> None:
+    def register_state(self, shared: Content, own: Content = dict) -> None:
         """Name what a checkpoint holds: ``shared`` is called on rank 0, ``own`` before it on every rank."""
         self._shared, self._own = shared, own
 
     @property
     def choices(self) -> Dict[str, Any]:
-        """What this run takes where its configuration leaves it open, and the arithmetic in force on its device."""
+        """Choices of this run where its configuration leaves them open, and the arithmetic of its device."""
         return {**choices.taken(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
 
     def _save(self, kind: str = "step") -> None:
@@ -164,7 +164,7 @@ class Run:
         self._logs.metrics.write("end", outcome=outcome)
 
     def open(self, call: Callable[[], T]) -> T:
-        """Return the data set that ``call`` opens; what is wrong with it is told once, and ends all ranks."""
+        """Return the data set that ``call`` opens; what is wrong with it is reported once, and ends all ranks."""
         try:
             return call()
         except Problem as problem:
@@ -226,10 +226,10 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         """Yield the steps up to the next evaluation, counted from 0 over the run; report each one."""
-        for strides in self.strides(1):
-            yield strides.start
+        for steps in self.step_ranges(1):
+            yield steps.start
 
-    def strides(self, most: int) -> Iterator[range]:
+    def step_ranges(self, most: int) -> Iterator[range]:
         """Yield the same as ranges of up to ``most`` steps of one epoch; report each range once."""
         timeline = self._timeline
         while not self._ended and self.position < timeline.steps and not self._evaluation_is_due():
@@ -255,8 +255,8 @@ class Run:
         """Report the present step or range of steps.
 
         Args:
-            loss: mean over this rank's samples, a tensor on the device, of which nobody waits; None where ``watch``
-                ended within the step, which a resumed run begins with again.
+            loss: mean over this rank's samples, a tensor on the device, of which nobody waits; None where
+                ``interruptible`` ended within the step, which a resumed run begins with again.
             learning_rate: of the (last) step: a number, or a tensor on the device, of which nobody waits.
             samples: of all ranks; default: the global batch size.
         """
@@ -336,10 +336,10 @@ class Run:
         self._evaluation = self._logs.start_evaluation(self._timeline, self.position, self.epoch)
         return True
 
-    def watch(self, batches: Iterable[T]) -> Iterator[T]:
+    def interruptible(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches of an evaluation; ends early on all ranks, ``interrupted``, when one is to stop.
 
-        All ranks need the same number of batches. Parts of a long step may be watched too: see ``report``.
+        All ranks need the same number of batches. Parts of a long step may be interruptible too: see ``report``.
         """
         votes = self._framework.LaggedSums(self.ranks, "stop_evaluation")
         for batch in batches:

@@ -17,7 +17,7 @@ class Timeline:
     checkpoints_after: Callable[[int], bool]
     """Whether a checkpoint is kept at this position, behind its evaluation if it has one."""
     epoch_num: Callable[[int], float]
-    """What the log calls an evaluation at this position."""
+    """The log's number of an evaluation at this position."""
     evaluates_inside_epochs: bool = False
     """An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs."""
     stops_at_target: bool = True
@@ -28,7 +28,7 @@ class Timeline:
     training_ranks: int = 0
     """Ranks that train, where the others have another role; 0: all."""
     batch_unit: str = "samples"
-    """What a batch is counted in."""
+    """Unit in which a batch is counted."""
 
     @property
     def steps(self) -> int:

@@ -1,1 +1,1 @@
-"""What runs in Triton Inference Server and in its clients: copied next to a model, or started by `encore serve`."""
+"""Code of Triton Inference Server and of its clients: copied next to a model, or started by `encore serve`."""

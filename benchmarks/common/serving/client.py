@@ -30,7 +30,7 @@ Arrays = Dict[str, np.ndarray]
 
 
 class RefusedError(Exception):
-    """What the server said, in a line."""
+    """A server's refusal, in a line."""
 
 
 class Server:

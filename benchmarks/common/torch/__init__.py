@@ -1,1 +1,1 @@
-"""What the trainings in PyTorch share: optimizers, gradient reduction, CUDA graphs, kernels, files of weights."""
+"""Code that the trainings in PyTorch share: optimizers, gradient reduction, CUDA graphs, kernels, files of weights."""

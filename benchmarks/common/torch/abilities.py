@@ -1,4 +1,4 @@
-"""What the installed PyTorch can do for a fast step: torch.compile and CUDA graphs; and who compiles first."""
+"""Abilities of the installed PyTorch for a fast step: torch.compile and CUDA graphs; and who compiles first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.common.run.ranks import Ranks
 T = TypeVar("T")
 
 
-def settle(given: T, ranks: Ranks) -> T:
+def resolve(given: T, ranks: Ranks) -> T:
     """Return ``given`` with a choice for each "auto"; UnavailableError on all ranks if it asks for what is not there.
 
     ``given`` is a dataclass with device, compile (a mode of torch.compile, none or auto) and cuda_graph (a truth value
@@ -77,7 +77,7 @@ def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:
         return wanted
     if asked != "auto":
         raise choices.UnavailableError(
-            f"{key}={asked}: {lack}\n  do this: set {key}={str(off).lower()}, or use a newer image"
+            f"{key}={asked}: {lack}\n  hint: set {key}={str(off).lower()}, or use a newer image"
         )
     if ranks.rank == 0:
         print(f"{key}={str(off).lower()}, which is slower: {lack}", file=sys.stderr)

@@ -29,7 +29,7 @@ ALLOWED = {
     ("_codecs", "encode"),
     ("collections", "OrderedDict"),
 }
-"""What a file of arrays needs; a pickle may name any function of Python, and call it."""
+"""Names that a file of arrays needs; a pickle may name any function of Python, and call it."""
 KINDS = {
     f"{name}Storage": np.dtype(kind)
     for name, kind in (
@@ -129,7 +129,7 @@ def _content(path: Path) -> Any:
         raise ValueError(f"{type(error).__name__} of torch.load, which reads tensors alone") from None
 
 
-def load(path: Path, expected: str, remedy: str) -> Dict[str, Any]:
+def load(path: Path, expected: str, hint: str) -> Dict[str, Any]:
     """Return what a file of weights holds by name; raises Problem, with the words given, where that cannot be read."""
     try:
         found = _content(path)
@@ -139,7 +139,7 @@ def load(path: Path, expected: str, remedy: str) -> Dict[str, Any]:
     # A damaged file may raise anything.
     except Exception as error:
         why = getattr(error, "strerror", None) or str(error) or repr(error)
-        raise Problem(f"{path} cannot be read as weights: {why.splitlines()[0]}", expected, remedy) from None
+        raise Problem(f"{path} cannot be read as weights: {why.splitlines()[0]}", expected, hint) from None
 
 
 def tensors_of(found: Mapping[str, Any]) -> Dict[str, torch.Tensor]:

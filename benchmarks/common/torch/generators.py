@@ -1,4 +1,4 @@
-"""What a rank draws from: the same weights on all ranks, other dropout on each, and warm-ups that leave no trace."""
+"""Generators of a rank: the same weights on all ranks, other dropout on each, and warm-ups that leave no trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
-from benchmarks.common.torch.updates import Updates
+from benchmarks.common.torch.flat_optimizer import FlatOptimizer
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of the ranks' dropout."""
@@ -30,15 +30,15 @@ def drawn_from(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def without_trace(updates: Updates, ranks: Ranks) -> Iterator[None]:
+def without_trace(optimizer: FlatOptimizer, ranks: Ranks) -> Iterator[None]:
     """Let steps at rate 0 be taken inside, and reset the optimizer, the loss scale and the generators behind them."""
     on_gpu = ranks.context.type == "cuda"
     generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
-    scale = {name: value.clone() for name, value in updates.scale.content().items()} if updates.scale else {}
+    scale = {name: value.clone() for name, value in optimizer.scale.state_dict().items()} if optimizer.scale else {}
     yield
-    optimizers.reset(updates.optimizer)
-    if updates.scale:
-        updates.scale.restore(scale)
+    optimizers.reset(optimizer.inner)
+    if optimizer.scale:
+        optimizer.scale.restore(scale)
     torch.set_rng_state(generators[0])
     if generators[1] is not None:
         torch.cuda.set_rng_state(generators[1])

@@ -12,7 +12,6 @@ import importlib.util
 import os
 import statistics
 import sys
-from time import perf_counter
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices, stopping
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.timing import seconds_of
 
 WARMUP, MEASURED = 2, 5
 """Calls of each candidate."""
@@ -29,7 +29,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error of a kernel, as a share of the largest value, by the type of the activations: some units in the last
 place of 24, 11 and 8 bits, since the order of a sum is free. TF32 has the bits of fp16."""
 OPTIONS = {"enable_fp_fusion": True}
-"""Of every kernel: whether a product and a sum round once. The default depends on Triton's release."""
+"""Options of every kernel: whether a product and a sum round once. The default depends on Triton's release."""
 
 Results = List[torch.Tensor]
 Call = Callable[[], Results]
@@ -54,7 +54,7 @@ class Other(NamedTuple):
     """An implementation of another library."""
 
     name: str
-    """Of the library."""
+    """Name of the library."""
     implementation: Any
 
 
@@ -127,13 +127,7 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def seconds(call: Callable[[], object]) -> float:
     """Return the median time of a call."""
-    times = []
-    for _ in range(WARMUP + MEASURED):
-        pytorch.synchronize()
-        started = perf_counter()
-        call()
-        pytorch.synchronize()
-        times.append(perf_counter() - started)
+    times = [seconds_of(call, 1, pytorch.synchronize) for _ in range(WARMUP + MEASURED)]
     return statistics.median(times[WARMUP:])
 
 

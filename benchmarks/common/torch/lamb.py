@@ -2,14 +2,14 @@
 
 arXiv 1904.00962, algorithm 2, in the variant of apex's FusedLAMB with the arguments of NVIDIA's v0.7 submission of BERT
 (run_pretraining.py: bias correction, grad_averaging, use_nvlamb=False, max_grad_norm 1.0, which
-benchmarks/common/torch/updates.py applies). With the gradient g over the global batch, clipped by its norm over all
-tensors, weights w of one tensor, decay d of that tensor, learning rate r and t steps done, this one included:
+benchmarks/common/torch/flat_optimizer.py applies). With the gradient g over the global batch, clipped by its norm over
+all tensors, weights w of one tensor, decay d of that tensor, learning rate r and t steps done, this one included:
 
     m <- b1 m + (1 - b1) g          v <- b2 v + (1 - b2) g^2
     u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + d w
     w <- w - r (|w| / |u|) u        the ratio is 1 where |w| or |u| is 0, and where d is 0 (use_nvlamb=False)
 
-What counts as one tensor is a :class:`Piece`: queries, keys and values that share a product have a ratio each.
+What counts as one tensor is a :class:`ParameterGroup`: queries, keys and values that share a product have a ratio each.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.common.torch.optimizers import Build
-from benchmarks.common.torch.updates import ALIGNMENT
 
 CHUNK = 1 << 18
 """Elements: five arrays of so many are 5 MB, about what a core has of caches."""
 
 
-class Piece(NamedTuple):
+class ParameterGroup(NamedTuple):
     """A tensor of the model in the flat one."""
 
     begin: int
@@ -45,12 +45,12 @@ class Options(NamedTuple):
     epsilon: float
 
 
-def pieces_of(
+def parameter_groups(
     named: Sequence[Tuple[str, torch.nn.Parameter]],
     decay_of: Callable[[str], float],
     parts_of: Callable[[str], int] = lambda name: 1,
-) -> List[Piece]:
-    """Return where Updates puts the parameters, in its order, each divided into ``parts_of`` equal pieces.
+) -> List[ParameterGroup]:
+    """Return where FlatOptimizer puts the parameters, in its order, each divided into ``parts_of`` equal groups.
 
     Raises ValueError where a part would not begin at a multiple of ALIGNMENT.
     """
@@ -60,7 +60,7 @@ def pieces_of(
         share = size // parts
         if parts > 1 and (size % parts or share % ALIGNMENT):
             raise ValueError(f"{name} of {size} elements has no {parts} parts of a multiple of {ALIGNMENT}")
-        found += [Piece(begin + part * share, share, decay_of(name)) for part in range(parts)]
+        found += [ParameterGroup(begin + part * share, share, decay_of(name)) for part in range(parts)]
         begin += -(-size // ALIGNMENT) * ALIGNMENT
     return found
 
@@ -69,29 +69,29 @@ Step = Callable[["Lamb", float], None]
 
 
 class Lamb:
-    """The optimizer of one flat parameter, with what Updates asks of an optimizer of PyTorch."""
+    """The optimizer of one flat parameter, with what FlatOptimizer asks of an optimizer of PyTorch."""
 
     def __init__(
         self,
         flat: torch.nn.Parameter,
-        pieces: Sequence[Piece],
+        groups: Sequence[ParameterGroup],
         options: Options,
         step: Step,
         ranks: Optional[Ranks] = None,
     ) -> None:
-        """Take the weights ``flat``, whose gradient is flat too, of which ``pieces`` are the tensors.
+        """Take the weights ``flat``, whose gradient is flat too, of which ``groups`` are the tensors.
 
-        With ``ranks``, ``flat`` is this rank's share, as Updates divides all of them, and the norms are summed.
+        With ``ranks``, ``flat`` is this rank's share, as FlatOptimizer divides all of them, and the norms are summed.
         """
-        self.flat, self.pieces, self.options, self._step = flat, list(pieces), options, step
+        self.flat, self.groups, self.options, self._step = flat, list(groups), options, step
         self.param_groups: List[Dict[str, Any]] = [{"lr": 0.0}]
         self.grad_scale: Optional[torch.Tensor] = None
-        """Divisor of the gradients, which Updates sets for the fused implementation."""
+        """Divisor of the gradients, which FlatOptimizer sets for the fused implementation."""
         self.found_inf: Optional[torch.Tensor] = None
         """1.0 where the step is to be skipped."""
         self.first, self.second = torch.zeros_like(flat.detach()), torch.zeros_like(flat.detach())
         self.steps = flat.detach().new_zeros(())
-        self.rows = _Rows(flat, self.pieces, ranks)
+        self.rows = _Rows(flat, self.groups, ranks)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -108,47 +108,47 @@ class Lamb:
         for name, tensor in self.state_dict()["state"][0].items():
             tensor.copy_(saved["state"][0][name])
 
-    def tensors(self) -> List[Tuple[Piece, List[torch.Tensor]]]:
-        """Return each piece with its gradient, weights and moments."""
+    def tensors(self) -> List[Tuple[ParameterGroup, List[torch.Tensor]]]:
+        """Return each group with its gradient, weights and moments."""
         whole = (self.flat.grad, self.flat.detach(), self.first, self.second)
-        return [(piece, [each[piece.begin : piece.begin + piece.size] for each in whole]) for piece in self.pieces]
+        return [(group, [each[group.begin : group.begin + group.size] for each in whole]) for group in self.groups]
 
 
 class _Rows:
-    """The flat tensor as rows of ALIGNMENT elements, each of one piece alone: its decay and its ratio by rows."""
+    """The flat tensor as rows of ALIGNMENT elements, each of one group alone: its decay and its ratio by rows."""
 
-    def __init__(self, flat: torch.Tensor, pieces: Sequence[Piece], ranks: Optional[Ranks]) -> None:
+    def __init__(self, flat: torch.Tensor, groups: Sequence[ParameterGroup], ranks: Optional[Ranks]) -> None:
         rows = len(flat) // ALIGNMENT
-        piece_of, decay = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 1)
+        group_of, decay = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 1)
         self._shared = ranks is not None and ranks.size > 1
         first = ranks.rank * len(flat) if ranks is not None else 0
         self._parts = []
-        for number, piece in enumerate(pieces):
+        for number, group in enumerate(groups):
             # What this rank has of it, which may be nothing.
-            begin, end = (min(max(at - first, 0), len(flat)) for at in (piece.begin, piece.begin + piece.size))
+            begin, end = (min(max(at - first, 0), len(flat)) for at in (group.begin, group.begin + group.size))
             self._parts.append(slice(begin, end))
             part = slice(begin // ALIGNMENT, -(-end // ALIGNMENT))
             if end > begin:
-                piece_of[part], decay[part] = number, piece.decay
-        self.piece_of, self.decay = piece_of.to(flat.device), decay.to(flat.device)
-        self.scaled = torch.tensor([piece.decay != 0 for piece in pieces], device=flat.device)
+                group_of[part], decay[part] = number, group.decay
+        self.group_of, self.decay = group_of.to(flat.device), decay.to(flat.device)
+        self.scaled = torch.tensor([group.decay != 0 for group in groups], device=flat.device)
         self.update = torch.zeros_like(flat.detach())
         # What a step reads again is still in a CPU's cache; a GPU takes all at once.
         size = CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
         self.chunks = [slice(begin, min(begin + size, len(flat))) for begin in range(0, len(flat), size)]
         present = [number for number, part in enumerate(self._parts) if part.stop > part.start]
         self._parts = [self._parts[number] for number in present]
-        self._present, self._pieces = torch.tensor(present, dtype=torch.int64, device=flat.device), len(pieces)
+        self._present, self._groups = torch.tensor(present, dtype=torch.int64, device=flat.device), len(groups)
 
     def norms(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Return the norm of each piece of flat tensors, (tensors, pieces), over all ranks that have a share of it."""
+        """Return the norm of each group of flat tensors, (tensors, groups), over all ranks that have a share of it."""
         parts = [tensor[part] for tensor in tensors for part in self._parts]
         # _foreach_norm: since PyTorch 1.12.
         each = torch._foreach_norm(parts) if hasattr(torch, "_foreach_norm") else [part.norm() for part in parts]
         found = torch.stack(each).view(len(tensors), -1) if parts else tensors[0].new_zeros(len(tensors), 0)
         if not self._shared:
             return found
-        squares = found.new_zeros(len(tensors), self._pieces).index_copy_(1, self._present, found.square())
+        squares = found.new_zeros(len(tensors), self._groups).index_copy_(1, self._present, found.square())
         dist.all_reduce(squares)
         return squares.sqrt()
 
@@ -177,7 +177,7 @@ def fused_step(lamb: Lamb, rate: Any) -> None:
         u.view(-1, ALIGNMENT).addcmul_(w.view(-1, ALIGNMENT), rows.decay[by_rows])
     sizes, updates = rows.norms(weights, update)
     ratio = torch.where(rows.scaled & (sizes > 0) & (updates > 0), sizes / updates, torch.ones_like(sizes))
-    factors = (ratio * (-rate * goes))[rows.piece_of][:, None]
+    factors = (ratio * (-rate * goes))[rows.group_of][:, None]
     weights.view(-1, ALIGNMENT).addcmul_(update.view(-1, ALIGNMENT), factors)
 
 
@@ -186,13 +186,13 @@ def plain_step(lamb: Lamb, rate: Any) -> None:
     (beta1, beta2), epsilon = lamb.options
     lamb.steps += 1
     steps = float(lamb.steps)
-    for piece, (gradient, weights, first, second) in lamb.tensors():
+    for group, (gradient, weights, first, second) in lamb.tensors():
         first.mul_(beta1).add_(gradient, alpha=1 - beta1)
         second.mul_(beta2).add_(gradient.square() * (1 - beta2))
         update = (first / (1 - beta1**steps)) / ((second / (1 - beta2**steps)).sqrt() + epsilon)
         ratio = torch.ones_like(lamb.steps)
-        if piece.decay:
-            update = update + piece.decay * weights
+        if group.decay:
+            update = update + group.decay * weights
             size, norm = weights.norm(), update.norm()
             ratio = torch.where((size > 0) & (norm > 0), size / norm, ratio)
         weights -= rate * ratio * update
@@ -205,8 +205,8 @@ def apex_step(apex: Any, lamb: Lamb, rate: Any) -> None:
     device = lamb.flat.device
     # The gradient is clipped: a norm of 0 lets the kernel leave it.
     norm, skip = torch.zeros(1, device=device), torch.zeros(1, dtype=torch.int32, device=device)
-    for decay in sorted({piece.decay for piece in lamb.pieces}):
-        parts = zip(*(tensors for piece, tensors in lamb.tensors() if piece.decay == decay))
+    for decay in sorted({group.decay for group in lamb.groups}):
+        parts = zip(*(tensors for group, tensors in lamb.tensors() if group.decay == decay))
         apex.multi_tensor_applier(
             apex.multi_tensor_lamb,
             skip,
@@ -243,7 +243,7 @@ class _Apex(NamedTuple):
     multi_tensor_lamb: Any
 
 
-def lamb_candidates(pieces: Sequence[Piece], options: Options, apex: Any) -> Dict[str, Build]:
+def lamb_candidates(groups: Sequence[ParameterGroup], options: Options, apex: Any) -> Dict[str, Build]:
     """Return LAMB by the name of each implementation at hand; each takes one flat parameter."""
     steps: Dict[str, Step] = {"plain": plain_step, "fused": fused_step}
     if apex is not None:
@@ -251,16 +251,16 @@ def lamb_candidates(pieces: Sequence[Piece], options: Options, apex: Any) -> Dic
 
     def build(step: Step, parameters: Sequence[torch.nn.Parameter]) -> Any:
         (flat,) = parameters
-        return Lamb(flat, pieces, options, step)
+        return Lamb(flat, groups, options, step)
 
     return {name: partial(build, step) for name, step in steps.items()}
 
 
-def split_candidates(pieces: Sequence[Piece], options: Options, ranks: Ranks) -> Dict[str, Build]:
+def split_candidates(groups: Sequence[ParameterGroup], options: Options, ranks: Ranks) -> Dict[str, Build]:
     """Return LAMB of this rank's share of the weights; apex's kernel takes norms of whole tensors alone."""
 
     def build(parameters: Sequence[torch.nn.Parameter]) -> Any:
         (flat,) = parameters
-        return Lamb(flat, pieces, options, fused_step, ranks)
+        return Lamb(flat, groups, options, fused_step, ranks)
 
     return {"fused": build}

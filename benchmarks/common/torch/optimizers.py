@@ -143,7 +143,7 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def _tensors(content: Mapping[str, Any]) -> Dict[Tuple[str, int, str], torch.Tensor]:
-    """What changes from step to step in a ``state_dict``, which holds the tensors themselves."""
+    """Return the tensors that change from step to step in a ``state_dict``, which holds the tensors themselves."""
     state = [(at, name, value) for at, each in content["state"].items() for name, value in each.items()]
     found = {("state", at, name): value for at, name, value in state if torch.is_tensor(value)}
     # apex counts the steps of a group, not of a parameter.

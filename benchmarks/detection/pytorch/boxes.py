@@ -1,49 +1,117 @@
-"""Boxes as tensors (..., 4) of floats: left, top, right, bottom, or x, y, width, height (of a corner or the centre).
+"""Boxes as tensors (..., 4) of left, top, right, bottom: overlaps, offsets from anchors, and detections.
 
 Sizes are continuous: no pixel is added to them.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 import torch
 
+from benchmarks.detection.annotations import Part
+from benchmarks.detection.detections import Detections
 
-def area(ltrb: torch.Tensor) -> torch.Tensor:
-    """Areas (...) of boxes (..., 4)."""
-    return (ltrb[..., 2] - ltrb[..., 0]) * (ltrb[..., 3] - ltrb[..., 1])
+LARGEST = math.log(1000 / 16)
+"""Of a size's offset, so that its exponential stays finite (maskrcnn_benchmark/modeling/box_coder.py)."""
 
 
 def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Intersection over union (..., N, M) of boxes (..., N, 4) and (..., M, 4); of two points 0."""
-    corner = torch.maximum(one[..., :, None, :2], other[..., None, :, :2])
-    opposite = torch.minimum(one[..., :, None, 2:], other[..., None, :, 2:])
-    both = (opposite - corner).clamp_(min=0).prod(-1)
-    union = area(one)[..., :, None] + area(other)[..., None, :] - both
-    return torch.where(both > 0, both / union, torch.zeros_like(both))
+    """Intersection over union (..., N, M) of ``one`` (..., N, 4) and ``other`` (..., M, 4); 0 of two points."""
+    one, other = one.unsqueeze(-2), other.unsqueeze(-3)
+    width = torch.minimum(one[..., 2], other[..., 2]) - torch.maximum(one[..., 0], other[..., 0])
+    height = torch.minimum(one[..., 3], other[..., 3]) - torch.maximum(one[..., 1], other[..., 1])
+    both = width.clamp_(min=0).mul_(height.clamp_(min=0))
+    union = area(one) + area(other) - both
+    return both / union.clamp_(min=torch.finfo(union.dtype).tiny)
 
 
-def ltrb_to_xywh(ltrb: torch.Tensor) -> torch.Tensor:
-    """Turn corners into left, top, width, height, as COCO has boxes."""
-    return torch.cat((ltrb[..., :2], ltrb[..., 2:] - ltrb[..., :2]), -1)
+def area(boxes: torch.Tensor) -> torch.Tensor:
+    """Areas (...) of ``boxes`` (..., 4)."""
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
-def xywh_to_ltrb(xywh: torch.Tensor) -> torch.Tensor:
-    """Turn left, top, width, height into corners."""
-    return torch.cat((xywh[..., :2], xywh[..., :2] + xywh[..., 2:]), -1)
+def encode(boxes: torch.Tensor, anchors: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """(..., 4): offsets of ``boxes`` from ``anchors`` (arXiv 1506.01497, equation 2), times ``weights``.
+
+    SSD divides by variances instead (arXiv 1512.02325, equation 2): weights are their inverses.
+    """
+    x, y, width, height = _centres(anchors)
+    their_x, their_y, their_width, their_height = _centres(boxes)
+    offsets = (
+        (their_x - x) / width,
+        (their_y - y) / height,
+        torch.log(their_width / width),
+        torch.log(their_height / height),
+    )
+    return torch.stack([weight * offset for weight, offset in zip(weights, offsets)], dim=-1)
 
 
-def ltrb_to_centre(ltrb: torch.Tensor) -> torch.Tensor:
-    """Turn corners into the centre's x and y, width, height."""
-    return torch.cat(((ltrb[..., :2] + ltrb[..., 2:]) / 2, ltrb[..., 2:] - ltrb[..., :2]), -1)
+def decode(offsets: torch.Tensor, anchors: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """(..., 4): the boxes at ``offsets`` from ``anchors``; the inverse of ``encode`` up to the limit of a size."""
+    x, y, width, height = _centres(anchors)
+    dx, dy, dw, dh = (offset / weight for offset, weight in zip(offsets.unbind(-1), weights))
+    middle_x, middle_y = x + dx * width, y + dy * height
+    half_width = dw.clamp(max=LARGEST).exp() * width / 2
+    half_height = dh.clamp(max=LARGEST).exp() * height / 2
+    corners = (middle_x - half_width, middle_y - half_height, middle_x + half_width, middle_y + half_height)
+    return torch.stack(corners, dim=-1)
 
 
-def centre_to_ltrb(centre: torch.Tensor) -> torch.Tensor:
-    """Turn the centre's x and y, width, height into corners."""
-    half = centre[..., 2:] / 2
-    return torch.cat((centre[..., :2] - half, centre[..., :2] + half), -1)
+def _centres(boxes: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    left, top, right, bottom = boxes.unbind(-1)
+    return (left + right) / 2, (top + bottom) / 2, right - left, bottom - top
 
 
-def clipped(ltrb: torch.Tensor, width: torch.Tensor, height: torch.Tensor) -> torch.Tensor:
-    """Return boxes (..., N, 4) within images of ``width`` (...) and ``height`` (...)."""
-    most = torch.stack((width, height, width, height), -1).to(ltrb).unsqueeze(-2)
-    return torch.minimum(ltrb.clamp(min=0), most)
+class Found(NamedTuple):
+    """K detections of a batch, image by image, by falling score."""
+
+    images: torch.Tensor  # int64 (K,): positions in the batch
+    boxes: torch.Tensor  # (K, 4), in the network's own units
+    scores: torch.Tensor  # (K,)
+    labels: torch.Tensor  # int64 (K,): 1 to C
+
+
+def best_of_images(kept: torch.Tensor, images: torch.Tensor, limit: int) -> torch.Tensor:
+    """Return ``kept`` int64 (K,), positions by falling score, image by image and at most ``limit`` of each image.
+
+    ``images`` (N,) is the image of each position.
+    """
+    kept = kept[images[kept].argsort(stable=True)]
+    owners = images[kept]
+    rank = torch.arange(len(kept), device=kept.device) - torch.searchsorted(owners, owners)
+    return kept[rank < limit]
+
+
+def counted(found: Found, images: int) -> Found:
+    """Return the detections in the first ``images`` images of a batch, on the CPU; the others fill it up."""
+    there = found.images < images
+    return Found(*(each[there].cpu() for each in found))
+
+
+def in_originals(found: Found, scales: np.ndarray, edge: float = 0.0) -> np.ndarray:
+    """Return the boxes, left, top, right, bottom, float32 (K, 4), in pixels of the original images.
+
+    Args:
+        found: on the CPU.
+        scales: float32 (N, 2): by which x and y of each image of the batch grow.
+        edge: 1 where the place of a box's last pixel is scaled, and not that behind it.
+    """
+    last = np.array([0, 0, edge, edge], np.float32)
+    ltrb = (found.boxes.numpy().astype(np.float32) - last) * np.tile(scales[found.images.numpy()], 2) + last
+    return np.asarray(ltrb, np.float32)
+
+
+def detections(
+    found: Found, ltrb: np.ndarray, part: Part, positions: np.ndarray, masks: Optional[Sequence[bytes]] = None
+) -> Detections:
+    """Return what was found in the images of ``part`` at ``positions``, with boxes and masks in their pixels."""
+    return Detections(
+        images=np.asarray(part.image_ids)[positions[found.images.numpy()]],
+        boxes=np.concatenate((ltrb[:, :2], ltrb[:, 2:] - ltrb[:, :2]), axis=1),
+        scores=found.scores.numpy().astype(np.float32),
+        labels=found.labels.numpy().astype(np.int16),
+        masks=masks,
+    )

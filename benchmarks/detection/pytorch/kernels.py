@@ -10,9 +10,18 @@ import triton.language as tl
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 
-BITS = 32
-"""Boxes of a word, and rows of a program."""
+BITS = 32  # boxes of a word, and rows of a program
 WARPS = 1
+
+
+@triton.jit
+def _corners(boxes, mask):
+    """Left, top, right and bottom of ``boxes``, pointers to their first numbers."""
+    left = tl.load(boxes, mask=mask, other=0.0)
+    top = tl.load(boxes + 1, mask=mask, other=0.0)
+    right = tl.load(boxes + 2, mask=mask, other=0.0)
+    bottom = tl.load(boxes + 3, mask=mask, other=0.0)
+    return left, top, right, bottom
 
 
 @triton.jit
@@ -23,18 +32,10 @@ def overlap_bits(boxes, bits, count, words, share, BITS: tl.constexpr):
     if word >= tl.program_id(1):
         row = tl.program_id(1) * BITS + tl.arange(0, BITS)
         column = word * BITS + tl.arange(0, BITS)
-        one = boxes + (group * count + row) * 4
-        other = boxes + (group * count + column) * 4
+        boxes += group * count * 4
         has_row = row < count
-        has_column = column < count
-        left = tl.load(one, mask=has_row, other=0.0)
-        top = tl.load(one + 1, mask=has_row, other=0.0)
-        right = tl.load(one + 2, mask=has_row, other=0.0)
-        bottom = tl.load(one + 3, mask=has_row, other=0.0)
-        their_left = tl.load(other, mask=has_column, other=0.0)
-        their_top = tl.load(other + 1, mask=has_column, other=0.0)
-        their_right = tl.load(other + 2, mask=has_column, other=0.0)
-        their_bottom = tl.load(other + 3, mask=has_column, other=0.0)
+        left, top, right, bottom = _corners(boxes + row * 4, has_row)
+        their_left, their_top, their_right, their_bottom = _corners(boxes + column * 4, column < count)
         width = tl.minimum(right[:, None], their_right[None, :]) - tl.maximum(left[:, None], their_left[None, :])
         height = tl.minimum(bottom[:, None], their_bottom[None, :]) - tl.maximum(top[:, None], their_top[None, :])
         both = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)

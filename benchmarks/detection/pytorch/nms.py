@@ -11,14 +11,11 @@ from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
-BLOCK = 64
-"""Candidates that are compared with all later ones of their group at a time."""
-CHUNK = 1 << 15
-"""Overlaps that exist at a time: 128 KB in fp32, which stays in a CPU's caches."""
+BLOCK = 64  # candidates that are compared with all later ones of their group at a time
+CHUNK = 1 << 15  # overlaps that exist at a time: 128 KB in fp32, which stays in a CPU's caches
 
 
-Suppress = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""Implementation of ``keep_of_groups``."""
+Suppress = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]  # implementation of ``keep_of_groups``
 
 
 def keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Dict, List, Literal, Tuple
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
 
 MEMORY_SHARE = 0.9
-"""Of a rank's memory, for its tables; the rest is for the MLPs, the activations and the batches."""
+"""Share of a rank's memory for its tables; the rest is for the MLPs, the activations and the batches."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Config:
         least = max(max(sizes), -(-sum(sizes) // ranks)) * row_bytes
         if least <= limit:
             return []
-        remedy = "use more ranks" if max(sizes) * row_bytes <= limit else "prepare with a lower --index-limit"
+        hint = "use more ranks" if max(sizes) * row_bytes <= limit else "prepare with a lower --index-limit"
         found = f"the embedding tables need {least / 1e9:,.1f} GB on a rank, however they are placed"
         expected = f"at most {limit / 1e9:,.1f} GB, nine tenths of its memory"
-        return [(found, expected, f"{remedy}, or set a narrower bottom_mlp")]
+        return [(found, expected, f"{hint}, or set a narrower bottom_mlp")]

@@ -69,8 +69,8 @@ def open_data(directory: Path, config: Config, ranks: int, memory: int) -> DataS
             raise ValueError(f"{len(sizes)} tables, blocks of {facts['block_rows']} rows")
         opened = {split: blocks.open_blocks(directory / f"{split}.bin", rows[split]) for split in rows}
     except (Problem, OSError, KeyError, TypeError, ValueError) as error:
-        remedy = f"python -m benchmarks.dlrm.prepare --verify {directory}"
-        raise Problem(f"{directory} is no data set of dlrm: {error}", "", remedy) from None
+        hint = f"python -m benchmarks.dlrm.prepare --verify {directory}"
+        raise Problem(f"{directory} is no data set of dlrm: {error}", "", hint) from None
     placement = place(sizes, ranks, config.bottom_mlp[-1] * 4, memory * MEMORY_SHARE)
     return DataSet(opened["train"], opened["val"], rows["train"], rows["val"], sizes, placement)
 
@@ -123,7 +123,7 @@ class Loaded(NamedTuple):
     take: Callable[[], Words]
     """Gives its words to the computation."""
     places: List[Tuple[Rows, Rows]]
-    """Of its batches."""
+    """Places of its batches."""
 
 
 class Loader:

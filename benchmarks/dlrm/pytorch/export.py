@@ -76,7 +76,7 @@ def subject_of(config: Config, data: DataSet, training: Training, alone: Ranks) 
             Value("numbers", "log(1 + max(0, x)) of the 13 integer features"),
             Value("indices", f"row of each of the 26 tables; these have {rows} rows"),
         ),
-        outputs=(Value("logits", "log odds of a click; its sigmoid is the probability"),),
+        outputs=(Value("logits", "logit of a click; its sigmoid is the probability"),),
         example=(np.zeros((2, NUMBERS), np.float32), np.zeros((2, len(data.table_sizes)), np.int64)),
         evaluate=lambda infer: evaluate(EvaluationInput(config, data, tables.mine, alone), infer),
         preprocessing={"numbers": "log(1 + max(0, x))", "table_sizes": list(data.table_sizes)},

@@ -45,7 +45,7 @@ def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
 
 
 class Network(nn.Module):
-    """What each rank has whole: bottom MLP, interaction, top MLP."""
+    """The part that each rank has whole: bottom MLP, interaction, top MLP."""
 
     def __init__(self, config: Config, where: Layout, interact: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -192,8 +192,8 @@ class Training:
             weights.mul_(1.0 - rate * config.weight_decay)
         weights.sub_(gradients.flat * part)
 
-    def content(self) -> Dict[str, Any]:
-        """What all ranks have in common, for a checkpoint."""
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the state that all ranks have in common, for a checkpoint."""
         placement = [list(tables) for tables in self.tables.placement]
         return {"weights": self.weights, "kernels": self.tables.operators.names, "placement": placement}
 

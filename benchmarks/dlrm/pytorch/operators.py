@@ -1,4 +1,4 @@
-"""What dominates a step of DLRM besides the MLPs: lookup, interaction and update of the tables.
+"""The operators that dominate a step of DLRM, next to the MLPs: lookup, interaction and update of the tables.
 
 Each function here is PyTorch's own operators; its Triton kernels are in kernels.py, and common/torch/kernels.py
 compares and chooses.

@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of DLRM in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""The checks of `encore selftest` for DLRM in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 

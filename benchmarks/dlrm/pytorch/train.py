@@ -72,7 +72,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     """Exact AUC and mean log loss over all evaluation rows of all ranks, or None if the run is to stop."""
     scores, labels = [], []
     with closing(evaluation.one_pass()) as batches:
-        for batch, counted in run.watch(batches):
+        for batch, counted in run.interruptible(batches):
             scores.append(training.scores(batch)[:counted])
             labels.append(batch.labels[:counted])
     if run.interrupted:
@@ -85,7 +85,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     try:
         return {"auc": area_under_curve(logits, clicks), "log_loss": total_loss / evaluation.total}
     except ValueError as problem:
-        raise SystemExit(f"{problem}\n  do this: lower learning_rate, or look at the data") from None
+        raise SystemExit(f"{problem}\n  hint: lower learning_rate, or look at the data") from None
 
 
 def warm_up(training: Training, sizes: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ def saved_placement(saved: Mapping[str, Any], sizes: Sequence[int], ranks: Ranks
         raise SystemExit(
             f"the checkpoint's tables do not fit: {reason}\n"
             "  expected: a checkpoint of this version on this data set\n"
-            "  do this: remove the checkpoint, or resume with the version and the data set that wrote it"
+            "  hint: remove the checkpoint, or resume with the version and the data set that wrote it"
         )
     return placement
 
@@ -142,7 +142,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
         run.log(samples(data.train_rows, data.val_rows))
         # All ranks have the same MLPs, and tables of their own.
-        run.keep(training.content, lambda: {"tables": training.tables.weight})
+        run.register_state(training.state_dict, lambda: {"tables": training.tables.weight})
         rate = torch.zeros((), device=ranks.context)
         for _ in run.blocks():
             for number in run.steps():

@@ -1,4 +1,4 @@
-"""GNMT v2: LSTMs with normalized Bahdanau attention, as NVIDIA's submissions have it.
+"""GNMT v2: LSTMs with normalized Bahdanau attention, as NVIDIA's submissions have it, and its loss.
 
 Sources: gnmt/implementations/pytorch/seq2seq/models of mlcommons/training_results_v0.6 and v0.7, and what v0.5 has
 otherwise (``dropout_at``, ``initial_weights``). Inside, positions come before sentences: (S, B, width).
@@ -12,8 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.common.frameworks import pytorch
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
+from benchmarks.translation.pytorch.batches import Batch
+from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
 from benchmarks.translation.vocabulary import PAD
 
 
@@ -148,7 +151,10 @@ class GNMT(nn.Module):
     """Encoder, decoder, one table of embeddings for both, and the classifier."""
 
     def __init__(self, config: Config, vocabulary: int) -> None:
+        """``vocabulary``: entries, padding included."""
         super().__init__()
+        self.config = config
+        self.row_loss: RowLoss = row_loss
         self.embedding = nn.Embedding(vocabulary, config.width, padding_idx=PAD)
         self.encoder = Encoder(config.width, config.layers)
         self.decoder = Decoder(config.width, config.layers)
@@ -177,13 +183,29 @@ class GNMT(nn.Module):
         decoded = self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout)
         return decoded.transpose(0, 1)
 
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        """The smoothed loss of this rank's tokens, summed."""
+        config, classifier = self.config, self.classifier
+        with pytorch.autocast(batch.source.device, config.precision):
+            hidden = self(batch.source, batch.source_lengths, batch.target_in)  # (B, T, width)
+            return smoothed_loss(
+                hidden.reshape(-1, config.width),
+                classifier.weight,
+                classifier.bias,
+                batch.target_out.view(-1),
+                config.label_smoothing,
+                config.loss_chunk or None,
+                batch.rows,
+                self.row_loss,
+            )
+
 
 Cells = List[Tuple[torch.Tensor, torch.Tensor]]
 """Hidden state and cell (B * beam, width) of each layer of a decoder."""
 
 
 class Decoding:
-    """The state of a decoder that goes on by one token for each of B * beam hypotheses, in the order of sentences."""
+    """The state of a decoder that advances by one token for each of B * beam hypotheses, in the order of sentences."""
 
     def __init__(self, network: GNMT, encoded: Encoded, beam: int, cells: Optional[Cells] = None) -> None:
         """Begin, or go on from ``cells``."""

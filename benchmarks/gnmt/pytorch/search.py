@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from typing import Any, List
 
+import torch
+
+from benchmarks.common.frameworks import pytorch
 from benchmarks.gnmt.pytorch.config import Config
+from benchmarks.gnmt.pytorch.model import GNMT, Decoding
 from benchmarks.translation.pytorch import beam
 from benchmarks.translation.pytorch.batches import SourceBatch
 
 
-def search(config: Config, vocabulary: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
-    """Translate a batch by the submissions' beam search, whatever makes a ``step`` from a ``state``."""
-    return beam.search(
-        step,
-        state,
-        len(batch.source),
-        beam=config.beam_size,
-        longest=config.max_length_test - 1,  # BOS counts as submitted
-        rules=search_rules(config, vocabulary),
-        device=batch.source.device,
-    )
+@torch.no_grad()
+def decode(network: GNMT, words: int, batch: SourceBatch) -> List[List[int]]:
+    """Translate a batch; ``words``: entries to choose from."""
+    config = network.config
+    with pytorch.autocast(batch.source.device, config.precision):
+        state = Decoding(network, network.encode(batch.source, batch.source_lengths), config.beam_size)
+        return search(config, words, batch, state, lambda tokens, position, state: state.step(tokens))
 
 
-def search_rules(config: Config, vocabulary: int) -> beam.Rules:
-    """Return how the submissions search (seq2seq/inference/beam_search.py); a length counts BOS."""
-    return beam.Rules(
+def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
+    """Translate a batch as submitted (seq2seq/inference/beam_search.py), whatever makes a ``step`` from a ``state``."""
+    # A length counts BOS.
+    rules = beam.Rules(
         normalize=beam.length_penalty(config.length_penalty, config.length_constant + 1),
         coverage=beam.coverage_penalty(config.coverage_penalty) if config.coverage_penalty else None,
         ended_stay=True,
         attention_stays=True,
-        vocabulary=vocabulary,
+        vocabulary=words,
     )
+    return beam.search(step, state, batch, beam=config.beam_size, longest=config.max_length_test - 1, rules=rules)

@@ -1,4 +1,4 @@
-"""Self-attention of sequences that lie one behind the other in one row of tokens: no work on padding.
+"""Self-attention of sequences packed in one row of tokens: no work on padding.
 
 Queries, keys and values are (T, heads, size), the T tokens of all sequences; offsets (B + 1) say where each begins.
 All implementations compute softmax(q k' / sqrt(size)) v within each sequence (arXiv 1706.03762, equation 1), with
@@ -106,7 +106,17 @@ def flash(
     return found
 
 
-IMPLEMENTATIONS: Dict[str, Attention] = {"flash": flash, "grouped": grouped, "padded": padded}
+def table(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, longest: int, dropout: float
+) -> torch.Tensor:
+    """Attend in sequences that are all padded to ``longest``, to the tokens of ``mask`` (B, longest); for a server."""
+    heads, size = queries.shape[1:]
+    q, k, v = (each.view(-1, longest, heads, size).transpose(1, 2) for each in (queries, keys, values))
+    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None] == 1, dropout_p=dropout)
+    return attended.transpose(1, 2).reshape(-1, heads, size)
+
+
+IMPLEMENTATIONS: Dict[str, Attention] = {"flash": flash, "grouped": grouped, "padded": padded, "table": table}
 
 
 def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, rank: int = 0) -> str:

@@ -18,7 +18,7 @@ import torch
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.torch import files
 from benchmarks.language.pytorch.encoder import Encoder
-from benchmarks.language.tensorflow_bundle import Bundle
+from benchmarks.language.tensorflow_files import Bundle
 
 Tensors = Dict[str, torch.Tensor]
 EMBEDDINGS = {"words": "word_embeddings", "places": "position_embeddings", "segments": "token_type_embeddings"}
@@ -39,7 +39,7 @@ HEADS = {
 WORDS = "bert.embeddings.word_embeddings.weight"
 WORDS_BIAS = "cls.predictions.bias"
 OTHER_TASKS = ("cls.", "bert.pooler.", "qa_outputs.", "classifier.")
-"""What a file may have besides an encoder."""
+"""Names that a file may have in addition to an encoder."""
 NO_WEIGHTS = re.compile(
     r"(^|[./])(adam_[mv]|LAMB(_1)?|global_step|beta[12]_power|good_steps|loss_scale|position_ids|decoder\.(weight|bias))\b"
 )

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Optional, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.language.arrays import ragged, within
 from benchmarks.language.pytorch.attention import IMPLEMENTATIONS
 from benchmarks.language.pytorch.pieces import NORM_EPSILON, add_norm, bias_gelu, compiled, draw_weights
 
 
-def without_bias(linear: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the product alone."""
+def without_bias(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """Return the product alone, whose bias GELU adds; ``fp8`` has another one."""
     return functional.linear(hidden, linear.weight)
-
-
-PLAIN: Mapping[str, Any] = {"gelu": bias_gelu, "norm": add_norm, "product": without_bias}
-"""What GELU is of, and what is between the products, by PyTorch's operators."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class Shape:
     positions: int = 512
     segments: int = 2
     dropout: float = 0.1
-    """Of embeddings and of each block's output."""
+    """Dropout of embeddings and of each block's output."""
     attention_dropout: float = 0.1
-    """Of the attentions' weights."""
+    """Dropout of the attentions' weights."""
     gelu: str = "erf"
     """``erf`` as published, or ``tanh`` as in NVIDIA's submission (layers/fused_gelu.py)."""
 
@@ -68,7 +66,9 @@ class Rows:
     longest: int
     """Tokens of the longest sequence, or more."""
     padding: int = 0
-    """Of the sequences, how many at the end are there to fill the row up; some may be empty."""
+    """Number of sequences at the end that are there to fill the row up; some may be empty."""
+    mask: Optional[torch.Tensor] = None
+    """int64 (B, longest), for a server: 1 where a token is, in sequences that are all padded to one length."""
 
 
 def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor]) -> Rows:
@@ -86,8 +86,23 @@ def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor])
     )
 
 
+def gather_rows(data: Any, chosen: np.ndarray) -> Rows:
+    """Return the samples ``chosen`` as one row in main memory; ``data`` has tokens, offsets and second (arrays.py)."""
+    where, lengths = ragged(data.offsets, chosen)
+    positions = within(lengths)
+    segments = positions >= np.repeat(data.second[chosen].astype(np.int64), lengths)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    return Rows(
+        torch.from_numpy(np.asarray(data.tokens)[where].astype(np.int64)),
+        torch.from_numpy(segments.astype(np.int64)),
+        torch.from_numpy(positions),
+        torch.from_numpy(offsets.astype(np.int32)),
+        int(lengths.max(initial=0)),
+    )
+
+
 def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
-    """Return rows of so many ``tokens``, with ``pads`` sequences of padding behind those that are there.
+    """Return rows of ``tokens``, with ``pads`` sequences of padding behind those that are there.
 
     There are as many of them whatever is missing, of up to ``longest`` tokens each and some of none, so that the
     tensors' shapes follow from ``tokens`` and the number of samples. What is in them reaches no other sequence.
@@ -114,25 +129,19 @@ class Layer(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.inner, self.outer = nn.Linear(width, shape.inner_width), nn.Linear(shape.inner_width, width)
         self.attention_norm, self.norm = (nn.LayerNorm(width, eps=NORM_EPSILON) for _ in range(2))
-        self.pieces: Mapping[str, Any] = PLAIN
+        self.product = without_bias
 
     def forward(self, hidden: torch.Tensor, offsets: torch.Tensor, longest: int, attention: str) -> torch.Tensor:
         """(T, width) to (T, width)."""
         shape, trains = self.shape, self.training
         dropout = shape.dropout if trains else 0.0
-        parts = self.qkv(hidden).view(len(hidden), 3, shape.heads, -1).unbind(1)
+        parts = self.qkv(hidden).view(hidden.shape[0], 3, shape.heads, -1).unbind(1)
         attend = IMPLEMENTATIONS[attention]
         attended = attend(*parts, offsets, longest, shape.attention_dropout if trains else 0.0).flatten(1)
-        return self.behind_attention(attended, hidden, dropout)
-
-    def behind_attention(self, attended: torch.Tensor, hidden: torch.Tensor, dropout: float) -> torch.Tensor:
-        """Return the layer's output (..., width) from its attention's and its input of the same shape."""
         norm = self.attention_norm
-        gelu, add = self.pieces["gelu"], self.pieces["norm"]
-        hidden = add(self.out(attended), hidden, norm.weight, norm.bias, dropout)
-        inner = gelu(self.pieces["product"](self.inner, hidden), self.inner.bias, self.shape.gelu)
-        after: torch.Tensor = add(self.outer(inner), hidden, self.norm.weight, self.norm.bias, dropout)
-        return after
+        hidden = add_norm(self.out(attended), hidden, norm.weight, norm.bias, dropout)
+        inner = bias_gelu(self.product(self.inner, hidden), self.inner.bias, self.shape.gelu)
+        return add_norm(self.outer(inner), hidden, self.norm.weight, self.norm.bias, dropout)
 
 
 class Encoder(nn.Module):
@@ -154,22 +163,18 @@ class Encoder(nn.Module):
         """Return the hidden states (T, width) of all tokens."""
         embedded = self.words(rows.tokens) + self.places(rows.positions) + self.segments(rows.segments)
         hidden = functional.dropout(self.norm(embedded), self.shape.dropout, self.training)
+        attention, where = (self.attention, rows.offsets) if rows.mask is None else ("table", rows.mask)
         for layer in self._run:
-            hidden = layer(hidden, rows.offsets, rows.longest, self.attention)
+            hidden = layer(hidden, where, rows.longest, attention)
         return hidden
 
     def first(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Return the state (B, width) of the first token, [CLS], of each sequence that is no padding."""
-        return hidden.index_select(0, rows.offsets[: len(rows.offsets) - 1 - rows.padding])
-
-    def use(self, pieces: Mapping[str, Any]) -> None:
-        """Compute what is between the products by ``pieces``, of operators.py."""
-        for layer in self.layers:
-            layer.pieces = {**layer.pieces, **pieces}
+        return hidden.index_select(0, rows.offsets[: rows.offsets.shape[0] - 1 - rows.padding])
 
 
 class Pooler(nn.Module):
-    """What the next-sentence head looks at: a product and tanh of [CLS]."""
+    """Input of the next-sentence head: a product and tanh of [CLS]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -28,18 +28,18 @@ def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
     Raises:
         Problem: the image has none, or this GPU no FP8.
     """
-    remedy = "set fp8=false, or take an NGC image from 22.10 on, on a GPU with FP8 (H100 or later)"
+    hint = "set fp8=false, or take an NGC image from 22.10 on, on a GPU with FP8 (H100 or later)"
     try:
         engine = importlib.import_module(name)
         recipes = importlib.import_module(f"{name.partition('.')[0]}.common.recipe")
     except ImportError as error:
         found = f"no TransformerEngine in this Python ({error})"
-        raise Problem(found, "transformer_engine for fp8=true", remedy) from None
+        raise Problem(found, "transformer_engine for fp8=true", hint) from None
     # Where a release has no such question, its first product asks it.
     asked = getattr(getattr(engine, "fp8", None), "check_fp8_support", None)
     there, reason = asked() if asked is not None else (True, "")
     if not there:
-        raise Problem(f"no FP8 on this GPU: {reason}", "a GPU with FP8 for fp8=true", remedy)
+        raise Problem(f"no FP8 on this GPU: {reason}", "a GPU with FP8 for fp8=true", hint)
     return engine, recipes
 
 
@@ -50,7 +50,7 @@ def use(encoder: Encoder, found: Tuple[Any, Any]) -> Callable[[], ContextManager
         for name in PRODUCTS:
             setattr(layer, name, _product(engine, getattr(layer, name), alone=name == "inner"))
         # GELU adds that product's bias.
-        layer.pieces = {**layer.pieces, "product": _without_bias}
+        layer.product = _without_bias
     recipe = recipes.DelayedScaling(fp8_format=recipes.Format.HYBRID, amax_history_len=HISTORY, amax_compute_algo="max")
     return partial(engine.fp8_autocast, enabled=True, fp8_recipe=recipe)
 

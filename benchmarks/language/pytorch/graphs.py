@@ -14,16 +14,18 @@ RowT = TypeVar("RowT", bound="Filled")
 
 
 class Filled(Protocol):
-    """What is computed together: sequences behind each other, filled up to one of few lengths."""
+    """A row of sequences that are computed together: sequences behind each other, filled up to one of few lengths."""
 
     def tensors(self) -> List[torch.Tensor]:
         """Return all that is computed on."""
 
-    def shapes(self) -> Tuple[int, ...]:
-        """Return the lengths of all tensors."""
-
     def of(self: RowT, tensors: Sequence[torch.Tensor]) -> RowT:
         """Return the same with other ``tensors``."""
+
+
+def shapes(row: Filled) -> Tuple[int, ...]:
+    """Return the lengths of all tensors."""
+    return tuple(map(len, row.tensors()))
 
 
 def captured(
@@ -40,7 +42,7 @@ def captured(
 
     Args:
         eager: forward and backward; returns the loss.
-        example: noise of about so many tokens, filled up.
+        example: noise of about a number of tokens, filled up.
         longest: tokens of a row at most.
         bucket: tokens to a multiple of which rows are filled up.
         warm_up_steps: before the first capture, STEPS_BEFORE_CAPTURE at least.
@@ -51,7 +53,7 @@ def captured(
     repeats = max(warm_up_steps, STEPS_BEFORE_CAPTURE)
     for tokens in range(-(-longest // bucket) * bucket, longest // 4, -bucket):
         row = example(tokens)
-        if row.shapes() in graphs:
+        if shapes(row) in graphs:
             continue
 
         def step(*tensors: torch.Tensor, like: RowT = row) -> torch.Tensor:
@@ -59,13 +61,13 @@ def captured(
 
         # Compiled by the first; then a call before a capture is for what a shape allocates.
         graph = capture(step, row.tensors(), repeated(step, repeats if first is None else 1), first)
-        graphs[row.shapes()] = graph
+        graphs[shapes(row)] = graph
         first = first or graph
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def run(row: RowT) -> torch.Tensor:
-        graph = graphs.get(row.shapes())
+        graph = graphs.get(shapes(row))
         found: torch.Tensor = eager(row) if graph is None else graph(*row.tensors())
         return found
 

@@ -1,7 +1,6 @@
-"""What a layer of BERT does between its products: bias and GELU, dropout and residual sum and layer norm.
+"""The operations between the GEMMs of a layer of BERT: bias and GELU, dropout and residual sum and layer norm.
 
-Each is one function of its inputs, so that a compiler makes one kernel of it (``compiled``), or Triton has one
-(operators.py).
+Each is one function of its inputs, so that a compiler makes one kernel of it (``compiled``).
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 NORM_EPSILON = 1e-12
-"""Of every layer norm (google-research/bert, modeling.py)."""
+"""Epsilon of every layer norm (google-research/bert, modeling.py)."""
 DEVIATION = 0.02
-"""Of the weights at first (initializer_range of the published configuration)."""
+"""Standard deviation of fresh weights (initializer_range of the published configuration)."""
 
 
 def bias_gelu(product: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:

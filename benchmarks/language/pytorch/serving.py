@@ -1,6 +1,6 @@
-"""The encoder as a server calls it: a table (B, L) of tokens with padding, where training has one row without.
+"""The network as a server calls it: on a table (B, L) of tokens with padding, where training has one row without.
 
-The layers are the training's own; the attention looks at a mask in place of offsets.
+The forward pass is the training's own; the attention looks at a mask in place of offsets.
 """
 
 from __future__ import annotations
@@ -9,30 +9,19 @@ from typing import Tuple
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from benchmarks.language.pytorch.encoder import Encoder, Layer, Rows, rows_of
+from benchmarks.language.pytorch.encoder import Rows, rows_of
 
 TOKENS = {"tokens": "WordPiece, lower case", "vocabulary": "vocabulary.txt of the data set"}
-"""What a client does to its text, as facts."""
+"""The preprocessing of a client, as facts."""
 
 
-def hidden_states(encoder: Encoder, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return (B, L, width) of tokens, segments and mask (B, L), int64; the mask is 1 where a token is."""
-    places = encoder.places.weight[: tokens.shape[1]]
-    hidden = encoder.norm(encoder.words(tokens) + places + encoder.segments(segments))
-    there = mask[:, None, None] == 1
-    for layer in encoder.layers:
-        hidden = _layer(layer, hidden, there)
-    return hidden
-
-
-def _layer(layer: Layer, hidden: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    count, length, width = hidden.shape
-    heads = layer.shape.heads
-    q, k, v = layer.qkv(hidden).view(count, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
-    attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=there)
-    return layer.behind_attention(attended.transpose(1, 2).reshape(count, length, width), hidden, 0.0)
+def packed(tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> Rows:
+    """Return tokens, segments and mask (B, L), int64, as one row of B * L tokens; the mask is 1 where a token is."""
+    count, length = mask.shape
+    places = torch.arange(length, device=mask.device).repeat(count)
+    offsets = torch.arange(count + 1, device=mask.device) * length
+    return Rows(tokens.flatten(), segments.flatten(), places, offsets, length, mask=mask)
 
 
 def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:

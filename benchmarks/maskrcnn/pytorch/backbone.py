@@ -8,14 +8,16 @@ step, and the same gradient. Without given weights the shift is trained as a bia
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-LEVELS = 5
-"""Of the pyramid: strides 4, 8, 16, 32, 64."""
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.torch import files
+
 RESIDUAL = 0.25
 """Share of its usual size that a residual branch's last convolution begins with where there are no trained weights:
 without a normalization the sum of many branches would grow."""
@@ -126,6 +128,25 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 # -- trained weights ----------------------------------------------------------------------------------
+
+EXPECTED = "R-50.pkl of Detectron (MSRA's ResNet-50), or a state_dict of PyTorch by torchvision's names"
+HINT = "set backbone=FILE to such a file, or leave it empty"
+
+
+def load_file(network: ResNet, path: Path) -> None:
+    """Take the weights of a file: Detectron's pickle of numpy arrays, or PyTorch's state_dict.
+
+    Raises:
+        Problem: it is no such file, or does not fit.
+    """
+    found = files.load(path, EXPECTED, HINT)
+    try:
+        # Detectron's networks have their arrays in "blobs", its ImageNet weights at the top.
+        load(network, files.tensors_of(found.get("blobs", found)))
+    except KeyError as missing:
+        raise Problem(f"{path} has no {missing.args[0]}", EXPECTED, HINT) from None
+    except ValueError as problem:
+        raise Problem(f"{path}: {problem}", EXPECTED, HINT) from None
 
 
 def load(network: ResNet, weights: Dict[str, Any]) -> None:

@@ -2,15 +2,17 @@
 
     $ python -m benchmarks.maskrcnn.pytorch.bench --config config.json --data DATA
 
-The plain loop is in plain.py. Speeds are images/s. The last line of the output is the result as JSON.
+The plain loop is model.py with PyTorch's operators, one launch after the other, and torch.optim.SGD.
+Speeds are images/s. The last line of the output is the result as JSON.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Dict, Iterator, List
+from typing import Callable, Dict, Iterator, List
 
 import torch
 
@@ -18,11 +20,12 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, open_data
+from benchmarks.detection.pytorch.boxes import Found
+from benchmarks.maskrcnn.pytorch.choice import Chosen
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, TrainingInput, evaluation_input
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
-from benchmarks.maskrcnn.pytorch.plain import plain_step
-from benchmarks.maskrcnn.pytorch.proposals import Found
+from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.train import Training, build, train_step
 from benchmarks.maskrcnn.schedule import Rates
 
@@ -33,16 +36,28 @@ TITLES = {
     "input": "input pipeline alone, images/s",
     "evaluation": "detections and masks of evaluation images, images/s",
 }
-EPOCHS = 2
-"""At least, that are read: of more the shapes are not known in advance."""
-RATE = 1e-4
-"""So small that the weights, and with them the number of proposals, hardly change."""
+EPOCHS = 2  # at least, that are read: of more the shapes are not known in advance
+RATE = 1e-4  # so small that the weights, and with them the number of proposals, hardly change
+
+
+def plain_step(config: Config, classes: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
+    """Return a step of a plain loop with the same network and batch."""
+    model = Model(replace(config, compile="none"), classes, Chosen({}), ranks.context)
+    trained = [parameter for parameter in model.network.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=RATE, momentum=config.momentum, weight_decay=config.weight_decay)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.stack(list(model.losses(batch).values())).sum().backward()
+        optimizer.step()
+
+    return step
 
 
 def evaluated(training: Training, data: DataSet, batches: Iterator[EvaluationBatch]) -> None:
     """Detect, and draw the masks, of one batch."""
     batch = next(batches)
-    found, masks = training.model.detect(batch)
+    found, masks = training.model.detect(batch.images, batch.sizes)
     in_images(data, batch, Found(*(each.cpu() for each in found)), masks.cpu().numpy(), training.config.edge)
 
 
@@ -64,7 +79,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         return train_step(training, batch, Rates(RATE, RATE))
 
     loops: Dict[str, bench.Loop] = {
-        "bare": bench.repeated(plain_step(config, classes, ranks, batch, RATE)),
+        "bare": bench.repeated(plain_step(config, classes, ranks, batch)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
         "input": bench.repeated(alone.next),

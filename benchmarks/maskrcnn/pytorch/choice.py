@@ -18,9 +18,11 @@ from benchmarks.common.torch import kernels
 from benchmarks.common.torch.kernels import Operator
 from benchmarks.detection.pytorch import nms
 from benchmarks.detection.pytorch import operators as of_detection
+from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.maskrcnn.pytorch import operators
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.network import BOX_BINS, MASK_SIZE
+from benchmarks.maskrcnn.pytorch.operators import BOX_BINS, MASK_SIZE
+from benchmarks.maskrcnn.pytorch.proposals import detect
 
 OPERATORS: Dict[str, Operator] = {**of_detection.OPERATORS, **operators.OPERATORS}
 
@@ -33,6 +35,7 @@ class Chosen(NamedTuple):
     match: Callable[..., torch.Tensor] = operators.match
     roi_align: Callable[..., torch.Tensor] = operators.roi_align
     project_masks: Callable[..., torch.Tensor] = operators.project_masks
+    detect: Callable[..., Found] = detect
 
 
 def torchvision_operators(found: Any) -> Dict[str, Any]:
@@ -127,12 +130,12 @@ def sizes_of(config: Config) -> Dict[str, Mapping[str, Any]]:
     groups = config.batch_size * len(config.anchor_sizes)
     rois = config.batch_size * config.rois_per_image
     side = max(32, config.short_side // 32 * 8)
-    positive = max(1, int(rois * config.roi_positive))
+    positive = max(1, int(rois * config.roi_fg_fraction))
     # Of the five levels, a third of the first one behind it.
     anchors = len(config.anchor_ratios) * config.short_side * config.long_side // 16 * 4 // 3
     align = {"batch": config.batch_size, "rois": rois, "channels": config.fpn_width, "side": side, "bins": BOX_BINS}
     return {
-        "suppression": {"groups": groups, "count": config.candidates_train},
+        "suppression": {"groups": groups, "count": config.rpn_pre_nms_top_n},
         "matching": {"batch": config.batch_size, "objects": config.objects, "count": anchors},
         "roi_align": align,
         "project_masks": {"rois": positive, "points": 40, "size": MASK_SIZE},

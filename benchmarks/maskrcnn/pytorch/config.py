@@ -38,25 +38,25 @@ class Config:
     # The region proposals (Ren et al. 2015)
     anchor_sizes: Tuple[int, ...] = (32, 64, 128, 256, 512)  # pixels, one for each level of strides 4 to 64
     anchor_ratios: Tuple[float, ...] = (0.5, 1.0, 2.0)  # height to width
-    anchor_high: float = 0.7  # IoU from which an anchor is an object
-    anchor_low: float = 0.3  # IoU below which it is background
+    rpn_fg_iou: float = 0.7  # IoU from which an anchor is an object
+    rpn_bg_iou: float = 0.3  # IoU below which it is background
     anchors_per_image: int = 256  # that the loss samples
-    anchor_positive: float = 0.5  # largest share of objects in them
-    candidates_train: int = 2000  # anchors of each level and image that enter the suppression
-    candidates_test: int = 1000
-    proposals_train: int = 2000  # that leave it, over all levels and all images of a rank's batch
-    proposals_test: int = 1000  # over all levels of an image
-    proposal_overlap: float = 0.7  # IoU above which the lower score is suppressed
+    rpn_fg_fraction: float = 0.5  # largest share of objects in them
+    rpn_pre_nms_top_n: int = 2000  # anchors of each level and image that enter the suppression
+    rpn_pre_nms_top_n_test: int = 1000
+    rpn_post_nms_top_n: int = 2000  # that leave it, over all levels and all images of a rank's batch
+    rpn_post_nms_top_n_test: int = 1000  # over all levels of an image
+    rpn_nms_iou: float = 0.7  # IoU above which the lower score is suppressed
 
     # The heads (He et al. 2017, arXiv 1703.06870)
-    roi_overlap: float = 0.5  # IoU from which a RoI is an object
+    roi_fg_iou: float = 0.5  # IoU from which a RoI is an object
     rois_per_image: int = 512  # that the losses sample
-    roi_positive: float = 0.25  # largest share of objects in them
+    roi_fg_fraction: float = 0.25  # largest share of objects in them
     box_width: int = 1024  # of the two layers of the box head
     mask_width: int = 256  # channels of the mask head
     mask_layers: int = 4  # convolutions of the mask head
     score_threshold: float = 0.05  # least score of a detection
-    detection_overlap: float = 0.5  # IoU above which the lower score of a class is suppressed
+    nms_iou: float = 0.5  # IoU above which the lower score of a class is suppressed
     detections: int = 100  # of an image, at most
 
     # The corners of boxes
@@ -122,19 +122,21 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "log_interval", "stem_width", "fpn_width")
-        at_least(self, 1, "box_width", "mask_width", "mask_layers", "candidates_train", "candidates_test", "objects")
-        at_least(self, 1, "proposals_train", "proposals_test", "detections", "anchors_per_image", "rois_per_image")
-        at_least(self, 1, "threads", "eval_workers", "loss_scale_interval")
+        at_least(
+            self, 1, "box_width", "mask_width", "mask_layers", "objects", "rpn_pre_nms_top_n", "rpn_post_nms_top_n"
+        )
+        at_least(self, 1, "rpn_pre_nms_top_n_test", "rpn_post_nms_top_n_test", "anchors_per_image", "rois_per_image")
+        at_least(self, 1, "objects", "detections", "threads", "eval_workers", "loss_scale_interval")
         at_least(self, 0, "frozen_stages", "warmup_steps", "warm_up_steps", "prefetch", "checkpoint_interval")
         at_least(self, 0, "warmup_factor", "weight_decay", "gradient_clip")
         at_least(self, 32, "short_side", "bucket_step")
         above_zero(self, "learning_rate", "loss_scale", "decay_factor")
-        fraction(self, "box_target", "mask_target", "anchor_high", "anchor_positive", "roi_overlap", "roi_positive")
-        fraction(self, "proposal_overlap", "detection_overlap")
+        fraction(self, "box_target", "mask_target", "rpn_fg_iou", "rpn_fg_fraction", "roi_fg_iou", "roi_fg_fraction")
+        fraction(self, "rpn_nms_iou", "nms_iou")
         refuse(
             ("stages needs the blocks of four stages, each at least 1", len(self.stages) != 4 or min(self.stages) < 1),
             ("anchor_sizes needs one size for each of five levels", len(self.anchor_sizes) != 5),
-            ("anchor_low must not be above anchor_high", self.anchor_low > self.anchor_high),
+            ("rpn_bg_iou must not be above rpn_fg_iou", self.rpn_bg_iou > self.rpn_fg_iou),
             ("pixel_mean and pixel_std need three values", len(self.pixel_mean) != 3 or len(self.pixel_std) != 3),
             ("long_side must not be below short_side", self.long_side < self.short_side),
             ("bucket_step must be a multiple of 32, the stride of the fifth stage", self.bucket_step % 32 != 0),

@@ -25,50 +25,39 @@ from benchmarks.maskrcnn.pytorch.operators import Outlines, outlines_of
 class Batch(NamedTuple):
     """Images of a rank, padded to one shape, and their objects, padded to one number."""
 
-    images: torch.Tensor
-    """uint8 (B, 3, H, W), in channels_last."""
-    sizes: torch.Tensor
-    """float32 (B, 2): width and height before the padding."""
-    boxes: torch.Tensor
-    """float32 (B, G, 4): left, top, right, bottom in pixels."""
-    labels: torch.Tensor
-    """int64 (B, G): 1 to C; 0 where no object is."""
-    outlines: Outlines
-    seeds: torch.Tensor
-    """int64 (B,): of what is sampled of each image."""
+    images: torch.Tensor  # uint8 (B, 3, H, W), in channels_last
+    sizes: torch.Tensor  # float32 (B, 2): width and height before the padding
+    boxes: torch.Tensor  # float32 (B, G, 4): left, top, right, bottom in pixels
+    labels: torch.Tensor  # int64 (B, G): 1 to C; 0 where no object is
+    edges: torch.Tensor  # the objects' outlines: see operators.Outlines
+    polygons: torch.Tensor
+    offsets: torch.Tensor
+    seeds: torch.Tensor  # int64 (B,): of what is sampled of each image
 
-    def tensors(self) -> List[torch.Tensor]:
-        """Return all tensors, those of the outlines in their place."""
-        return [*self[:4], *self.outlines, self.seeds]
+    @property
+    def outlines(self) -> Outlines:
+        """The objects' outlines."""
+        return Outlines(self.edges, self.polygons, self.offsets)
 
     def to(self, device: torch.device) -> "Batch":
         """Copy to a device, from ``pinned`` memory without waiting for it."""
-        if device.type == "cpu":
-            return self
-        return batch_of([each.to(device, non_blocking=True) for each in self.tensors()])
+        return Batch(*(each.to(device, non_blocking=True) for each in self))
 
     def pinned(self, device: torch.device) -> "Batch":
         """Move to memory from which ``device`` copies by itself."""
         if device.type == "cpu":
             return self
         torch.cuda.set_device(device)  # of this thread: else the first GPU would get a context of this process
-        return batch_of([each.pin_memory() for each in self.tensors()])
-
-
-def batch_of(tensors: Sequence[torch.Tensor]) -> Batch:
-    """Return the batch of ``Batch.tensors``."""
-    images, sizes, boxes, labels, *outlines, seeds = tensors
-    return Batch(images, sizes, boxes, labels, Outlines(*outlines), seeds)
+        return Batch(*(each.pin_memory() for each in self))
 
 
 class Image8(NamedTuple):
     """One image that is ready for a batch, and its objects."""
 
-    pixels: np.ndarray
-    """uint8 (h, w, 3)"""
-    boxes: np.ndarray
-    labels: np.ndarray
-    polygons: List[List[np.ndarray]]
+    pixels: np.ndarray  # uint8 (h, w, 3)
+    boxes: np.ndarray = np.zeros((0, 4), np.float32)
+    labels: np.ndarray = np.zeros(0, np.int64)
+    polygons: Sequence[List[np.ndarray]] = ()
 
 
 def read_image(part: Part, position: int, size: Tuple[int, int], mirrored: bool, config: Config) -> np.ndarray:
@@ -124,7 +113,7 @@ def assembled(images: List[Image8], shape: Shape, seeds: np.ndarray, config: Con
         torch.from_numpy(sizes),
         torch.from_numpy(boxes),
         torch.from_numpy(labels),
-        outlines_of(polygons),
+        *outlines_of(polygons),
         torch.from_numpy(seeds),
     )
 
@@ -189,8 +178,7 @@ class EvaluationBatch(NamedTuple):
 
     images: torch.Tensor
     sizes: torch.Tensor
-    positions: np.ndarray
-    """int64: of the images in ``data.val``."""
+    positions: np.ndarray  # int64: of the images in ``data.val``
 
 
 def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[EvaluationBatch]:
@@ -204,7 +192,7 @@ def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[Ev
         fills = config.eval_batch_size - len(mine) if config.device == "gpu" else int(len(mine) == 0)
         read = np.concatenate((mine, np.resize(batch.positions, fills)))
         images = [
-            Image8(read_image(part, position, tuple(sizes[position].tolist()), False, config), *_no_objects())
+            Image8(read_image(part, position, tuple(sizes[position].tolist()), False, config))
             for position in read.tolist()
         ]
         made = assembled(images, batch.shape, np.zeros(len(read), np.int64), config)
@@ -213,10 +201,6 @@ def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[Ev
     listed = order.evaluation(wanted, config.eval_batch_size * ranks.size)
     for each in read_ahead(make, listed, config.prefetch, config.threads):
         yield each._replace(images=each.images.to(ranks.context), sizes=each.sizes.to(ranks.context))
-
-
-def _no_objects() -> Tuple[np.ndarray, np.ndarray, List[List[np.ndarray]]]:
-    return np.zeros((0, 4), np.float32), np.zeros(0, np.int64), []
 
 
 def synthetic_batch(
@@ -239,12 +223,12 @@ def synthetic_batch(
         images.append(Image8(pixels, boxes, labels, [[_diamond(box)] for box in boxes]))
     seeds = random.randint(0, 1 << 31, config.batch_size).astype(np.int64)
     made = assembled(images, shape, seeds, config)
-    more = max(0, edges - len(made.outlines.edges))
-    padded = made.outlines._replace(
-        edges=torch.nn.functional.pad(made.outlines.edges, (0, 0, 0, more)),
-        polygons=torch.nn.functional.pad(made.outlines.polygons, (0, more)),
+    more = max(0, edges - len(made.edges))
+    padded = made._replace(
+        edges=torch.nn.functional.pad(made.edges, (0, 0, 0, more)),
+        polygons=torch.nn.functional.pad(made.polygons, (0, more)),
     )
-    return made._replace(outlines=padded).to(device)
+    return padded.to(device)
 
 
 def _diamond(box: np.ndarray) -> np.ndarray:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Optional
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch
+from pycocotools import mask as coco_masks
 
 from benchmarks.detection.annotations import DataSet
 from benchmarks.detection.detections import Detections, empty, joined
+from benchmarks.detection.pytorch import boxes
+from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.detection.pytorch.gather import gathered
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, evaluation_input
-from benchmarks.maskrcnn.pytorch.masks import encoded
 from benchmarks.maskrcnn.pytorch.model import Model
-from benchmarks.maskrcnn.pytorch.proposals import Found
+
+THRESHOLD = 0.5  # probability from which a pixel belongs to an object
 
 
 def detections(model: Model, data: DataSet, run: Any) -> Optional[Detections]:
@@ -23,17 +26,17 @@ def detections(model: Model, data: DataSet, run: Any) -> Optional[Detections]:
 
     Threads draw the masks of a batch while the device computes the next one.
     """
-    config, parts = model.config, []
+    config = model.config
     with untuned(), ThreadPoolExecutor(config.threads) as pool:
         waiting: List[Future[Detections]] = []
-        for batch in run.watch(evaluation_input(config, data, run.ranks)):
-            found, masks = model.detect(batch)
+        for batch in run.interruptible(evaluation_input(config, data, run.ranks)):
+            found, masks = model.detect(batch.images, batch.sizes)
             moved = Found(*(each.cpu() for each in found))
             waiting.append(pool.submit(in_images, data, batch, moved, masks.cpu().numpy(), config.edge))
         if run.interrupted:
             return None
         parts = [each.result() for each in waiting]
-    return gathered(joined(parts) if parts else empty(masks=True), run.ranks)
+    return gathered(joined([empty(masks=True), *parts]), run.ranks)
 
 
 @contextmanager
@@ -51,23 +54,40 @@ def untuned() -> Iterator[None]:
 
 def in_images(data: DataSet, batch: EvaluationBatch, found: Found, masks: np.ndarray, edge: float) -> Detections:
     """Bring boxes and masks of a batch into the pixels of the original images; fillers are left out."""
-    rows = [_of_image(data, batch, found, masks, number, edge) for number in range(len(batch.positions))]
-    return joined(rows) if rows else empty(masks=True)
+    # What fills the batch comes last, and so do its detections.
+    found = boxes.counted(found, len(batch.positions))
+    sizes = np.asarray(data.val.sizes)[batch.positions]
+    scales = sizes.astype(np.float32) / batch.sizes[: len(sizes)].cpu().numpy()
+    ltrb = boxes.in_originals(found, scales, edge)
+    drawn = [paste(mask, box, *sizes[image]) for mask, box, image in zip(masks, ltrb, found.images.tolist())]
+    encoded = [coco_masks.encode(each.view(np.uint8))["counts"] for each in drawn]
+    return boxes.detections(found, ltrb, data.val, batch.positions, encoded)
 
 
-def _of_image(
-    data: DataSet, batch: EvaluationBatch, found: Found, masks: np.ndarray, number: int, edge: float
-) -> Detections:
-    position = int(batch.positions[number])
-    mine = (found.images == number).nonzero().squeeze(1)
-    width, height = data.val.sizes[position].tolist()
-    scale = np.array([width, height], dtype=np.float32) / batch.sizes[number].cpu().numpy()
-    last = np.array([0, 0, edge, edge], dtype=np.float32)
-    boxes = (found.boxes[mine].numpy().astype(np.float32) - last) * np.tile(scale, 2) + last
-    return Detections(
-        images=np.full(len(mine), data.val.image_ids[position], np.int64),
-        boxes=np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), axis=1),
-        scores=found.scores[mine].numpy().astype(np.float32),
-        labels=found.labels[mine].numpy().astype(np.int16),
-        masks=encoded(masks[mine.numpy()], boxes, width, height),
-    )
+def paste(mask: np.ndarray, box: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Return bool (height, width): where ``mask``, stretched over ``box``, is above THRESHOLD.
+
+    Between the middles of a mask's pixels its values are interpolated, and outside of it they are 0, as the submitted
+    code pads it; that code rounds the box to whole pixels first, here each pixel's middle is looked up.
+
+    Args:
+        mask: float32 (m, m), probabilities.
+        box: (4,), left, top, right, bottom in pixels.
+        width: of the image.
+        height: of the image.
+    """
+    drawn = np.zeros((height, width), dtype=bool, order="F")
+    columns, of_x = _axis(box[0], box[2], width, mask.shape[1])
+    rows, of_y = _axis(box[1], box[3], height, mask.shape[0])
+    drawn[rows, columns] = of_y @ mask @ of_x.T > THRESHOLD
+    return drawn
+
+
+def _axis(low: float, high: float, length: int, size: int) -> Tuple[slice, np.ndarray]:
+    """Pixels of the image that a mask's pixels reach on one axis, and their weights float32 (pixels, size)."""
+    scale = max(float(high - low), 1e-3) / size
+    # Half a mask's pixel beyond the box the value has fallen to half of the outermost one, beyond a whole one to 0.
+    first, last = max(0, int(np.floor(low - scale))), min(length, int(np.ceil(high + scale)))
+    places = (np.arange(first, max(first, last)) + 0.5 - low) / scale - 0.5
+    weights = np.maximum(0, 1 - np.abs(places[:, None] - np.arange(size)))
+    return slice(first, max(first, last)), weights.astype(np.float32)

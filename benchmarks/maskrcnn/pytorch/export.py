@@ -3,7 +3,7 @@
     $ python -m benchmarks.maskrcnn.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
 
 Suppression and the choice of detections are in the model: see served.py. Drawing a mask in its image is the client's,
-as masks.paste does it.
+as evaluation.paste does it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap
+from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.maskrcnn.order import STRIDE, all_shapes
 from benchmarks.maskrcnn.pytorch.choice import Chosen
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, evaluation_input
-from benchmarks.maskrcnn.pytorch.evaluation import in_images
-from benchmarks.maskrcnn.pytorch.masks import THRESHOLD
+from benchmarks.maskrcnn.pytorch.data import evaluation_input
+from benchmarks.maskrcnn.pytorch.evaluation import THRESHOLD, in_images
 from benchmarks.maskrcnn.pytorch.model import Model
-from benchmarks.maskrcnn.pytorch.proposals import Found
 from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import QUALITIES
 
@@ -78,7 +77,7 @@ def original(model: Model) -> Infer:
 
     def infer(*inputs: np.ndarray) -> Arrays:
         images, sizes = as_tensors(inputs)
-        found, masks = model.detect(EvaluationBatch(images, sizes, np.zeros(0, np.int64)))
+        found, masks = model.detect(images, sizes)
         return padded(found, masks, len(images), model.config.detections)
 
     return infer
@@ -105,7 +104,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     model = trained(config, saved, data)
     height, width = all_shapes(config.short_side, config.long_side, config.bucket_step)[-1]
     return Subject(
-        model=Served(model.network, config).eval(),
+        model=Served(model).eval(),
         inputs=INPUTS,
         outputs=OUTPUTS,
         # Two sides that differ: axes of one size might be taken for the same.

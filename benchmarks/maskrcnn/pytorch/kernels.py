@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
+from benchmarks.detection.pytorch.kernels import _corners
 from benchmarks.maskrcnn.pytorch.operators import SAMPLES, Outlines, pixels, placed
 
 ALIGN_WARPS, DRAW_WARPS, MATCH_WARPS = 4, 4, 4
-MATCH_BLOCK = 512
-"""Boxes of a program."""
+MATCH_BLOCK = 512  # boxes of a program
 
 
 @triton.jit
@@ -28,6 +28,13 @@ def _axis(low, extent, step, length):
 
 
 @triton.jit
+def _extent(rois, roi):
+    """Left, top, width and height of a RoI, which is at least a pixel wide and high."""
+    left, top, right, bottom = _corners(rois + roi * 4, True)
+    return left, top, tl.maximum(right - left, 1.0), tl.maximum(bottom - top, 1.0)
+
+
+@triton.jit
 def align_forward(
     table, rois, places, pooled, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -36,10 +43,7 @@ def align_forward(
     roi = program // (BINS * BINS)
     row = (program // BINS % BINS).to(tl.int32)
     column = (program % BINS).to(tl.int32)
-    left = tl.load(rois + roi * 4)
-    top = tl.load(rois + roi * 4 + 1)
-    width = tl.maximum(tl.load(rois + roi * 4 + 2) - left, 1.0)
-    height = tl.maximum(tl.load(rois + roi * 4 + 3) - top, 1.0)
+    left, top, width, height = _extent(rois, roi)
     start = tl.load(places + roi * 3)
     rows = tl.load(places + roi * 3 + 1).to(tl.int32)
     columns = tl.load(places + roi * 3 + 2).to(tl.int32)
@@ -70,10 +74,7 @@ def align_backward(
     roi = program // (BINS * BINS)
     row = (program // BINS % BINS).to(tl.int32)
     column = (program % BINS).to(tl.int32)
-    left = tl.load(rois + roi * 4)
-    top = tl.load(rois + roi * 4 + 1)
-    width = tl.maximum(tl.load(rois + roi * 4 + 2) - left, 1.0)
-    height = tl.maximum(tl.load(rois + roi * 4 + 3) - top, 1.0)
+    left, top, width, height = _extent(rois, roi)
     start = tl.load(places + roi * 3)
     rows = tl.load(places + roi * 3 + 1).to(tl.int32)
     columns = tl.load(places + roi * 3 + 2).to(tl.int32)
@@ -101,10 +102,7 @@ def draw_masks(edges, polygons, offsets, rois, objects, drawn, SIZE: tl.constexp
     pixel = tl.arange(0, BLOCK)
     x = (pixel % SIZE).to(tl.float32) + 0.5
     y = (pixel // SIZE).to(tl.float32) + 0.5
-    left = tl.load(rois + roi * 4)
-    top = tl.load(rois + roi * 4 + 1)
-    width = tl.maximum(tl.load(rois + roi * 4 + 2) - left, 1.0)
-    height = tl.maximum(tl.load(rois + roi * 4 + 3) - top, 1.0)
+    left, top, width, height = _extent(rois, roi)
     owner = tl.load(objects + roi)
     first = tl.load(offsets + tl.maximum(owner, 0))
     last = tl.where(owner < 0, first, tl.load(offsets + tl.maximum(owner, 0) + 1))
@@ -132,10 +130,7 @@ def draw_masks(edges, polygons, offsets, rois, objects, drawn, SIZE: tl.constexp
 @triton.jit
 def _overlap(left, top, right, bottom, objects):
     """Intersection over union of boxes and one object, rounded as targets.overlaps does."""
-    their_left = tl.load(objects)
-    their_top = tl.load(objects + 1)
-    their_right = tl.load(objects + 2)
-    their_bottom = tl.load(objects + 3)
+    their_left, their_top, their_right, their_bottom = _corners(objects, True)
     width = tl.minimum(their_right, right) - tl.maximum(their_left, left)
     height = tl.minimum(their_bottom, bottom) - tl.maximum(their_top, top)
     both = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
@@ -149,10 +144,7 @@ def most_of_objects(objects, present, boxes, most, count, OBJECTS: tl.constexpr,
     image = tl.program_id(1).to(tl.int64)
     box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = box < count
-    left = tl.load(boxes + box * 4, mask=mask, other=0.0)
-    top = tl.load(boxes + box * 4 + 1, mask=mask, other=0.0)
-    right = tl.load(boxes + box * 4 + 2, mask=mask, other=0.0)
-    bottom = tl.load(boxes + box * 4 + 3, mask=mask, other=0.0)
+    left, top, right, bottom = _corners(boxes + box * 4, mask)
     for number in range(OBJECTS):
         place = image * OBJECTS + number
         if tl.load(present + place) > 0:
@@ -168,10 +160,7 @@ def match_boxes(
     image = tl.program_id(1).to(tl.int64)
     box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = box < count
-    left = tl.load(boxes + box * 4, mask=mask, other=0.0)
-    top = tl.load(boxes + box * 4 + 1, mask=mask, other=0.0)
-    right = tl.load(boxes + box * 4 + 2, mask=mask, other=0.0)
-    bottom = tl.load(boxes + box * 4 + 3, mask=mask, other=0.0)
+    left, top, right, bottom = _corners(boxes + box * 4, mask)
     best = tl.zeros([BLOCK], tl.float32) - 1.0
     which = tl.zeros([BLOCK], tl.int32)
     is_best = tl.zeros([BLOCK], tl.int32)

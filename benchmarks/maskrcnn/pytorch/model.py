@@ -1,6 +1,11 @@
-"""The whole forward pass: images to the five losses, and images to detections with their masks.
+"""Mask R-CNN (He et al. 2017, arXiv 1703.06870) with a ResNet and a feature pyramid, as maskrcnn_benchmark has it.
 
-The layers are in network.py, what is sampled of anchors and proposals in targets.py, the losses in losses.py.
+Images go in, the five losses or detections with their masks come out. What is sampled of anchors and proposals is in
+targets.py, how boxes become proposals and detections in proposals.py, and the operators with kernels of their own in
+operators.py. B is the images of a batch, A the anchors of a level, S the sampled boxes of an image, R the RoIs of all
+images, C the classes without the background.
+
+Source: maskrcnn/implementations/pytorch/maskrcnn_benchmark/modeling of mlcommons/training_results_v0.6 and v0.7.
 """
 
 from __future__ import annotations
@@ -10,63 +15,173 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.maskrcnn.pytorch import anchors, losses, targets, weights
+from benchmarks.detection.pytorch.boxes import Found, encode, overlaps
+from benchmarks.maskrcnn.pytorch import anchors, backbone, targets
 from benchmarks.maskrcnn.pytorch.choice import Chosen
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch
-from benchmarks.maskrcnn.pytorch.network import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
-from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS
-from benchmarks.maskrcnn.pytorch.proposals import Found, Limits, Proposals, detect, propose, trimmed
+from benchmarks.maskrcnn.pytorch.data import Batch
+from benchmarks.maskrcnn.pytorch.operators import BOX_BINS, MASK_BINS, MASK_SIZE, POOLED_LEVELS
+from benchmarks.maskrcnn.pytorch.proposals import Limits, Proposals, propose, trimmed
+
+RPN_BETA = 1 / 9  # where the smooth L1 of the proposals turns from a square into a line; the head's turns at 1
+
+
+class Scored(NamedTuple):
+    """What the proposal head says of each level's anchors."""
+
+    scores: List[torch.Tensor]  # (B, A) each: logits
+    offsets: List[torch.Tensor]  # (B, A, 4) each
 
 
 class Rois(NamedTuple):
     """Sampled boxes of a batch and what the heads should say of them; see targets.Sample for the slots."""
 
-    boxes: torch.Tensor
-    """(B, S, 4)"""
-    labels: torch.Tensor
-    """int64 (B, S): 0 for background."""
-    offsets: torch.Tensor
-    """(B, S, 4): of the object from the box."""
-    objects: torch.Tensor
-    """int64 (B, S): number of the object in the batch, -1 for background."""
-    filled: torch.Tensor
-    """bool (B, S)"""
+    boxes: torch.Tensor  # (B, S, 4)
+    labels: torch.Tensor  # int64 (B, S): 0 for background
+    offsets: torch.Tensor  # (B, S, 4): of the object from the box
+    objects: torch.Tensor  # int64 (B, S): number of the object in the batch, -1 for background
+    filled: torch.Tensor  # bool (B, S)
+
+
+# -- layers -------------------------------------------------------------------------------------------
+
+
+class ProposalHead(nn.Module):
+    """A convolution and two linear maps of each pixel, the same on all levels."""
+
+    def __init__(self, width: int, anchors: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.scores = nn.Conv2d(width, anchors, 1)
+        self.offsets = nn.Conv2d(width, 4 * anchors, 1)
+        for layer in (self.conv, self.scores, self.offsets):
+            _normal(layer, 0.01)
+
+    def forward(self, levels: List[torch.Tensor]) -> Scored:
+        """Of levels (B, width, h, w)."""
+        scores, offsets = [], []
+        for level in levels:
+            x = functional.relu(self.conv(level), inplace=True)
+            scores.append(self.scores(x).permute(0, 2, 3, 1).flatten(1))
+            offsets.append(self.offsets(x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, 4))
+        return Scored(scores, offsets)
+
+
+class BoxHead(nn.Module):
+    """Two layers, then a score for each class and a box for each class."""
+
+    def __init__(self, inputs: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs * BOX_BINS**2, width)
+        self.second = nn.Linear(width, width)
+        self.scores = nn.Linear(width, classes)
+        self.offsets = nn.Linear(width, 4 * classes)
+        for layer in (self.first, self.second):
+            nn.init.kaiming_uniform_(layer.weight, a=1)
+            nn.init.zeros_(layer.bias)
+        _normal(self.scores, 0.01)
+        _normal(self.offsets, 0.001)
+
+    def forward(self, pooled: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Logits (R, C + 1) and offsets (R, C + 1, 4) of ``pooled`` (R, inputs, 7, 7)."""
+        # In the memory order of channels_last, which costs no copy.
+        x = functional.relu(self.first(pooled.permute(0, 2, 3, 1).flatten(1)), inplace=True)
+        x = functional.relu(self.second(x), inplace=True)
+        return self.scores(x), self.offsets(x).view(x.shape[0], -1, 4)
+
+
+class MaskHead(nn.Module):
+    """Convolutions, one of them transposed, then a mask for each class."""
+
+    def __init__(self, inputs: int, width: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Conv2d(width if number else inputs, width, 3, padding=1) for number in range(layers)
+        )
+        self.up = nn.ConvTranspose2d(width, width, 2, 2)
+        self.masks = nn.Conv2d(width, classes, 1)
+        for layer in (*self.layers, self.up, self.masks):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, pooled: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Logits (R, 28, 28) of the class ``labels`` int64 (R,) of ``pooled`` (R, inputs, 14, 14).
+
+        The last layer is computed for a RoI's own class alone: no loss and no detection sees the others.
+        """
+        x = pooled
+        for layer in self.layers:
+            x = functional.relu(layer(x), inplace=True)
+        x = functional.relu(self.up(x), inplace=True)
+        weight = self.masks.weight.flatten(1)[labels].to(x.dtype)
+        flat = x.permute(0, 2, 3, 1).flatten(1, 2)
+        logits = torch.bmm(flat, weight.unsqueeze(2)).squeeze(2) + self.masks.bias[labels].to(x.dtype).unsqueeze(1)
+        return logits.view(-1, MASK_SIZE, MASK_SIZE)
+
+
+class MaskRCNN(nn.Module):
+    """The layers, of which Model calls the heads."""
+
+    def __init__(self, config: Config, classes: int) -> None:
+        """``classes`` counts the background."""
+        super().__init__()
+        self.backbone = backbone.ResNet(config.stages, config.stem_width, config.stride_in_1x1, config.frozen_stages)
+        self.pyramid = backbone.Pyramid(self.backbone.widths, config.fpn_width)
+        self.proposals = ProposalHead(config.fpn_width, len(config.anchor_ratios))
+        self.boxes = BoxHead(config.fpn_width, config.box_width, classes)
+        self.masks = MaskHead(config.fpn_width, config.mask_width, config.mask_layers, classes)
+        self.register_buffer("mean", torch.tensor(config.pixel_mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(config.pixel_std).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> Tuple[List[torch.Tensor], Scored]:
+        """Levels and proposals of ``images`` uint8 (B, 3, H, W), whose padding is the mean colour.
+
+        H and W are multiples of 32.
+        """
+        levels = self.pyramid(self.backbone((images - self.mean) / self.std))
+        return levels, self.proposals(levels)
+
+
+def _normal(layer: nn.Module, deviation: float) -> None:
+    nn.init.normal_(layer.weight, std=deviation)
+    nn.init.zeros_(layer.bias)
+
+
+# -- forward ------------------------------------------------------------------------------------------
 
 
 class Model:
-    """The network on its device, and what joins its parts."""
+    """The network on its device, and its forward pass to losses or detections, which training and export call."""
 
     def __init__(
-        self, config: Config, classes: int, operators: Chosen, device: torch.device, backbone: Optional[Path] = None
+        self, config: Config, classes: int, operators: Chosen, device: torch.device, weights: Optional[Path] = None
     ) -> None:
-        """Draw the weights; ``classes`` counts the background, ``backbone`` is a file with the backbone's weights."""
+        """Initialize the weights; ``classes`` counts the background, ``weights`` is a file with the backbone's."""
         self.config, self.operators, self.device = config, operators, device
         self.network = MaskRCNN(config, classes)
-        if backbone is not None:
-            weights.load_backbone(self.network.backbone, backbone)
+        if weights is not None:
+            backbone.load_file(self.network.backbone, weights)
         self.network.to(device, memory_format=torch.channels_last)
         self._forward, self._boxes, self._masks = (
             _compiled(module, config) for module in (self.network, self.network.boxes, self.network.masks)
         )
         # On a GPU all shapes are fixed and nothing is waited for; a CPU computes what is there.
-        self._is_static = device.type == "cuda"
-        self._anchors: Callable[[Tuple[Tuple[int, int], ...]], List[torch.Tensor]] = lru_cache(maxsize=None)(
-            self._anchors_of
+        self.is_static = device.type == "cuda"
+        # Kept, since a copy of numbers to a device waits for it.
+        self._grid: Callable[[Tuple[Tuple[int, int], ...]], List[torch.Tensor]] = lru_cache(maxsize=None)(
+            lambda shapes: anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, device)
         )
-
-    def _anchors_of(self, shapes: Tuple[Tuple[int, int], ...]) -> List[torch.Tensor]:
-        config = self.config
-        return anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, self.device)
 
     def losses(self, batch: Batch) -> Dict[str, torch.Tensor]:
         """Return the five losses of this rank's images by name; their sum is trained."""
         present = batch.labels > 0
         with pytorch.autocast(self.device, self.config.precision):
             levels, scored = self._forward(batch.images)
-        grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
+        grid = self._grid(tuple((level.shape[2], level.shape[3]) for level in levels))
         found = self._proposal_losses(scored, torch.cat(grid), batch, present)
         rois = self._sampled(self._proposals(scored, grid, batch.sizes, training=True), batch, present)
         found.update(self._box_losses(levels, rois))
@@ -77,10 +192,10 @@ class Model:
         self, scored: Scored, grid: torch.Tensor, batch: Batch, present: torch.Tensor
     ) -> Dict[str, torch.Tensor]:
         config = self.config
-        matched = self.operators.match(batch.boxes, present, grid, config.anchor_high, config.anchor_low)
+        matched = self.operators.match(batch.boxes, present, grid, config.rpn_fg_iou, config.rpn_bg_iou)
         usable = targets.inside(grid, batch.sizes)
-        sampled = targets.sample(matched, usable, batch.seeds, config.anchors_per_image, config.anchor_positive)
-        wanted = anchors.encode(
+        sampled = targets.sample(matched, usable, batch.seeds, config.anchors_per_image, config.rpn_fg_fraction)
+        wanted = encode(
             targets.of_objects(batch.boxes, targets.take(matched, sampled.positions)),
             grid[sampled.positions],
             anchors.RPN_WEIGHTS,
@@ -88,33 +203,33 @@ class Model:
         logits = targets.take(torch.cat(scored.scores, 1), sampled.positions).float()
         offsets = targets.take(torch.cat(scored.offsets, 1), sampled.positions).float()
         return {
-            "objectness": losses.objectness(logits, sampled.positive, sampled.filled),
-            "proposals": losses.boxes(offsets, wanted, sampled.positive, sampled.filled, losses.RPN_BETA),
+            "objectness": binary_loss(logits, sampled.positive, sampled.filled),
+            "proposals": box_loss(offsets, wanted, sampled.positive, sampled.filled, RPN_BETA),
         }
 
     def _proposals(
         self, scored: Scored, grid: Sequence[torch.Tensor], sizes: torch.Tensor, training: bool
     ) -> Proposals:
         config = self.config
-        limits = Limits(config.candidates_test, config.proposals_test, False, config.proposal_overlap)
+        limits = Limits(config.rpn_pre_nms_top_n_test, config.rpn_post_nms_top_n_test, False, config.rpn_nms_iou)
         if training:
-            limits = Limits(config.candidates_train, config.proposals_train, True, config.proposal_overlap)
+            limits = Limits(config.rpn_pre_nms_top_n, config.rpn_post_nms_top_n, True, config.rpn_nms_iou)
         found = propose(scored.scores, scored.offsets, grid, sizes, limits, self.operators.suppress)
-        return found if self._is_static else trimmed(found)
+        return found if self.is_static else trimmed(found)
 
     @torch.no_grad()
     def _sampled(self, proposals: Proposals, batch: Batch, present: torch.Tensor) -> Rois:
         config = self.config
         # The objects themselves are proposed too, so that the heads see what is right from the beginning. They come
-        # first: how many columns there are behind the last proposal changes nothing that is drawn.
+        # first: how many columns there are behind the last proposal changes nothing that is sampled.
         boxes = torch.cat((batch.boxes, proposals.boxes), 1)
         usable = torch.cat((present, proposals.valid), 1)
-        quality = targets.overlaps(batch.boxes, boxes)
-        matched = targets.match(quality, present, config.roi_overlap, config.roi_overlap, rescue=False)
-        drawn = targets.sample(matched, usable, batch.seeds + 1, config.rois_per_image, config.roi_positive)
+        quality = overlaps(batch.boxes, boxes)
+        matched = targets.match(quality, present, config.roi_fg_iou, config.roi_fg_iou, rescue=False)
+        drawn = targets.sample(matched, usable, batch.seeds + 1, config.rois_per_image, config.roi_fg_fraction)
         boxes, matched = targets.take(boxes, drawn.positions), targets.take(matched, drawn.positions)
         labels = targets.of_objects(batch.labels, matched).masked_fill(~drawn.positive, 0)
-        wanted = anchors.encode(targets.of_objects(batch.boxes, matched), boxes, anchors.HEAD_WEIGHTS)
+        wanted = encode(targets.of_objects(batch.boxes, matched), boxes, anchors.HEAD_WEIGHTS)
         first = torch.arange(len(boxes), device=boxes.device).unsqueeze(1) * batch.boxes.shape[1]
         objects = (matched + first).masked_fill(~drawn.positive, -1)
         return Rois(boxes, labels, wanted, objects, drawn.filled)
@@ -125,21 +240,20 @@ class Model:
 
     def _box_losses(self, levels: List[torch.Tensor], rois: Rois) -> Dict[str, torch.Tensor]:
         labels, filled = rois.labels.flatten(), rois.filled.flatten()
-        images = _images(rois.boxes)
         with pytorch.autocast(self.device, self.config.precision):
-            pooled = self._pooled(levels, rois.boxes.flatten(0, 1), images, BOX_BINS)
+            pooled = self._pooled(levels, rois.boxes.flatten(0, 1), _images(rois.boxes), BOX_BINS)
             logits, offsets = self._boxes(pooled)
         of_class = targets.take(offsets.float(), labels.unsqueeze(1)).squeeze(1)
         return {
-            "classes": losses.classes(logits.float(), labels, filled),
-            "boxes": losses.boxes(of_class, rois.offsets.flatten(0, 1), labels > 0, filled, 1.0),
+            "classes": weighted_mean(functional.cross_entropy(logits.float(), labels, reduction="none"), filled),
+            "boxes": box_loss(of_class, rois.offsets.flatten(0, 1), labels > 0, filled, 1.0),
         }
 
     def _mask_loss(self, levels: List[torch.Tensor], rois: Rois, batch: Batch) -> torch.Tensor:
-        slots = min(int(self.config.rois_per_image * self.config.roi_positive), rois.boxes.shape[1])
+        slots = min(int(self.config.rois_per_image * self.config.roi_fg_fraction), rois.boxes.shape[1])
         boxes, labels, objects = (each[:, :slots].flatten(0, 1) for each in (rois.boxes, rois.labels, rois.objects))
         images = _images(rois.boxes[:, :slots])
-        if not self._is_static:
+        if not self.is_static:
             there = (labels > 0).nonzero().squeeze(1)
             boxes, labels, objects, images = boxes[there], labels[there], objects[there], images[there]
         with pytorch.autocast(self.device, self.config.precision):
@@ -147,42 +261,41 @@ class Model:
             logits = self._masks(pooled, labels)
         drawn = anchors.sampled(boxes, self.config.edge)
         wanted = self.operators.project_masks(batch.outlines, drawn, objects, MASK_SIZE)
-        return losses.masks(logits.float(), wanted, labels > 0)
+        return binary_loss(logits.float(), wanted, labels > 0)
 
     @torch.no_grad()
-    def detect(self, batch: EvaluationBatch) -> Tuple[Found, torch.Tensor]:
-        """Return the detections of a batch and their masks' probabilities, float32 (D, 28, 28)."""
-        config = self.config
-        with pytorch.autocast(self.device, config.precision):
+    def detect(self, images: torch.Tensor, sizes: torch.Tensor) -> Tuple[Found, torch.Tensor]:
+        """Return the detections in a batch and their masks' probabilities, float32 (D, 28, 28).
+
+        Args:
+            images: uint8 (B, 3, H, W).
+            sizes: float32 (B, 2): width and height of each image without its padding.
+        """
+        with pytorch.autocast(self.device, self.config.precision):
             # Not compiled: numbers of images and detections differ, and so does what a shape would be compiled for.
-            levels, scored = self.network(batch.images)
-            grid = self._anchors(tuple((level.shape[2], level.shape[3]) for level in levels))
-            found = self._proposals(scored, grid, batch.sizes, training=False)
-            boxes = found.boxes.flatten(0, 1)
-            pooled = self._pooled(levels, boxes, _images(found.boxes), BOX_BINS)
-            logits, offsets = self.network.boxes(pooled)
-            shape = found.boxes.shape[:2]
-            detected = detect(
-                logits.view(*shape, -1),
-                offsets.view(*shape, -1, 4),
-                found,
-                batch.sizes,
-                config.score_threshold,
-                config.detection_overlap,
-                config.detections,
-                self.operators.suppress,
-            )
-            pooled = self._pooled(levels, detected.boxes, detected.images, MASK_BINS)
-            masks = self.network.masks(pooled, detected.labels)
-        return detected, masks.float().sigmoid()
+            levels, scored = self.network(images)
+            grid = self._grid(tuple((level.shape[2], level.shape[3]) for level in levels))
+            return self.detections(levels, scored, grid, sizes)
+
+    def detections(
+        self, levels: List[torch.Tensor], scored: Scored, grid: Sequence[torch.Tensor], sizes: torch.Tensor
+    ) -> Tuple[Found, torch.Tensor]:
+        """Return what ``detect`` does, of what the network says of the anchors in ``grid``, (A, 4) of each level."""
+        found = self._proposals(scored, grid, sizes, training=False)
+        pooled = self._pooled(levels, found.boxes.flatten(0, 1), _images(found.boxes), BOX_BINS)
+        # (B, P, C + 1) and (B, P, C + 1, 4)
+        logits, offsets = (each.unflatten(0, found.valid.shape) for each in self.network.boxes(pooled))
+        detected = self.operators.detect(logits, offsets, found, sizes, self.config, self.operators.suppress)
+        pooled = self._pooled(levels, detected.boxes, detected.images, MASK_BINS)
+        return detected, self.network.masks(pooled, detected.labels).float().sigmoid()
 
 
 def _images(boxes: torch.Tensor) -> torch.Tensor:
     """Return the image int64 (B * S,) of each of ``boxes`` (B, S, 4)."""
-    return torch.arange(len(boxes), device=boxes.device).unsqueeze(1).expand(boxes.shape[:2]).flatten()
+    return torch.arange(boxes.shape[0], device=boxes.device).unsqueeze(1).expand(boxes.shape[:2]).flatten()
 
 
-def _compiled(module: torch.nn.Module, config: Config) -> Callable[..., Any]:
+def _compiled(module: nn.Module, config: Config) -> Callable[..., Any]:
     if config.compile == "none":
         return module
     # Once for each shape, of which there are more than the eight after which PyTorch gives up.
@@ -190,3 +303,33 @@ def _compiled(module: torch.nn.Module, config: Config) -> Callable[..., Any]:
         if hasattr(torch._dynamo.config, name):
             setattr(torch._dynamo.config, name, 64)
     return torch.compile(module, mode=config.compile, dynamic=False)
+
+
+# -- losses: each a mean over what was sampled on this rank, as the submissions have it ------------------
+
+
+def weighted_mean(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Mean of ``values`` where ``weights`` are 1; 0 where none is."""
+    return torch.where(weights, values, 0.0).sum() / weights.sum().clamp(min=1)
+
+
+def binary_loss(logits: torch.Tensor, wanted: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of ``logits`` and ``wanted``, mean over what is ``counted``: anchors, or whole masks.
+
+    Both are (B, S) as ``counted`` is, or (R, 28, 28) where that is (R,).
+    """
+    each = functional.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype), reduction="none")
+    return weighted_mean(each if each.dim() == counted.dim() else each.mean(dim=(1, 2)), counted)
+
+
+def box_loss(
+    found: torch.Tensor, wanted: torch.Tensor, positive: torch.Tensor, filled: torch.Tensor, beta: float
+) -> torch.Tensor:
+    """Smooth L1 of the offsets (..., S, 4) of what is ``positive``, summed, per sample that is ``filled``.
+
+    Elementwise (arXiv 1504.08083, equation 3): x^2 / (2 beta) below ``beta``, |x| - beta / 2 from there on.
+    """
+    # The offset from or to a box without area is infinite, and 0 times its gradient were not 0.
+    wanted = torch.where(positive.unsqueeze(-1), wanted, found.detach())
+    each = functional.smooth_l1_loss(found, wanted, reduction="none", beta=beta)
+    return each.sum() / filled.sum().clamp(min=1)

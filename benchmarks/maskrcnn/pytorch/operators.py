@@ -13,14 +13,15 @@ from torch.nn import functional
 
 from benchmarks.common.torch import kernels
 from benchmarks.common.torch.kernels import Operator
+from benchmarks.detection.pytorch.boxes import overlaps
 from benchmarks.maskrcnn.pytorch import targets
 
-SAMPLES = 2
-"""Points of a bin in each direction (POOLER_SAMPLING_RATIO)."""
+BOX_BINS, MASK_BINS, MASK_SIZE = 7, 14, 28
+"""Bins of RoIAlign for the two heads, and pixels of a mask, in each direction."""
+SAMPLES = 2  # points of a bin in each direction (POOLER_SAMPLING_RATIO)
 CANONICAL_SIZE, CANONICAL_LEVEL = 224, 4
 """A RoI of 224 x 224 takes the level of stride 16 (arXiv 1612.03144, equation 1)."""
-FIRST_LEVEL, POOLED_LEVELS = 2, 4
-"""Strides 4 to 32; the fifth level has proposals alone."""
+FIRST_LEVEL, POOLED_LEVELS = 2, 4  # strides 4 to 32; the fifth level has proposals alone
 
 
 def levels_of(rois: torch.Tensor, edge: float = 0.0) -> torch.Tensor:
@@ -40,7 +41,7 @@ def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, hig
         high: least overlap of a match, but for those that overlap an object most.
         low: least overlap that is not background.
     """
-    return targets.match(targets.overlaps(objects, boxes.unsqueeze(0)), present, high, low, rescue=True)
+    return targets.match(overlaps(objects, boxes.unsqueeze(0)), present, high, low, rescue=True)
 
 
 # -- RoIAlign -----------------------------------------------------------------------------------------
@@ -85,13 +86,10 @@ def pixels(features: Sequence[torch.Tensor]) -> torch.Tensor:
 class Placed(NamedTuple):
     """Where RoIs are in the table of ``pixels``, each (R,)."""
 
-    start: torch.Tensor
-    """int64: row of the first pixel of the RoI's level and image."""
-    height: torch.Tensor
-    """int64: of the level."""
+    start: torch.Tensor  # int64: row of the first pixel of the RoI's level and image
+    height: torch.Tensor  # int64: of the level
     width: torch.Tensor
-    scale: torch.Tensor
-    """Of the level: its pixels per pixel of the image."""
+    scale: torch.Tensor  # of the level: its pixels per pixel of the image
 
 
 def placed(
@@ -153,16 +151,10 @@ def _axis_taps(
 class Outlines(NamedTuple):
     """Polygons of a batch's objects as edges, in pixels of the resized images."""
 
-    edges: torch.Tensor
-    """float32 (E, 4): x, y of an edge's beginning and end; an object's polygons and their edges follow each other."""
-    polygons: torch.Tensor
-    """int32 (E,): number of the edge's polygon in its object, from 0."""
-    offsets: torch.Tensor
-    """int64 (B * G + 1,): edges of the objects."""
-
-    def to(self, device: torch.device) -> "Outlines":
-        """Copy to a device."""
-        return Outlines(*(each.to(device, non_blocking=True) for each in self))
+    # An object's polygons and their edges follow each other.
+    edges: torch.Tensor  # float32 (E, 4): x, y of an edge's beginning and end
+    polygons: torch.Tensor  # int32 (E,): number of the edge's polygon in its object, from 0
+    offsets: torch.Tensor  # int64 (B * G + 1,): edges of the objects
 
 
 def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor, size: int) -> torch.Tensor:
@@ -266,7 +258,7 @@ def _mask_example(
     for polygons in (1, 2, 0, 1):
         outlines = [50 + 40 * torch.randn(points, 2, generator=numbers) for _ in range(polygons)]
         objects.append(outlines)
-    drawn = outlines_of(objects).to(device)
+    drawn = Outlines(*(each.to(device) for each in outlines_of(objects)))
     corner = torch.rand(rois, 2, generator=numbers) * 60
     boxes = torch.cat((corner, corner + 3 + 70 * torch.rand(rois, 2, generator=numbers)), 1).to(device)
     which = (torch.arange(rois) % 5 - 1).to(device)

@@ -7,28 +7,26 @@ from typing import List, NamedTuple, Sequence
 import torch
 
 from benchmarks.detection.pytorch import nms
-from benchmarks.maskrcnn.pytorch.anchors import HEAD_WEIGHTS, RPN_WEIGHTS, clip, decode
+from benchmarks.detection.pytorch.boxes import Found, best_of_images, decode
+from benchmarks.maskrcnn.pytorch.anchors import HEAD_WEIGHTS, RPN_WEIGHTS, clip
+from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.targets import take
 
 
 class Proposals(NamedTuple):
     """Boxes in which an object may be, by falling score in each image."""
 
-    boxes: torch.Tensor
-    """(B, P, 4)"""
-    valid: torch.Tensor
-    """bool (B, P): which are there."""
+    boxes: torch.Tensor  # (B, P, 4)
+    valid: torch.Tensor  # bool (B, P): which are there
 
 
 class Limits(NamedTuple):
     """How many boxes go how far."""
 
-    candidates: int
-    """Of a level of an image, before the suppression."""
-    proposals: int
-    """Behind it: over all levels, and of all images together if ``of_batch``."""
+    candidates: int  # of a level of an image, before the suppression
+    proposals: int  # behind it: over all levels, and of all images together if ``of_batch``
     of_batch: bool
-    overlap: float
+    overlap: float  # IoU above which the lower score of a level is removed
 
 
 @torch.no_grad()
@@ -80,28 +78,13 @@ def trimmed(proposals: Proposals) -> Proposals:
     return Proposals(proposals.boxes[:, :most], proposals.valid[:, :most])
 
 
-class Found(NamedTuple):
-    """Detections of a batch, image by image, by falling score."""
-
-    images: torch.Tensor
-    """int64 (D,): positions in the batch."""
-    boxes: torch.Tensor
-    """(D, 4) in pixels of the resized images."""
-    scores: torch.Tensor
-    """(D,)"""
-    labels: torch.Tensor
-    """int64 (D,): 1 to C."""
-
-
 @torch.no_grad()
 def detect(
     logits: torch.Tensor,
     offsets: torch.Tensor,
     proposals: Proposals,
     sizes: torch.Tensor,
-    threshold: float,
-    overlap: float,
-    limit: int,
+    config: Config,
     suppress: nms.Suppress = nms.keep_of_groups,
 ) -> Found:
     """Give each proposal its classes' boxes, remove what overlaps in a class, and keep the best of each image.
@@ -111,21 +94,14 @@ def detect(
         offsets: (B, P, C + 1, 4).
         proposals: what they belong to.
         sizes: (B, 2), width and height of the images.
-        threshold: least score.
-        overlap: IoU above which the lower score of a class is removed.
-        limit: detections of an image.
+        config: least score, IoU above which the lower score of a class is removed, and detections of an image.
         suppress: implementation of the suppression.
     """
-    scores = logits.float().softmax(-1)[..., 1:]
-    image, proposal, label = (scores.masked_fill(~proposals.valid.unsqueeze(-1), 0.0) > threshold).nonzero(
-        as_tuple=True
-    )
+    scores = logits.float().softmax(-1)[..., 1:].masked_fill(~proposals.valid.unsqueeze(-1), 0.0)
+    image, proposal, label = (scores > config.score_threshold).nonzero(as_tuple=True)
     boxes = decode(offsets.float()[image, proposal, label + 1], proposals.boxes[image, proposal], HEAD_WEIGHTS)
     boxes = clip(boxes.unsqueeze(1), sizes[image]).squeeze(1)
     values = scores[image, proposal, label]
-    kept = nms.nms(boxes, values, image * scores.shape[-1] + label, overlap, suppress=suppress)
-    kept = kept[image[kept].argsort(stable=True)]
-    counts = image[kept].bincount(minlength=len(sizes))
-    rank = torch.arange(len(kept), device=kept.device) - (counts.cumsum(0) - counts)[image[kept]]
-    kept = kept[rank < limit]
+    kept = nms.nms(boxes, values, image * scores.shape[-1] + label, config.nms_iou, suppress=suppress)
+    kept = best_of_images(kept, image, config.detections)
     return Found(image[kept], boxes[kept], values[kept], label[kept] + 1)

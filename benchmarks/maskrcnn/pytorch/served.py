@@ -1,4 +1,4 @@
-"""Inference as one program of fixed shapes: what model.py's ``detect`` finds, without a number that waits for data.
+"""Inference as one program of fixed shapes: what model.py finds, without a number that waits for data.
 
 Every image has as many proposals and detections as there may be, of which some are empty. Loops whose rounds depend on
 the data are PyTorch's while_loop, which torch.export and ONNX have too. H, W and the batch may have any size.
@@ -6,7 +6,8 @@ the data are PyTorch's while_loop, which torch.export and ONNX have too. H, W an
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+import copy
+from typing import Sequence, Tuple
 
 import torch
 from torch import nn
@@ -14,11 +15,13 @@ from torch._higher_order_ops import while_loop
 from torch.nn import functional
 
 from benchmarks.detection.pytorch import nms
+from benchmarks.detection.pytorch.boxes import Found, decode
 from benchmarks.maskrcnn.pytorch import anchors, operators
+from benchmarks.maskrcnn.pytorch.choice import Chosen
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.network import BOX_BINS, MASK_BINS, MASK_SIZE, MaskRCNN, Scored
-from benchmarks.maskrcnn.pytorch.operators import POOLED_LEVELS, Placed
-from benchmarks.maskrcnn.pytorch.proposals import Limits, Proposals, propose
+from benchmarks.maskrcnn.pytorch.model import Model, Scored
+from benchmarks.maskrcnn.pytorch.operators import MASK_SIZE, Placed
+from benchmarks.maskrcnn.pytorch.proposals import Proposals
 
 Outputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -26,9 +29,11 @@ Outputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 class Served(nn.Module):
     """The network and all that follows it, up to the masks' probabilities."""
 
-    def __init__(self, network: MaskRCNN, config: Config) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.network, self.config = network, config
+        self.network, self._model = model.network, copy.copy(model)
+        self._model.is_static = True
+        self._model.operators = Chosen({}, suppress=suppress, roi_align=roi_align, detect=detect)
 
     def forward(self, images: torch.Tensor, sizes: torch.Tensor) -> Outputs:
         """Boxes (B, D, 4), scores (B, D), labels int64 (B, D) and masks (B, D, 28, 28), by falling score.
@@ -39,49 +44,21 @@ class Served(nn.Module):
             images: uint8 (B, 3, H, W).
             sizes: float32 (B, 2): width and height of each image without its padding.
         """
+        config = self._model.config
         levels, scored = self.network(images)
-        found = self._proposals(levels, scored, sizes)
-        pooled = roi_align(levels[:POOLED_LEVELS], found.boxes, BOX_BINS, self.config.edge)
-        logits, offsets = self.network.boxes(pooled)
-        boxes, scores, labels = self._detections(logits, offsets, found, sizes)
-        pooled = roi_align(levels[:POOLED_LEVELS], boxes, MASK_BINS, self.config.edge)
-        masks = self.network.masks(pooled, labels.flatten()).sigmoid()
-        masks = masks.view(-1, self.config.detections, MASK_SIZE, MASK_SIZE)
-        return boxes, scores, labels, masks * (labels > 0)[..., None, None]
-
-    def _proposals(self, levels: List[torch.Tensor], scored: Scored, sizes: torch.Tensor) -> Proposals:
-        config = self.config
         shapes = [(level.shape[2], level.shape[3]) for level in levels]
         grid = anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, sizes.device)
         # A level may have fewer anchors than candidates are taken: so many more, that are never chosen.
-        more = config.candidates_test
-        return propose(
+        more = config.rpn_pre_nms_top_n_test
+        scored = Scored(
             [functional.pad(each, (0, more), value=float("-inf")) for each in scored.scores],
             [functional.pad(each, (0, 0, 0, more)) for each in scored.offsets],
-            [functional.pad(each, (0, 0, 0, more)) for each in grid],
-            sizes,
-            Limits(more, config.proposals_test, False, config.proposal_overlap),
-            suppress,
         )
-
-    def _detections(
-        self, logits: torch.Tensor, offsets: torch.Tensor, found: Proposals, sizes: torch.Tensor
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Boxes (B, D, 4), scores (B, D) and labels int64 (B, D) of logits (B * P, C + 1)."""
-        config, classes = self.config, logits.shape[1] - 1
-        count = found.boxes.shape[1]
-        scores = logits.softmax(-1)[:, 1:].view(-1, count, classes)
-        scores = scores.masked_fill(~found.valid.unsqueeze(-1) | (scores <= config.score_threshold), 0.0)
-        boxes = anchors.decode(
-            offsets.view(-1, count, classes + 1, 4)[:, :, 1:], found.boxes.unsqueeze(2), anchors.HEAD_WEIGHTS
-        )
-        boxes = anchors.clip(boxes, sizes).flatten(1, 2)
-        picked = best_of_classes(boxes, scores, config.detection_overlap, config.detections)
-        values = scores.flatten(1).gather(1, picked.clamp(min=0))
-        values = values.masked_fill(picked < 0, 0.0)
-        labels = (picked % classes + 1).masked_fill(picked < 0, 0)
-        chosen = boxes.gather(1, picked.clamp(min=0).unsqueeze(-1).expand(-1, -1, 4))
-        return chosen.masked_fill((picked < 0).unsqueeze(-1), 0.0), values, labels
+        grid = [functional.pad(each, (0, 0, 0, more)) for each in grid]
+        found, masks = self._model.detections(levels, scored, grid, sizes)
+        boxes, scores, labels = (each.unflatten(0, (-1, config.detections)) for each in found[1:])
+        masks = masks.view(-1, config.detections, MASK_SIZE, MASK_SIZE)
+        return boxes, scores, labels, masks * (labels > 0)[..., None, None]
 
 
 def suppress(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -97,6 +74,29 @@ def suppress(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torc
     kept, _ = while_loop(changes, again, (alive.clone(), torch.zeros_like(alive)))
     found: torch.Tensor = kept
     return found
+
+
+def detect(
+    logits: torch.Tensor,
+    offsets: torch.Tensor,
+    proposals: Proposals,
+    sizes: torch.Tensor,
+    config: Config,
+    _: nms.Suppress,
+) -> Found:
+    """As proposals.detect, with as many detections of each image as there may be: label 0 and zeros where none is."""
+    classes, limit = logits.shape[2] - 1, config.detections
+    scores = logits.softmax(-1)[..., 1:]
+    scores = scores.masked_fill(~proposals.valid.unsqueeze(-1) | (scores <= config.score_threshold), 0.0)
+    boxes = decode(offsets[:, :, 1:], proposals.boxes.unsqueeze(2), anchors.HEAD_WEIGHTS)
+    boxes = anchors.clip(boxes, sizes).flatten(1, 2)
+    picked = best_of_classes(boxes, scores, config.nms_iou, limit)
+    values = scores.flatten(1).gather(1, picked.clamp(min=0)).masked_fill(picked < 0, 0.0)
+    labels = (picked % classes + 1).masked_fill(picked < 0, 0)
+    chosen = boxes.gather(1, picked.clamp(min=0).unsqueeze(-1).expand(-1, -1, 4))
+    chosen = chosen.masked_fill((picked < 0).unsqueeze(-1), 0.0)
+    images = torch.arange(boxes.shape[0], device=boxes.device).unsqueeze(1).expand(-1, limit).flatten()
+    return Found(images, chosen.flatten(0, 1), values.flatten(), labels.flatten())
 
 
 def best_of_classes(boxes: torch.Tensor, scores: torch.Tensor, threshold: float, limit: int) -> torch.Tensor:
@@ -138,18 +138,18 @@ def best_of_classes(boxes: torch.Tensor, scores: torch.Tensor, threshold: float,
     return found
 
 
-def roi_align(features: Sequence[torch.Tensor], rois: torch.Tensor, bins: int, edge: float) -> torch.Tensor:
-    """As operators.roi_align, of boxes (B, S, 4): one pixel of the sixteen of all bins after the other."""
-    batch, count = rois.shape[0], rois.shape[1]
-    images = torch.arange(batch, device=rois.device).unsqueeze(1).expand(batch, count).flatten()
-    level, boxes = operators.levels_of(rois.flatten(0, 1)), anchors.sampled(rois.flatten(0, 1), edge)
+def roi_align(
+    features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int, edge: float
+) -> torch.Tensor:
+    """As operators.roi_align: one pixel of the sixteen of all bins after the other."""
+    level = operators.levels_of(rois, edge)
     heights, widths = (
         torch.cat([torch.full((1,), each.shape[axis], device=rois.device) for each in features]) for axis in (2, 3)
     )
-    counts = batch * heights * widths
+    counts = features[0].shape[0] * heights * widths
     start = (counts.cumsum(0) - counts)[level] + images * heights[level] * widths[level]
     where = Placed(start, heights[level], widths[level], 0.25 / (2.0 ** level.to(rois.dtype)))
-    places, weights = operators.taps(boxes, where, bins)
+    places, weights = operators.taps(rois, where, bins)
     table = operators.pixels(features)
     pooled = sum(
         functional.embedding(places[..., tap], table) * weights[..., tap : tap + 1] for tap in range(places.shape[-1])

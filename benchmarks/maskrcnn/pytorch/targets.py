@@ -13,20 +13,6 @@ import torch
 BACKGROUND, BETWEEN = -1, -2
 
 
-def overlaps(objects: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Intersection over union (B, G, N) of ``objects`` (B, G, 4) and ``boxes`` (B or 1, N, 4)."""
-    one, other = objects.unsqueeze(2), boxes.unsqueeze(1)
-    width = torch.minimum(one[..., 2], other[..., 2]) - torch.maximum(one[..., 0], other[..., 0])
-    height = torch.minimum(one[..., 3], other[..., 3]) - torch.maximum(one[..., 1], other[..., 1])
-    both = width.clamp_(min=0).mul_(height.clamp_(min=0))
-    union = _area(one) + _area(other) - both
-    return both / union.clamp_(min=torch.finfo(union.dtype).tiny)
-
-
-def _area(boxes: torch.Tensor) -> torch.Tensor:
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-
-
 def match(quality: torch.Tensor, present: torch.Tensor, high: float, low: float, rescue: bool) -> torch.Tensor:
     """Return the object int64 (B, N) of each box, BACKGROUND below ``low`` or BETWEEN it and ``high``.
 
@@ -70,12 +56,9 @@ def _mix(value: torch.Tensor) -> torch.Tensor:
 class Sample(NamedTuple):
     """Boxes that a loss looks at: the slots of each image hold objects, then background, then nothing."""
 
-    positions: torch.Tensor
-    """int64 (B, S): of the boxes."""
-    positive: torch.Tensor
-    """bool (B, S)."""
-    filled: torch.Tensor
-    """bool (B, S)."""
+    positions: torch.Tensor  # int64 (B, S): of the boxes
+    positive: torch.Tensor  # bool (B, S)
+    filled: torch.Tensor  # bool (B, S)
 
 
 def sample(matched: torch.Tensor, usable: torch.Tensor, seeds: torch.Tensor, slots: int, share: float) -> Sample:

@@ -25,8 +25,8 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import abilities
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
+from benchmarks.common.torch.flat_optimizer import ALIGNMENT, FlatOptimizer, ScaleRule, unchanged
 from benchmarks.common.torch.optimizers import Build
-from benchmarks.common.torch.updates import ALIGNMENT, ScaleRule, Updates, unchanged
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import Detections
 from benchmarks.detection.evaluator import Evaluator
@@ -34,16 +34,13 @@ from benchmarks.maskrcnn import events
 from benchmarks.maskrcnn.order import Shape, all_shapes
 from benchmarks.maskrcnn.pytorch.choice import Chosen, choose, is_captured
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput, batch_of, synthetic_batch
+from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput, synthetic_batch
 from benchmarks.maskrcnn.pytorch.evaluation import detections
-from benchmarks.maskrcnn.pytorch.model import Model
-from benchmarks.maskrcnn.pytorch.network import MaskRCNN
+from benchmarks.maskrcnn.pytorch.model import MaskRCNN, Model
 from benchmarks.maskrcnn.schedule import Rates, rates
 
-QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}
-"""Name of the quality of each kind of comparison."""
-EDGES = 1 << 18
-"""Of a batch's outlines that a graph has room for, 5 MB; a batch with more is trained without a graph."""
+QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}  # name of the quality of each kind of comparison
+EDGES = 1 << 18  # of a batch's outlines that a graph has room for, 5 MB; a batch with more is trained without a graph
 
 
 class Training:
@@ -67,7 +64,7 @@ class Training:
         candidates = sgd_candidates(config, matrices)
         if config.cuda_graph:
             candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
-        self.updates = Updates(
+        self.optimizer = FlatOptimizer(
             [*matrices, *biases],
             candidates,
             kernel,
@@ -90,7 +87,7 @@ class Training:
     def graph_of(self, batch: Batch) -> Optional[Captured]:
         """Return the captured step for ``batch``; None where there is none, or the batch is more than it holds."""
         height, width = batch.images.shape[2:]
-        return self.graphs.get((height, width)) if len(batch.outlines.edges) <= EDGES else None
+        return self.graphs.get((height, width)) if len(batch.edges) <= EDGES else None
 
 
 def build(
@@ -101,11 +98,11 @@ def build(
     trained: Optional[Path] = None,
     shapes: Optional[Sequence[Shape]] = None,
 ) -> Training:
-    """Build with what ``content`` saved, or with rank 0's fresh weights and those of the file ``trained``; warm up.
+    """Build with what ``state_dict`` saved, or with rank 0's fresh weights and those of the file ``trained``; warm up.
 
     ``shapes`` are those of the images to come; default: all that there may be.
     """
-    config, operators = settle(config, ranks, saved.get("operators", {}))
+    config, operators = resolve(config, ranks, saved.get("operators", {}))
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         torch.manual_seed(config.seed)
         kernel = saved.get("kernel", config.optimizer_kernel)
@@ -116,7 +113,7 @@ def build(
         warm_up(training, shapes or all_shapes(config.short_side, config.long_side, config.bucket_step))
     if saved:
         training.network.load_state_dict(saved["network"])
-        training.updates.restore(saved)
+        training.optimizer.restore(saved)
     return training
 
 
@@ -125,7 +122,7 @@ def train_step(training: Training, batch: Batch, rates: Rates) -> torch.Tensor:
     training.set_rates(rates)
     graph = training.graph_of(batch)
     if graph is not None:  # the same, captured
-        loss: torch.Tensor = graph(*batch.tensors())
+        loss: torch.Tensor = graph(*batch)
         return loss
     return whole_step(training, batch)
 
@@ -134,8 +131,8 @@ def whole_step(training: Training, batch: Batch) -> torch.Tensor:
     """Forward, backward and update on one batch, at the rates that are set; returns the sum of this rank's losses."""
     losses = training.model.losses(batch)
     loss = torch.stack(list(losses.values())).sum()
-    training.updates.scaled(loss).backward()
-    training.updates.step(training.rates, training.ranks.size)  # averaged over the ranks
+    training.optimizer.scaled(loss).backward()
+    training.optimizer.step(training.rates, training.ranks.size)  # averaged over the ranks
     return loss.detach()
 
 
@@ -157,7 +154,7 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
     if training.ranks.context.type != "cuda":
         listed = listed[-1:]
     first: Optional[Captured] = None
-    with unchanged(training.network, training.updates):
+    with unchanged(training.network, training.optimizer):
         for number, shape in enumerate(listed, start=1):
             if training.ranks.rank == 0 and len(listed) > 1:
                 print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
@@ -165,29 +162,29 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
             if config.compile != "none":
                 abilities.compile_in_turns(partial(_own_pass, training, batch), training.ranks)
             if config.cuda_graph:
-                training.graphs[shape] = Captured(once, batch.tensors(), repeat, first)
+                training.graphs[shape] = Captured(once, batch, repeat, first)
                 first = first or training.graphs[shape]
             else:
-                repeat(*batch.tensors())
+                repeat(*batch)
     pytorch.total([0.0])
 
 
 def _own_pass(training: Training, batch: Batch) -> None:
     """Forward and backward pass whose gradients no other rank sees."""
     torch.stack(list(training.model.losses(batch).values())).sum().backward()
-    training.updates.gradients.zero_()
+    training.optimizer.gradients.zero_()
 
 
 def _on_tensors(training: Training, *tensors: torch.Tensor) -> torch.Tensor:
-    return whole_step(training, batch_of(tensors))
+    return whole_step(training, Batch(*tensors))
 
 
-def settle(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Config, Chosen]:
+def resolve(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Config, Chosen]:
     """Choose what "auto" leaves open: compilation, graph, operators; ``saved`` are a checkpoint's operators."""
     asked = config.cuda_graph
     if config.optimizer_kernel == "plain" or not config.warm_up_steps:
         config = dataclasses.replace(config, cuda_graph=False)
-    config = abilities.settle(config, ranks)
+    config = abilities.resolve(config, ranks)
     operators = choose(config, ranks, saved)
     if config.cuda_graph:
         config = dataclasses.replace(config, cuda_graph=is_captured(operators, asked, ranks))
@@ -218,10 +215,10 @@ def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Di
     return {"plain": partial(build, foreach=True), "fused": partial(build, fused=True)}
 
 
-def content(training: Training) -> Dict[str, Any]:
+def state_dict(training: Training) -> Dict[str, Any]:
     """What all ranks have in common, which is everything."""
     names = {"operators": training.model.operators.names}
-    return {"network": training.network.state_dict(), **training.updates.content(), **names}
+    return {"network": training.network.state_dict(), **training.optimizer.state_dict(), **names}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -237,7 +234,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with ExitStack() as owned, run.timed(lambda: events.timeline(config, orders.steps)):
         batches = owned.enter_context(closing(TrainingInput(orders, ranks, run.position)))
         run.log(samples(len(data.train.with_objects), len(data.val)))
-        run.keep(partial(content, training))
+        run.register_state(partial(state_dict, training))
         run.use(Evaluator(data, QUALITIES, run.output, config.eval_workers))
         for _ in run.blocks():
             for number in run.steps():

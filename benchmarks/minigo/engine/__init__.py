@@ -1,10 +1,10 @@
 """Go and its search: the rules of MLPerf's reference, PUCT over many games at once, compiled from C++."""
 
-from benchmarks.minigo.engine.games import Evaluate, Game, Games, Match, Study
+from benchmarks.minigo.engine.games import Evaluate, Game, Games, Study
 from benchmarks.minigo.engine.position import BLACK, FEATURES, WHITE, IllegalMove, Position, Rules, name_of
 from benchmarks.minigo.engine.search import Search
 
 __all__ = [
-    "BLACK", "FEATURES", "WHITE", "Evaluate", "Game", "Games", "IllegalMove", "Match", "Position", "Rules", "Search",
+    "BLACK", "FEATURES", "WHITE", "Evaluate", "Game", "Games", "IllegalMove", "Position", "Rules", "Search",
     "Study", "name_of",
 ]  # fmt: skip

@@ -21,7 +21,6 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 from benchmarks.minigo.engine import Games, Position, Rules, Search
-from benchmarks.minigo.engine.plain import search
 
 CUT = 4
 """Moves of a game whose random ends cost next to nothing."""
@@ -31,7 +30,7 @@ Array = Any
 def compiled(size: int, readouts: int, seconds: float, threads: int = 1, games: int = 8) -> float:
     """Return playouts a second of many games; what ends a game in the tree and needs no network is not counted."""
     rules = Rules(size=size)
-    pool = Games(rules, Search(readouts=readouts, parallel_leaves=8), games, seed=1, threads=threads)
+    pool = Games(rules, [Search(readouts=readouts, parallel_leaves=8)], games, seed=1, threads=threads)
     batch = 8 * games
     planes = np.zeros((batch, size, size, rules.planes), np.uint8)
     policy, value = np.full((batch, rules.moves), 1 / rules.moves, np.float32), np.zeros(batch, np.float32)
@@ -54,15 +53,6 @@ def openings(size: int) -> List[List[int]]:
     return found
 
 
-def plain_python(size: int, readouts: int) -> float:
-    """Return playouts a second of the plain search, from positions over a game."""
-    starts = openings(size)
-    begin = time.process_time()
-    for moves in starts:
-        search(size, readouts, moves)
-    return len(starts) * readouts / (time.process_time() - begin)
-
-
 def open_spiel(size: int, readouts: int, cut: int) -> float:
     """Return playouts a second of OpenSpiel's search, from the same positions; ``cut`` ends games so many moves on."""
     pyspiel: Any = importlib.import_module("pyspiel")
@@ -81,28 +71,16 @@ def open_spiel(size: int, readouts: int, cut: int) -> float:
     return len(openings(size)) * readouts / seconds
 
 
-def medians(measure: List[Callable[[], Dict[str, float]]], repeats: int) -> Dict[str, float]:
-    """Call all in turn, ``repeats`` times; return the median of each figure."""
-    found: Dict[str, List[float]] = {}
-    for _ in range(repeats):
-        for each in measure:
-            for name, figure in each().items():
-                found.setdefault(name, []).append(figure)
-    return {name: statistics.median(figures) for name, figures in found.items()}
-
-
 def measured(size: int, readouts: int, seconds: float, repeats: int, threads: int) -> Dict[str, float]:
-    """Return the figures of one board, and how often as fast as the others the compiled search is."""
-    kinds: List[Callable[[], Dict[str, float]]] = [
-        lambda: {"engine": compiled(size, readouts, seconds)},
-        lambda: {"plain_python": plain_python(size, readouts)},
-    ]
+    """Return the figures of one board, and how often as fast as OpenSpiel's the compiled search is."""
+    kinds: Dict[str, Callable[[], float]] = {"engine": lambda: compiled(size, readouts, seconds)}
     if threads > 1:
-        kinds.append(lambda: {f"engine_{threads}_threads": compiled(size, readouts, seconds, threads)})
+        kinds[f"engine_{threads}_threads"] = lambda: compiled(size, readouts, seconds, threads)
     if importlib.util.find_spec("pyspiel") is not None:
-        kinds.append(lambda: {"open_spiel": open_spiel(size, readouts, 0)})
-        kinds.append(lambda: {"open_spiel_cut": open_spiel(size, readouts, CUT)})
-    found = medians(kinds, repeats)
+        kinds["open_spiel"] = lambda: open_spiel(size, readouts, 0)
+        kinds["open_spiel_cut"] = lambda: open_spiel(size, readouts, CUT)
+    figures = [{name: measure() for name, measure in kinds.items()} for _ in range(repeats)]
+    found = {name: statistics.median(each[name] for each in figures) for name in kinds}
     ratios = {f"engine_over_{name}": found["engine"] / found[name] for name in found if not name.startswith("engine")}
     return {**found, **ratios}
 

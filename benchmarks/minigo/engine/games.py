@@ -39,38 +39,73 @@ class Game:
     """In a match, which of the two players had black."""
 
 
-class _Pool:
-    """The compiled games and what the two kinds of callers share."""
+class Games:
+    """Many games at once whose leaves share a batch, of one player with itself or of two that have black in turn.
+
+    A game is a function of the seed, its number and the evaluations that it gets: with one thread, or without a
+    cache, the same games come again, however many are played at once. No lock is held between ``leaves`` and
+    ``answer``, nor the interpreter's while either works.
+    """
 
     def __init__(
-        self, rules: Rules, searches: Sequence[Search], games: int, seed: int, first: int, threads: int
+        self,
+        rules: Rules,
+        searches: Sequence[Search],
+        games: int,
+        seed: int,
+        first: int = 0,
+        threads: int = 1,
+        count: Optional[int] = None,
     ) -> None:
+        """Prepare ``games`` games at once, numbered from ``first``; they start with the first ``leaves``.
+
+        Two ``searches`` are those of player 0 and player 1, each with a tree of its own: player ``number & 1`` is
+        black, and resignation follows the first (cc/eval.cc, v0.7). ``count`` games are played; None: without end.
+        """
         if games < 1 or threads < 1:
             raise Problem(f"games {games}, threads {threads}", "at least one of each", "set them")
         self.rules, self._leaves = rules, [search.parallel_leaves for search in searches]
+        self._rows = [0] * len(searches)
         native = (NativeSearch * len(searches))(*[search.native(rules.size) for search in searches])
         start = Position(rules)
         self._handle = engine().minigo_pool(
             rules.native(), native, len(searches), games, seed & (1 << 64) - 1, first, threads,
             start.start.ctypes.data, start.first,
         )  # fmt: skip
+        if count is not None:
+            engine().minigo_pool_stop(self._handle, first + count)
 
     def __del__(self) -> None:
         handle = self.__dict__.get("_handle")
         if handle:
             engine().minigo_pool_free(handle)
 
-    def _fill(self, side: int, planes: Array) -> int:
+    @property
+    def running(self) -> bool:
+        """Whether a game is under way or still to be started."""
+        return bool(engine().minigo_pool_running(self._handle))
+
+    def leaves(self, planes: Array, player: int = 0) -> int:
+        """Fill rows of ``planes``, uint8 or float32 [batch, N, N, planes], and return how many need an evaluation.
+
+        They are of the games in which ``player`` is to move. The batch holds at least ``parallel_leaves`` rows; where
+        it has no room for all games they are served in turn. 0 where the cache or the rules answered everything: then
+        ``answer`` returns the games that ended.
+        """
         floats = checked_planes(planes, (self.rules.size, self.rules.size, self.rules.planes))
-        if len(planes) < self._leaves[side]:
+        if len(planes) < self._leaves[player]:
             raise Problem(
                 f"a batch of {len(planes)}",
-                f"at least the {self._leaves[side]} leaves that one game searches at once",
+                f"at least the {self._leaves[player]} leaves that one game searches at once",
                 "make the batch larger, or set fewer parallel_leaves",
             )
-        return int(engine().minigo_pool_leaves(self._handle, side, planes.ctypes.data, len(planes), floats))
+        rows = engine().minigo_pool_leaves(self._handle, player, planes.ctypes.data, len(planes), floats)
+        self._rows[player] = int(rows)
+        return self._rows[player]
 
-    def _take(self, side: int, rows: int, policy: Array, value: Array) -> List[Game]:
+    def answer(self, policy: Array, value: Array, player: int = 0) -> List[Game]:
+        """Take policies float32 [n, moves] and values float32 [n] of the side to move; return the games that ended."""
+        rows, self._rows[player] = self._rows[player], 0
         policy = np.ascontiguousarray(policy, np.float32).reshape(-1, self.rules.moves)
         value = np.ascontiguousarray(value, np.float32).reshape(-1)
         if len(policy) < rows or len(value) < rows:
@@ -81,7 +116,7 @@ class _Pool:
             )
         if not (np.isfinite(policy[:rows]).all() and np.isfinite(value[:rows]).all()):
             raise Problem("an evaluation that is not finite", "numbers", "see why the network returns NaN or infinity")
-        count = engine().minigo_pool_answer(self._handle, side, policy.ctypes.data, value.ctypes.data)
+        count = engine().minigo_pool_answer(self._handle, player, policy.ctypes.data, value.ctypes.data)
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Game:
@@ -106,121 +141,6 @@ class _Pool:
             black=found.black,
         )
 
-    @property
-    def running(self) -> bool:
-        """Whether a game is under way or still to be started."""
-        return bool(engine().minigo_pool_running(self._handle))
-
-    def stop(self, after: int) -> None:
-        """Start no game numbered ``after`` or higher; those under way are played to their end."""
-        engine().minigo_pool_stop(self._handle, after)
-
-    def forget(self) -> None:
-        """Empty the cache of evaluations, as a new network needs it."""
-        engine().minigo_pool_forget(self._handle)
-
-
-class Games:
-    """Many games at once whose leaves share a batch.
-
-    A game is a function of the seed, its number and the evaluations that it gets: with one thread, or without a
-    cache, the same games come again, however many are played at once. No lock is held between ``leaves`` and
-    ``answer``, nor the interpreter's while either works.
-    """
-
-    def __init__(self, rules: Rules, search: Search, games: int, seed: int, first: int = 0, threads: int = 1) -> None:
-        """Prepare ``games`` games at once, numbered from ``first``; they start with the first ``leaves``."""
-        self.rules, self.search = rules, search
-        self._pool = _Pool(rules, [search], games, seed, first, threads)
-        self._rows = 0
-
-    def leaves(self, planes: Array) -> int:
-        """Fill rows of ``planes``, uint8 or float32 [batch, N, N, planes], and return how many need an evaluation.
-
-        The batch holds at least ``parallel_leaves`` rows; where it has no room for all games they are served in
-        turn. 0 where the cache or the rules answered everything: then ``answer`` returns the games that ended.
-        """
-        self._rows = self._pool._fill(0, planes)
-        return self._rows
-
-    def answer(self, policy: Array, value: Array) -> List[Game]:
-        """Take policies float32 [n, moves] and values float32 [n] of the side to move; return the games that ended."""
-        rows, self._rows = self._rows, 0
-        return self._pool._take(0, rows, policy, value)
-
-    @property
-    def running(self) -> bool:
-        """Whether a game is under way or still to be started."""
-        return self._pool.running
-
-    def stop(self, after: int) -> None:
-        """Start no game numbered ``after`` or higher; those under way are played to their end."""
-        self._pool.stop(after)
-
-    def forget(self) -> None:
-        """Empty the cache of evaluations, as a new network needs it."""
-        self._pool.forget()
-
-
-class Match:
-    """Two players against each other, each with a tree of its own; they take black in turn (cc/eval.cc, v0.7)."""
-
-    def __init__(
-        self,
-        rules: Rules,
-        searches: Sequence[Search],
-        games: int,
-        seed: int,
-        first: int = 0,
-        threads: int = 1,
-        count: Optional[int] = None,
-    ) -> None:
-        """Prepare ``count`` games (default: ``games``), ``games`` at once.
-
-        ``searches`` are those of player 0 and player 1; resignation follows the first. Player ``number & 1`` is black.
-        """
-        if len(searches) != 2:
-            raise Problem(f"{len(searches)} searches", "one for each of the two players", "give two")
-        self.rules = rules
-        self._pool = _Pool(rules, searches, games, seed, first, threads)
-        self._pool.stop(first + (games if count is None else count))
-        self._rows = [0, 0]
-        self.results: List[Game] = []
-
-    def leaves(self, which: int, planes: Array) -> int:
-        """Fill rows for the games in which player ``which`` is to move, as ``Games.leaves`` does."""
-        self._rows[which] = self._pool._fill(which, planes)
-        return self._rows[which]
-
-    def answer(self, which: int, policy: Array, value: Array) -> List[Game]:
-        """Take the evaluations of player ``which`` and return the games that ended; ``results`` keeps all."""
-        rows, self._rows[which] = self._rows[which], 0
-        ended = self._pool._take(which, rows, policy, value)
-        self.results += ended
-        return ended
-
-    @property
-    def running(self) -> bool:
-        """Whether a game is under way or still to be started."""
-        return self._pool.running
-
-    def wins(self, which: int) -> float:
-        """Return how many of the ended games player ``which`` won; a draw is half a win."""
-        return sum(0.5 + 0.5 * (game.outcome if game.black == which else -game.outcome) for game in self.results)
-
-    def play(self, evaluators: Sequence[Evaluate], batch: int) -> List[Game]:
-        """Play all games and return them in the order of their ends."""
-        planes = np.zeros((batch, self.rules.size, self.rules.size, self.rules.planes), np.uint8)
-        while self.running:
-            for which in (0, 1):
-                rows = self.leaves(which, planes)
-                self.answer(which, *(evaluators[which](planes[:rows]) if rows else self.nothing()))
-        return self.results
-
-    def nothing(self) -> Tuple[Array, Array]:
-        """Return the evaluations of no leaf."""
-        return np.zeros((0, self.rules.moves), np.float32), np.zeros(0, np.float32)
-
 
 class Study:
     """The search of one position at a time, whose moves the caller plays: for GTP, problems and analysis."""
@@ -233,7 +153,8 @@ class Study:
             position.start.ctypes.data, position.first,
         )  # fmt: skip
         self._planes = np.zeros((search.parallel_leaves, self.rules.size, self.rules.size, self.rules.planes), np.uint8)
-        self._position = Position(self.rules, *_stones(position.start), position.first)
+        self.position = position.beginning()
+        """What is searched; play by ``play`` alone."""
         for move in position.moves:
             self.play(move)
 
@@ -246,9 +167,9 @@ class Study:
         """Play for the side to move; IllegalMove where the rules do not allow it."""
         refused = engine().minigo_study_play(self._handle, move)
         if refused:
-            played = len(self._position.moves)
-            raise illegal(move, self.rules.size, self._position.to_play, REASONS[refused], played)
-        self._position.play(move)
+            played = len(self.position.moves)
+            raise illegal(move, self.rules.size, self.position.to_play, REASONS[refused], played)
+        self.position.play(move)
 
     def search_with(self, evaluate: Evaluate) -> None:
         """Search the position with the readouts of the search, in addition to what the tree has."""
@@ -282,7 +203,3 @@ class Study:
     def value(self) -> float:
         """The root's value, from black's side."""
         return float(engine().minigo_study_value(self._handle))
-
-
-def _stones(start: Array) -> Tuple[List[int], List[int]]:
-    return np.flatnonzero(start == 1).tolist(), np.flatnonzero(start == 2).tolist()

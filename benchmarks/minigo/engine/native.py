@@ -98,7 +98,6 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
          POINTER(POINTER(c_float))],
     ),
     "minigo_pool_stop": (None, [c_void_p, c_int]),
-    "minigo_pool_forget": (None, [c_void_p]),
     "minigo_pool_running": (c_int, [c_void_p]),
 }  # fmt: skip
 

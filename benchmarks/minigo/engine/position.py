@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Iterable, List, Tuple
+from typing import Any, Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -42,8 +42,6 @@ class Rules:
     pass_alive: bool = True
     """Unconditional life owns what it encloses, and a game in which it owns all ends (v0.7); v0.6 counts area alone."""
     features: str = "agz"
-    handicap: int = 0
-    """Black stones on the fixed points of GTP before white moves; 0 or 2 to 9."""
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
@@ -52,7 +50,6 @@ class Rules:
             raise Problem(f"komi {self.komi}", "a number such as 7.5", "set another komi")
         if self.features not in FEATURES:
             raise Problem(f"features {self.features!r}", " or ".join(FEATURES), "set one of them")
-        fixed_handicap(self.size, self.handicap)
 
     @property
     def moves(self) -> int:
@@ -105,7 +102,7 @@ class Position:
     """A position with the moves that led to it. A move is row * size + column from the top left; size**2 passes."""
 
     def __init__(self, rules: Rules, black: Iterable[int] = (), white: Iterable[int] = (), to_play: int = 0) -> None:
-        """Begin with an empty board, the handicap of the rules, or the stones given.
+        """Begin with an empty board, or with the stones given.
 
         Raises:
             Problem: the stones given leave one without a liberty.
@@ -113,10 +110,9 @@ class Position:
         self.rules = rules
         self.moves: Tuple[int, ...] = ()
         self.start = np.zeros(rules.size**2, np.int8)
-        self.start[fixed_handicap(rules.size, rules.handicap)] = BLACK
         self.start[list(black)] = BLACK
         self.start[list(white)] = WHITE
-        self.first = to_play or (WHITE if rules.handicap else BLACK)
+        self.first = to_play or BLACK
         self._handle = engine().minigo_position(rules.native())
         engine().minigo_position_setup(self._handle, self.start.ctypes.data, self.first)
         if not np.array_equal(self.stones().ravel(), self.start):
@@ -136,6 +132,11 @@ class Position:
         other = object.__new__(Position)
         other.__dict__.update(self.__dict__, _handle=engine().minigo_position_copy(self._handle))
         return other
+
+    def beginning(self, rules: Optional[Rules] = None, first: int = 0) -> "Position":
+        """Return the position before the first move, by other ``rules`` or with another side to move if given."""
+        black, white = (np.flatnonzero(self.start == color).tolist() for color in (BLACK, WHITE))
+        return Position(rules or self.rules, black, white, first or self.first)
 
     def play(self, move: int) -> None:
         """Play for the side to move.

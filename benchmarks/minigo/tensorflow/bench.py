@@ -81,7 +81,7 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
     """Evaluate full batches of positions, as many as a pass has, in games that never end."""
     games = Games(
         rules_of(config),
-        search_of(config, config.readouts),
+        [search_of(config, config.readouts)],
         config.concurrent_games,
         config.seed,
         threads=config.selfplay_threads,

@@ -1,7 +1,7 @@
 """A checkpoint of the submissions as what a run begins with: weights, momenta, and the step at which both were.
 
 ``model.ckpt-5672`` (v0.7, train.py) and ``model.ckpt-9383`` (v0.6, train.py) are of TensorFlow 1, restored whole by
-``tf.train.Saver``: the learning rate goes on at that step. The variables have the names that tf.layers gives in the
+``tf.train.Saver``: the learning rate continues at that step. The variables have the names that tf.layers gives in the
 order of the network (model_inference_fn in dual_net.py); momenta are theirs with ``/Momentum``.
 """
 

@@ -10,11 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo import frozen, models
-from benchmarks.minigo.tensorflow import model
+from benchmarks.minigo import models
+from benchmarks.minigo.tensorflow import frozen, model
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.frozen import FrozenNetwork
-from benchmarks.minigo.tensorflow.frozen import build as build_frozen
 
 Array = Any
 
@@ -52,7 +51,7 @@ def load_evaluator(path: Path, config: Config) -> Evaluator:
     """
     network: Union[model.Network, FrozenNetwork]
     if frozen.holds_graph(path):
-        network = build_frozen(config, *frozen.load(path, config.board_size))
+        network = frozen.build(config, *frozen.load(path, config.board_size))
     else:
         network = model.build(config, *models.load(path, config.board_size))
     check_planes(path, network.shape, config)
@@ -62,5 +61,5 @@ def load_evaluator(path: Path, config: Config) -> Evaluator:
 def check_planes(path: Path, shape: Union[models.Shape, frozen.About], config: Config) -> None:
     """Raise Problem where the model of ``path`` sees other planes than those of ``config``."""
     if shape.features != config.features:
-        found, remedy = f"{path} sees the planes of {shape.features}", "name another model, or set features"
-        raise Problem(found, f"those of {config.features}", remedy)
+        found, hint = f"{path} sees the planes of {shape.features}", "name another model, or set features"
+        raise Problem(found, f"those of {config.features}", hint)

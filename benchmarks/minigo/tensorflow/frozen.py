@@ -1,27 +1,46 @@
-"""A frozen graph of the submissions as a network that plays: what MLPerf's target models are.
+"""Frozen graphs of the submissions as networks that play: MLPerf's target models, and how a data set keeps one.
 
-Its input is ``pos_tensor``, floats or booleans, its outputs are ``policy_output``, probabilities, and ``value_output``
-from black's side (cc/dual_net/tf_dual_net.cc, v0.7). Networks here have logits and the value of the side to move.
+A graph comes as ``target.pb`` (v0.6, the graph alone) or as ``target.minigo.tf`` (v0.7, minigo_model.py: a header, a
+line of JSON and the graph). A data set keeps it as ``target.npz``, an archive with the bytes of the graph and what
+they describe. Its input is ``pos_tensor``, floats or booleans, its outputs are ``policy_output``, probabilities, and
+``value_output`` from black's side (cc/dual_net/tf_dual_net.cc, v0.7). Networks here have logits and the value of the
+side to move.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import struct
+import zipfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo import frozen
 from benchmarks.minigo.engine import FEATURES
-from benchmarks.minigo.frozen import About
-from benchmarks.minigo.models import BLACK_TO_PLAY
+from benchmarks.minigo.models import BLACK_TO_PLAY, HINT, check_board, read_bytes, unreadable
 from benchmarks.minigo.tensorflow.config import Config
 
+MAGIC = b"<minigo>"
+HEADER = struct.Struct("<QQQ")
+"""Version, size of the file, size of the JSON; after MAGIC."""
+GRAPH, ABOUT = "graph", "about"
 INPUT = "pos_tensor"
 OUTPUTS = ("policy_output", "value_output")
+
+
+@dataclass(frozen=True)
+class About:
+    """What a graph takes."""
+
+    board_size: int
+    features: str
+    layout: str
+    """``nhwc`` or ``nchw``: where the planes are in its input."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +63,40 @@ def build(config: Config, about: About, graph: bytes) -> FrozenNetwork:
     return FrozenNetwork(config, about, _imported(about, tf.compat.v1.GraphDef.FromString(graph)))
 
 
+def unpacked(path: Path) -> Tuple[Dict[str, Any], bytes]:
+    """Return what the header of a file says, which may be nothing, and the graph's bytes; Problem if it is cut off."""
+    data = read_bytes(path)
+    if not data.startswith(MAGIC):
+        return {}, data
+    begin = len(MAGIC) + HEADER.size
+    if len(data) < begin:
+        raise unreadable(path, "the file ends in its header")
+    version, size, length = HEADER.unpack_from(data, len(MAGIC))
+    if version != 1 or size != len(data):
+        raise unreadable(path, f"version {version} with {len(data):,} of {size:,} bytes; version 1 is known")
+    try:
+        return json.loads(data[begin : begin + length].decode()), data[begin + length :]
+    except ValueError as error:
+        raise unreadable(path, str(error)) from None
+
+
 def read(path: Path, board_size: int) -> Tuple[About, bytes]:
-    """Return what a file's graph takes, and its bytes; see benchmarks/minigo/frozen.py."""
-    said, data = frozen.unpacked(path)
+    """Return what a frozen graph takes, and its bytes.
+
+    Raises:
+        Problem: it is none, lacks an input or output of the reference's, or is for another board.
+    """
+    said, data = unpacked(path)
     try:
         graph = tf.compat.v1.GraphDef.FromString(data)
     except DecodeError:
-        raise frozen.unreadable(path, "neither a NumPy archive nor a graph of TensorFlow") from None
+        raise unreadable(path, "neither a NumPy archive nor a graph of TensorFlow") from None
     nodes = {node.name: node for node in graph.node}
     missing = [name for name in (INPUT, *OUTPUTS) if name not in nodes]
     if missing:
-        raise frozen.unreadable(path, f"its graph of {len(nodes)} nodes has no {' and no '.join(missing)}")
+        raise unreadable(path, f"its graph of {len(nodes)} nodes has no {' and no '.join(missing)}")
     about = _about(path, nodes[INPUT], said)
-    frozen.check_board(path, about.board_size, board_size)
+    check_board(path, about.board_size, board_size)
     _check_outputs(path, about, graph)
     return about, data
 
@@ -71,7 +111,7 @@ def _about(path: Path, node: Any, said: Dict[str, Any]) -> About:
         layouts["nchw"] = About(shape[1], planes[shape[0]], "nchw")
     if not layouts:
         found, wanted = f"{path}: {INPUT} has shape {shape}", "a board with 17 planes (v0.6) or 13 (v0.7)"
-        raise Problem(found, wanted, frozen.REMEDY)
+        raise Problem(found, wanted, HINT)
     # 13 planes on 13 x 13 are either; the header of v0.7 says which.
     return layouts.get(said.get("input_layout", ""), next(iter(layouts.values())))
 
@@ -83,9 +123,9 @@ def _check_outputs(path: Path, about: About, graph: Any) -> None:
         outputs = tf.function(_imported(about, graph)).get_concrete_function(planes).outputs
     except (ValueError, tf.errors.OpError) as error:
         # Such as TRTEngineOp: a graph that was converted for TensorRT.
-        raise frozen.unreadable(path, str(error).splitlines()[0]) from None
+        raise unreadable(path, str(error).splitlines()[0]) from None
     if outputs[0].shape[-1] not in (None, moves):
-        raise Problem(f"{path}: {OUTPUTS[0]} has {outputs[0].shape[-1]} moves", f"{moves}", frozen.REMEDY)
+        raise Problem(f"{path}: {OUTPUTS[0]} has {outputs[0].shape[-1]} moves", f"{moves}", HINT)
 
 
 def _imported(about: About, graph: Any) -> Callable[[tf.Tensor], Any]:
@@ -98,3 +138,32 @@ def _imported(about: About, graph: Any) -> Callable[[tf.Tensor], Any]:
         return tf.graph_util.import_graph_def(graph, {f"{INPUT}:0": x}, wanted, name="")
 
     return forward
+
+
+def save(path: Path, about: About, graph: bytes) -> None:
+    """Write a graph as a data set keeps it."""
+    text = np.frombuffer(json.dumps(asdict(about)).encode(), np.uint8)
+    arrays: Dict[str, Any] = {ABOUT: text, GRAPH: np.frombuffer(graph, np.uint8)}
+    with open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def holds_graph(path: Path) -> bool:
+    """Return whether a data set's target is a frozen graph; a file that cannot be read is none."""
+    try:
+        with zipfile.ZipFile(str(path)) as archive:
+            return f"{GRAPH}.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def load(path: Path, board_size: int) -> Tuple[About, bytes]:
+    """Read what ``save`` wrote; Problem if it is damaged or for another board."""
+    try:
+        with np.load(str(path)) as archive:
+            about = About(**json.loads(archive[ABOUT].tobytes().decode()))
+            graph = archive[GRAPH].tobytes()
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise unreadable(path, str(error)) from None
+    check_board(path, about.board_size, board_size)
+    return about, graph

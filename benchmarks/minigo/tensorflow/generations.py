@@ -42,17 +42,17 @@ class Generations:
         self.challenger = Evaluator(training.network, run.config.inference_batch)
         self._saved: Optional[Tuple[model.Network, Evaluator]] = None
         self.models = run.output / "models"
-        self._content: Dict[str, Any] = {}
+        self._state: Dict[str, Any] = {}
         self.keep()
 
     def keep(self) -> None:
         """Remember the present state as what a checkpoint holds: that at the end of a generation."""
         player = {f"player/{name}": variable.numpy() for name, variable in self.player.variables.items()}
-        self._content = {**self.training.content(), **player}
+        self._state = {**self.training.state_dict(), **player}
 
-    def content(self) -> Dict[str, Any]:
+    def state_dict(self) -> Dict[str, Any]:
         """Return the state at the end of the last generation, also while the next one is trained."""
-        return self._content
+        return self._state
 
     def begin(self) -> None:
         """Remove what a killed run left of later generations; train on the data set's games first if so asked."""
@@ -71,7 +71,7 @@ class Generations:
         training, roles = self.training, self.training.roles
         games = GoGames(self.run.data, self.config.board_size)
         mine = data.supervised(self.config, games, self.run.ranks.rank, len(roles.training))
-        for _ in self.run.watch(range(self.config.supervised_steps)):
+        for _ in self.run.interruptible(range(self.config.supervised_steps)):
             if training.trains:
                 self._train_on(next(mine))
         training.share()
@@ -141,7 +141,7 @@ class Generations:
             if worker is not None:
                 worker.play()
 
-        for _ in self.run.watch(selfplay.rounds(remaining, play)):
+        for _ in self.run.interruptible(selfplay.rounds(remaining, play)):
             pass
 
     def _train(self, number: int) -> Optional[Dict[str, float]]:
@@ -150,7 +150,7 @@ class Generations:
         found = self.run.open(lambda: self._positions(number))
         sums = [tf.zeros(())] * 3
         mine: Iterator[Batch] = data.batches(config, found, generator)
-        for _ in self.run.watch(range(found.steps)):
+        for _ in self.run.interruptible(range(found.steps)):
             if self.training.trains:
                 sums = [total + each for total, each in zip(sums, self._train_on(next(mine)))]
             else:

@@ -83,7 +83,7 @@ class Training:
         """Give all ranks the network that the training ranks have; batch-norm's statistics are those of rank 0."""
         tensorflow.broadcast(list(self.network.variables.values()))
 
-    def content(self) -> Dict[str, Array]:
+    def state_dict(self) -> Dict[str, Array]:
         """Return weights, momenta and the count of steps."""
         weights = {f"weights/{name}": each.numpy() for name, each in self.network.variables.items()}
         momenta = {f"momenta/{name}": each.numpy() for name, each in self.momenta.items()}
@@ -96,7 +96,7 @@ class Training:
         self.steps = start.steps
 
     def restore(self, saved: Mapping[str, Array]) -> None:
-        """Take over what ``content`` returned."""
+        """Take over what ``state_dict`` returned."""
         for name, variable in self.network.variables.items():
             variable.assign(saved[f"weights/{name}"])
         for name, variable in self.momenta.items():
@@ -153,7 +153,7 @@ def evaluate(training: Training, games: GoGames, run: Run) -> Optional[Dict[str,
     """Share of the held-out professional moves that the network finds best (v0.5); None if the run is to stop."""
     batches, total = data.held_out(run.config, games, run.ranks)
     hits = counted = 0
-    for planes, moves, valid in run.watch(batches):
+    for planes, moves, valid in run.interruptible(batches):
         hits += int((training.compiled(predict, planes).numpy() == moves)[:valid].sum())
         counted += valid
     return None if run.interrupted else {"win_rate": run.total([float(hits), float(counted)], total)[0] / total}
@@ -194,7 +194,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     run.log(events.hyperparameters(config, ranks.size))
     with run.timed(events.timeline(config, ranks.size)):
         generations = Generations(training, step_graph, run)
-        run.keep(generations.content)
+        run.register_state(generations.state_dict)
         generations.begin()
         for _ in run.blocks():
             for done in run.steps():

@@ -35,7 +35,7 @@ TITLES = {
 
 
 CANDIDATES = 1000
-"""Of a user: the held-out item and the 999 negatives of the submissions' evaluation."""
+"""Candidates of a user: the held-out item and the 999 negatives of the submissions' evaluation."""
 
 
 class PlainNeuMF(torch.nn.Module):

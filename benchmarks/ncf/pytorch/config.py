@@ -30,7 +30,6 @@ class Config:
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
     loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
     first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
-    kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured before the first step, plain on CPUs
 
     # The optimizer
     batch_size: int = 131072  # pairs per rank and step, negatives included

@@ -22,7 +22,7 @@ TOP = 10
 
 
 class Candidates:
-    """What each held-out item of this rank's users is ranked among: (users, negatives + 1), itself last."""
+    """The items that each held-out item of this rank's users is ranked among: (users, negatives + 1), itself last."""
 
     def __init__(self, data: DataSet, ranks: Ranks) -> None:
         first, last = (data.users * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))

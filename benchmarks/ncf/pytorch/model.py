@@ -6,15 +6,13 @@ score(u, i) = w_g . (p_u * q_i) + w_m . MLP([r_u, s_i]) + b        equations 8 t
 from __future__ import annotations
 
 import math
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn.functional as F
 
 from benchmarks.common.run import choices
-from benchmarks.ncf.pytorch import operators
 from benchmarks.ncf.pytorch.config import Config
-from benchmarks.ncf.pytorch.operators import dot, rows
 
 EMBEDDING_DEVIATION = 0.01
 """Standard deviation of fresh embeddings, in the authors' code and in MLPerf's reference."""
@@ -32,7 +30,6 @@ class NeuMF(torch.nn.Module):
         super().__init__()
         width = layers[0] // 2
         self.by_tables = by_tables
-        self.operators = operators.PLAIN
         self.gmf_users = _embedding(users, factors)
         self.gmf_items = _embedding(items, factors)
         self.mlp_users = _embedding(users, width)
@@ -48,13 +45,18 @@ class NeuMF(torch.nn.Module):
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """(n,) scores before the sigmoid of the pairs ``users`` (n,), ``items`` (n,)."""
-        score = self.operators.factors(self.gmf_users, self.gmf_items, self.out_gmf, users, items)
+        score = dot(rows(self.gmf_users, users) * rows(self.gmf_items, items), self.out_gmf)  # (n,)
         if self.by_tables:
-            hidden = self.operators.first_layer(*self.first_layer_tables(), users, items)
+            of_users, of_items = self.first_layer_tables()
+            hidden = F.relu(rows(of_users, users) + rows(of_items, items))  # (n, layers[1])
         else:
             both = torch.cat((rows(self.mlp_users, users), rows(self.mlp_items, items)), dim=1)
             hidden = F.relu(F.linear(both, self.weights[0], self.biases[0]))
         return score + dot(self._upper_layers(hidden), self.out_mlp) + self.out_bias
+
+    def loss_sum(self, users: torch.Tensor, items: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """(): binary cross-entropy (equation 7), summed over the pairs; ``labels`` (n,) are 0 or 1."""
+        return F.binary_cross_entropy_with_logits(self(users, items), labels, reduction="sum")
 
     def first_layer_tables(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """W_u r_u + b of every user and W_i s_i of every item: (users, layers[1]) and (items, layers[1])."""
@@ -79,6 +81,36 @@ class NeuMF(torch.nn.Module):
         return hidden
 
 
+class _Rows(torch.autograd.Function):
+    """(n, width): rows of a table (rows, width) at an index (n,); gradients add up in fp32, whatever the table's type.
+
+    A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits
+    for the device, so it can be part of a CUDA graph.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape, ctx.dtype = table.shape, table.dtype
+        return table.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        total = torch.zeros(ctx.shape, dtype=dtype, device=gradient.device)
+        return total.index_add_(0, index, gradient.to(dtype)).to(ctx.dtype), None
+
+
+rows = _Rows.apply
+
+
+def dot(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(...,) fp32: the last axis of ``values`` times ``weight`` (width,), in the type that autocast chooses."""
+    # Not torch.mv: on a CPU autocast leaves its operands in two types.
+    return F.linear(values, weight.unsqueeze(0)).squeeze(-1).float()
+
+
 def _embedding(count: int, width: int) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty(count, width).normal_(0.0, EMBEDDING_DEVIATION))
 
@@ -88,12 +120,7 @@ def _uniform(limit: float, *shape: int) -> torch.nn.Parameter:
 
 
 def build(config: Config, users: int, items: int) -> NeuMF:
-    """Build a fresh network on the CPU, drawn from PyTorch's default generator."""
+    """Build a fresh network on the CPU, seeded by PyTorch's default generator."""
     by_tables = config.first_layer == "tables" or (config.first_layer == "auto" and config.batch_size >= users + items)
     choices.record("first_layer", "tables" if by_tables else "rows")
     return NeuMF(users, items, config.factors, config.layers, by_tables)
-
-
-def loss_sum(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy (equation 7), summed over the pairs; the labels are 0 or 1."""
-    return F.binary_cross_entropy_with_logits(scores, labels, reduction="sum")

@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of NCF in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""The checks of `encore selftest` for NCF in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ SUITE = Suite(
         "cuda_graph": ANOTHER_DRAW,
         "first_layer": ROUNDED,
         "optimizer_kernel": ROUNDED,
-        "kernels": ROUNDED,
     },
     left_out=("optimizer_kernel=apex",),
-    settings={"stop_at_target": False, "kernels": "plain"},
+    settings={"stop_at_target": False},
     real_sizes=real_sizes,
     no_cpu_evaluation="",
     programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},

@@ -23,7 +23,7 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.cuda_graphs import Captured
 from benchmarks.ncf import events
-from benchmarks.ncf.pytorch import data, evaluation, model, operators
+from benchmarks.ncf.pytorch import data, evaluation, model
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import Sampler
 from benchmarks.ncf.pytorch.evaluation import Candidates
@@ -50,10 +50,9 @@ class Training(NamedTuple):
 
 
 def build(config: Config, users: int, items: int, sampler: Sampler, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build with what ``content`` saved, or with rank 0's fresh weights; capture an epoch on a GPU."""
+    """Build with what ``state_dict`` saved, or with rank 0's fresh weights; capture an epoch on a GPU."""
     torch.manual_seed(config.seed)
     network = model.build(config, users, items).to(ranks.context)
-    network.operators = operators.choose(config, users, items, ranks, saved.get("operators"))
     training = assemble(config, network, sampler, ranks, saved.get("kernel"))
     if saved:
         network.load_state_dict(saved["network"])
@@ -87,8 +86,7 @@ def train_step(training: Training, step_in_epoch: int) -> None:
     scale = config.loss_scale if config.precision == "fp16" else 1.0
     users, items, labels, global_size = training.sampler.batch(step_in_epoch)
     with pytorch.autocast(losses.device, config.precision):
-        scores = training.network(users, items)
-    loss = model.loss_sum(scores, labels) / global_size
+        loss = training.network.loss_sum(users, items, labels) / global_size
     (loss * scale).backward()
     gradients.sum()
     if scale != 1.0:
@@ -123,7 +121,7 @@ def evaluate(training: Training, candidates: Candidates, users: int, run: Run) -
     parts = evaluation.part_count(candidates, config, -(-users // run.ranks.size))
     with pytorch.autocast(device, config.precision):
         tables = network.first_layer_tables()
-    for number in run.watch(range(parts)):
+    for number in run.interruptible(range(parts)):
         with pytorch.autocast(device, config.precision):
             sums += evaluation.score_part(network, candidates, config, number, tables)
     if run.interrupted:
@@ -158,13 +156,12 @@ def _capture_epoch(training: Training) -> Captured:
     return Captured(run, (), warm_up)
 
 
-def content(training: Training) -> Dict[str, Any]:
-    """What all ranks have in common; the samples of an epoch are drawn again from its seed."""
+def state_dict(training: Training) -> Dict[str, Any]:
+    """Return the state that all ranks have in common; the samples of an epoch are drawn again from its seed."""
     return {
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "kernel": training.kernel,
-        "operators": training.network.operators.names,
     }
 
 
@@ -181,12 +178,12 @@ def main(argv: Optional[List[str]] = None) -> int:
         data_set = data.load(run.data, data_set)
         sampler.index()
         candidates = Candidates(data_set, ranks)
-        run.keep(partial(content, training))
+        run.register_state(partial(state_dict, training))
         stride = sampler.steps_per_epoch if training.graph else config.log_interval
         for epoch in run.blocks():
             if run.starts_epoch:
                 run.log(events.epoch(config))
-            for steps in run.strides(stride):
+            for steps in run.step_ranges(stride):
                 train_steps(training, run, steps, data.epoch_seed(config.seed, epoch))
             if run.evaluates():
                 run.log(events.evaluation(epoch, data_set.facts))

@@ -10,7 +10,7 @@ from benchmarks.ncf.sources.interactions import Interactions
 
 
 def read_source(origin: Optional[Path], name: Optional[str], seed: int) -> Interactions:
-    """Return the interactions of the source at ``origin``; the small set without one. Problem if it cannot be used."""
+    """Return the interactions of the source at ``origin``, or the toy data set; Problem if it is unusable."""
     if origin is None:
         return tastes.generate()
     negatives = sorted(origin.glob(f"*{paper.NEGATIVES}"))

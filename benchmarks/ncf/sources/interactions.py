@@ -28,7 +28,7 @@ class Interactions(NamedTuple):
     negatives: np.ndarray
     """(users, negatives): what it is ranked among; a draw may repeat an item."""
     made: str
-    """How it came about, in words."""
+    """A description of how it was made."""
 
     def notes(self) -> Tuple[str, ...]:
         """Name held-out items that no user trains on, whose embeddings stay as they were drawn."""

@@ -19,7 +19,7 @@ FILES = ("ratings.csv", "ratings.dat", "u.data")
 
 
 class Release(NamedTuple):
-    """What the README of a release says that it holds."""
+    """The size of a release by its README."""
 
     ratings: int
     users: int
@@ -57,7 +57,7 @@ def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
                 f"{origin} has none of {', '.join(FILES)}",
                 "MovieLens as it was downloaded (zip or folder), or the NCF paper's *.train.rating, "
                 "*.test.rating and *.test.negative",
-                "name the folder that has them with --from",
+                "name the folder that has them as the raw data",
             )
         return _open((found or zips)[0])
     if zipfile.is_zipfile(str(origin)):
@@ -86,6 +86,6 @@ def _identify(name: Optional[str], supposed: str, found: Release, where: str) ->
             f"download {wanted} again, or give the data set a name of its own with --name",
         )
     if name is None:
-        remedy = "to use it as a data set of your own: --name NAME"
-        raise Problem(f"{where} has {found}: no known release of MovieLens", ", ".join(RELEASES), remedy)
+        hint = "to use it as a data set of your own: --name NAME"
+        raise Problem(f"{where} has {found}: no known release of MovieLens", ", ".join(RELEASES), hint)
     return name

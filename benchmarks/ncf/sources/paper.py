@@ -6,10 +6,9 @@ starts with (user,item), the held-out pair, and lists the items that it is ranke
 
 from __future__ import annotations
 
-import io
-from itertools import chain
+from array import array
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import numpy as np
 
@@ -17,11 +16,9 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.sources.interactions import Interactions, repeated_pair
 
 NEGATIVES = ".test.negative"
-"""What the name of the third file ends with."""
+"""End of the third file's name."""
 MOST_ID = 2**31 - 2
 """Ids are stored in 32 bits."""
-CHUNK = 1 << 24
-"""Bytes parsed at once."""
 
 
 def read(negative: Path, name: Optional[str]) -> Interactions:
@@ -56,29 +53,23 @@ def read(negative: Path, name: Optional[str]) -> Interactions:
     return Interactions(name or stem, count, users[order], items[order], test_items, negatives, made)
 
 
-def _lines(path: Path) -> Iterator[List[bytes]]:
-    """Yield the lines of a file, some at a time, without blank ones at its end."""
-    content = io.BytesIO(path.read_bytes().rstrip())
-    yield from iter(lambda: content.readlines(CHUNK), [])
+def _lines(path: Path) -> List[bytes]:
+    """Return the lines of a file, without blank ones at its end."""
+    return path.read_bytes().rstrip().splitlines()
 
 
 def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
-    tables = []
-    number = 0
-    for lines in _lines(path):
-        fields = [line.rstrip().split(b"\t", 2)[:2] for line in lines]
-        for place, pair in enumerate(fields):
-            if len(pair) < 2 or not (pair[0].isdigit() and pair[1].isdigit()) or max(map(int, pair)) > MOST_ID:
-                found = lines[place].rstrip()[:60].decode("utf-8", "replace")
-                expected = f"user TAB item, whole numbers from 0 to {MOST_ID:,}"
-                remedy = "correct or remove the line"
-                raise Problem(f"{path}, line {number + place + 1:,}: {found!r}", expected, remedy)
-        tables.append(np.array([list(map(int, pair)) for pair in fields], np.int32))
-        number += len(lines)
-    if not tables:
+    values = array("i")
+    for number, line in enumerate(_lines(path), 1):
+        pair = line.rstrip().split(b"\t", 2)[:2]
+        if len(pair) < 2 or not all(map(bytes.isdigit, pair)) or max(map(int, pair)) > MOST_ID:
+            found = f"{path}, line {number:,}: {line.rstrip()[:60].decode('utf-8', 'replace')!r}"
+            raise Problem(found, f"user TAB item, whole numbers from 0 to {MOST_ID:,}", "correct or remove the line")
+        values.extend(map(int, pair))
+    if not values:
         raise Problem(f"{path} is empty", "user TAB item", "restore the file")
-    table = np.concatenate(tables)
-    return table[:, 0], table[:, 1]
+    users, items = np.array(values, np.int32).reshape(-1, 2).T
+    return users, items
 
 
 def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, test: Path) -> None:
@@ -99,24 +90,23 @@ def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, t
 
 def _read_negatives(path: Path, test_items: np.ndarray) -> np.ndarray:
     """(users, negatives); each line must belong to the held-out pair of its user."""
+    lines = _lines(path)
+    if len(lines) != len(test_items):
+        raise Problem(f"{path} has {len(lines):,} lines", f"{len(test_items):,}, one a user", "restore it")
     rows: List[List[int]] = []
-    for number, line in enumerate(chain.from_iterable(_lines(path))):
-        expected = ""
+    for number, line in enumerate(lines):
         head, _, rest = line.rstrip().partition(b"\t")
         try:
-            pair = tuple(int(part) for part in head.strip(b"()").split(b","))
-            rows.append([int(part) for part in rest.split(b"\t")])
+            items = [int(part) for part in rest.split(b"\t")]
         except ValueError:
-            expected = "(user,item) TAB item TAB item ..."
-        else:
-            if number >= len(test_items):
-                expected = "no line, as in the test file"
-            elif pair != (number, test_items[number]):
-                expected = f"({number},{test_items[number]}), as in the test file"
-            elif not 0 <= min(rows[-1]) <= max(rows[-1]) <= MOST_ID or len(rows[-1]) != len(rows[0]):
-                expected = f"{len(rows[0]) if number else '1 or more'} items, ids from 0 to {MOST_ID:,}"
-        if expected:
+            items = []
+        of_user = head == f"({number},{test_items[number]})".encode()
+        fits = of_user and len(items) == len((rows or [items])[0]) > 0
+        if not fits or not 0 <= min(items) <= max(items) <= MOST_ID:
+            count = len(rows[0]) if rows else "1 or more"
+            expected = (
+                f"({number},{test_items[number]}) and {count} items, ids from 0 to {MOST_ID:,}, separated by tabs"
+            )
             raise Problem(f"{path}, line {number + 1:,} does not fit", expected, "restore the file")
-    if len(rows) != len(test_items):
-        raise Problem(f"{path} has {len(rows):,} lines", f"{len(test_items):,}, one a user", "restore it")
+        rows.append(items)
     return np.array(rows, np.int32)

@@ -23,17 +23,12 @@ NAMES = {
     "rating": ("rating", "stars"),
     "timestamp": ("timestamp", "time"),
 }
-"""Of each column, what a header may call it; upper and lower case are alike."""
-CHUNK = 1 << 24
-"""Bytes parsed at once."""
-EXACT_DIGITS = 15
-"""Of a whole number, so many digits are exact in fp64."""
+"""Names that a header may have for each column; upper and lower case are alike."""
 NO_TIMES = "; without times, number the lines in a column timestamp"
-"""What to do with ratings in the order in which they were made."""
+"""Hint for ratings in the order in which they were made."""
 SHOWN = 60
 """Characters of a line in a message."""
 WHOLE_NUMBER = re.compile(r"-?[0-9]+")
-PLAIN = bytes(range(48, 58)) + b".,:\t\n"
 
 
 class Ratings(NamedTuple):
@@ -62,62 +57,7 @@ def parse(raw: BinaryIO, where: str) -> Ratings:
             "name the file of ratings",
         )
     raw.seek(0)
-    plain = _parse_plain(raw, separator)
-    if plain is not None:
-        return plain
-    raw.seek(0)
     return _parse_rows(raw, separator, where)
-
-
-# -- files of numbers alone, as MovieLens has them: fast ---------------------------------------------------
-
-
-def _parse_plain(raw: BinaryIO, separator: str) -> Optional[Ratings]:
-    """Read a file of four numbers a line, below a header in MovieLens' order or none; None if it is anything else."""
-    header = 0
-    start = raw.readline()
-    if start[:1].isalpha():
-        names = start.decode("utf-8", "replace").strip().split(separator)
-        if [_meaning(name) for name in names] != list(NAMES):
-            return None
-        header = 1
-    else:
-        raw.seek(0)
-    tables: List[np.ndarray] = []
-    for lines in iter(lambda: raw.readlines(CHUNK), []):
-        table = _table(lines, separator.encode())
-        if table is None:
-            return None
-        tables.append(table)
-    if not tables:
-        return None
-    table = np.concatenate(tables)
-    (user_ids, users), (item_ids, items) = (
-        np.unique(table[:, column].astype(np.int64), return_inverse=True) for column in (0, 1)
-    )
-    lines_of = np.arange(len(table)) + 1 + header
-    return Ratings(users, items, table[:, 3], user_ids, item_ids, lines_of)
-
-
-def _table(lines: List[bytes], separator: bytes) -> Optional[np.ndarray]:
-    """(lines, 4) float64 that are exact, or None where a line is not plainly that."""
-    text = b"".join(lines)
-    if text.translate(None, PLAIN) or any(line.count(separator) != 3 for line in lines):
-        return None
-    fields = text.replace(separator, b" ").split()
-    if len(fields) != 4 * len(lines):
-        return None
-    try:
-        table = np.array(fields, dtype=f"S{max(map(len, fields))}").astype(np.float64).reshape(-1, 4)
-    except ValueError:
-        return None
-    ids = table[:, :2]
-    fine = (ids < 10**EXACT_DIGITS).all() and (ids == np.floor(ids)).all() and (table[:, 2] > 0).all()
-    whole = b"." not in b"".join(chain(fields[0::4], fields[1::4]))
-    return table if fine and whole else None
-
-
-# -- any other file: line by line ---------------------------------------------------------------------------
 
 
 class _Codes:
@@ -182,8 +122,8 @@ def _rows(raw: BinaryIO, separator: str, where: str) -> Iterator[Tuple[int, List
         try:
             row = next(reader, None)
         except csv.Error as error:
-            remedy = "correct or remove the line"
-            raise Problem(f"{where}, line {number:,}: {error}", "whole lines, quotes closed", remedy) from None
+            hint = "correct or remove the line"
+            raise Problem(f"{where}, line {number:,}: {error}", "whole lines, quotes closed", hint) from None
         if row is None:
             return
         if any(field.strip() for field in row):
@@ -211,22 +151,16 @@ def _meaning(name: str) -> Optional[str]:
     return next((column for column, known in NAMES.items() if plain in known), None)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def _rating(row: Sequence[str], columns: Sequence[int]) -> Optional[Tuple[str, str, float]]:
     """User, item and time of a row, or None where it is no rating."""
-    if len(row) <= max(columns):
+    try:
+        user, item, stars, time = (row[column] for column in columns)
+        values = float(stars), float(time)
+    except (IndexError, ValueError):
         return None
-    user, item, stars, time = (row[column] for column in columns)
+    fits = values[0] > 0 and values[1] >= 0 and all(map(math.isfinite, values))
     bad_ids = any(not each or (each[0] == "-" and WHOLE_NUMBER.fullmatch(each)) for each in (user, item))
-    if bad_ids or not _is_number(stars) or not _is_number(time):
-        return None
-    return (user, item, float(time)) if float(stars) > 0 and float(time) >= 0 else None
+    return (user, item, values[1]) if fits and not bad_ids else None
 
 
 def _shown(text: str) -> str:

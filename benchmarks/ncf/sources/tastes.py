@@ -1,4 +1,4 @@
-"""The small set: synthetic users with a few tastes each, learnable, the same on every machine."""
+"""The toy data set: synthetic users with a few tastes each, learnable, the same on every machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ITEMS_OF_TASTE = 25
 ITEMS = TASTES * ITEMS_OF_TASTE
 TASTES_OF_USER = 2
 RATINGS = 32
-"""Of each user; some repeat an item and are left out."""
+"""Ratings of each user; some repeat an item and are left out."""
 LOYALTY = 0.9
 """Share of a user's ratings that goes to items of the user's tastes; the rest goes anywhere."""
 SEED = 20170403

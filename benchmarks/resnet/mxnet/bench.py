@@ -56,7 +56,7 @@ def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[],
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    """What is measured."""
+    """Return the loops to measure."""
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
     training = build(config, ranks, {})

@@ -41,7 +41,7 @@ class Training(NamedTuple):
     loss_scale: mx.nd.NDArray
     """(batch_size,): head gradient of the losses, which makes them config.loss_scale times their mean."""
     gammas: List[mx.nd.NDArray]
-    """Of all batch-norms."""
+    """Parameters of all batch-norms."""
     config: Config
 
 
@@ -90,7 +90,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     """Top-1 accuracy over all validation images of all ranks, or None if the run is to stop."""
     correct = mx.nd.zeros((1,))
     counted = 0
-    for images, labels, valid in run.watch(evaluation.one_pass()):
+    for images, labels, valid in run.interruptible(evaluation.one_pass()):
         if valid:
             correct += hits(training, images, labels, valid).as_in_context(correct.context)
         counted += valid
@@ -110,17 +110,17 @@ def warm_up(training: Training) -> None:
     config, context = training.config, training.loss_scale.context
     if config.warm_up_steps == 0:
         return
-    kept = content(training)
+    kept = state_dict(training)
     images = mx.nd.zeros(input_shape(config), ctx=context, dtype="float16" if config.precision == "fp16" else "float32")
     labels = mx.nd.zeros((config.batch_size,), ctx=context)
     for _ in range(config.warm_up_steps):
         train_step(training, images, labels, config.learning_rate)
         stopping.progress()
-    mx.nd.waitall()  # for own_content's reason
+    mx.nd.waitall()  # for rank_state_dict's reason
     _restore(training, kept)
 
 
-def content(training: Training) -> Dict[str, Any]:
+def state_dict(training: Training) -> Dict[str, Any]:
     """Weights and momenta for a checkpoint."""
     parameters = training.network.collect_params()
     with tempfile.NamedTemporaryFile() as file:
@@ -129,8 +129,8 @@ def content(training: Training) -> Dict[str, Any]:
     return {**{f"weights/{name}": p.data().asnumpy() for name, p in parameters.items()}, "trainer": states}
 
 
-def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
-    """What a rank has for itself: the state of its input, and its own running statistics, with which it evaluates."""
+def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """Return what a rank has for itself: the state of its input, and the running statistics with which it evaluates."""
     # MXNet does not know that a step still writes to them: reading waits for nothing.
     mx.nd.waitall()
     parameters = training.network.collect_params().items()
@@ -139,7 +139,7 @@ def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
 
 
 def _restore(training: Training, saved: Mapping[str, Any]) -> None:
-    """Set what ``content`` and ``own_content`` returned."""
+    """Set what ``state_dict`` and ``rank_state_dict`` returned."""
     for name, parameter in training.network.collect_params().items():
         value = saved.get(f"statistics/{name}", saved[f"weights/{name}"])
         parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))
@@ -163,7 +163,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(samples(train_images(), evaluation.total))
-        run.keep(partial(content, training), partial(own_content, training, batches))
+        run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
                 rate = learning_rate(config, step, steps)

@@ -56,8 +56,8 @@ def evaluation_step(training: Training, images: torch.Tensor, labels: torch.Tens
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    """What is measured."""
-    config = abilities.settle(config, ranks)
+    """Return the loops to measure."""
+    config = abilities.resolve(config, ranks)
     batch = synthetic_batch(config, ranks.context)
     real = TrainingInput(tensors, config, data, ranks)
     training = build(config, ranks, {})

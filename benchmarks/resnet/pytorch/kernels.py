@@ -19,7 +19,7 @@ from benchmarks.resnet.pytorch import operators
 PIXELS, CHANNELS, WARPS = 32, 64, 4
 """Block of a program: 16 numbers a thread, rows of 128 bytes in 16 bits."""
 MOST_SHARES = 64
-"""Of the pixels, for the two kernels that sum: with 256 channels that is 256 programs, two for each part of an H100."""
+"""Shares of the pixels in the two kernels that sum: with 256 channels 256 programs, two for each part of an H100."""
 
 
 @triton.jit

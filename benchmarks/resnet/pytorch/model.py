@@ -18,7 +18,7 @@ from benchmarks.resnet.pytorch import operators
 from benchmarks.resnet.pytorch.config import Config
 
 NEUTRAL_PARTS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "variance"}
-"""What benchmarks/resnet/weights.py calls the tensors of a batch-norm."""
+"""Names in benchmarks/resnet/weights.py of the tensors of a batch-norm."""
 
 
 def _conv(conv: architecture.Conv) -> nn.Conv2d:
@@ -76,7 +76,7 @@ class Network(nn.Sequential):
 
 
 def build(config: Config) -> Network:
-    """Build the network of ``config`` on the CPU in fp32, weights drawn from config.seed.
+    """Build the network of ``config`` on the CPU in fp32, weights initialized from config.seed.
 
     Images (N, C, H, W) to logits (N, num_classes); PyTorch names the axes so, whatever their order in memory.
     """

@@ -1,4 +1,4 @@
-"""What `encore selftest` checks of ResNet in PyTorch; see benchmarks/common/checks/selftest.py."""
+"""Checks by `encore selftest` of ResNet in PyTorch; see benchmarks/common/checks/selftest.py."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class Training(NamedTuple):
 
 
 def build(config: Config, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build with what ``content`` and ``own_content`` saved, or with rank 0's fresh weights, and warm up."""
-    config = abilities.settle(config, ranks)
+    """Build with what ``state_dict`` and ``rank_state_dict`` saved, or with rank 0's fresh weights, and warm up."""
+    config = abilities.resolve(config, ranks)
     network = model.place(model.build(config), config, ranks.context)
     model.use(network, operators.choose(config, ranks, saved.get("operators")))
     sgd = optimizer.build(network, config)
@@ -102,7 +102,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     network.eval()
     correct = torch.zeros(1, device=device)
     counted = 0
-    for images, labels, valid in run.watch(evaluation.one_pass()):
+    for images, labels, valid in run.interruptible(evaluation.one_pass()):
         if valid:
             with autocast(device, training.config.precision):
                 logits = network(images)
@@ -148,7 +148,7 @@ def _own_pass(training: Training, images: torch.Tensor, labels: torch.Tensor) ->
     training.optimizer.zero_grad(set_to_none=True)
 
 
-def content(training: Training) -> Dict[str, Any]:
+def state_dict(training: Training) -> Dict[str, Any]:
     """Weights and momenta for a checkpoint."""
     return {
         "network": training.network.state_dict(),
@@ -157,8 +157,8 @@ def content(training: Training) -> Dict[str, Any]:
     }
 
 
-def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
-    """What a rank has for itself: the state of its input, and its own running statistics."""
+def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+    """Return what a rank has for itself: the state of its input, and its own running statistics."""
     return {
         "input": batches.checkpoint(),
         "statistics": [tensor.cpu() for tensor in model.statistics(training.network)],
@@ -179,7 +179,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(samples(train_images(), evaluation.total))
-        run.keep(partial(content, training), partial(own_content, training, batches))
+        run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
                 rate = learning_rate(config, step, steps)

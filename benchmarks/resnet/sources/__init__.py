@@ -1,4 +1,4 @@
-"""Where ResNet's images come from: the small set, class folders, or ImageNet's official tars.
+"""Where ResNet's images come from: the toy data set, class folders, or ImageNet's official tars.
 
 Every source is listed once, without reading an image. The label of a class is its place among the
 sorted class names, which for ImageNet are WordNet ids.
@@ -21,12 +21,12 @@ WORDNET_ID = re.compile(r"n\d{8}")
 
 
 def list_images(origin: Optional[Path], seed: int, fraction: float, report: Report) -> Source:
-    """List the source at ``origin``; None is the small set. ``report`` is called with files found so far."""
+    """List the source at ``origin``; None is the toy data set. ``report`` is called with files found so far."""
     if origin is None:
         source = list_digits(seed)
     elif not origin.is_dir():
         expected = "a folder of images, or the folder that holds ImageNet's tars"
-        raise Problem(f"{origin} is no folder", expected, "name that folder with --from")
+        raise Problem(f"{origin} is no folder", expected, "name that folder as the raw data")
     elif (origin / TRAIN_TAR).exists() or (origin / VAL_TAR).exists():
         source = list_imagenet(origin, report)
     else:

@@ -1,4 +1,4 @@
-"""The small set: real handwritten digits that come with scikit-learn, so nothing is downloaded."""
+"""The toy data set: real handwritten digits that come with scikit-learn, so nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> So
         raise Problem(
             f"{origin} has train/ but no held-out images",
             "a folder val/, validation/ or test/ next to train/",
-            f"add one, or give --from {origin / 'train'} to hold images of each class out",
+            f"add one, or prepare {origin / 'train'} to hold images of each class out",
         )
     train, trained, left_out = walk_classes(origin / "train", report, 0)
     held, seen, left_out_val = walk_classes(val, report, len(train))

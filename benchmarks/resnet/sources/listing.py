@@ -1,4 +1,4 @@
-"""What a source is once it is listed: the images of two splits with their labels, none of them read yet."""
+"""A source that is listed: the images of two splits with their labels, none of them read yet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
     images: Dict[str, List[Item]]
     """Those of train and of val."""
     made: str
-    """What it is and how it was split, for the passport."""
+    """Description of it and of its split, for the passport."""
     left_out: int = 0
     """Files that are no images by their suffix."""
 
@@ -89,7 +89,7 @@ def check_classes(source: Source) -> None:
         raise Problem(
             f"all images are in one class folder, {source.classes[0]}",
             "two classes or more, a folder each",
-            f"if {source.classes[0]} holds the class folders, name it with --from",
+            f"if {source.classes[0]} holds the class folders, name it as the raw data",
         )
     for split, items in source.images.items():
         labels = {item.label for item in items}

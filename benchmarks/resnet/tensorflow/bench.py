@@ -61,7 +61,7 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    """What is measured."""
+    """Return the loops to measure."""
     batch = tensors.synthetic_batch(config)
     real = TrainingInput(tensors, config, data, ranks)
     training = build(config, {})

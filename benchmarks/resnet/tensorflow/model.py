@@ -30,7 +30,7 @@ class Network:
 
     @property
     def trained(self) -> Dict[str, tf.Variable]:
-        """What the optimizer changes, in the order of the network."""
+        """The trained variables, in the order of the network."""
         return {name: self.variables[name] for name in weights.trained_names(self.config)}
 
     @property
@@ -99,7 +99,7 @@ def _both_sides(edge: int) -> List[List[int]]:
 
 
 def build(config: Config) -> Network:
-    """The network of ``config`` with weights drawn from config.seed, the same on every rank."""
+    """The network of ``config`` with weights initialized from config.seed, the same on every rank."""
     generator = np.random.RandomState(config.seed)
     arrays = {name: _initial(generator, name, shape) for name, shape in weights.shapes(config).items()}
     if config.zero_init_residual:

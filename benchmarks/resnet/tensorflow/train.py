@@ -102,7 +102,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     tensorflow.average_variables(training.network.statistics, "statistics")
     correct = tf.zeros(())
     counted = 0
-    for images, labels, valid in run.watch(evaluation.one_pass()):
+    for images, labels, valid in run.interruptible(evaluation.one_pass()):
         correct += training.compiled(count_hits, images, labels, tf.constant(valid))
         counted += valid
     if run.interrupted:
@@ -137,12 +137,12 @@ def warm_up(training: Training, step: Callable[..., Any]) -> None:
         variable.assign(value)
 
 
-def content(training: Training) -> Dict[str, Any]:
+def state_dict(training: Training) -> Dict[str, Any]:
     """Weights and momenta for a checkpoint."""
     return {name: variable.numpy() for name, variable in _variables(training).items()}
 
 
-def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
     """State of this rank's input. Each rank has statistics of its own; only their mean is ever used: take that."""
     tensorflow.average_variables(training.network.statistics, "statistics")
     return {"input": batches.checkpoint()}
@@ -169,7 +169,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(samples(train_images(), evaluation.total))
-        run.keep(partial(content, training), partial(own_content, training, batches))
+        run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
                 rate = learning_rate(config, step, steps)

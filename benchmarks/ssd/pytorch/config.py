@@ -12,24 +12,27 @@ from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
 
-FIRST_STRIDE = 8
-"""Pixels between positions of the first map."""
-HALVED = 4
-"""Maps that come from the one before by a stride, the first one included; later ones lose a border of 1."""
-MOST = 6
-"""Feature maps."""
+FIRST_STRIDE = 8  # pixels between positions of the first map
+HALVED = 4  # maps that come from the one before by a stride, the first one included; later ones lose a border of 1
+RATIOS = ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,))
+"""Aspect ratios of the default boxes of each feature map, besides 1; each also the other way round."""
 
 
 def map_sizes(image_size: int) -> List[int]:
     """Return the positions a side of each feature map: at most six, as long as one has a position."""
     sizes = [-(-image_size // FIRST_STRIDE)]
-    while len(sizes) < MOST:
+    while len(sizes) < len(RATIOS):
         last = sizes[-1]
         following = -(-last // 2) if len(sizes) < HALVED else last - 2
         if following < 1:
             break
         sizes.append(following)
     return sizes
+
+
+def boxes_per_position(maps: int) -> List[int]:
+    """Return the default boxes at each position of each of the first ``maps`` feature maps."""
+    return [2 + 2 * len(ratios) for ratios in RATIOS[:maps]]
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,6 @@ class Config:
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
         """Return why so many ranks cannot train, on whatever data set."""
-        remedy = "set bn_group=1, or take another number of ranks"
+        hint = "set bn_group=1, or take another number of ranks"
         wrong = ranks % self.bn_group != 0
-        return [(f"bn_group={self.bn_group} with {ranks} ranks", f"a divisor of {ranks}", remedy)] * wrong
+        return [(f"bn_group={self.bn_group} with {ranks} ranks", f"a divisor of {ranks}", hint)] * wrong

@@ -13,7 +13,6 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.dali import to_tensor
 from benchmarks.detection.annotations import Part
 from benchmarks.ssd.pytorch import pipeline
-from benchmarks.ssd.pytorch.coding import match
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
 from benchmarks.ssd.pytorch.model import COLOURS
@@ -22,12 +21,9 @@ from benchmarks.ssd.pytorch.model import COLOURS
 class Batch(NamedTuple):
     """What a training step takes."""
 
-    images: torch.Tensor
-    """(N, 3 or 4, S, S), normalized, in the memory order of config.layout."""
-    offsets: torch.Tensor
-    """(N, boxes, 4) from the default boxes, where there is an object."""
-    labels: torch.Tensor
-    """int32 (N, boxes), 0 for the background."""
+    images: torch.Tensor  # (N, 3 or 4, S, S), normalized, in the memory order of config.layout
+    offsets: torch.Tensor  # (N, boxes, 4) from the default boxes, where there is an object
+    labels: torch.Tensor  # int32 (N, boxes), 0 for the background
 
 
 def steps_per_epoch(part: Part, config: Config, ranks: Ranks) -> int:
@@ -35,20 +31,13 @@ def steps_per_epoch(part: Part, config: Config, ranks: Ranks) -> int:
     return -(-len(part.with_objects) // (config.batch_size * ranks.size))
 
 
-def corners(config: Config) -> np.ndarray:
-    """The default boxes as left, top, right, bottom, float32 (boxes, 4), as shares of the image."""
-    boxes = default_boxes(config.image_size, config.box_scales)
-    half = boxes[:, 2:] / 2
-    return np.concatenate((boxes[:, :2] - half, boxes[:, :2] + half), 1).astype(np.float32)
-
-
 class TrainingInput:
-    """An endless stream of training batches of one rank; begins anew, or resumes exactly what ``content`` saved."""
+    """An endless stream of training batches of one rank; begins anew, or resumes exactly what ``state_dict`` saved."""
 
     def __init__(self, config: Config, part: Part, ranks: Ranks, saved: Optional[Mapping[str, Any]] = None) -> None:
         self._config, self._device = config, ranks.context
         state = saved["input"] if saved else None
-        self._pipeline = pipeline.training_pipeline(config, part, ranks, corners(config), state)
+        self._pipeline = pipeline.training_pipeline(config, part, ranks, state)
         self._ready: Deque[Batch] = deque()
         # Before the batches that are ready, of which some were handed out.
         self._state, self._handed_out = b"", 0
@@ -71,7 +60,7 @@ class TrainingInput:
         self._ready.extend(Batch(*each) for each in zip(*parts))
         self._handed_out = 0
 
-    def content(self) -> Dict[str, Any]:
+    def state_dict(self) -> Dict[str, Any]:
         """State after the last batch handed out."""
         if self._ready:
             return {"input": self._state, "input_handed_out": self._handed_out}
@@ -119,11 +108,9 @@ def synthetic_images(config: Config, device: torch.device, count: int) -> torch.
 
 
 def synthetic_batch(config: Config, classes: int, device: torch.device) -> Batch:
-    """One training batch of noise, with as many objects as an image of COCO has on average (7.3)."""
-    defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float()
-    matched = []
-    for _ in range(config.batch_size):
-        corner, size = torch.rand(7, 2) * 0.7, 0.05 + torch.rand(7, 2) * 0.25
-        matched.append(match(torch.cat((corner, corner + size), 1), torch.randint(1, classes, (7,)), defaults))
-    offsets, labels = (torch.stack(each).to(device) for each in zip(*matched))
-    return Batch(synthetic_images(config, device, config.batch_size), offsets, labels.int())
+    """One training batch of noise, with as many matched default boxes as an image of COCO has, about one of 300."""
+    boxes = len(default_boxes(config.image_size, config.box_scales))
+    labels = torch.randint(1, classes, (config.batch_size, boxes)) * (torch.rand(config.batch_size, boxes) < 1 / 300)
+    offsets = torch.randn(config.batch_size, boxes, 4) * (labels > 0)[..., None]
+    images = synthetic_images(config, device, config.batch_size)
+    return Batch(images, offsets.to(device), labels.int().to(device))

@@ -12,8 +12,7 @@ from typing import List, Tuple
 
 import numpy as np
 
-from benchmarks.ssd.maps import RATIOS
-from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, map_sizes
+from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, map_sizes
 
 
 def _cells(image_size: int, number: int, size: int) -> float:
@@ -32,7 +31,7 @@ def _shapes(scale: float, following: float, ratios: Tuple[int, ...]) -> List[Tup
 
 
 def default_boxes(image_size: int, scales: Tuple[float, ...]) -> np.ndarray:
-    """Return the centre's x and y, width and height of all boxes, float64 (boxes, 4), as shares of the image.
+    """Return left, top, right, bottom of all boxes, float32 (boxes, 4), as shares of the image.
 
     Args:
         image_size: pixels a side.
@@ -45,4 +44,6 @@ def default_boxes(image_size: int, scales: Tuple[float, ...]) -> np.ndarray:
         y, x, shape = np.meshgrid(centres, centres, np.arange(len(shapes)), indexing="ij")
         found.append(np.stack((x, y, shapes[shape, 0], shapes[shape, 1]), -1).reshape(-1, 4))
     # As the reference: neither a centre nor a size is larger than the image, but the corners may be outside.
-    return np.concatenate(found).clip(0.0, 1.0)
+    boxes = np.concatenate(found).clip(0.0, 1.0)
+    half = boxes[:, 2:] / 2
+    return np.concatenate((boxes[:, :2] - half, boxes[:, :2] + half), 1).astype(np.float32)

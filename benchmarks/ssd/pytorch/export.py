@@ -2,7 +2,7 @@
 
     $ python -m benchmarks.ssd.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
 
-Non-maximum suppression is the client's: it leaves another number of boxes in each image. ``detection.chosen`` is ours.
+Non-maximum suppression is the client's: it leaves another number of boxes in each image. ``model.chosen`` is ours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import EvaluationInput
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
-from benchmarks.ssd.pytorch.detection import chosen, decoded, in_original
 from benchmarks.ssd.pytorch.pipeline import MEAN, STD
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -45,7 +44,7 @@ class Served(nn.Module):
     def forward(self, images: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """(N, boxes, 4) and (N, boxes, classes) of (N, 3, S, S)."""
         # The fourth colour is empty.
-        return decoded(self.network(functional.pad(images, (0, 0, 0, 0, 0, self._padding))), self.defaults)
+        return model.decoded(self.network(functional.pad(images, (0, 0, 0, 0, 0, self._padding))), self.defaults)
 
 
 def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
@@ -54,8 +53,8 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
     found = [empty()]
     for images, positions in evaluation.one_pass():
         boxes, probabilities = infer(np.ascontiguousarray(images[:, : model.COLOURS].numpy()))
-        kept = chosen(torch.from_numpy(boxes), torch.from_numpy(probabilities), config)
-        found.append(in_original(kept, evaluation.part, positions))
+        kept = model.chosen(torch.from_numpy(boxes), torch.from_numpy(probabilities), config)
+        found.append(model.in_originals(kept, evaluation.part, positions))
     return {"map": coco_ap(data, joined(found))["bbox"]}
 
 
@@ -65,7 +64,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     data = open_data(folder)
     network = model.build(config, len(data.categories) + 1, norms.norm_of(None, ALONE.context))
     network.load_state_dict(saved["network"])
-    defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float()
+    defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales))
     side = config.image_size
     return Subject(
         model=Served(network, defaults, int(config.pad_channels)).eval(),

@@ -1,4 +1,6 @@
-"""SSD with a ResNet-34 up to its third stage, as MLPerf has it; nothing of torchvision is used.
+"""SSD with a ResNet-34 up to its third stage, as MLPerf has it: images go in, a loss or detections come out.
+
+N is the images of a batch, C the classes without the background.
 
 The backbone's parameters have torchvision's names, so that its weights load as they are. The third stage has stride 1
 instead of 2: at 300 x 300 it gives 38 x 38 positions (resnet34 and SSD300 of the submissions, resnet.py and ssd300.py).
@@ -7,19 +9,30 @@ instead of 2: at 300 x 300 it gives 38 x 38 positions (resnet34 and SSD300 of th
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import List, Sequence
+from pathlib import Path
+from typing import List, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.ssd.maps import boxes_per_position
-from benchmarks.ssd.pytorch.apex_norms import Norm
-from benchmarks.ssd.pytorch.config import HALVED, Config, map_sizes
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.torch import files
+from benchmarks.detection.annotations import Part
+from benchmarks.detection.detections import Detections
+from benchmarks.detection.pytorch import boxes
+from benchmarks.detection.pytorch.boxes import Found, best_of_images, decode
+from benchmarks.detection.pytorch.nms import nms
+from benchmarks.ssd.pytorch.config import HALVED, Config, boxes_per_position, map_sizes
+from benchmarks.ssd.pytorch.norms import Norm
 
-MULTIPLE = 8
-"""Of the outputs of a head with pad_channels: what tensor cores want of fp16."""
+MULTIPLE = 8  # of the outputs of a head with pad_channels: what tensor cores want of fp16
 COLOURS = 3
+NEGATIVES = 3  # background boxes for each box that has an object (arXiv 1512.02325, section 2.2)
+BITS = 31  # of a float32 that is not negative, whose order is that of its bits read as a whole number
+VARIANCES = (0.1, 0.1, 0.2, 0.2)  # of the centre's x and y, of width and height: scale_xy and scale_wh of the reference
 
 
 class BasicBlock(nn.Module):
@@ -119,6 +132,10 @@ class SSD(nn.Module):
             found.append(self._predictions(features, number))
         return torch.cat(found, 1)
 
+    def loss(self, images: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Mean over the images; see ``multibox_loss``."""
+        return multibox_loss(self(images), offsets, labels)
+
     def _predictions(self, features: torch.Tensor, number: int) -> torch.Tensor:
         boxes = self._boxes[number]
         # Where the layout is NHWC nothing moves here: positions, boxes of a position, outputs of a box.
@@ -127,7 +144,7 @@ class SSD(nn.Module):
 
 
 def build(config: Config, classes: int, norm: Norm) -> SSD:
-    """Build the network on the CPU in fp32, its weights drawn from config.seed."""
+    """Build the network on the CPU in fp32, its weights initialized from config.seed."""
     torch.manual_seed(config.seed)
     return SSD(config, classes, norm)
 
@@ -147,3 +164,121 @@ def set_statistics(network: nn.Module, values: Sequence[torch.Tensor]) -> None:
     """Give the batch-norm layers what ``statistics`` returned."""
     for buffer, value in zip(statistics(network), values):
         buffer.copy_(value)
+
+
+WEIGHTS = "a ResNet-34 in torchvision's names (resnet34-333f7ec4.pth and later ones)"
+
+
+def load_backbone(network: SSD, path: Path) -> None:
+    """Give the backbone the weights of ``path``, as the submissions begin; what is behind its third stage is left out.
+
+    Raises:
+        Problem: the file is not there, cannot be read, or does not fit the network.
+    """
+    hint = "name a file with --set backbone=FILE, in the data folder or anywhere, or leave it out"
+    given = files.tensors_of(files.load(path, WEIGHTS, hint))
+    with torch.no_grad():
+        for name, ours in network.backbone.state_dict().items():
+            theirs = given.get(name)
+            # The colour that is empty has no weights in the file.
+            place = ours[:, : theirs.shape[1]] if theirs is not None and name == "conv1.weight" else ours
+            if theirs is None or theirs.shape != place.shape:
+                found = "nothing" if theirs is None else f"shape {tuple(theirs.shape)}"
+                raise Problem(f"{path}: {found} for {name}", f"{WEIGHTS}: {tuple(ours.shape)}", hint)
+            place.copy_(theirs)
+
+
+# -- loss -------------------------------------------------------------------------------------------------
+
+
+def multibox_loss(predictions: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean over the images of the sum over the chosen boxes, divided by the number of boxes that have an object.
+
+    As the reference and the submissions (opt_loss.py). An image without such a box counts as 0.
+
+    Args:
+        predictions: (N, boxes, 4 + classes): offsets, then logits; class 0 is the background.
+        offsets: (N, boxes, 4), what the first four are to be where there is an object.
+        labels: int (N, boxes), 0 where there is none.
+    """
+    wide = torch.promote_types(predictions.dtype, torch.float32)
+    predictions, labels = predictions.to(wide), labels.long()
+    positive = labels > 0
+    count = positive.sum(1)
+    distance = functional.smooth_l1_loss(predictions[..., :4], offsets.to(wide), reduction="none").sum(-1)
+    logits = predictions[..., 4:].flatten(0, 1)
+    entropy = functional.cross_entropy(logits, labels.flatten(), reduction="none").view_as(labels)
+    with torch.no_grad():
+        # abs: a loss of 0 may have a sign, by which its bits would be those of a negative number.
+        weight = positive + hard_negatives(entropy.abs().masked_fill(positive, -1.0), NEGATIVES * count)
+    total = (positive * distance + weight * entropy).sum(1)
+    return (total / count.clamp(min=1) * (count > 0)).mean()
+
+
+def hard_negatives(losses: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return weights (N, boxes) that choose the largest ``counts`` (N,) of ``losses`` (N, boxes).
+
+    Negative ones are never chosen, and all others where there are fewer than wanted.
+
+    A top-k with another k for each image, in shapes that do not depend on the values: the k-th largest loss is found
+    bit by bit, by counting how many are at least as large, instead of by sorting thousands of losses of which some
+    dozens are wanted. Losses that equal the k-th share what is left of the count.
+    """
+    order = losses.float().contiguous().view(torch.int32)
+    wanted = torch.minimum(counts, (order >= 0).sum(1))[:, None]
+    smallest = torch.zeros_like(wanted, dtype=torch.int32)
+    for bit in reversed(range(BITS)):
+        candidate = smallest | (1 << bit)
+        enough = (order >= candidate).sum(1, keepdim=True) >= wanted
+        smallest = torch.where(enough, candidate, smallest)
+    larger, equal = order > smallest, order == smallest
+    left = wanted - larger.sum(1, keepdim=True)
+    chosen = larger + equal * (left / equal.sum(1, keepdim=True).clamp(min=1))
+    return torch.where(wanted > 0, chosen, torch.zeros_like(chosen)).to(losses.dtype)
+
+
+# -- detections -------------------------------------------------------------------------------------------
+
+
+def decoded(predictions: torch.Tensor, defaults: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return corners (N, boxes, 4) as shares of the image and probabilities (N, boxes, C).
+
+    Args:
+        predictions: (N, boxes, 4 + C + 1), of ``SSD.forward``.
+        defaults: (boxes, 4), of default_boxes.py.
+    """
+    predictions = predictions.float()
+    weights = [1 / variance for variance in VARIANCES]
+    return decode(predictions[..., :4], defaults, weights), predictions[..., 4:].softmax(-1)[..., 1:]
+
+
+@torch.no_grad()
+def detect(network: SSD, images: torch.Tensor, defaults: torch.Tensor, config: Config) -> Found:
+    """Return the detections in ``images`` (N, 3 or 4, S, S); the network is to be in evaluation mode."""
+    with pytorch.autocast(images.device, config.precision):
+        predictions = network(images)
+    return chosen(*decoded(predictions, defaults), config)
+
+
+@torch.no_grad()
+def chosen(corners: torch.Tensor, probabilities: torch.Tensor, config: Config) -> Found:
+    """Return the detections among what ``decoded`` gives, as decode_batch of the submissions.
+
+    Of each class of an image the boxes with the highest probabilities, at most config.detections, go through
+    non-maximum suppression; the best of all classes are kept, again at most so many. All images and classes of the
+    batch are treated at once.
+    """
+    probabilities = probabilities.transpose(1, 2)  # (N, C, boxes)
+    scores, places = probabilities.topk(min(config.detections, corners.shape[1]), dim=-1)
+    image, label, rank = (scores > config.score_threshold).nonzero(as_tuple=True)
+    score, box = scores[image, label, rank], corners[image, places[image, label, rank]]
+    kept = nms(box, score, image * probabilities.shape[1] + label, config.nms_threshold)
+    kept = best_of_images(kept, image, config.detections)
+    return Found(image[kept], box[kept], score[kept], label[kept] + 1)
+
+
+def in_originals(found: Found, part: Part, positions: np.ndarray) -> Detections:
+    """Return detections in pixels of the images at ``positions``; those of later images of the batch are left out."""
+    found = boxes.counted(found, len(positions))
+    ltrb = boxes.in_originals(found, np.asarray(part.sizes)[positions].astype(np.float32))
+    return boxes.detections(found, ltrb, part, positions)

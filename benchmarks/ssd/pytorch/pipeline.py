@@ -8,7 +8,7 @@ Evaluation: resize and normalize; every image exactly once. Values are those of 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
@@ -16,16 +16,16 @@ from nvidia.dali import fn, pipeline_def, types
 from benchmarks.common.data.dali import EXECUTOR, resampling
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import Part
-from benchmarks.ssd.pytorch.coding import VARIANCES
 from benchmarks.ssd.pytorch.config import Config
+from benchmarks.ssd.pytorch.default_boxes import default_boxes
+from benchmarks.ssd.pytorch.model import VARIANCES
 
 # Of ImageNet, per colour, on the scale 0..255: data_normalization_mean and _std of the v0.5 logs.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 """From which an image's least overlap of a crop with its objects is drawn; or the whole image is taken."""
-MATCHED = 0.5
-"""Intersection over union above which a default box has an object."""
+MATCHED = 0.5  # intersection over union above which a default box has an object
 SEEDS = {"reader": 0, "crop": 1, "flip": 2, "saturation": 3, "contrast": 4, "brightness": 5, "hue": 6}
 
 
@@ -109,7 +109,7 @@ def _read(config: Config, part: Part, ranks: Ranks) -> Any:
 
 
 @pipeline_def
-def _training(config: Config, part: Part, ranks: Ranks, anchors: Sequence[float]) -> Any:
+def _training(config: Config, part: Part, ranks: Ranks) -> Any:
     jpegs, boxes, labels = _read(config, part, ranks)
     crop, mirror = None, 0
     if config.crop:
@@ -132,7 +132,7 @@ def _training(config: Config, part: Part, ranks: Ranks, anchors: Sequence[float]
     offsets, labels = fn.box_encoder(
         _moved(boxes, config),
         _moved(labels, config),
-        anchors=list(anchors),
+        anchors=default_boxes(config.image_size, config.box_scales).reshape(-1).tolist(),
         criteria=MATCHED,
         offset=True,
         stds=list(VARIANCES),
@@ -160,12 +160,11 @@ def _evaluation(config: Config, part: Part, ranks: Ranks) -> Any:
     return _normalize(_resized(images, config, antialias=True), config, 0), positions
 
 
-def _build(definition: Any, config: Config, part: Part, ranks: Ranks, *more: Any, **options: Any) -> Any:
+def _build(definition: Any, config: Config, part: Part, ranks: Ranks, **options: Any) -> Any:
     pipeline = definition(
         config,
         part,
         ranks,
-        *more,
         num_threads=config.dali_threads,
         # Slurm may show each rank its own GPU alone, which is then number 0.
         device_id=(ranks.context.index or 0) if config.device == "gpu" else None,
@@ -177,16 +176,13 @@ def _build(definition: Any, config: Config, part: Part, ranks: Ranks, *more: Any
     return pipeline
 
 
-def training_pipeline(
-    config: Config, part: Part, ranks: Ranks, anchors: np.ndarray, checkpoint: Optional[bytes] = None
-) -> Any:
-    """Build the endless training pipeline, or exactly resume a ``checkpoint`` of one; ``anchors`` are corners."""
+def training_pipeline(config: Config, part: Part, ranks: Ranks, checkpoint: Optional[bytes] = None) -> Any:
+    """Build the endless training pipeline, or exactly resume a ``checkpoint`` of one."""
     return _build(
         _training,
         config,
         part,
         ranks,
-        anchors.reshape(-1).tolist(),
         batch_size=config.batch_size * config.dali_batches,
         prefetch_queue_depth=config.dali_prefetch,
         enable_checkpointing=True,

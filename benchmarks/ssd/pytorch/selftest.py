@@ -9,10 +9,8 @@ from benchmarks.detection.selftest import real_images
 from benchmarks.ssd.pytorch.config import Config
 
 ROUNDED = Tolerance(0.02, 0.05)
-ANOTHER_BATCH = Tolerance(0.1, 0.1)
-"""Batch-norm sees other images."""
-ANOTHER_DRAW = Tolerance(0.25, 0.1)
-"""Of the weights of a wider first layer."""
+ANOTHER_BATCH = Tolerance(0.1, 0.1)  # batch-norm sees other images
+ANOTHER_DRAW = Tolerance(0.25, 0.1)  # of the weights of a wider first layer
 SUITE = Suite(
     module="benchmarks.ssd.pytorch",
     config_class=Config,

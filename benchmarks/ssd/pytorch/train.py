@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Union
 
 import torch
-from torch import nn
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.mllog import samples
@@ -23,31 +22,18 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import abilities, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
-from benchmarks.common.torch.updates import Updates, unchanged
+from benchmarks.common.torch.flat_optimizer import FlatOptimizer, unchanged
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.detection.pytorch.gather import gathered
 from benchmarks.ssd import events
-from benchmarks.ssd.pytorch import model, norms, weights
-from benchmarks.ssd.pytorch.apex_norms import PLAIN
+from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, steps_per_epoch, synthetic_batch
 from benchmarks.ssd.pytorch.default_boxes import default_boxes
-from benchmarks.ssd.pytorch.detection import Found, detect, in_original
-from benchmarks.ssd.pytorch.loss import multibox_loss
+from benchmarks.ssd.pytorch.norms import PLAIN
 from benchmarks.ssd.schedule import learning_rate
-
-
-class NetworkWithLoss(nn.Module):
-    """What is compiled as one graph: a batch to its loss."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return multibox_loss(self.network(images), offsets, labels)
 
 
 class Training:
@@ -56,20 +42,20 @@ class Training:
     def __init__(
         self, config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path]
     ) -> None:
-        """Draw or load the weights, the same on all ranks; ``classes`` count the background."""
+        """Initialize or load the weights, the same on all ranks; ``classes`` count the background."""
         self.config, self.classes, self.ranks = config, classes, ranks
         # Of a checkpoint from before there was a choice, plain.
         self.norm, norm = norms.choose(config, ranks, saved.get("norm", PLAIN) if saved else None)
         network = model.build(config, classes, norm)
         if backbone is not None:
-            weights.load_backbone(network, backbone)
+            model.load_backbone(network, backbone)
         self.network = network.to(device=ranks.context, memory_format=model.memory_format(config))
-        self.defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).float().to(ranks.context)
+        self.defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).to(ranks.context)
         apex = None if config.cuda_graph else optimizers.find_apex()
         candidates = optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
         if config.cuda_graph:
             candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
-        self.updates = Updates(
+        self.optimizer = FlatOptimizer(
             list(self.network.parameters()), candidates, saved.get("kernel", config.optimizer_kernel), ranks
         )
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
@@ -77,8 +63,8 @@ class Training:
         if config.cuda_graph:
             self.rate = torch.zeros((), device=ranks.context)
         self.graph: Optional[Captured] = None
-        whole = NetworkWithLoss(self.network)
-        self._loss = whole if config.compile == "none" else torch.compile(whole, mode=config.compile, dynamic=False)
+        loss = self.network.loss
+        self.loss = loss if config.compile == "none" else torch.compile(loss, mode=config.compile, dynamic=False)
 
     def set_rate(self, rate: float) -> None:
         """Give the next step its learning rate."""
@@ -87,25 +73,12 @@ class Training:
         else:
             self.rate = rate
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean over this rank's images."""
-        with pytorch.autocast(self.ranks.context, self.config.precision):
-            loss: torch.Tensor = self._loss(*batch)
-        return loss
-
-    @torch.no_grad()
-    def detect(self, images: torch.Tensor) -> Found:
-        """Return the detections in images (N, 3 or 4, S, S); the network is to be in evaluation mode."""
-        with pytorch.autocast(self.ranks.context, self.config.precision):
-            predictions = self.network(images)
-        return detect(predictions, self.defaults, self.config)
-
 
 def build(
     config: Config, classes: int, ranks: Ranks, saved: Mapping[str, Any], backbone: Optional[Path] = None
 ) -> Training:
-    """Build with what ``content`` and ``own_content`` saved, or with rank 0's first weights, and warm up."""
-    config = abilities.settle(config, ranks)
+    """Build with what ``state_dict`` and ``rank_state_dict`` saved, or with rank 0's first weights, and warm up."""
+    config = abilities.resolve(config, ranks)
     # A checkpoint's states of the generators are set when it is read.
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         training = Training(config, classes, ranks, saved, None if saved else backbone)
@@ -114,7 +87,7 @@ def build(
             warm_up(training)
     if saved:
         training.network.load_state_dict(saved["network"])
-        training.updates.restore(saved)
+        training.optimizer.restore(saved)
         model.set_statistics(training.network, saved["statistics"])
     return training
 
@@ -130,10 +103,17 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 
 def whole_step(training: Training, batch: Batch) -> torch.Tensor:
     """Forward, backward and update on one batch, at the rate that is set; returns the mean loss of this rank."""
-    loss = training.loss(batch)
+    loss = local_loss(training, batch)
     (loss * training.loss_scale).backward()
-    training.updates.step(training.rate, training.ranks.size * training.loss_scale)
+    training.optimizer.step(training.rate, training.ranks.size * training.loss_scale)
     return loss.detach()
+
+
+def local_loss(training: Training, batch: Batch) -> torch.Tensor:
+    """Return the mean over this rank's images."""
+    with pytorch.autocast(training.ranks.context, training.config.precision):
+        loss: torch.Tensor = training.loss(*batch)
+    return loss
 
 
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
@@ -142,8 +122,9 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
         pytorch.average_tensors(model.statistics(training.network))
     training.network.eval()
     found = [empty()]
-    for images, positions in run.watch(evaluation.one_pass()):
-        found.append(in_original(training.detect(images), evaluation.part, positions))
+    for images, positions in run.interruptible(evaluation.one_pass()):
+        detected = model.detect(training.network, images, training.defaults, training.config)
+        found.append(model.in_originals(detected, evaluation.part, positions))
     training.network.train()
     return None if run.interrupted else gathered(joined(found), run.ranks)
 
@@ -152,11 +133,11 @@ def warm_up(training: Training) -> None:
     """Compile, choose kernels, connect the ranks and capture, all on noise and before the clock; changes nothing."""
     config = training.config
     batch = synthetic_batch(config, training.classes, training.ranks.context)
-    with unchanged(training.network, training.updates):
+    with unchanged(training.network, training.optimizer):
         # Batch-norm over several ranks has collectives in the forward pass.
         if config.compile != "none" and config.bn_group == 1:
-            abilities.compile_in_turns(lambda: training.loss(batch).backward(), training.ranks)
-            training.updates.gradients.zero_()
+            abilities.compile_in_turns(lambda: local_loss(training, batch).backward(), training.ranks)
+            training.optimizer.gradients.zero_()
         once = partial(_on_tensors, training)
         repeat = repeated(once, config.warm_up_steps)
         if config.cuda_graph:
@@ -174,15 +155,15 @@ def backbone_file(config: Config, data: Path) -> Optional[Path]:
     return data / config.backbone if config.backbone else None
 
 
-def content(training: Training) -> Dict[str, Any]:
+def state_dict(training: Training) -> Dict[str, Any]:
     """What all ranks have in common, for a checkpoint."""
-    return {"network": training.network.state_dict(), "norm": training.norm, **training.updates.content()}
+    return {"network": training.network.state_dict(), "norm": training.norm, **training.optimizer.state_dict()}
 
 
-def own_content(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
     """What a rank has for itself: the state of its input, and its own running statistics."""
     statistics: List[torch.Tensor] = [tensor.cpu() for tensor in model.statistics(training.network)]
-    return {**batches.content(), "statistics": statistics}
+    return {**batches.state_dict(), "statistics": statistics}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -199,7 +180,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         evaluation = EvaluationInput(config, data.val, ranks)
         steps = steps_per_epoch(data.train, config, ranks)
         run.log({**events.decays(config, ranks.size, steps), **samples(len(data.train.with_objects), evaluation.total)})
-        run.keep(partial(content, training), partial(own_content, training, batches))
+        run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         run.use(Evaluator(data, {"bbox": "map"}, run.output))
         for _ in run.blocks():
             for number in run.steps():

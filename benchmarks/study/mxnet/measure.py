@@ -22,9 +22,8 @@ import mxnet as mx
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run import configuration
 from benchmarks.common.run.stopping import end_process
-from benchmarks.study.mxnet import data, memory, operators
+from benchmarks.study.mxnet import data, readings
 from benchmarks.study.mxnet.config import Config
-from benchmarks.study.mxnet.largest import largest_batch
 from benchmarks.study.mxnet.training import (
     Batch,
     Training,
@@ -110,21 +109,21 @@ def gathered(values: List[float], training: Training) -> List[float]:
 def measured(config: Config) -> Dict[str, Any]:
     """Measure; return what goes into the file."""
     place = start(config)
-    before = memory.used_mib(place.contexts)
+    before = readings.used_mib(place.contexts)
     training = build(config, place)
     batches = data.batches(config, place)
-    built = memory.used_mib(place.contexts)
+    built = readings.used_mib(place.contexts)
     found: Dict[str, Any] = {"schema": 1, "config": vars(config), "network": training.facts}
     if config.largest_batch:
-        found["largest_batch"] = largest_batch(training, train_step)
+        found["largest_batch"] = readings.largest_batch(training, train_step)
     else:
         found.update(timed(training, batches))
-        found["operators"] = operators.seconds_by_stage(training, lambda: train_step(training, batches()))
-        found["memory_read_by"] = memory.read_by(place.contexts)
+        found["operators"] = readings.seconds_by_stage(training, lambda: train_step(training, batches()))
+        found["memory_read_by"] = readings.read_by(place.contexts)
         found["memory_mib"] = {
             "empty": gathered(before, training),
             "before_training": gathered(built, training),
-            "training": gathered(memory.used_mib(place.contexts), training),
+            "training": gathered(readings.used_mib(place.contexts), training),
         }
     found["software"] = {"mxnet": mx.__version__, "python": sys.version.split()[0]}
     found["rank"] = place.rank

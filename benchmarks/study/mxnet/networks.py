@@ -4,7 +4,7 @@
     facts = describe(build("googlenet", 1000, 224), (1, 3, 224, 224))
     print(facts["convolutions"], facts["weights"])
 
-Held against the files in MXNet 1.3.1's tree (the study's release, that of NGC's 18.04, was not at hand): operators
+Compared with the files in MXNet 1.3.1's tree (the study's release, that of NGC's 18.04, was not at hand): operators
 and the shapes of all arrays are equal. Two things differ: the last pooling of Inception-v3 is over the whole plane,
 which is the same at its own size of image and lets smaller ones through, and a network ends at its logits. The cifar
 form of ResNet is the only one in which its file has 110 layers.
@@ -13,7 +13,8 @@ form of ResNet is the only one in which its file has 110 layers.
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+import math
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import mxnet as mx
 
@@ -34,7 +35,7 @@ def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[s
     operators = [node["op"] for node in json.loads(network.tojson())["nodes"]]
     fixed = _fixed_scales(network)
     sizes = {
-        name: _product(each)
+        name: math.prod(each)
         for name, each in zip(network.list_arguments(), arguments)
         if name != "data" and name not in fixed
     }
@@ -55,13 +56,6 @@ def _fixed_scales(network: mx.sym.Symbol) -> List[str]:
         for node in nodes
         if node["op"] == "BatchNorm" and node["attrs"].get("fix_gamma", "True") == "True"
     ]
-
-
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
 
 
 def _conv(
@@ -240,4 +234,3 @@ _BUILDERS: Dict[str, Callable[..., mx.sym.Symbol]] = {
     "inception-v3": _inception_v3,
     "resnet-110": _resnet_110,
 }
-NETWORKS = tuple(_BUILDERS)

@@ -11,12 +11,11 @@ is the result as JSON.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, closing
-from itertools import cycle, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Callable, Dict, Iterator
+from typing import Callable
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -25,22 +24,15 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.data import evaluation_order, noise, order_of
+from benchmarks.transformer.pytorch.data import evaluation_input, order_of
 from benchmarks.transformer.pytorch.model import sinusoids
-from benchmarks.transformer.pytorch.train import Training, build, train_step
-from benchmarks.translation.arrays import DataSet, open_data
-from benchmarks.translation.orders import MARKS, Order
-from benchmarks.translation.pytorch.batches import Batch, SourceBatch, TrainingInput, evaluation_batches
+from benchmarks.transformer.pytorch.search import decode
+from benchmarks.transformer.pytorch.train import build, train_step
+from benchmarks.translation.arrays import open_data
+from benchmarks.translation.orders import MARKS
+from benchmarks.translation.pytorch.batches import PLAIN, Batch, noise
+from benchmarks.translation.pytorch.bench import Parts, subject
 from benchmarks.translation.vocabulary import PAD
-
-TITLES = {
-    "bare": "plain PyTorch loop, tokens/s",
-    "synthetic": "training step, synthetic data, tokens/s",
-    "real": "training step, real data, tokens/s",
-    "input": "input pipeline alone, tokens/s",
-    "one by one": "translation of one sentence at a time, sentences/s",
-    "evaluation": "translation in batches, sentences/s, next to one at a time",
-}
 
 
 class PlainNetwork(nn.Module):
@@ -86,19 +78,6 @@ class PlainNetwork(nn.Module):
         return hidden @ self.table.weight.t()
 
 
-def any_order(config: Config, data: DataSet, sentences: int) -> Callable[[int], Order]:
-    """Return batches of so many pairs of any of the admitted lengths."""
-    longer = np.maximum(data.train.source.lengths, data.train.target.lengths) + MARKS
-    fitting = np.flatnonzero(longer <= config.max_length)
-    steps = len(fitting) // sentences
-
-    def order_of(epoch: int) -> Order:
-        chosen = np.random.RandomState(epoch).permutation(fitting)[: steps * sentences]
-        return Order(chosen, np.arange(0, len(chosen) + 1, sentences), steps, 0.0)
-
-    return order_of
-
-
 def plain_step(
     config: Config, network: PlainNetwork, ranks: Ranks, next_batch: Callable[[], Batch]
 ) -> Callable[[], None]:
@@ -117,64 +96,34 @@ def plain_step(
     return step
 
 
-def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
-    """Its sentences without padding, again and again."""
-    parts = [slice(row, row + 1) for row in range(len(batch.indices))]
-    lengths = batch.source_lengths.tolist()
-    return cycle(
-        SourceBatch(batch.indices[part], batch.source[part, :length], batch.source_lengths[part])
-        for part, length in zip(parts, lengths)
-    )
-
-
-def translation_loops(training: Training, data: DataSet, order: Order, ranks: Ranks) -> Dict[str, bench.Loop]:
-    """Translate the sentences of one batch of the test part, all together and one at a time."""
-    batches = evaluation_batches(data.test.source, order, ranks)
-    batch = next(islice(batches, order.steps // 2, None))  # the longest come first
-    alone = singles(batch)
-    return {
-        "one by one": bench.repeated(lambda: training.decode(next(alone))),
-        "evaluation": bench.repeated(lambda: training.decode(batch)),
-    }
-
-
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     """Build what is measured."""
     data = open_data(folder)
-    training = build(config, data, ranks, {})
-    orders = order_of(config, data, ranks)
-    first, lengths = orders(0), data.train.target.lengths
-    tokens = round((lengths[first.sentences].sum() + len(first.sentences)) / first.steps)
-    pairs = max(1, round(len(first.sentences) / first.steps))
-    inputs = ExitStack()
-
-    def opened(order: Callable[[int], Order]) -> Callable[[], Batch]:
-        batches = inputs.enter_context(closing(TrainingInput(data.train, order, ranks, 0, ahead=config.prefetch)))
-        return batches.next
-
-    def step(batch: Batch) -> torch.Tensor:
-        return train_step(training, batch, 0.0)
-
-    synthetic = noise(config, training.vocabulary, ranks)
-    network = PlainNetwork(config, training.vocabulary, len(training.network.positions)).to(ranks.context)
-    evaluation = evaluation_order(config, data, ranks)
-    loops = {
-        "bare": bench.repeated(plain_step(config, network, ranks, opened(any_order(config, data, pairs)))),
-        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
-        "real": bench.training_loop(pytorch, config, ranks, step, opened(orders)),
-        "input": bench.repeated(opened(orders)),
-        **translation_loops(training, data, evaluation, ranks),
-    }
-    title = (
-        f"Transformer, {config.layers} + {config.layers} layers, width {config.width}, {training.words:,} entries, "
-        f"{config.batch_size} positions, {config.precision}, one {config.device}"
+    training = build(config, data.vocabulary.size, ranks, {})
+    orders, positions = order_of(config, data, ranks), len(training.network.positions)
+    first, steps = orders(0), -(-len(data.test) // (config.eval_batch_size * ranks.size))
+    length = max(2, config.max_length // 2)
+    synthetic = noise(training.words, max(1, config.batch_size // length), length, ranks)
+    network = PlainNetwork(config, len(training.network.table.weight), positions).to(ranks.context)
+    parts = Parts(
+        training,
+        data,
+        orders,
+        PLAIN,
+        longest=config.max_length - MARKS,
+        sentences=max(1, round(len(first.sentences) / first.steps)),
+        tokens=(data.train.target.lengths[first.sentences].sum() + len(first.sentences)) / first.steps,
+        synthetic=synthetic,
+        synthetic_tokens=synthetic.tokens,
+        step=lambda batch: train_step(training, batch, 0.0),
+        plain_step=partial(plain_step, config, network, ranks),
+        decode=partial(decode, training.network, training.words),
+        # The longest come first.
+        translated=next(islice(evaluation_input(config, data, ranks), steps // 2, None)),
+        title=f"Transformer, {config.layers} + {config.layers} layers, width {config.width}, "
+        f"{training.words:,} entries, {config.batch_size} positions",
     )
-    decoded = int(np.diff(evaluation.bounds)[evaluation.steps // 2])
-    samples = {"synthetic": synthetic.tokens, "one by one": 1, "evaluation": decoded}
-    against = {"evaluation": "one by one"}
-    return bench.Subject(
-        title, tokens, loops, TITLES, samples=samples, against=against, close=inputs.close, unit="tokens"
-    )
+    return subject(parts)
 
 
 if __name__ == "__main__":

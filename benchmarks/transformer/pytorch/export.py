@@ -16,7 +16,7 @@ from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Parts, Subject, Value
 from benchmarks.common.export.torch import TOOLS, as_tensors, inferring
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.data import evaluation_order
+from benchmarks.transformer.pytorch.data import evaluation_input
 from benchmarks.transformer.pytorch.model import (
     FIRST_POSITION,
     Layer,
@@ -27,11 +27,11 @@ from benchmarks.transformer.pytorch.model import (
     plain_attention,
     sinusoids,
 )
-from benchmarks.transformer.pytorch.search import search_best
+from benchmarks.transformer.pytorch.search import search
 from benchmarks.transformer.pytorch.train import score_of
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.pytorch import serving
-from benchmarks.translation.pytorch.batches import SourceBatch, evaluation_batches
+from benchmarks.translation.pytorch.batches import SourceBatch
 from benchmarks.translation.pytorch.serving import Hypotheses
 
 MEMORY = Value("memory", "keys and values of the source, of each layer and head at each position")
@@ -141,10 +141,9 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         sentences, layers, pair, heads, _, head = memory.shape
         cache = np.zeros((sentences, config.beam, layers, pair, heads, 0, head), np.float32)
         state = Hypotheses(infer["decoder"], config.beam, (source, memory), (cache,))
-        return search_best(config, data.vocabulary.size, batch.source_lengths, state, ask)
+        return search(config, data.vocabulary.size, batch, state, ask)
 
-    batches = evaluation_batches(data.test.source, evaluation_order(config, data, serving.ALONE), serving.ALONE)
-    return serving.judge(batches, data, decode, score_of(config))
+    return serving.judge(evaluation_input(config, data, serving.ALONE), data, decode, score_of(config))
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:

@@ -1,4 +1,4 @@
-"""The network: encoder, decoder, and the decoder's state while it translates.
+"""The network with its loss: encoder, decoder, and the decoder's state while it translates.
 
 Positions of a batch are (sentences, length), hidden states (sentences, length, width). The embeddings of both languages
 and the weights of the output are one table. The residual stream has the type of ``precision``, as in NVIDIA's
@@ -17,6 +17,8 @@ from torch.nn import functional
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 from benchmarks.transformer.pytorch.config import Config
+from benchmarks.translation.pytorch.batches import Batch
+from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
 from benchmarks.translation.pytorch.operators import layer_norm
 from benchmarks.translation.vocabulary import PAD
 
@@ -199,6 +201,7 @@ class Network(nn.Module):
         """``vocabulary``: entries, padding included."""
         super().__init__()
         self.config = config
+        self.row_loss: RowLoss = row_loss
         self.scale = math.sqrt(config.width)
         self.dtype = pytorch.DTYPES[config.precision]
         self.table = nn.Embedding(vocabulary, config.width, padding_idx=PAD)
@@ -250,6 +253,15 @@ class Network(nn.Module):
         for layer, memory in zip(self.decoder, memories):
             values = layer.decode(values, memory, mask)
         return self.decoder_norm(values)
+
+    def loss_sum(self, batch: Batch) -> torch.Tensor:
+        """The smoothed loss of this rank's tokens, summed."""
+        config = self.config
+        with pytorch.autocast(batch.source.device, config.precision):
+            hidden = self(batch.source, batch.target_in).flatten(0, 1)  # (sentences * T, width)
+            targets = batch.target_out.flatten()
+            smoothing, chunk = config.label_smoothing, config.loss_chunk or None
+            return smoothed_loss(hidden, self.table.weight, None, targets, smoothing, chunk, batch.rows, self.row_loss)
 
     def next(self, tokens: torch.Tensor, position: int, state: State) -> torch.Tensor:
         """Log-probabilities (rows, vocabulary) of what follows ``tokens``, int64 (rows,), which are at ``position``."""

@@ -8,34 +8,26 @@ import torch
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.data import limit
 from benchmarks.transformer.pytorch.model import Network, State
-from benchmarks.translation.pytorch.beam import Rules, Step, length_penalty, search
+from benchmarks.translation.pytorch import beam
+from benchmarks.translation.pytorch.batches import SourceBatch
 
 
 @torch.no_grad()
-def translate_batch(network: Network, source: torch.Tensor, lengths: torch.Tensor, words: int) -> List[List[int]]:
-    """Translate sentences, int64 (sentences, S) with ``lengths``, EOS included; ``words``: entries to choose from."""
+def decode(network: Network, words: int, batch: SourceBatch) -> List[List[int]]:
+    """Translate a batch; ``words``: entries to choose from."""
     config = network.config
-    trains = network.training
-    network.eval()
-    with pytorch.autocast(source.device, config.precision):
-        state = State.of(network, source, config.beam)
-        found = search_best(
-            config, words, lengths, state, lambda tokens, position, state: (network.next(tokens, position, state), None)
+    with pytorch.autocast(batch.source.device, config.precision):
+        state = State.of(network, batch.source, config.beam)
+        return search(
+            config, words, batch, state, lambda tokens, position, state: (network.next(tokens, position, state), None)
         )
-    network.train(trains)
-    return found
 
 
-def search_best(config: Config, words: int, lengths: torch.Tensor, state: Any, step: Step) -> List[List[int]]:
-    """Translate sentences of ``lengths`` by the submissions' search, whatever makes a ``step`` from a ``state``."""
-    return search(
-        step,
-        state,
-        len(lengths),
-        beam=config.beam,
-        longest=[limit(config, int(length)) for length in lengths.tolist()],
-        rules=Rules(length_penalty(config.length_penalty, config.length_constant), shortest=1, vocabulary=words),
-        device=lengths.device,
-    )
+def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
+    """Translate a batch as submitted, whatever makes a ``step`` from a ``state``."""
+    normalize = beam.length_penalty(config.length_penalty, config.length_constant)
+    # Of so many tokens, EOS included on both sides.
+    longest = [int(config.longest_factor * length) + config.longest_offset for length in batch.source_lengths.tolist()]
+    rules = beam.Rules(normalize, shortest=1, vocabulary=words)
+    return beam.search(step, state, batch, beam=config.beam, longest=longest, rules=rules)

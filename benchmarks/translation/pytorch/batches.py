@@ -196,3 +196,24 @@ def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
 def _arrived(batch: Any, device: torch.device) -> Any:
     """Return a batch on ``device``; PyTorch keeps pinned memory until its copy is done."""
     return type(batch)(*(each.to(device, non_blocking=True) if torch.is_tensor(each) else each for each in batch))
+
+
+def noise(words: int, sentences: int, length: int, ranks: Ranks) -> Batch:
+    """Return a batch of random tokens on each rank, whose sides have ``length`` and no padding: nothing is learnt."""
+    tokens = torch.randint(EOS + 1, words, (2, sentences, length), generator=torch.Generator().manual_seed(1))
+    tokens[:, :, -1] = EOS
+    target_in = tokens[1].roll(1, dims=1)
+    target_in[:, 0] = BOS
+    lengths, count = torch.full((sentences,), length), sentences * length
+    batch = Batch(
+        source=tokens[0],
+        source_lengths=lengths,
+        target_in=target_in,
+        target_out=tokens[1],
+        rows=torch.arange(count),
+        tokens=count,
+        all_tokens=count * ranks.size,
+        sentences=sentences * ranks.size,
+        all_source_tokens=count * ranks.size,
+    )
+    return _arrived(batch, ranks.context)

@@ -10,6 +10,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, U
 
 import torch
 
+from benchmarks.translation.pytorch.batches import SourceBatch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
 NEVER = float("-inf")
@@ -128,32 +129,31 @@ def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def search(
     step: Step,
     state: Any,
-    batch: int,
+    batch: SourceBatch,
     *,
     beam: int,
-    longest: Union[int, Sequence[int], torch.Tensor],
+    longest: Union[int, Sequence[int]],
     rules: Rules,
-    device: torch.device,
 ) -> List[List[int]]:
-    """Return the best hypothesis of each of ``batch`` sentences, without BOS and EOS.
+    """Return the best hypothesis of each sentence of a batch, without BOS and EOS.
 
     Args:
         step: gives the log-probabilities (rows, V) of the next token, and the attention (rows, S) or None, from the
             last tokens int64 (rows,), their position from 0 (where all are BOS) and ``state``, which it changes. Rows
             are sentences, each ``beam`` times.
-        state: of ``batch * beam`` rows; its ``select(rows)`` puts other rows in their places, fewer or as many.
-        batch: sentences.
+        state: of as many rows; its ``select(rows)`` puts other rows in their places, fewer or as many.
+        batch: what is translated; the search itself reads its size alone.
         beam: hypotheses of a sentence at a time.
         longest: most tokens with EOS, for all or for each sentence. Where hypotheses leave the beam, the last is EOS,
             whatever its probability; where they stay, what has not ended is cut and counts like the others (GNMT's
             submission compares their sums alone there).
         rules: what is searched for.
-        device: of the tensors.
     """
-    if batch == 0:
+    count, device = len(batch.source), batch.source.device
+    if count == 0:
         return []
-    alive, best = _begin(batch, beam, torch.as_tensor(longest, device=device).expand(batch))
-    last = alive.tokens.new_full((batch * beam,), BOS)
+    alive, best = _begin(count, beam, torch.as_tensor(longest, device=device).expand(count))
+    last = alive.tokens.new_full((count * beam,), BOS)
     grow = _grow_staying if rules.ended_stay else _grow_leaving
     for position in range(alive.tokens.shape[2]):
         probabilities, attention = step(last, position, state)

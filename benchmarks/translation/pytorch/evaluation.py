@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -26,6 +27,26 @@ Decode = Callable[[SourceBatch], List[List[int]]]
 TRANSLATIONS = "translations.jsonl"
 
 
+def evaluate(
+    network: torch.nn.Module,
+    batches: Iterable[SourceBatch],
+    decode: Decode,
+    scores: Mapping[str, Score],
+    data: DataSet,
+    run: Any,
+) -> Optional[Dict[str, float]]:
+    """Return the ``scores`` of a network's translations of all test sentences; None where the run is to stop.
+
+    They are written down as well, by rank 0: see ``quality``.
+    """
+    network.eval()
+    hypotheses = translate(batches, len(data.test), decode, run.ranks, run)
+    network.train()
+    if hypotheses is None:
+        return None
+    return quality(hypotheses, data, scores, run.ranks, run.output, run.epoch + 1)
+
+
 def translate(
     batches: Iterable[SourceBatch], sentences: int, decode: Decode, ranks: Ranks, run: Any
 ) -> Optional[List[List[int]]]:
@@ -36,55 +57,36 @@ def translate(
         sentences: of the test part; each must be in one batch of one rank.
         decode: translates a batch.
         ranks: of the job.
-        run: whose ``watch`` ends the evaluation early and whose ``interrupted`` says so.
+        run: whose ``interruptible`` ends the evaluation early and whose ``interrupted`` says so.
     """
     indices: List[int] = []
     hypotheses: List[List[int]] = []
-    for batch in run.watch(batches):
+    for batch in run.interruptible(batches):
         if len(batch.indices):
             indices += batch.indices.tolist()
             hypotheses += decode(batch)
     if run.interrupted:
         return None
-    return _in_order(*_gathered(indices, hypotheses, ranks), sentences)
+    return _of_all_ranks(indices, hypotheses, sentences, ranks)
 
 
-def _gathered(indices: List[int], hypotheses: List[List[int]], ranks: Ranks) -> "tuple[List[int], List[List[int]]]":
-    """Return those of all ranks."""
-    lengths = [len(tokens) for tokens in hypotheses]
-    mine = [len(indices), *indices, *lengths, *(token for tokens in hypotheses for token in tokens)]
-    indices, hypotheses = [], []
-    for numbers in _of_all_ranks(mine, ranks):
-        count, begin = numbers[0], 1 + 2 * numbers[0]
-        indices += numbers[1 : 1 + count]
-        for length in numbers[1 + count : begin]:
-            hypotheses.append(numbers[begin : begin + length])
-            begin += length
-    return indices, hypotheses
-
-
-def _of_all_ranks(numbers: List[int], ranks: Ranks) -> List[List[int]]:
-    """Return each rank's numbers. As tensors, since NCCL carries nothing else and pickles run code."""
-    if ranks.size == 1:
-        return [numbers]
-    mine = torch.tensor(numbers, device=ranks.context)
-    most = torch.tensor(len(numbers), device=ranks.context)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=pytorch.eager())
-    filled = torch.nn.functional.pad(mine, (0, int(most) - len(mine)))
-    found = [torch.empty_like(filled) for _ in range(ranks.size)]
-    dist.all_gather(found, filled, group=pytorch.eager())
-    return [tensor.tolist() for tensor in found]
-
-
-def _in_order(indices: List[int], hypotheses: List[List[int]], sentences: int) -> List[List[int]]:
-    if sorted(indices) != list(range(sentences)):
-        raise RuntimeError(
-            f"translated {len(indices)} sentences, of them {len(set(indices))} different, of {sentences}"
-        )
-    found: List[List[int]] = [[]] * sentences
+def _of_all_ranks(indices: List[int], hypotheses: List[List[int]], sentences: int, ranks: Ranks) -> List[List[int]]:
+    """Return the tokens of all sentences in order, each of which one rank has translated."""
+    longest = torch.tensor([max(map(len, hypotheses), default=0)], device=ranks.context)
+    if ranks.size > 1:
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=pytorch.eager())
+    # Translations, length and tokens of each sentence: sums of tensors, since NCCL carries nothing else.
+    rows = np.zeros((sentences, 2 + int(longest)), np.int64)
     for index, tokens in zip(indices, hypotheses):
-        found[index] = tokens
-    return found
+        rows[index, : 2 + len(tokens)] += [1, len(tokens), *tokens]
+    found = torch.from_numpy(rows).to(ranks.context)
+    if ranks.size > 1:
+        dist.all_reduce(found, group=pytorch.eager())
+    times = found[:, 0]
+    if bool((times != 1).any()):
+        text = f"translated {int(times.sum())} sentences, of them {int((times > 0).sum())} different, of {sentences}"
+        raise RuntimeError(text)
+    return [row[2 : 2 + row[1]] for row in found.tolist()]
 
 
 def of_text(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:

@@ -16,7 +16,8 @@ from torch import nn
 
 from benchmarks.common.export.export import Arrays, Infer, Value
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.translation.arrays import CODES, VOCABULARY, DataSet
+from benchmarks.translation import CODES, VOCABULARY
+from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import SourceBatch
 from benchmarks.translation.pytorch.evaluation import Decode, Score, translate
 from benchmarks.translation.vocabulary import BOS, BPE, EOS, PAD, SPECIAL, UNK
@@ -73,7 +74,7 @@ def rows_of(array: np.ndarray) -> torch.Tensor:
 
 def judge(batches: Iterable[SourceBatch], data: DataSet, decode: Decode, score: Score) -> Dict[str, float]:
     """Return the BLEU of the translations of all test sentences."""
-    run: Any = SimpleNamespace(interrupted=False, watch=iter)
+    run: Any = SimpleNamespace(interrupted=False, interruptible=iter)
     hypotheses = translate(batches, len(data.test), decode, ALONE, run) or []
     return {"bleu": score(hypotheses, data)}
 

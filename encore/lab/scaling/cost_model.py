@@ -21,8 +21,6 @@ Convergence is another factor: time to target = epochs(global batch) * steps per
 epochs(B) = least * (1 + B / critical) (McCandlish et al. 2018, arXiv 1812.06162).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +85,7 @@ def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> St
         raise EncoreError(
             f"{len(points)} measured points on one number of GPUs",
             expected="at least two numbers of GPUs",
-            remedy="measure another: encore sweep BENCHMARK --gpus 1,2",
+            hint="measure another: encore sweep BENCHMARK --gpus-per-node 1,2",
         )
     for point in points:
         if not (point.time > 0 and math.isfinite(point.time)):
@@ -154,7 +152,7 @@ class EpochModel:
 def fit_epochs(measured: Sequence[tuple[float, float]]) -> EpochModel:
     """Fit epochs over global batch from pairs of both; one pair will do, with a wide interval."""
     if not measured:
-        raise EncoreError("no epochs were measured", remedy="run to the target on at least one number of GPUs")
+        raise EncoreError("no epochs were measured", hint="run to the target on at least one number of GPUs")
     largest = max(batch for batch, _ in measured)
     fewest = min(epochs for _, epochs in measured)
     priors = [

@@ -5,8 +5,6 @@ for option in options(load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8):
     print(option.gpus, option.minutes, option.how)
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,7 +76,7 @@ def load_curves(sources: Sequence[str]) -> dict[str, Curve]:
                 raise EncoreError(
                     f"{benchmark} was measured on {kind} and on {', '.join(sorted(others))}",
                     expected="one kind of accelerator",
-                    remedy="narrow --curves, such as v0.7/NVIDIA/dgxa100",
+                    hint="narrow --curves, such as v0.7/NVIDIA/dgxa100",
                 )
             if gpus not in points or minutes < points[gpus][0]:
                 points[gpus] = (minutes, kind, source)
@@ -107,7 +105,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
         raise EncoreError(
             "published results are of many accelerators",
             expected="a part of their names",
-            remedy="--curves v0.7/NVIDIA/dgxa100; `encore published` lists them",
+            hint="--curves v0.7/NVIDIA/dgxa100; `encore published` lists them",
         )
     elif path.suffix or source.startswith((".", "/")):
         raise EncoreError(f"there is no {source}", expected="a CSV file or a folder of runs")
@@ -159,7 +157,7 @@ def options(curve: Curve, gpus: int, extrapolate: bool = False) -> tuple[Option,
         raise EncoreError(
             f"{curve.benchmark} was measured on {curve.least} to {curve.most} GPUs, and there are {gpus}",
             expected=f"at least {curve.least} GPUs",
-            remedy="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
+            hint="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
         )
     return tuple(_useful(found))
 

@@ -11,8 +11,6 @@ An interval is a profile likelihood's: a value is inside when a point that measu
 that there are, costs the best fit no more than the chi-square quantile. No random numbers take part.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ from encore.lab.scaling.plots import gantt
 Path("plan.svg").write_text(gantt(schedule, table).alone())
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from encore.lab.scaling.sharing import Schedule

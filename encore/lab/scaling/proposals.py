@@ -4,8 +4,6 @@ from encore.lab.scaling.proposals import schedule_table
 print(schedule_table(shortest(jobs, gpus=8)).as_markdown())
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

@@ -7,8 +7,6 @@
 What scales badly should share: a run on fewer GPUs takes longer and costs fewer GPU-minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

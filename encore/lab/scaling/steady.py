@@ -11,8 +11,6 @@ wanted (Gilmore and Gomory, "A linear programming approach to the cutting-stock 
 1961): the next one is the knapsack that is worth most at the current prices of slots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,12 +1,10 @@
-"""The cost model against published results: fitted on the smaller counts, held against the larger.
+"""The cost model against published results: fitted on the smaller counts, compared with the larger.
 
     from encore.lab.scaling.validation import error_table
     print(error_table("resnet").as_markdown())
 
 The table in docs/scaling.md is made by this module, through ``python -m encore.cli.documentation``.
 """
-
-from __future__ import annotations
 
 import functools
 import statistics

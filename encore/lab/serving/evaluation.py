@@ -1,7 +1,5 @@
 """The evaluation set of a run through a server: the quality that its clients get."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +33,7 @@ def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
         raise EncoreError(
             f"{source} is not from {run_path}",
             expected=f"the run {whole.run.name or 'that it was exported from'}",
-            remedy="--evaluate RUN: name that run",
+            hint="--evaluate RUN: name that run",
         )
     choice = catalogue.choose(passport["name"])
     experiment = exporting.chosen_experiment(run, whole.run.experiment)

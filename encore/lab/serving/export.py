@@ -1,7 +1,5 @@
 """An exported model: the folder that `encore export` writes, read and checked."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ TYPES = {
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
 }  # fmt: skip
 """Triton's types with those of NumPy (its docs/user_guide/model_configuration.md, Datatypes)."""
-AGAIN = "write the folder again: encore export RUN --to DIR"
+AGAIN = "write the folder again: encore export RUN -o DIR"
 
 
 PART = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -96,7 +94,7 @@ def read(folder: Path) -> tuple[Model, ...]:
     whole = read_whole(folder)
     for part in whole.parts:
         if not PART.fullmatch(part):
-            raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="the name of a folder", remedy=AGAIN)
+            raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="the name of a folder", hint=AGAIN)
     return tuple(_read_model(folder / part) for part in whole.parts or ("",))
 
 
@@ -111,14 +109,14 @@ def _validated(kind: type[R], folder: Path) -> R:
         raise EncoreError(
             f"{folder} is no export" if folder.is_dir() else f"no folder {folder}",
             expected=f"a folder with {PASSPORT}",
-            remedy=f"encore export RUN --to {folder}",
+            hint=f"encore export RUN -o {folder}",
         )
     try:
         return kind.model_validate(files.read_json(passport))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise EncoreError(f"{passport}: {where}: {first['msg']}", remedy=AGAIN) from error
+        raise EncoreError(f"{passport}: {where}: {first['msg']}", hint=AGAIN) from error
 
 
 def _read_model(folder: Path) -> Model:
@@ -132,9 +130,9 @@ def _check(folder: Path, export: Export) -> None:
         if each.type not in TYPES:
             raise names.unknown(f"type of {each.name} in {folder / PASSPORT}:", each.type, TYPES)
         if export.batched and not each.shape:
-            raise EncoreError(f"{folder / PASSPORT}: {each.name} has no dimension for the batch", remedy=AGAIN)
+            raise EncoreError(f"{folder / PASSPORT}: {each.name} has no dimension for the batch", hint=AGAIN)
     if not (folder / export.model).exists():
-        raise EncoreError(f"no model {folder / export.model}", expected=f"what {PASSPORT} names", remedy=AGAIN)
+        raise EncoreError(f"no model {folder / export.model}", expected=f"what {PASSPORT} names", hint=AGAIN)
     _example(folder, export)
 
 
@@ -144,10 +142,10 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise EncoreError(f"{path} cannot be read: {error}", remedy=AGAIN) from error
+        raise EncoreError(f"{path} cannot be read: {error}", hint=AGAIN) from error
     for each in (*export.inputs, *export.outputs):
         if each.name not in arrays:
-            raise EncoreError(f"{path} has no {each.name}", expected="all inputs and outputs", remedy=AGAIN)
+            raise EncoreError(f"{path} has no {each.name}", expected="all inputs and outputs", hint=AGAIN)
         found = arrays[each.name]
         fits = len(found.shape) == len(each.shape) and all(
             wanted in (-1, size) for wanted, size in zip(each.shape, found.shape, strict=True)
@@ -156,7 +154,7 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
             raise EncoreError(
                 f"{path}: {each.name} is {found.dtype} {list(found.shape)}",
                 expected=f"{TYPES[each.type]} {list(each.shape)}",
-                remedy=AGAIN,
+                hint=AGAIN,
             )
     return arrays
 

@@ -1,7 +1,5 @@
 """config.pbtxt: how Triton serves a model (its docs/user_guide/model_configuration.md)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ FOLDER/client.py, export.json, example.npz      python client.py asks the server
 A model in parts has a model of the repository, and a folder for its client, for each of them.
 """
 
-from __future__ import annotations
-
 import filecmp
 import os
 import shutil
@@ -48,7 +46,7 @@ class Repository:
 def plan(model: Model, folder: Path) -> Repository:
     """Return the repository that `write` makes: a model that is not in it yet gets the next number."""
     if folder.exists() and not folder.is_dir():
-        raise EncoreError(f"{folder} is no folder", remedy="--to FOLDER, a new one or an earlier repository")
+        raise EncoreError(f"{folder} is no folder", hint="-o FOLDER, a new one or an earlier repository")
     name, file = model.export.name, model.export.model
     versions = folder / "model_repository" / name
     numbers = sorted(int(path.name) for path in versions.glob("*") if path.name.isdigit())
@@ -77,7 +75,7 @@ def write(
         shutil.copyfile(source / PASSPORT, folder / PASSPORT)
         shutil.copyfile(SERVED / "client.py", folder / "client.py")
     except OSError as error:
-        raise EncoreError(f"{folder} cannot be written: {error}", remedy="--to FOLDER") from error
+        raise EncoreError(f"{folder} cannot be written: {error}", hint="-o FOLDER") from error
 
 
 def _write_model(model: Model, repository: Repository, backend: Backend, settings: Settings) -> None:

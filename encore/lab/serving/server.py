@@ -1,7 +1,5 @@
 """A server for a while: started, awaited for a bounded time, ended with whatever it has started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -109,12 +107,12 @@ def explain(log: Path, found: str) -> EncoreError:
     last = reasons[-1] if reasons else ""
     loading = re.findall(r"failed to load '[^']*' version \d+: (.+?)(?:\\n|\"?$)", text, re.MULTILINE)
     words = (loading or [last or " ".join(text.split()[-20:])])[-1]
-    for pattern, meaning, remedy in SYMPTOMS:
+    for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, text):
             return EncoreError(
-                f"{found}: {meaning}: {words}", remedy=f"{remedy}; output in {log}", exit_code=ExitCode.FAILED
+                f"{found}: {meaning}: {words}", hint=f"{hint}; output in {log}", exit_code=ExitCode.FAILED
             )
-    return EncoreError(f"{found}: {words}", remedy=f"read {log}", exit_code=ExitCode.FAILED)
+    return EncoreError(f"{found}: {words}", hint=f"read {log}", exit_code=ExitCode.FAILED)
 
 
 def _stop(child: subprocess.Popen[bytes], command: Command) -> None:

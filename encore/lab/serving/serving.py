@@ -1,7 +1,5 @@
 """From an export to a server: the backend and image of its format, the command, and what is asked of the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -66,7 +64,7 @@ def in_container(
     try:
         engine = engines.connect(runtime)
         if engines.inspect(engine, reference) is None:
-            problem = problem or EncoreError(f"{runtime} has no {reference}", remedy=f"{runtime} pull {reference}")
+            problem = problem or EncoreError(f"{runtime} has no {reference}", hint=f"{runtime} pull {reference}")
     except EncoreError as error:
         problem = problem or error
     mount = Mount(repository.models.absolute(), MODELS, True)
@@ -90,7 +88,7 @@ def _missing(release: Server, export: Export, image: str | None) -> EncoreError 
         f"{release.reference} serves {export.format} with its {release.backends[export.format]} backend, "
         f"but has no {lacks}",
         expected=f"an image made from it that has {lacks}",
-        remedy=f"--image NAME, or export the model again with --format {PORTABLE}",
+        hint=f"--image NAME, or export the model again with --format {PORTABLE}",
     )
 
 
@@ -121,7 +119,7 @@ def _python(name: str, report: environment.OnStep | None) -> tuple[Path, EncoreE
     if report is not None:
         return environment.ensure_environment(name, report), None
     found = environment.describe(name)
-    missing = EncoreError(f"no {name} environment yet", remedy="the same command without --dry-run makes it")
+    missing = EncoreError(f"no {name} environment yet", hint="the same command without --dry-run makes it")
     return found.python, None if found.is_ready else missing
 
 

@@ -1,7 +1,5 @@
 """Protocol buffers' text format, as config.pbtxt has it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Union
 

@@ -4,8 +4,6 @@ The wheel has the binary, the backend's library, one stub for each version of Py
 (in nvidia_pytriton.libs). The stub loads the Python that it was built for as a library, so that this must be found.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -51,9 +49,9 @@ def ask(program: Path) -> Python:
     try:
         done = subprocess.run([str(program), "-c", ASK], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EncoreError(f"{program} does not run: {error}", remedy="--python FILE: a Python") from error
+        raise EncoreError(f"{program} does not run: {error}", hint="--python FILE: a Python") from error
     if done.returncode != 0:
-        raise EncoreError(f"{program} does not run: {done.stderr.strip()[-200:]}", remedy="--python FILE: a Python")
+        raise EncoreError(f"{program} does not run: {done.stderr.strip()[-200:]}", hint="--python FILE: a Python")
     facts = json.loads(done.stdout)
     return Python(program, facts["version"], tuple(facts["packages"]), facts["wheel"], facts["library"])
 
@@ -87,24 +85,24 @@ class Wheel:
 def find(server: Python, runs_model: Python) -> Wheel:
     """Return the wheel of ``server``; EncoreError if it is missing or has nothing for the model's Python."""
     if not server.wheel:
-        raise EncoreError(f"{server.program} has no nvidia-pytriton", expected="its tritonserver", remedy=PYTRITON)
+        raise EncoreError(f"{server.program} has no nvidia-pytriton", expected="its tritonserver", hint=PYTRITON)
     wheel = Wheel(Path(server.wheel))
     missing = [path for path in (wheel.server, wheel.backend, wheel.libraries) if not path.exists()]
     if missing:
-        raise EncoreError(f"no {missing[0]}", expected="the wheel of nvidia-pytriton 0.7", remedy=PYTRITON)
+        raise EncoreError(f"no {missing[0]}", expected="the wheel of nvidia-pytriton 0.7", hint=PYTRITON)
     if not wheel.stub(runs_model.version).exists():
         known = sorted(path.parent.name for path in wheel.folder.glob(f"tritonserver/python_backend_stubs/*/{STUB}"))
         raise EncoreError(
             f"nvidia-pytriton runs no model in Python {runs_model.version}",
             expected=f"Python {', '.join(known)}",
-            remedy="--python FILE: one of these",
+            hint="--python FILE: one of these",
         )
     if not runs_model.library:
         version = runs_model.version
         raise EncoreError(
             f"{runs_model.program} was built without libpython{version}.so.1.0, which Triton's Python backend loads",
             expected="a Python with a shared library",
-            remedy=f"apt-get install libpython{version} python{version}-venv (Debian, Ubuntu), or --runtime docker",
+            hint=f"apt-get install libpython{version} python{version}-venv (Debian, Ubuntu), or --runtime docker",
         )
     return wheel
 

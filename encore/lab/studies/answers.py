@@ -1,9 +1,6 @@
 """The answers to a study's questions: each a sentence made from the data, tables, and a plot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from encore.lab.studies.definition import Question, Study, Value
@@ -12,15 +9,16 @@ from encore.lab.studies.results import (
     Printed,
     Result,
     Standing,
-    beside,
     bounds,
     chosen,
     grouped,
     in_percent,
+    next_to_printed,
     ratio,
 )
 from encore.results.report.figures import Figure, bars, over_gpus
 from encore.results.report.panel import SERIES
+from encore.results.report.report import Chapter
 from encore.results.table import Table
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
@@ -33,28 +31,15 @@ Lines = dict[str, list[tuple[float, float, float | None, float | None]]]
 """By name: x, y, and from where to where y is by its interval."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What the data says to one question."""
-
-    question: str
-    sentence: str
-    tables: tuple[Table, ...]
-    figures: tuple[Figure, ...]
-    why: str
-    unmeasured: tuple[Table, ...] = ()
-    """Printed figures of points that were not measured here."""
-
-
-def answer(study: Study, question: Question, results: Sequence[Result], number: int) -> Answer:
-    """Return the answer to the question with this number."""
+def answer(study: Study, question: Question, results: Sequence[Result], number: int, note: str = "") -> Chapter:
+    """Return the answer to the question with this number; printed figures without ours are folded."""
     points = chosen(results, question.where)
     sentence, table, figures, values = _KINDS[question.kind](study, question, points, f"question-{number}")
     tables: list[Table] = [table]
     unmeasured: list[Table] = []
     for quantity in dict.fromkeys(each.quantity or question.quantity for each in values or [_NOTHING]):
         ours = [each for each in values if (each.quantity or question.quantity) == quantity]
-        rows = beside(study, quantity, ours)
+        rows = next_to_printed(study, quantity, ours)
         if rows:
             sentence += _compared(quantity, rows)
             compared, absent = _printed(quantity, rows)
@@ -64,7 +49,15 @@ def answer(study: Study, question: Question, results: Sequence[Result], number: 
     if question.kind == "memory":
         compared, absent = largest_batches(study, results)
         tables, unmeasured = [*tables, *compared], [*unmeasured, *absent]
-    return Answer(question.text, sentence, tuple(tables), tuple(figures), question.why, tuple(unmeasured))
+    return Chapter(
+        key=f"question_{number}",
+        title=f"{number}. {question.text}",
+        sentence=sentence,
+        note=note,
+        figures=tuple(figures),
+        tables=tuple(tables),
+        folded=tuple(unmeasured),
+    )
 
 
 def _printed(quantity: str, rows: Sequence[Printed]) -> tuple[list[Table], list[Table]]:
@@ -344,7 +337,7 @@ _MEMORY_NOTE = (
 
 
 def _memory_values(result: Result, more: float | None, growth: float | None) -> list[Ours]:
-    """Return what the printed figures of GPU 0 and of the others are held against: single readings."""
+    """Return what the printed figures of GPU 0 and of the others are compared with: single readings."""
     before, training = result.memory("before_training"), result.memory("training")
     found = {
         ("memory_before_training", "others"): before[1],
@@ -377,7 +370,7 @@ def largest_batches(study: Study, results: Sequence[Result]) -> tuple[list[Table
     note = "Doubled until a step no longer fits: the largest is from the first figure to below the second."
     columns = ("point", "devices", "fits", "does not fit")
     found = Table(title="Largest batch of a device", columns=columns, rows=tuple(rows), note=note)
-    compared, absent = _printed("largest_batch", beside(study, "largest_batch", values))
+    compared, absent = _printed("largest_batch", next_to_printed(study, "largest_batch", values))
     return [found, *compared], absent
 
 

@@ -1,8 +1,8 @@
 """A study as data: what is measured, on which grid, what was published of it, and which questions it answers.
 
-from encore.lab.studies.definition import load, points
+from encore.lab.studies.definition import load
 study = load("multi-gpu")
-for point in points(study):
+for point in study.points():
     print(point.key, point.config)
 """
 
@@ -10,33 +10,24 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from encore import configuration, names, paths
+from encore import catalogue, configuration, names, paths
 from encore.errors import EncoreError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from encore.lab.studies.folder import Definition, Strict
+from encore.run.planning import Request
 
 DATA = Path(__file__).parent / "data"
 Value = str | int | float | bool
 Kind = Literal["speed-up", "against", "size", "stages", "memory", "weak"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Program(_Strict):
+class Program(Strict):
     """The measuring program: config.json in, measurement.json out."""
 
     module: str
@@ -53,7 +44,7 @@ class Program(_Strict):
     """A point's duration before any was measured, for the estimate of a dry run."""
 
 
-class Epoch(_Strict):
+class Epoch(Strict):
     """What an epoch is, so that seconds per step become seconds per epoch."""
 
     images: int
@@ -62,7 +53,7 @@ class Epoch(_Strict):
     """Axis with the samples of a step on each device."""
 
 
-class Published(_Strict):
+class Published(Strict):
     """Which printed figures belong to which points."""
 
     source: str
@@ -75,7 +66,7 @@ class Published(_Strict):
     """Axis, and the words for its values that a figure's context has."""
 
 
-class Question(_Strict):
+class Question(Strict):
     """One question, and how the data answers it."""
 
     text: str
@@ -87,14 +78,14 @@ class Question(_Strict):
     where: dict[str, Value] = Field(default_factory=dict)
     """Points that the answer is made of; an axis that is not named is taken as it is."""
     between: tuple[Value, ...] = ()
-    """Two values of ``x`` that are held against each other."""
+    """Two values of ``x`` that are compared with each other."""
     quantity: str = ""
     """Of the printed figures next to it; empty: there are none."""
     why: str = ""
     """What the study gives as the reason; printed in the last section."""
 
 
-class Part(_Strict):
+class Part(Strict):
     """What a smaller grid, such as ``--small``, has in place of the whole one."""
 
     base: dict[str, Value] = Field(default_factory=dict)
@@ -109,7 +100,7 @@ class Part(_Strict):
     epoch: Epoch | None = None
 
 
-class Study(_Strict):
+class Study(Definition):
     """A study that can be measured."""
 
     name: str
@@ -133,6 +124,34 @@ class Study(_Strict):
     questions: tuple[Question, ...]
     small: Part = Part()
     is_small: bool = False
+    request: Request = Request(name="", gpus=None, runtime="host")
+    """Where it is measured: runtime, image and Python."""
+
+    def points(self) -> list[Point]:
+        """Return every point, those with few devices first, so that a study that is cut short has the whole of them."""
+        found = []
+        for grid in (self.grid, *self.more):
+            for combination in itertools.product(*grid.values()):
+                axes = dict(zip(grid, combination, strict=True))
+                if any(all(axes.get(name) == value for name, value in each.items()) for each in self.skip):
+                    continue
+                more: dict[str, Value] = {}
+                for axis, value in axes.items():
+                    more.update(self.values.get(axis, {}).get(str(value), {}))
+                found.append(Point(axes, {**self.base, **more, **axes}))
+        return sorted(found, key=lambda point: float(point.axes[self.program.ranks]))
+
+    def order(self) -> list[tuple[int, Point]]:
+        """Return each pass's number, from 1, and its points in the order in which they are measured.
+
+        What the machine does meanwhile, such as growing warm, is another thing at each point of a shuffled pass, so
+        that two passes differ by it.
+        """
+        every = self.points()
+        found = [(1, point) for point in every]
+        for number in range(2, self.passes + 1):
+            found += [(number, point) for point in random.Random(number).sample(every, len(every))]
+        return found
 
 
 @dataclass(frozen=True)
@@ -159,27 +178,12 @@ def load(name: str, small: bool = False) -> Study:
     path = Path(name) if name.endswith(".toml") else DATA / f"{name}.toml"
     if not path.is_file():
         if path.parent != DATA:
-            raise EncoreError(f"no file {path}", remedy="name the TOML file of the study")
+            raise EncoreError(f"no file {path}", hint="name the TOML file of the study")
         raise names.unknown("study", name, known())
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return parse({"name": path.stem, **content}, small)
-    except tomllib.TOMLDecodeError as error:
-        raise EncoreError(f"{path} is no TOML: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise EncoreError(f"{path}: {place}: {first['msg']}", remedy="see docs/studies.md for the fields") from error
-
-
-def parse(content: Mapping[str, Any], small: bool = False) -> Study:
-    """Return a study from its fields; with ``small`` its small grid."""
-    study = Study.model_validate(content)
+    study = catalogue.parse(Study, path, name=path.stem)
     if small:
         if not study.small.grid:
-            raise EncoreError(
-                f"the study {study.name} has no small grid", remedy="leave out --small, or add [small.grid]"
-            )
+            raise EncoreError(f"the study {name} has no small grid", hint="leave out --small, or add [small.grid]")
         study = _reduced(study)
     _check(study)
     return study
@@ -217,28 +221,20 @@ def _check(study: Study) -> None:
         absent = sorted(set(study.grid) - set(each))
         if absent:
             raise EncoreError(f"[[more]] of the study {study.name} does not say {', '.join(absent)}")
-    fields = configuration.field_types(folder(study))
-    for point in points(study):
-        for name in point.config:
-            if name not in fields:
-                raise names.unknown(f"key in the study {study.name}", name, fields)
+    fields, config_of = configuration.field_types(folder(study)), configuration.config_class(folder(study))
+    points = study.points()
+    for name, value in dict.fromkeys(pair for point in points for pair in point.config.items()):
+        if name not in fields:
+            raise names.unknown(f"key in the study {study.name}", name, fields)
+        configuration.checked(name, value, fields[name])
+    for point in points:
         missing = sorted(set(fields) - set(point.config))
         if missing:
-            raise EncoreError(f"the study {study.name} does not say {', '.join(missing)}", remedy="add it to [base]")
+            raise EncoreError(f"the study {study.name} does not say {', '.join(missing)}", hint="add it to [base]")
         try:
-            _check_values(fields, point.config)
-            configuration.config_class(folder(study))(**point.config)
+            config_of(**point.config)
         except (ValueError, TypeError) as error:
-            raise EncoreError(f"point {point.key}: {error}", remedy="change [base] or [grid]") from error
-
-
-def _check_values(fields: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    for name, value in config.items():
-        choices = typing.get_args(fields[name])
-        if choices and value not in choices:
-            raise ValueError(f"{name} is {value!r}, and must be one of {', '.join(map(str, choices))}")
-        if not choices and not isinstance(value, (int, float) if fields[name] is float else fields[name]):
-            raise ValueError(f"{name} is {value!r}, and must be of type {fields[name].__name__}")
+            raise EncoreError(f"point {point.key}: {error}", hint="change [base] or [grid]") from error
 
 
 def folder(study: Study) -> Path:
@@ -254,35 +250,7 @@ def changed(study: Study, settings: Sequence[str]) -> Study:
     values = dict(configuration.parse_setting(each, fields) for each in settings)
     axes = sorted(set(values) & set(study.grid))
     if axes:
-        raise EncoreError(f"--set {axes[0]}: the study's grid sets it", remedy="write a study of your own")
+        raise EncoreError(f"--set {axes[0]}: the study's grid sets it", hint="write a study of your own")
     found = study.model_copy(update={"base": {**study.base, **values}})
     _check(found)
-    return found
-
-
-def points(study: Study) -> list[Point]:
-    """Return every point, those with few devices first, so that a study that is cut short has the whole of them."""
-    found = []
-    for grid in (study.grid, *study.more):
-        for combination in itertools.product(*grid.values()):
-            axes = dict(zip(grid, combination, strict=True))
-            if any(all(axes.get(name) == value for name, value in each.items()) for each in study.skip):
-                continue
-            more: dict[str, Value] = {}
-            for axis, value in axes.items():
-                more.update(study.values.get(axis, {}).get(str(value), {}))
-            found.append(Point(axes, {**study.base, **more, **axes}))
-    return sorted(found, key=lambda point: float(point.axes[study.program.ranks]))
-
-
-def order(study: Study) -> list[tuple[int, Point]]:
-    """Return each pass's number, from 1, and its points in the order in which they are measured.
-
-    What the machine does meanwhile, such as growing warm, is another thing at each point of a shuffled pass, so that
-    two passes differ by it.
-    """
-    every = points(study)
-    found = [(1, point) for point in every]
-    for number in range(2, study.passes + 1):
-        found += [(number, point) for point in random.Random(number).sample(every, len(every))]
     return found

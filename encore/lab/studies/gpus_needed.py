@@ -4,8 +4,6 @@ from encore.lab.studies.gpus_needed import gpus_needed
 print(gpus_needed(runs).as_markdown())
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from encore.lab.scaling.cost_model import Point, StepModel, fit_steps
@@ -20,7 +18,7 @@ MOST_GPUS = 4096
 def gpus_needed(runs: Sequence[ServerRun], limits: Sequence[tuple[str, float]] = LIMITS) -> Table:
     """Return the fewest GPUs, a power of two, per benchmark and server, and the interval of the minutes on them.
 
-    Where one number of GPUs was measured there is no model: what was measured is held against the limit.
+    Where one number of GPUs was measured there is no model: what was measured is compared with the limit.
     """
     grouped: dict[tuple[str, str], dict[int, float]] = {}
     for run in runs:

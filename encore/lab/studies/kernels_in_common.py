@@ -7,8 +7,6 @@ A table is the JSON of a roofline, or what Nsight Systems writes of any framewor
 ``nsys stats --report cuda_gpu_kern_sum --format csv REPORT``.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import dataclass
@@ -49,7 +47,7 @@ def read_kernels(path: Path) -> Kernels:
     if start is None:
         raise EncoreError(
             f"{path} is no table of kernels",
-            expected="the JSON of `encore study roofline`, or CSV of `nsys stats --report cuda_gpu_kern_sum`",
+            expected="the JSON of `encore bench --roofline`, or CSV of `nsys stats --report cuda_gpu_kern_sum`",
         )
     rows = [row for row in csv.DictReader(lines[start:]) if row.get(_NAME) and (row.get(_TIME) or "").isdigit()]
     seconds: dict[str, float] = {}

@@ -7,8 +7,6 @@ The bandwidths are those of ranks that exchange data as a training does; where n
 and all-to-all are measured as well.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from encore import catalogue, environment, launchers
-from encore.containers.renderers import host
+from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job
 from encore.machine import links
@@ -59,7 +57,7 @@ def load_machine(path: Path) -> Machine:
         return Machine(links.from_json(content["server"]), content["speeds"], content["nccl_tests"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EncoreError(
-            f"{file} is no description of a machine: {error}", expected=FILE, remedy="encore study machine -o FOLDER"
+            f"{file} is no description of a machine: {error}", expected=FILE, hint="encore study machine -o FOLDER"
         ) from error
 
 
@@ -93,7 +91,7 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
             ranks=ranks,
             gpus=ranks if machine.gpus else 0,
         )
-        command = host.render(job, program, os.environ, given=python is not None)
+        command = renderers.host(job, program, os.environ, given=python is not None)
         done = subprocess.run(
             command.argv, env=dict(command.environment), cwd=command.working_directory, stdout=subprocess.PIPE,
             text=True, check=False, timeout=_SECONDS,
@@ -101,7 +99,7 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
         if done.returncode != 0 or not result.is_file():
             raise EncoreError(
                 f"the ranks ended with exit code {done.returncode}",
-                remedy="read their output above, or describe the machine without --ranks",
+                hint="read their output above, or describe the machine without --ranks",
                 exit_code=ExitCode.FAILED,
             )
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))

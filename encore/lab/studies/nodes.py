@@ -1,38 +1,27 @@
-"""A study of frameworks on several nodes: one sweep for each framework, and the printed figures next to them.
+"""A study of frameworks on several nodes: a sweep of one benchmark for each, and the printed figures next to it.
 
-from encore.lab.studies.nodes import grids, load, tables
-for name, grid in grids(load("multi-node"), small=True).items():
-    print(name, grid.benchmark, grid.precisions)
+from encore.lab.studies.nodes import load, sweep_of, tables
+for point in sweep_of(load("multi-node"), small=True, request=Request(name="", gpus=None)).points():
+    print(point.key)
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict
-
-from encore.lab.scaling.grid import Grid
-from encore.lab.scaling.throughput import Result, devices
+from encore import catalogue, names
 from encore.lab.studies.definition import DATA
+from encore.lab.studies.folder import Strict
 from encore.lab.studies.results import in_percent, ratio
+from encore.lab.studies.sweep import Sweep
+from encore.lab.studies.throughput import Result, devices
 from encore.results.published.published import StudyFigure, load_figures
 from encore.results.statistics import Sample
 from encore.results.table import Cell, Table
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from encore.run.planning import Request
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Framework(_Strict):
-    """One of the sweeps."""
+class Framework(Strict):
+    """One of the frameworks."""
 
     name: str
     benchmark: str
@@ -40,8 +29,8 @@ class Framework(_Strict):
     """The framework's name in the printed figures."""
 
 
-class Points(_Strict):
-    """The grid of each sweep; several nodes with all their GPUs alone."""
+class Points(Strict):
+    """The grid of each framework; several nodes with all their GPUs alone."""
 
     nodes: tuple[int, ...]
     gpus: tuple[int, ...]
@@ -63,29 +52,46 @@ class NodeStudy(Points):
 
 def load(name: str) -> NodeStudy:
     """Return the study in data/nodes/NAME.toml."""
-    content = tomllib.loads((DATA / "nodes" / f"{name}.toml").read_text(encoding="utf-8"))
-    return NodeStudy.model_validate(content)
+    return catalogue.parse(NodeStudy, DATA / "nodes" / f"{name}.toml")
 
 
-def grids(study: NodeStudy, small: bool, **given: Any) -> dict[str, Grid]:
-    """Return the grid of each framework's sweep, by its name; ``given``: further fields of all grids."""
+def sweep_of(study: NodeStudy, small: bool, request: Request, images: Mapping[str, str] = {}) -> Sweep:
+    """Return the sweep of all frameworks; ``request`` has what the user gave, ``images`` are by framework."""
     part = study.small if small else study
+    known = [each.name for each in study.frameworks]
+    for name in images:
+        if name not in known:
+            raise names.unknown("framework in --image", name, known)
+    return Sweep(
+        request=replace(request, settings=(*part.settings, *request.settings)),
+        benchmarks={each.benchmark: images.get(each.name) for each in study.frameworks},
+        nodes=part.nodes,
+        gpus=part.gpus,
+        precisions=part.precisions,
+        mode="weak",
+        full_nodes=True,
+    )
+
+
+def by_framework(study: NodeStudy, results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return the results of each framework by its name."""
     return {
-        each.name: Grid(
-            benchmark=each.benchmark, nodes=part.nodes, gpus=part.gpus, precisions=part.precisions, mode="weak",
-            full_nodes=True, settings=part.settings, **given,
-        )
+        each.name: [result for result in results if result.point.benchmark == each.benchmark]
         for each in study.frameworks
-    }  # fmt: skip
+    }
 
 
-def tables(study: NodeStudy, found: Mapping[str, Sequence[Result]]) -> list[Table]:
+def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
     """Return the study's table 2 and the tables behind its figures 2 and 3, from the points of each framework."""
+    found = by_framework(study, results)
     figures = [each for each in load_figures() if each.source == study.source]
-    return [_inputs(study, found, figures), _speeds(study, found, figures), _gains(study, found, figures)]
+    what = devices(results)
+    return [make(study, found, figures, what) for make in (_inputs, _speeds, _gains)]
 
 
-def _inputs(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure]) -> Table:
+def _inputs(
+    study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure], what: str
+) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for each in study.frameworks:
         for precision in dict.fromkeys(result.point.precision for result in found[each.name]):
@@ -93,12 +99,14 @@ def _inputs(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Se
             own = [f for f in figures if f.context == each.printed and f.precision == precision]
             printed = [next((f.printed for f in own if f.quantity == q), "") for q in ("batch_per_gpu", "epochs")]
             rows.append((each.name, precision, batch, each.printed, *printed))
-    each_has = "batch of a rank" if _devices(found) == "ranks" else "batch of a GPU"
+    each_has = "batch of a rank" if what == "ranks" else "batch of a GPU"
     columns = ("framework", "precision", each_has, "printed of", "printed batch", "printed epochs")
     return Table(title="Inputs (table 2)", columns=columns, rows=tuple(rows))
 
 
-def _speeds(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure]) -> Table:
+def _speeds(
+    study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure], what: str
+) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for each in study.frameworks:
         speeds = {(r.point.precision, r.point.gpus): r.samples_per_second for r in found[each.name]}
@@ -111,7 +119,6 @@ def _speeds(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Se
                 each.name, point.precision, point.nodes, point.gpus, own.estimate if own else None, value, low, high,
                 value / point.gpus if value else None, printed, result.state,
             ))  # fmt: skip
-    what = _devices(found)
     columns = (
         "framework", "precision", "nodes", what, "images/s", "speed-up", "from", "to", "efficiency",
         "printed speed-up", "state",
@@ -123,11 +130,7 @@ def _speeds(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Se
     return Table(title="Performance and speed-up (figures 2 and 3)", columns=columns, rows=tuple(rows), note=note)
 
 
-def _devices(found: Mapping[str, Sequence[Result]]) -> str:
-    return devices(each for results in found.values() for each in results)
-
-
-def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure]) -> Table:
+def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure], what: str) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for each in study.frameworks:
         by_point: dict[tuple[int, int], dict[str | None, Sample]] = {}
@@ -142,7 +145,7 @@ def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Seq
                 found_ratio = ratio(speeds["fp16"], speeds["fp32"])
                 alone = next((f.printed for f in own if f.gpus == gpus), ends)
                 rows.append((each.name, nodes, gpus, *map(in_percent, found_ratio), alone))
-    columns = ("framework", "nodes", _devices(found), "fp16 over fp32, %", "from", "to", "printed, %")
+    columns = ("framework", "nodes", what, "fp16 over fp32, %", "from", "to", "printed, %")
     return Table(title="What fp16 gains", columns=columns, rows=tuple(rows))
 
 

@@ -1,69 +1,50 @@
-"""The report of a study: Markdown, one HTML page, and each table and plot as CSV and SVG."""
+"""The report of a study: its questions with their answers, how far its passes are apart, and why.
 
-from __future__ import annotations
+from encore.lab.studies.page import build
+from encore.results.report.report import write_files
+write_files(build(open_folder(path, Study)), path / "report")
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from pathlib import Path
 from statistics import fmean
 
-from encore import files
 from encore.errors import EncoreError
 from encore.lab.scaling.printed_tables import checks
 from encore.lab.studies import traffic
-from encore.lab.studies.answers import Answer, answer
+from encore.lab.studies.answers import answer
 from encore.lab.studies.definition import Study
-from encore.lab.studies.measuring import STUDY, Folder, summary
+from encore.lab.studies.folder import Folder
 from encore.lab.studies.results import Result, read
-from encore.results.report import pages
+from encore.results.report.report import Chapter, Report
+from encore.results.statistics import LEVEL
 from encore.results.table import Table, shown
-
-TEMPLATES = Path(__file__).parent / "templates"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """Everything that the report shows."""
-
-    title: str
-    about: str
-    created: str
-    state: str
-    mark: str
-    """What has to be said of every figure; empty on GPUs."""
-    busy: str
-    """At how many points other programs took much of the machine; empty: at none."""
-    intervals: str
-    """What the intervals are made of."""
-    machine: str
-    answers: tuple[Answer, ...]
-    passes: Table
-    """Each point, what each of its passes took, and how much other programs did meanwhile."""
-    why: tuple[Table, ...]
-    seeds: tuple[Table, ...]
-    """What does not follow in the study's own printed figures."""
+from encore.results.words import percent
 
 
-def build(folder: Folder) -> Page:
+def build(folder: Folder[Study]) -> Report:
     """Read the points that are done, and answer the study's questions."""
     study, results = folder.study, read(folder)
     if not results:
-        raise EncoreError(f"no point of {folder.path} is measured", remedy="encore study run --resume FOLDER")
-    machine = files.read_json(folder.path / STUDY).get("machine", {})
-    return Page(
+        raise EncoreError(f"no point of {folder.path} is measured", hint="encore study run --resume FOLDER")
+    mark = _mark(study)
+    note = "Measured on CPUs or on a small grid." if mark else ""
+    reasons = tuple((each.text, each.why) for each in study.questions if each.why)
+    spread = f"Intervals ({percent(LEVEL)}) are {_intervals(results)}."
+    return Report(
         title=study.title,
-        about=study.about,
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        state=summary(folder),
-        mark=_mark(study),
-        busy=_busy(results),
-        intervals=_intervals(results),
-        machine=_machine(machine),
-        answers=tuple(answer(study, each, results, number) for number, each in enumerate(study.questions, 1)),
-        passes=_passes(study, results),
-        why=tuple(_why(study, results)),
-        seeds=tuple(_inconsistent(study)),
+        about=f"{study.about} Points: {folder.summary()}. {_machine(folder.machine())}.",
+        notices=tuple(filter(None, (mark, _busy(results)))),
+        chapters=(
+            *(answer(study, each, results, number, note) for number, each in enumerate(study.questions, 1)),
+            Chapter(
+                key="passes",
+                title="How far the passes are apart",
+                sentence=spread,
+                folded=(_passes(study, results),),
+            ),
+            Chapter(key="why", title="Why", tables=tuple(_why(study, results)), terms=reasons),
+            *_inconsistent(study),
+        ),
     )
 
 
@@ -145,32 +126,15 @@ def _why(study: Study, results: Sequence[Result]) -> list[Table]:
     return found
 
 
-def _inconsistent(study: Study) -> list[Table]:
+def _inconsistent(study: Study) -> list[Chapter]:
     """Return which printed figures of this study do not follow from its others."""
     if study.published is None:
         return []
     ours = [each for each in checks() if each.source == study.published.source]
     failing = [each for each in ours if not each.follows]
-    rows = tuple((each.place, each.what, each.printed, shown(each.computed), each.note) for each in failing)
-    columns = ("place", "figure", "printed", "computed", "note")
-    title = f"Printed figures of the study that do not follow from its others: {len(failing)} of {len(ours)}"
-    return [Table(title=title, columns=columns, rows=rows)]
-
-
-def write(page: Page, folder: Path) -> list[Path]:
-    """Write the page into ``folder``; return the files."""
-    contents = {"report.html": render(page, "study.html.j2"), "report.md": render(page, "study.md.j2")}
-    for number, each in enumerate(page.answers, 1):
-        for place, table in enumerate((*each.tables, *each.unmeasured), 1):
-            contents[f"question_{number}_{place}.csv"] = table.as_csv()
-        for figure in each.figures:
-            contents[f"{figure.key}.svg"] = figure.alone()
-    contents["passes.csv"] = page.passes.as_csv()
-    for number, table in enumerate(page.why, 1):
-        contents[f"why_{number}.csv"] = table.as_csv()
-    return pages.write(contents, folder)
-
-
-def render(page: Page, template: str) -> str:
-    """Return the page through one of the templates of this package."""
-    return pages.render(TEMPLATES, template, page=page)
+    table = Table(
+        title=f"Printed figures of the study that do not follow from its others: {len(failing)} of {len(ours)}",
+        columns=("place", "figure", "printed", "computed", "note"),
+        rows=tuple((each.place, each.what, each.printed, shown(each.computed), each.note) for each in failing),
+    )
+    return [Chapter(key="printed", title="The study's printed figures", tables=(table,))]

@@ -5,8 +5,6 @@ for table in published_tables():
     print(table.as_markdown())
 """
 
-from __future__ import annotations
-
 from encore.lab.scaling.printed_tables import DELL
 from encore.results.published.published import load_figures
 from encore.results.table import Table
@@ -22,7 +20,7 @@ PLACES = (
     ("slide: key messages", "Published: NVLink, key messages"),
     ("backup: memory sizes", "Published: batch variants"),
 )
-"""Places of the study with figures that a table of ours is held against, in its order."""
+"""Places of the study with figures that a table of ours is compared with, in its order."""
 
 
 def published_tables() -> list[Table]:

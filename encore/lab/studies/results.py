@@ -1,7 +1,5 @@
 """What was measured at the points of a study, with intervals, and how printed figures lie to it."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from encore.lab.studies.definition import Study, Value
-from encore.lab.studies.measuring import Folder
+from encore.lab.studies.folder import Folder
 from encore.results.published.published import StudyFigure, load_figures
 from encore.results.statistics import Sample, interval, ratio_of
 
@@ -112,9 +110,9 @@ class Result:
         return width * int(self.found["network"]["weights"])
 
 
-def read(folder: Folder) -> list[Result]:
+def read(folder: Folder[Study]) -> list[Result]:
     """Return every point that was measured, if in one pass alone."""
-    found = [Result(folder.study, point.axes, folder.measurements(point)) for point in folder.points()]
+    found = [Result(folder.study, point.axes, folder.measurements(point)) for point in folder.study.points()]
     measured = [each for each in found if each.passes]
     apart = drift(measured)
     return [replace(each, drift=apart) for each in measured]
@@ -171,7 +169,7 @@ def bounds(sample: Sample) -> tuple[float | None, float | None]:
 
 @dataclass(frozen=True)
 class Ours:
-    """A value of ours that a printed figure can be held against."""
+    """A value of ours that a printed figure can be compared with."""
 
     axes: Mapping[str, Value]
     value: float
@@ -202,7 +200,9 @@ class Printed:
 Wanted = Callable[[StudyFigure], bool]
 
 
-def beside(study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True) -> list[Printed]:
+def next_to_printed(
+    study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True
+) -> list[Printed]:
     """Return rows of the printed figures of a quantity, each with our value where the point is the same.
 
     Columns: model, GPUs, batch, context, printed, our point, ours, from, to, difference.
@@ -227,7 +227,7 @@ def beside(study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = l
 
 
 def difference(figure: StudyFigure, ours: Ours) -> tuple[Standing, str]:
-    """Return how a printed figure compares with our interval, or with our value where that has none; and in words."""
+    """Return how a printed figure compares with our interval, or with our value where that has none; and a message."""
     low, high, value = ours.low, ours.high, figure.value
     if low is None or high is None:
         ratio_words = f"ours is {ours.value / value:.2f} times the printed" if value else f"printed is {value:g}"

@@ -7,8 +7,6 @@ Attainable operations per second are min(peak, intensity * bandwidth) (Williams,
 insightful visual performance model", CACM 52, 2009), here with a peak and a bandwidth measured on the same machine.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -60,9 +58,7 @@ def load(folder: Path) -> Measured:
         if content.get("step"):
             steps.append({**content["step"], "file": path.stem})
     if peaks is None:
-        raise EncoreError(
-            f"{folder} has no ceilings", expected=PEAKS, remedy="encore study roofline BENCHMARK... -o FOLDER"
-        )
+        raise EncoreError(f"{folder} has no ceilings", expected=PEAKS, hint="encore bench BENCHMARK --roofline -o DIR")
     return Measured(peaks=peaks, steps=tuple(steps))
 
 
@@ -159,12 +155,11 @@ def roofline_table(measured: Measured) -> Table:
 
 def classes_table(measured: Measured) -> Table:
     """Return the share of the time by class of kernel, with the operations and bytes that were counted of it."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for step, title in zip(measured.steps, _names(measured), strict=True):
-        counted = step["by_class"]
-        for name, share in sorted(step["classes"].items(), key=lambda item: -item[1]):
-            flops, moved = counted.get(name, (0, 0))
-            rows.append((title, name, share, flops / 1e9, moved / 1e9))
+        counted = dict.fromkeys(step["classes"], (0, 0)) | step["by_class"]
+        classes = sorted(step["classes"].items(), key=lambda item: -item[1])
+        rows += [(title, name, share, counted[name][0] / 1e9, counted[name][1] / 1e9) for name, share in classes]
     return Table(
         title="Kernels by class",
         columns=("step", "class", "share of the time", "GFLOP", "GB"),

@@ -4,8 +4,6 @@ from encore.lab.studies.server_picture import picture
 print(picture(server).alone())
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,11 +1,9 @@
-"""Servers, or settings of one, held against each other by runs of the suite: the tables of the study.
+"""Servers, or settings of one, compared with each other by runs of the suite: the tables of the study.
 
 from encore.lab.studies.servers import load_runs, tables
 for table in tables(load_runs(["a=results/a", "b=results/b"]), base=None):
     print(table.as_markdown())
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +38,7 @@ class ServerRun:
 
     @property
     def where(self) -> tuple[object, ...]:
-        """What must be equal where two servers, and nothing else, are held against each other."""
+        """What must be equal where two servers, and nothing else, are compared with each other."""
         each = self.measured
         return (each.benchmark, each.framework, each.gpus, each.precision, each.batch)
 
@@ -51,7 +49,7 @@ def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> l
     for text in named:
         name, _, path = text.partition("=") if "=" in text and not Path(text).exists() else ("", "", text)
         if not Path(path).exists():
-            raise EncoreError(f"there is no {path}", expected="RUN or NAME=RUN", remedy="name a run folder")
+            raise EncoreError(f"there is no {path}", expected="RUN or NAME=RUN", hint="name a run folder")
         for side in load_sides(path):
             measured = of_side(side)
             server = name or _name(side, measured)
@@ -83,7 +81,7 @@ def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
 
 
 def _setting(run: ServerRun) -> tuple[str, str, str]:
-    """Return framework, precision and batch of a GPU in words."""
+    """Return framework, precision and batch of a GPU as text."""
     each = run.measured
     batch = f"batch {each.batch / each.gpus:,.0f} a GPU" if each.batch and each.gpus else ""
     return each.framework or "", each.precision, batch
@@ -127,7 +125,7 @@ def base_of(runs: Sequence[ServerRun], wanted: str | None) -> str:
 def tables(runs: Sequence[ServerRun], base: str | None = None) -> list[Table]:
     """Return every table that these runs fill; EncoreError where there is none."""
     if not runs:
-        raise EncoreError("no run was found", expected="run folders of one or more servers", remedy="name RUN...")
+        raise EncoreError("no run was found", expected="run folders of one or more servers", hint="name RUN...")
     measured = [run.measured for run in runs]
     found = [
         time_to_target(runs),
@@ -181,18 +179,16 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
 
 def by_links(runs: Sequence[ServerRun]) -> Table:
     """Return PCIe against NVLink, where all else is equal but the server."""
-    rows = []
-    for same in _grouped(runs, lambda run: run.where).values():
-        for pcie, nvlink in _pairs(same, lambda run: run.links == PCIE, lambda run: run.links == NVLINK):
-            slow, fast = pcie.measured.minutes or 0.0, nvlink.measured.minutes or 0.0
-            rows.append(
-                (
-                    pcie.measured.benchmark, pcie.measured.gpus, pcie.server, nvlink.server, slow, fast,
-                    (slow / fast - 1) * 100, slow - fast,
-                )
-            )  # fmt: skip
+    rows = tuple(
+        (
+            pcie.measured.benchmark, pcie.measured.gpus, pcie.server, nvlink.server, slow, fast,
+            (slow / fast - 1) * 100, slow - fast,
+        )
+        for same in _grouped(runs, lambda run: run.where).values()
+        for pcie, nvlink, slow, fast in _pairs(same, lambda run: run.links == PCIE, lambda run: run.links == NVLINK)
+    )  # fmt: skip
     columns = ("benchmark", "GPUs", "PCIe", "NVLink", "PCIe min", "NVLink min", "speed-up %", "saved min")
-    return Table(title="PCIe against NVLink", columns=columns, rows=tuple(rows))
+    return Table(title="PCIe against NVLink", columns=columns, rows=rows)
 
 
 def by_precision(runs: Sequence[ServerRun]) -> Table:
@@ -200,19 +196,18 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
 
     Of equal batches, where a server has such: mixed precision has room for larger ones.
     """
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for same in _grouped(runs, lambda run: (run.server, *run.where[:3])).values():
         pairs = list(_pairs(same, _is_single, lambda run: bool(run.measured.precision) and not _is_single(run)))
-        equal = [(single, mixed) for single, mixed in pairs if single.measured.batch == mixed.measured.batch]
-        for single, mixed in equal or pairs:
-            slow, fast = single.measured.minutes or 0.0, mixed.measured.minutes or 0.0
-            rows.append(
-                (
-                    single.measured.benchmark, single.server, single.measured.gpus, mixed.measured.precision, slow,
-                    fast, (slow / fast - 1) * 100, slow - fast, (1 - fast / slow) * 100,
-                    _whole(single.measured.batch), _whole(mixed.measured.batch),
-                )
-            )  # fmt: skip
+        equal = [pair for pair in pairs if pair[0].measured.batch == pair[1].measured.batch]
+        rows += [
+            (
+                single.measured.benchmark, single.server, single.measured.gpus, mixed.measured.precision, slow,
+                fast, (slow / fast - 1) * 100, slow - fast, (1 - fast / slow) * 100,
+                _whole(single.measured.batch), _whole(mixed.measured.batch),
+            )
+            for single, mixed, slow, fast in equal or pairs
+        ]  # fmt: skip
     columns = (
         "benchmark", "server", "GPUs", "mixed", "fp32 min", "mixed min", "speed-up %", "saved min", "saved %",
         "fp32 batch", "mixed batch",
@@ -222,37 +217,32 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
 
 def first_epochs(runs: Sequence[ServerRun]) -> Table:
     """Return the time of one epoch against that of two: what a run over one epoch alone does not show."""
-    rows = []
-    for run in runs:
-        first, later = run.side.phases.get("first_epoch_s"), run.side.phases.get("epoch_s")
-        if first and later:
-            two = first + later
-            rows.append(
-                (run.measured.benchmark, run.measured.label, run.measured.gpus, first / 60, two / 60, two / first)
-            )
-    columns = ("benchmark", "server", "GPUs", "one epoch min", "two epochs min", "two over one")
-    note = (
-        "Without evaluations; medians over the runs, the second epoch is the median of all but the first. Below 2 "
-        "the first epoch is slower, as it reads from the disk and settles: one epoch alone is that far off."
+    known = [(run.measured, run.side.phases.get("first_epoch_s"), run.side.phases.get("epoch_s")) for run in runs]
+    return Table(
+        title="One against two epochs",
+        columns=("benchmark", "server", "GPUs", "one epoch min", "two epochs min", "two over one"),
+        rows=tuple(
+            (each.benchmark, each.label, each.gpus, first / 60, (first + later) / 60, (first + later) / first)
+            for each, first, later in known
+            if first and later
+        ),
+        note="Without evaluations; medians over the runs, the second epoch is the median of all but the first. Below 2 "
+        "the first epoch is slower, as it reads from the disk and settles: one epoch alone is that far off.",
     )
-    return Table(title="One against two epochs", columns=columns, rows=tuple(rows), note=note)
 
 
 def by_framework(runs: Sequence[ServerRun]) -> Table:
     """Return frameworks against each other on one server: epochs, time of an epoch, time to the target."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for same in _grouped(runs, lambda run: (run.server, run.measured.benchmark, run.measured.gpus)).values():
-        known = [run for run in same if run.measured.framework and run.measured.minutes]
-        if len({run.measured.framework for run in known}) < 2:
-            continue
-        slowest = max(run.measured.minutes or 0.0 for run in known)
+        known = _several(same, lambda each: each.framework)
+        slowest = max((minutes for _, minutes in known), default=0.0)
         rows += [
             (
-                run.measured.benchmark, run.server, run.measured.gpus, run.measured.framework, run.measured.precision,
-                run.measured.epochs, run.measured.minutes_per_epoch, run.measured.minutes,
-                slowest / (run.measured.minutes or 1.0),
+                each.benchmark, each.system, each.gpus, each.framework, each.precision, each.epochs,
+                each.minutes_per_epoch, minutes, slowest / minutes,
             )
-            for run in known
+            for each, minutes in known
         ]  # fmt: skip
     columns = (
         "benchmark", "server", "GPUs", "framework", "precision", "epochs", "minutes per epoch", "minutes",
@@ -263,19 +253,15 @@ def by_framework(runs: Sequence[ServerRun]) -> Table:
 
 def by_batch(runs: Sequence[ServerRun]) -> Table:
     """Return what a larger batch does to epochs and minutes, all else being equal."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for same in _grouped(runs, lambda run: (run.server, *run.where[:4])).values():
-        known = sorted((run for run in same if run.measured.batch and run.measured.minutes), key=_batch)
-        if len({run.measured.batch for run in known}) < 2:
-            continue
-        first = known[0].measured
+        known = sorted(_several(same, lambda each: each.batch), key=lambda pair: pair[0].batch or 0.0)
         rows += [
             (
-                run.measured.benchmark, run.server, run.measured.gpus, _whole(run.measured.batch), run.measured.epochs,
-                run.measured.minutes_per_epoch, run.measured.minutes,
-                (first.minutes or 0.0) / (run.measured.minutes or 1.0),
+                each.benchmark, each.system, each.gpus, _whole(each.batch), each.epochs, each.minutes_per_epoch,
+                minutes, known[0][1] / minutes,
             )
-            for run in known
+            for each, minutes in known
         ]  # fmt: skip
     columns = (
         "benchmark", "server", "GPUs", "batch", "epochs", "minutes per epoch", "minutes", "speed-up over the smallest",
@@ -283,19 +269,22 @@ def by_batch(runs: Sequence[ServerRun]) -> Table:
     return Table(title="Batch variants", columns=columns, rows=tuple(rows))
 
 
+def _several(runs: Iterable[ServerRun], value: Callable[[Measurement], object]) -> list[tuple[Measurement, float]]:
+    """Return the runs that ended with their minutes, where they differ in a value; none where they do not."""
+    known = [(run.measured, run.measured.minutes) for run in runs if run.measured.minutes and value(run.measured)]
+    return known if len({value(each) for each, _ in known}) > 1 else []
+
+
 def _is_single(run: ServerRun) -> bool:
     return run.measured.precision in SINGLE
 
 
-def _batch(run: ServerRun) -> float:
-    return run.measured.batch or 0.0
-
-
 def _pairs(
     runs: Iterable[ServerRun], first: Callable[[ServerRun], bool], second: Callable[[ServerRun], bool]
-) -> Iterator[tuple[ServerRun, ServerRun]]:
-    known = [run for run in runs if run.measured.minutes]
-    yield from ((one, other) for one in known if first(one) for other in known if second(other))
+) -> Iterator[tuple[ServerRun, ServerRun, float, float]]:
+    """Yield each pair of a first and a second run that both ended, with their minutes."""
+    known = [(run, run.measured.minutes) for run in runs if run.measured.minutes]
+    yield from ((one, other, slow, fast) for one, slow in known if first(one) for other, fast in known if second(other))
 
 
 def _grouped(

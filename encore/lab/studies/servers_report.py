@@ -1,14 +1,11 @@
-"""The pages of the studies of servers: runs held against each other, a machine, a roofline.
+"""The pages of the studies of servers: runs compared with each other, a machine, a roofline.
 
 from encore.lab.studies.servers_report import servers_report
 report = servers_report(["a=results/a", "b=results/b"], base="a")
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from encore.lab.studies import roofline, servers
@@ -22,7 +19,6 @@ from encore.machine.links import from_json
 from encore.results.report.figures import Figure, bars, efficiency, quality_curves, time_over_gpus
 from encore.results.report.measurements import Measurement
 from encore.results.report.report import Report
-from encore.results.report.sections import summary
 from encore.results.table import Table
 
 ON_CPUS = (
@@ -47,13 +43,9 @@ def servers_report(
     parts = [machine_report(each) for each in described] + [roofline_report(each) for each in measured]
     figures = [*_figures(found, base), *(figure for part in parts for figure in part.figures)]
     on_cpus = any(run.side.is_cpu for run in found) or any(part.notices for part in parts)
-    return page(
-        "Servers held against each other",
-        [*tables, *(table for part in parts for table in part.tables)],
-        _unique(figures),
-        on_cpus=on_cpus,
-        published=published_tables(),
-    )
+    tables += [table for part in parts for table in part.tables]
+    made = page("Servers compared", tables, _unique(figures), on_cpus=on_cpus)
+    return replace(made, studies=tuple(published_tables()))
 
 
 def _machines_of(runs: Sequence[ServerRun], known: Sequence[Machine]) -> list[Machine]:
@@ -112,23 +104,12 @@ def roofline_report(measured: roofline.Measured) -> Report:
     return page("Roofline", tables, [figure] if figure else [], on_cpus=measured.is_cpu)
 
 
-def page(
-    title: str,
-    tables: Sequence[Table],
-    figures: Sequence[Figure],
-    *,
-    on_cpus: bool,
-    published: Sequence[Table] = (),
-) -> Report:
+def page(title: str, tables: Sequence[Table], figures: Sequence[Figure], *, on_cpus: bool) -> Report:
     """Return a page without sets of runs."""
     return Report(
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        summary=summary(()),
-        sections=(),
+        title=title,
         tables=tuple(table.filled() for table in tables if table.rows),
         figures=tuple(replace(figure, table=figure.table.filled()) for figure in figures),
-        studies=tuple(published),
-        title=title,
         notices=(ON_CPUS,) if on_cpus else (),
     )
 

@@ -10,19 +10,11 @@ far; the others copy their gradients to the owner and copy the weights back. A r
 NVLinks through a third, two hops, of those the one with the widest narrower link.
 """
 
-from __future__ import annotations
-
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
+from encore import catalogue
 from encore.lab.studies.definition import DATA
 from encore.results.table import Table
 
@@ -61,7 +53,7 @@ def _pair(one: int, other: int) -> Pair:
 
 def links_of(name: str) -> Links:
     """Return the links in data/links/NAME.toml."""
-    content = tomllib.loads((Path(DATA) / "links" / f"{name}.toml").read_text(encoding="utf-8"))
+    content = catalogue.read_toml(DATA / "links" / f"{name}.toml")
     widths = {_pair(one, other): count for one, other, count in content.pop("pairs")}
     return Links(widths=widths, ring=tuple(content.pop("ring")), **content)
 

@@ -4,93 +4,61 @@ from encore.lab.studies.utilisation import utilisation_table
 print(utilisation_table([("box", "resnet", load_side(path).logs)]).as_markdown())
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from encore.results.logs.run_log import RunLog
-from encore.results.table import Table
+from encore.results.table import Cell, Table
 
 FILE = "telemetry.jsonl"
 _KIB_PER_MIB = 1024.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Utilisation:
-    """Means over the timed part of all experiments of a run; None where nothing was read."""
-
-    seconds: float
-    """Timed parts together."""
-    samples: int
-    cpu_percent: float | None
-    memory_mib: float | None
-    gpus: int
-    gpu_percent: float | None
-    gpu_memory_mib: float | None
-    """Of one GPU, as all that follow; what the GPUs sent and received is in MiB/s."""
-    power_watts: float | None
-    pcie_sent: float | None
-    pcie_received: float | None
-    nvlink_sent: float | None
-    nvlink_received: float | None
+_MEANS = {
+    "CPU %": "cpu_percent", "memory MiB": "memory_used_mib", "GPU %": "use_percent", "GPU memory MiB": "memory_mib",
+    "GPU watts": "power_watts", "PCIe sent": "pcie_sent_kib_s", "PCIe received": "pcie_received_kib_s",
+}  # fmt: skip
+"""Columns, and what a reading calls them: of the machine, then of one GPU."""
+_COUNTERS = {"NVLink sent": "nvlink_sent_kib", "NVLink received": "nvlink_received_kib"}
 
 
-def utilisation_of(logs: Sequence[RunLog]) -> Utilisation | None:
-    """Return the means of a set of runs; None where there is no reading between run_start and run_stop."""
+def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
+    """Return the means over the timed part of a set of runs, by column; empty where nothing was read meanwhile."""
     parts = [_timed(log) for log in logs]
     readings = [reading for part, _ in parts for reading in part]
     if not readings:
-        return None
+        return {}
     cards = [card for reading in readings for card in reading.get("gpus", ())]
-    sent, received = _rates(parts, "nvlink_sent_kib"), _rates(parts, "nvlink_received_kib")
-    pcie = [_mean(card.get(f"pcie_{way}_kib_s") for card in cards) for way in ("sent", "received")]
-    return Utilisation(
-        seconds=sum(seconds for _, seconds in parts),
-        samples=len(readings),
-        cpu_percent=_mean(reading.get("cpu_percent") for reading in readings),
-        memory_mib=_mean(reading.get("memory_used_mib") for reading in readings),
-        gpus=max(len(reading.get("gpus", ())) for reading in readings),
-        gpu_percent=_mean(card.get("use_percent") for card in cards),
-        gpu_memory_mib=_mean(card.get("memory_mib") for card in cards),
-        power_watts=_mean(card.get("power_watts") for card in cards),
-        pcie_sent=pcie[0] / _KIB_PER_MIB if pcie[0] is not None else None,
-        pcie_received=pcie[1] / _KIB_PER_MIB if pcie[1] is not None else None,
-        nvlink_sent=sent,
-        nvlink_received=received,
-    )
+    means: dict[str, Cell] = {}
+    for column, name in _MEANS.items():
+        mean = _mean(each.get(name) for each in (cards if name in _OF_GPUS else readings))
+        means[column] = mean / _KIB_PER_MIB if mean is not None and name.endswith("_kib_s") else mean
+    return {
+        "minutes": sum(seconds for _, seconds in parts) / 60,
+        "GPUs": max(len(reading.get("gpus", ())) for reading in readings),
+        **means,
+        **{column: _rate(parts, name) for column, name in _COUNTERS.items()},
+    }
+
+
+_OF_GPUS = frozenset(list(_MEANS.values())[2:])
+_COLUMNS = ("minutes", *list(_MEANS)[:2], "GPUs", *list(_MEANS)[2:], *_COUNTERS)
 
 
 def utilisation_table(runs: Iterable[tuple[str, str, Sequence[RunLog]]]) -> Table:
     """Return one row per run that has telemetry: server, benchmark and logs are given."""
-    rows = []
-    for server, benchmark, logs in runs:
-        found = utilisation_of(logs)
-        if found is not None:
-            rows.append(
-                (
-                    server, benchmark, found.seconds / 60, found.cpu_percent, found.memory_mib, found.gpus,
-                    found.gpu_percent, found.gpu_memory_mib, found.power_watts, found.pcie_sent, found.pcie_received,
-                    found.nvlink_sent, found.nvlink_received,
-                )
-            )  # fmt: skip
+    found = [(server, benchmark, utilisation_of(logs)) for server, benchmark, logs in runs]
     return Table(
         title="Utilisation over the timed part",
-        columns=(
-            "server", "benchmark", "minutes", "CPU %", "memory MiB", "GPUs", "GPU %", "GPU memory MiB", "GPU watts",
-            "PCIe sent", "PCIe received", "NVLink sent", "NVLink received",
-        ),
-        formats=dict.fromkeys(
-            ("CPU %", "memory MiB", "GPU %", "GPU memory MiB", "GPU watts", "PCIe sent", "PCIe received"), ".1f"
-        ),
-        rows=tuple(rows),
+        columns=("server", "benchmark", *_COLUMNS),
+        formats=dict.fromkeys(_MEANS, ".1f"),
+        rows=tuple((*names, *(means[column] for column in _COLUMNS)) for *names, means in found if means),
         note="Means of the samples between run_start and run_stop, one a second; of a GPU the mean over all; traffic "
         "in MiB/s per GPU. GPU %: share of the time in which a kernel ran, not of its units that were busy.",
-    )  # fmt: skip
+    )
 
 
 def telemetry_of(run: RunLog) -> Path | None:
@@ -125,7 +93,7 @@ def _mean(values: Iterable[Any]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _rates(parts: Sequence[tuple[list[dict[str, Any]], float]], name: str) -> float | None:
+def _rate(parts: Sequence[tuple[list[dict[str, Any]], float]], name: str) -> float | None:
     """Return MiB/s per GPU by a counter in KiB that runs on, from the first and the last reading of each part."""
     rates = []
     for readings, _ in parts:

@@ -9,8 +9,6 @@ Logs are copied byte for byte (gzip is unpacked). The checker is the one of the 
 know are packed and not judged.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -108,7 +106,7 @@ def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = No
         folder = root / each.submitter
         results = folder / "results" / each.system / each.benchmark
         if results.exists():
-            raise EncoreError(f"{results} is there already", remedy="give a new folder, or remove the old archive")
+            raise EncoreError(f"{results} is there already", hint="give a new folder, or remove the old archive")
         logs = _write_set(folder, results, each)
         known = packages.get(folder, Package(folder=folder, round=each.round, sets=0, logs=0))
         packages[folder] = replace(known, sets=known.sets + 1, logs=known.logs + logs)
@@ -166,7 +164,7 @@ def _sets(sides: Sequence[Side], submitter: str | None) -> list[_Set]:
             raise EncoreError(
                 f"the {lacking} of {side.folder} is not known",
                 expected="logs that say what they are of",
-                remedy="archive the folders of other logs without it",
+                hint="archive the folders of other logs without it",
             )
         org = submitter or next((run.org for run in side.logs if run.org), None) or "unknown"
         key = (side.round, _plain(org), _plain(_system_name(side)), side.benchmark)

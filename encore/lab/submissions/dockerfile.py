@@ -1,7 +1,5 @@
 """What a submitted Dockerfile says: the image that it began with, and the variables that it sets."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

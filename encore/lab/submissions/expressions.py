@@ -3,8 +3,6 @@
 The expressions belong to this project; the options that they are given come from a published folder and are texts.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator
@@ -12,7 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+Operator = Callable[[Any, Any], Any]
+OPERATORS: dict[type, Operator] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
@@ -52,23 +51,35 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def evaluate(text: str, names: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
+def evaluate(
+    text: str,
+    names: Callable[[str], Any],
+    functions: Mapping[str, Callable[..., Any]],
+    operators: Mapping[type, Operator] = OPERATORS,
+) -> Any:
     """Return the value of an expression; ``names`` gives what a name stands for.
 
     NoValueError says why there is none.
     """
-    known = {**FUNCTIONS, **functions}
+
+    def inside(part: ast.expr) -> Any:
+        return _value(part, inside, names, {**FUNCTIONS, **functions}, operators)
+
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body, names, known)
+        return inside(ast.parse(text.strip(), mode="eval").body)
     except (KeyError, IndexError) as error:
         raise NoValueError(f"there is no {error}") from error
-    except (ValueError, TypeError, ArithmeticError) as error:
+    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError) as error:
         raise NoValueError(str(error)) from error
 
 
-def _value(node: ast.expr, names: Callable[[str], Any], functions: Mapping[str, Callable[..., Any]]) -> Any:
-    def inside(part: ast.expr) -> Any:
-        return _value(part, names, functions)
+def _value(
+    node: ast.expr,
+    inside: Callable[[ast.expr], Any],
+    names: Callable[[str], Any],
+    functions: Mapping[str, Callable[..., Any]],
+    operators: Mapping[type, Operator],
+) -> Any:
 
     if isinstance(node, ast.Constant):
         return node.value
@@ -80,7 +91,7 @@ def _value(node: ast.expr, names: Callable[[str], Any], functions: Mapping[str, 
         operand = inside(node.operand)
         return not operand if isinstance(node.op, ast.Not) else -operand
     if isinstance(node, ast.BinOp):
-        return _limited(_OPERATORS[type(node.op)](inside(node.left), inside(node.right)))
+        return _limited(operators[type(node.op)](inside(node.left), inside(node.right)))
     if isinstance(node, ast.BoolOp):
         wanted = isinstance(node.op, ast.Or)
         *first, last = node.values
@@ -91,7 +102,7 @@ def _value(node: ast.expr, names: Callable[[str], Any], functions: Mapping[str, 
                 return value
         return inside(last)
     if isinstance(node, ast.Compare):
-        return _OPERATORS[type(node.ops[0])](inside(node.left), inside(node.comparators[0]))
+        return operators[type(node.ops[0])](inside(node.left), inside(node.comparators[0]))
     if isinstance(node, ast.IfExp):
         return inside(node.body) if inside(node.test) else inside(node.orelse)
     if isinstance(node, ast.Subscript):

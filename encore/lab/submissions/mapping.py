@@ -1,10 +1,8 @@
 """submitted.toml: which option or variable of a submitted implementation is which key of a benchmark here.
 
-One file beside each benchmark.toml, one table per implementation, and ``benchmarks/common/submitted.toml`` for what
+One file next to each benchmark.toml, one table per implementation, and ``benchmarks/common/submitted.toml`` for what
 all submissions share: the cluster's variables, and those that frameworks and NCCL read.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -44,7 +42,7 @@ class Implementation(_Strict):
     command: str = ""
     """Variable that holds the command, where it is handed over as a text."""
     checked: tuple[str, ...]
-    """Rounds whose configurations this table was held against."""
+    """Rounds whose configurations this table was compared with."""
     last_round: str = ""
     """The last with this task under these folders; empty: all."""
     afterwards: str = ""

@@ -7,8 +7,6 @@
 mlperf-logging's package checker writes and removes ``scaling.json``: it runs on a copy made of links.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile
@@ -26,7 +24,7 @@ from encore.results.compliance import official
 from encore.results.findings import ComplianceReport, Finding, Severity
 from encore.results.logs.run_log import read_run
 from encore.results.rules import canonical
-from encore.results.scores.normalization import SCALING_FILE, read_scaling
+from encore.results.scores.score import SCALING_FILE, read_scaling
 from encore.results.words import count_of
 
 _RESULT = re.compile(r"result_(\d+)\.txt")
@@ -50,7 +48,7 @@ def check_trees(root: Path, ruleset: str | None = None) -> list[ComplianceReport
     """Return a report on each submitter's tree at or directly below ``root``."""
     found = [folder for folder in (root, *_folders(root)) if (folder / "results").is_dir()]
     if not found:
-        raise EncoreError(f"no submission tree in {root}", expected=_EXPECTED, remedy="name the submitter's folder")
+        raise EncoreError(f"no submission tree in {root}", expected=_EXPECTED, hint="name the submitter's folder")
     # The checkers are processes of their own, so that threads are enough to use every core.
     with ThreadPoolExecutor(cores()) as pool:
         return list(pool.map(partial(_check_tree, asked=ruleset), found))
@@ -60,7 +58,7 @@ def _folders(folder: Path) -> list[Path]:
     try:
         return sorted(entry for entry in folder.iterdir() if entry.is_dir())
     except OSError as error:
-        raise EncoreError(f"cannot read {folder}: {error.strerror}", remedy="check the path") from error
+        raise EncoreError(f"cannot read {folder}: {error.strerror}", hint="check the path") from error
 
 
 def _check_tree(folder: Path, asked: str | None) -> ComplianceReport:
@@ -83,8 +81,8 @@ def _check_tree(folder: Path, asked: str | None) -> ComplianceReport:
     )
 
 
-def _finding(found: str, expected: str, remedy: str, severity: Severity = "error", rule: str = _RULES) -> Finding:
-    return Finding(line=None, rule=rule, expected=expected, found=found, remedy=remedy, severity=severity)
+def _finding(found: str, expected: str, hint: str, severity: Severity = "error", rule: str = _RULES) -> Finding:
+    return Finding(line=None, rule=rule, expected=expected, found=found, hint=hint, severity=severity)
 
 
 def _ruleset_of(sets: list[_Set]) -> tuple[str | None, str]:
@@ -134,9 +132,9 @@ def _of_set(one: _Set, ruleset: str | None) -> Iterator[Finding]:
     if allowed and one.benchmark not in allowed:
         expected = f"a benchmark of {ruleset}: {', '.join(sorted(allowed))}"
         meant = canonical(one.benchmark)
-        remedy = f"rename it to {meant}" if meant in allowed else "remove it, or name its round with --ruleset"
+        hint = f"rename it to {meant}" if meant in allowed else "remove it, or name its round with --ruleset"
         # The package checker skips such a folder without a word of error.
-        yield _finding(f"{where}: not checked by the package checker", expected, remedy)
+        yield _finding(f"{where}: not checked by the package checker", expected, hint)
     names = [entry.name for entry in one.folder.iterdir() if entry.is_file()]
     numbers = sorted(int(match[1]) for name in names if (match := _RESULT.fullmatch(name)))
     count = required.get(one.benchmark)

@@ -1,7 +1,5 @@
 """Hold one published configuration against the systems here, key by key."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,7 +12,7 @@ from encore.catalogue import Choice, System
 from encore.errors import EncoreError
 from encore.lab.submissions import dockerfile, mapping, scripts
 from encore.lab.submissions.mapping import Common, Facts, Implementation, Mapped
-from encore.lab.submissions.scripts import Place, Scripts
+from encore.lab.submissions.scripts import Scripts
 from encore.lab.submissions.shell_values import Note, Value, Variable
 from encore.lab.submissions.source import Source, name_of
 from encore.results.words import count_of
@@ -85,7 +83,7 @@ class Reproduction:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the mapping was held against configurations of this round."""
+        """Whether the mapping was compared with configurations of this round."""
         return self.implementation is not None and self.source.round in self.implementation.checked
 
     @property
@@ -108,14 +106,14 @@ def _choice(benchmark: str, implementation: Implementation) -> Choice:
 
 
 def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | None = None) -> Reproduction:
-    """Read a configuration and hold it against the systems here; NoValueError if its file is not understood.
+    """Read a configuration and compare it with the systems here; NoValueError if its file is not understood.
 
     ``nodes`` and ``gpus`` of each are for a configuration that does not set them.
     """
     common = mapping.common()
     known = mapping.of_folder(source.shown) or mapping.of_folder(source.folder)
     benchmark = known[0][0] if known else ""
-    read = scripts.read(source, file, [each for _, each in known], common, Place(nodes, gpus))
+    read = scripts.read(source, file, [each for _, each in known], common, nodes, gpus)
     text = source.read("Dockerfile") or ""
     environment = _environment(read, dockerfile.environment(text), common)
     made = Reproduction(

@@ -1,7 +1,5 @@
 """Read one configuration with the scripts that use it, as the first rank of a Slurm job would."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -46,18 +44,18 @@ class Scripts:
         return options_of(self.command, self.implementation.pairs_after, self.implementation.program)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Nodes and GPUs of each that the user names; None: the configuration's."""
-
-    nodes: int | None = None
-    gpus: int | None = None
-
-
 def read(
-    source: Source, file: str, candidates: list[Implementation], common: Common, place: Place = Place()
+    source: Source,
+    file: str,
+    candidates: list[Implementation],
+    common: Common,
+    given_nodes: int | None = None,
+    given_gpus: int | None = None,
 ) -> Scripts:
-    """Read a configuration's file and the scripts behind it; NoValueError if the file itself is not understood."""
+    """Read a configuration's file and the scripts behind it; NoValueError if the file itself is not understood.
+
+    The numbers of nodes, and of GPUs of each, are the configuration's unless they are given.
+    """
     given = {"SLURM_LOCALID": "0", "DATADIR": "/data", "DGXSYSTEM": name_of(file)}
     reader = Reader(source.read, given)
     try:
@@ -66,8 +64,8 @@ def read(
         raise NoValueError(str(error)) from error
     of_configuration = frozenset(name for name, each in reader.state.variables.items() if each.file)
     files = {each.file for each in reader.state.variables.values()} | {file}
-    nodes = place.nodes or _count(reader.state.variables, common.nodes) or 1
-    known_gpus = place.gpus or _count(reader.state.variables, common.gpus)
+    nodes = given_nodes or _count(reader.state.variables, common.nodes) or 1
+    known_gpus = given_gpus or _count(reader.state.variables, common.gpus)
     gpus = known_gpus or 1
     for name, count in (("SLURM_NTASKS", nodes * gpus), ("SLURM_JOB_NUM_NODES", nodes), ("SLURM_NNODES", nodes)):
         reader.state.variables.setdefault(name, Variable((Value(str(count)),), "", 0))

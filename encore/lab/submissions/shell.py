@@ -5,8 +5,6 @@ noted with file and line, and a condition that depends on it does not hold. File
 was handed over and nowhere else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace

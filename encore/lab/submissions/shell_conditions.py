@@ -1,7 +1,5 @@
 """Decide ``[ ... ]`` and ``[[ ... ]]``: true, false, or not known here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 

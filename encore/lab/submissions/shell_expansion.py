@@ -1,14 +1,12 @@
 """Expand the words of a shell script: quotes, ``$NAME``, ``${NAME:-word}``, ``$((...))``; programs are never run."""
 
-from __future__ import annotations
-
 import ast
-import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from encore.lab.submissions.expressions import OPERATORS, NoValueError, evaluate
 from encore.lab.submissions.shell_tokens import ShellError, end_of_expansion, split
 from encore.lab.submissions.shell_values import MOST_WORDS, UNKNOWN, State, Value, joined
 
@@ -35,11 +33,6 @@ _PARAMETER = re.compile(r"(#|!)?([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?")
 _WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[@\]\}"')
 """The one word that becomes several, or none, in spite of its quotes."""
 _NUMBERS = re.compile(r"[\d\s+\-*/%()<>=!]*\Z")
-_ARITHMETIC = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}  # fmt: skip
 _MOST_DIGITS = 18
 _READ_AGAIN = re.compile(r"""['"\\$`;|&<>()#\n]""")
 """What is more than a word between spaces where ``eval`` reads a text once more."""
@@ -225,7 +218,7 @@ class Expander:
             return Value(made.text, made.sources | {name}, made.is_known)
         if value is None:
             return Value()
-        # Each place of the text is held against the pattern.
+        # Each place of the text is compared with the pattern.
         self._state.count_parts(len(value.text) // 8, line)
         return Value(_cut(value.text, rest), value.sources, value.is_known)
 
@@ -270,28 +263,21 @@ def calculate(text: str) -> int:
         raise NotUnderstoodError("an expression of this length is not read")
     without_zeros = re.sub(r"\b0+(?=\d)", "", plain)
     try:
-        made = _calculated(ast.parse(without_zeros, mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        made = int(evaluate(without_zeros, str, {}, _ROUNDING_TOWARDS_ZERO))
+    except NoValueError:
         raise NotUnderstoodError("this has no value") from None
     if abs(made) >= 10**_MOST_DIGITS:
         raise NotUnderstoodError("the number is too large")
     return made
 
 
-def _calculated(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        return -_calculated(node.operand) if isinstance(node.op, ast.USub) else _calculated(node.operand)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mod)):
-        left, right = _calculated(node.left), _calculated(node.right)
-        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
-        return left - right * quotient if isinstance(node.op, ast.Mod) else quotient
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        return int(_ARITHMETIC[type(node.op)](_calculated(node.left), _calculated(node.right)))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _ARITHMETIC:
-        return int(_ARITHMETIC[type(node.ops[0])](_calculated(node.left), _calculated(node.comparators[0])))
-    raise ValueError("another kind of expression")
+def _quotient(left: int, right: int) -> int:
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+
+
+_ROUNDING_TOWARDS_ZERO = {
+    **OPERATORS, ast.Div: _quotient, ast.Mod: lambda left, right: left - right * _quotient(left, right),
+}  # fmt: skip
 
 
 def _short(text: str) -> str:

@@ -4,8 +4,6 @@ The grammar is POSIX's (Shell Command Language, 2.2 Quoting and 2.3 Token Recogn
 ``[[``: what the submitted configurations are written in.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What SOURCE names: a folder of a results repository, a configuration in it, or a result folder."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -15,7 +13,7 @@ from encore.containers import images
 from encore.errors import EncoreError
 from encore.files import is_archive
 from encore.lab.submissions import mapping
-from encore.lab.submissions.tree import ArchiveTree, FolderTree, Tree
+from encore.lab.submissions.tree import Tree
 from encore.results.published.systems import framework_of, release_of
 from encore.run import hints
 
@@ -57,7 +55,7 @@ def open_source(path: Path, configuration: str | None, round_name: str | None) -
     if inside.endswith(".sh"):
         inside, _, name = inside.rpartition("/")
         if tree.read(f"{inside}/{name}" if inside else name) is None:
-            raise EncoreError(f"{path} cannot be read", expected="a text file", remedy="name another configuration")
+            raise EncoreError(f"{path} cannot be read", expected="a text file", hint="name another configuration")
         files = [name]
     else:
         result = _RESULT.fullmatch(inside)
@@ -85,11 +83,11 @@ def name_of(file: str) -> str:
 
 
 def _open(path: Path) -> tuple[Tree, str, str]:
-    """Return the tree, the place in it and the whole path for what it tells of the round."""
+    """Return the tree, the place in it and the whole path, which names the round."""
     whole = str(path.absolute())
     for outer in (path, *path.parents):
         if is_archive(outer):
-            tree: Tree = ArchiveTree(outer)
+            tree = Tree(outer, is_archive=True)
             inside = "" if outer == path else path.relative_to(outer).as_posix()
             top = tree.folders("")
             # GitHub's archives have all in one folder.
@@ -100,12 +98,12 @@ def _open(path: Path) -> tuple[Tree, str, str]:
         raise EncoreError(
             f"{path} does not exist",
             expected="a folder, a config_*.sh or an archive of a results repository",
-            remedy="git clone https://github.com/mlcommons/training_results_v0.7, and name a folder in it",
+            hint="git clone https://github.com/mlcommons/training_results_v0.7, and name a folder in it",
         )
     resolved = path.resolve()
     folder = resolved if resolved.is_dir() else resolved.parent
     root = next((each.parent for each in (folder, *folder.parents) if _is_below_submitter(each)), folder)
-    return FolderTree(root), resolved.relative_to(root).as_posix().removeprefix("."), whole
+    return Tree(root), resolved.relative_to(root).as_posix().removeprefix("."), whole
 
 
 def _is_below_submitter(folder: Path) -> bool:
@@ -135,7 +133,7 @@ def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
     if of_system and tree.folders(inside):
         folders = [f"{inside}/{name}" for name in tree.folders(inside)]
         return EncoreError(
-            f"{path} is the folder of a system", expected="that of a benchmark in it", remedy=_name_one(tree, folders)
+            f"{path} is the folder of a system", expected="that of a benchmark in it", hint=_name_one(tree, folders)
         )
     below = [each for each in folders if _configurations(tree, each)]
     scripts = [each for each in folders if _scripts(tree, each)]
@@ -155,12 +153,12 @@ def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
         return EncoreError(
             f"{path} {lacks}: what it was run with is in scripts that Encore does not read",
             expected="config_*.sh, as NVIDIA and those who follow it have them",
-            remedy="\n    ".join(["read the scripts in", *listed]),
+            hint="\n    ".join(["read the scripts in", *listed]),
         )
     return EncoreError(
         f"{path} {lacks}",
         expected="the folder of an implementation, such as NVIDIA/benchmarks/resnet/implementations/mxnet",
-        remedy=_name_one(tree, below) if below else "give the folder with the scripts of one benchmark",
+        hint=_name_one(tree, below) if below else "give the folder with the scripts of one benchmark",
     )
 
 
@@ -206,7 +204,7 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
         raise EncoreError(
             f"{system}/{benchmark} may come from any of {len(folders)} folders",
             expected="one whose name, machine, number of nodes and of GPUs fit best",
-            remedy=_name_one(tree, folders),
+            hint=_name_one(tree, folders),
         )
     return (folders[0], [file for _, file in best]) if folders else None
 
@@ -347,7 +345,7 @@ def _count(value: object) -> int:
 def _shown(whole: str, tree: Tree, inside: str) -> str:
     """Return the folder as the repository has it: behind the submitter's name, or behind ``v0.5.0``."""
     root = tree.name.replace("\\", "/")
-    path = f"{root}/{inside}" if isinstance(tree, FolderTree) else f"/{inside}"
+    path = f"/{inside}" if tree.is_archive else f"{root}/{inside}"
     early = re.search(r"/(v\d\.\d\.\d/.+)", path)
     if early:
         return early[1]

@@ -1,7 +1,5 @@
 """Rules on the times of one log: where the clock starts, and whether it runs as clocks do."""
 
-from __future__ import annotations
-
 import bisect
 import calendar
 import itertools
@@ -10,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, in_words, milliseconds, starting_line
-from encore.results.compliance.extra_rules import small_data_findings
+from encore.results.compliance.own_rules import small_data_findings
 from encore.results.logs.run_log import Reason, RunLog
 from encore.results.logs.timing import intervals_of, length_of
 from encore.results.words import count_of
@@ -230,7 +228,7 @@ def several_stops(run: RunLog) -> Iterator[Oddity]:
     yield from _several(run, "run_stop", run.stops)
 
 
-def _several(run: RunLog, name: str, events: tuple[tuple[int, float], ...]) -> Iterator[Oddity]:
+def _several(run: RunLog, name: str, events: Sequence[tuple[int, float]]) -> Iterator[Oddity]:
     distinct = {seconds for _, seconds in events}
     if len(distinct) > 1:
         line = next(line for line, seconds in events if seconds != events[0][1])

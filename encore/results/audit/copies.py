@@ -1,9 +1,7 @@
 """Rules on runs that are the same run: by their seeds, their evaluations, or the seconds between their events."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,15 +32,20 @@ class Shape:
     fractions: tuple[float, ...]
 
 
+def _again(score: Score, of: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
+    """Yield each log with something that an earlier one has too, and the name of that one; None is nothing."""
+    seen: dict[Hashable, str] = {}
+    for run in score.runs:
+        found = of(run)
+        first = run.path.name if found is None else seen.setdefault(found, run.path.name)
+        if first != run.path.name:
+            yield run, first
+
+
 def same_run(score: Score) -> Iterator[Oddity]:
     """Yield a log with the start and the stop of another one, to the millisecond."""
-    seen: dict[tuple[float, float], str] = {}
-    for run in score.runs:
-        if run.start_s is None or run.stop_s is None:
-            continue
-        first = seen.setdefault((run.start_s, run.stop_s), run.path.name)
-        if first != run.path.name:
-            yield Oddity(f"the same run as {first}, to the millisecond", run.path)
+    for run, first in _again(score, lambda run: (run.start_s, run.stop_s) if run.start_s and run.stop_s else None):
+        yield Oddity(f"the same run as {first}, to the millisecond", run.path)
 
 
 def shifted_copy(score: Score) -> Iterator[Oddity]:
@@ -54,23 +57,24 @@ def shifted_copy(score: Score) -> Iterator[Oddity]:
 
 def equal_curves(score: Score) -> Iterator[Oddity]:
     """Yield a log whose evaluations are those of another one, to the last digit."""
-    seen: dict[Hashable, str] = {}
-    for run in score.runs:
-        curve = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
-        if len({values for _, values in curve}) < _LEAST_EVALUATIONS:
-            continue
-        first = seen.setdefault(curve, run.path.name)
-        if first != run.path.name:
-            yield Oddity(f"all {len(curve)} evaluations as in {first}", run.path, run.quality[0].line)
+
+    def curve(run: RunLog) -> Hashable | None:
+        found = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
+        return found if len({values for _, values in found}) >= _LEAST_EVALUATIONS else None
+
+    for run, first in _again(score, curve):
+        yield Oddity(f"all {len(run.quality)} evaluations as in {first}", run.path, run.quality[0].line)
 
 
 def equal_statements(score: Score) -> Iterator[Oddity]:
     """Yield a log that states the same figures of its speed as another one, to the last digit."""
-    seen: dict[tuple[float, ...], str] = {}
-    for run in score.runs:
-        values = tuple(each.value for each in run.stated)
-        if len(set(values)) >= _LEAST_FIGURES and (first := seen.setdefault(values, run.path.name)) != run.path.name:
-            yield Oddity(f"all {len(values)} figures of its speed as in {first}", run.path, run.stated[0].line)
+
+    def figures(run: RunLog) -> Hashable | None:
+        found = tuple(each.value for each in run.stated)
+        return found if len(set(found)) >= _LEAST_FIGURES else None
+
+    for run, first in _again(score, figures):
+        yield Oddity(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
 
 
 def similar_curves(score: Score) -> Iterator[Oddity]:
@@ -107,12 +111,8 @@ def equal_times(score: Score) -> Iterator[Oddity]:
 
 def equal_seeds(score: Score) -> Iterator[Oddity]:
     """Yield a log with the seed of another one."""
-    seen: dict[int, str] = {}
-    for run in score.runs:
-        if run.seeds:
-            first = seen.setdefault(run.seeds[0], run.path.name)
-            if first != run.path.name:
-                yield Oddity(f"seed {run.seeds[0]} as in {first}", run.path)
+    for run, first in _again(score, lambda run: run.seeds[0] if run.seeds else None):
+        yield Oddity(f"seed {run.seeds[0]} as in {first}", run.path)
 
 
 def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:

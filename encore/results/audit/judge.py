@@ -6,8 +6,6 @@ for audit in audit_path("results/20260101T120000Z-resnet-mxnet-dgxa100"):
         print(finding.severity, finding.rule, finding.place, finding.found)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +13,9 @@ from pathlib import Path
 
 from encore.results.audit.copies import copies
 from encore.results.audit.oddities import Oddity, Rule
-from encore.results.audit.rates import rate_of, severity_of
 from encore.results.audit.rules import RULES
 from encore.results.findings import Finding, Severity, no_error
+from encore.results.rates import rate_of, severity_at
 from encore.results.scores.score import Score, score_folder
 
 _COPY, _ALTERED_COPY = (rule for rule in RULES if rule.check is None)
@@ -80,16 +78,17 @@ def audit_score(score: Score, *, in_digests: bool = False) -> tuple[Finding, ...
 
 
 def _finding(rule: Rule, oddity: Oddity) -> Finding:
+    rate = rate_of("audit", rule.name)
     return Finding(
         line=oddity.line,
         rule=rule.name,
         expected=rule.expected,
         found=oddity.found,
-        remedy=rule.remedy,
-        severity=severity_of(rule),
+        hint=rule.hint,
+        severity=severity_at(rate, rule.severity),
         kind="audit",
         path=oddity.path,
-        rate=rate_of(rule),
+        rate=rate,
     )
 
 

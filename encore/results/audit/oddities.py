@@ -1,7 +1,5 @@
 """What a rule of the audit is and what it hands out, and how times are put into words and whole numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +37,7 @@ class Rule:
     severity: Severity
     """The most that a finding is; the rate on public sets may lower it."""
     expected: str
-    remedy: str
+    hint: str
     check: Check | None = None
     """None: it needs other sets, and is in ``judge.audit_scores``."""
     in_digests: bool = False

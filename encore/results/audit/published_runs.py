@@ -1,7 +1,5 @@
 """Rules on runs that are public ones: every log looked up in the digests of the public sets."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import json

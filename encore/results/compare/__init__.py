@@ -1,1 +1,1 @@
-"""Sets of runs held against what was submitted: verdicts, and what explains a difference."""
+"""Sets of runs compared with what was submitted: verdicts, and what explains a difference."""

@@ -10,8 +10,6 @@ read. They are made from checkouts of the public result repositories:
     python -m encore.results.compare.digest FOLDER...
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

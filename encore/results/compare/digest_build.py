@@ -6,8 +6,6 @@ One file per round found is written; the same logs give the same bytes. What was
 and into the first line of the round's file.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

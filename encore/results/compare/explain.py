@@ -8,8 +8,6 @@ What was measured on the clock comes first, by what it adds to the run as a shar
 settings of its kind do to speed or convergence at their most, which is judgement and not measurement.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
@@ -17,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from encore import catalogue
-from encore.results.compare.score_kinds import scaling_factors
-from encore.results.compare.sides import Side, first_step_seconds
+from encore.results.compare.sides import Side, first_step_seconds, scaling_factors
 from encore.results.published.published import PublishedResult, System
 from encore.results.published.systems import family, framework_of
 

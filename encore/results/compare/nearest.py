@@ -4,8 +4,6 @@ from encore.results.compare.nearest import find_submission
 cell, match = find_submission(side, "v0.7/NVIDIA/dgx1_ngc20.06_mxnet")
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import Enum
@@ -41,7 +39,7 @@ class How(str, Enum):
 
 @dataclass(frozen=True)
 class Match:
-    """How a submission was found, or that there is none, and the same in words."""
+    """How a submission was found, or that there is none, and the same as a sentence."""
 
     how: How
     text: str
@@ -196,11 +194,11 @@ def _named(side: Side, name: str) -> PublishedResult:
         raise EncoreError(
             f"{name} has no result of {side.benchmark}",
             expected=f"a run of {', '.join(elsewhere)}",
-            remedy=f"see `encore published --benchmark {side.benchmark}`",
+            hint=f"see `encore published --benchmark {side.benchmark}`",
         )
     error = unknown("submission", name, {cell.name for cell in every})
-    if not error.remedy:
-        error.remedy = f"see `encore published{f' --benchmark {side.benchmark}' if side.benchmark else ''}`"
+    if not error.hint:
+        error.hint = f"see `encore published{f' --benchmark {side.benchmark}' if side.benchmark else ''}`"
     raise error
 
 

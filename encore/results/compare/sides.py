@@ -5,12 +5,10 @@ for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
     print(side.label, side.score.estimate, side.hardware.accelerator)
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +21,8 @@ from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, 
 from encore.results.published.descriptions import described
 from encore.results.published.published import PublishedResult, System
 from encore.results.published.systems import nearest_description, rounds_system
-from encore.results.rules import Target, rule_for, targets_of
-from encore.results.scores.normalization import official
-from encore.results.scores.score import Flag, Lack, Score, score_folder
+from encore.results.rules import ROUNDS, Target, rule_for, targets_of
+from encore.results.scores.score import SCALED_SINCE, Flag, Lack, Score, official, official_in_words, score_folder
 from encore.results.statistics import Sample
 
 _PASSPORT_LIMIT = 1 << 22
@@ -49,7 +46,7 @@ class Side:
     lack: Lack | None = None
     """Why there is no official score."""
     missing: str = ""
-    """The same in words."""
+    """The same as a sentence."""
     runs: int = 0
     converged: int = 0
     required: int | None = None
@@ -143,7 +140,7 @@ def load_side(path: str | Path, round_: str | None = None) -> Side:
         raise EncoreError(
             f"{path} holds {len(scores)} sets of runs: {names}{' ...' if len(scores) > 4 else ''}",
             expected="the runs of one benchmark on one system",
-            remedy="name one of these folders",
+            hint="name one of these folders",
         )
     return side_of(scores[0], audit_score(scores[0], in_digests=True))
 
@@ -334,3 +331,56 @@ def first_step_seconds(side: Side) -> float | None:
         if seconds is not None:
             found.append(seconds)
     return statistics.fmean(found) if found else None
+
+
+# --- raw and official scores --------------------------------------------------------------------------------
+
+
+def with_official_scores(ours: Side, theirs: Side | None) -> tuple[Side, Side | None]:
+    """Return both with their official scores where both factors are known, else as they are, with raw scores."""
+    if theirs is None:
+        return ours, None
+    mine, other = scaling_factors(ours, theirs)
+    if mine is None or other is None:
+        return ours, theirs
+    return _official(ours, mine), _official(theirs, other)
+
+
+def scaling_factors(ours: Side, theirs: Side) -> tuple[float | None, float | None]:
+    """Return by what the raw scores are multiplied to the official ones; None where that is not known."""
+    return _factor(ours), _factor(theirs)
+
+
+def _factor(side: Side) -> float | None:
+    """Return the factor: 1 in rounds that had none, and without a scaling.json in the logs of a submission."""
+    if side.scaling_factor is not None:
+        return side.scaling_factor
+    unscaled = side.round in ROUNDS and ROUNDS.index(side.round) < ROUNDS.index(SCALED_SINCE)
+    return 1.0 if unscaled else None
+
+
+def _official(side: Side, factor: float) -> Side:
+    score = side.score
+    if score is not None and side.score_is_official:
+        spread = None if score.spread is None else score.spread * factor
+        score = replace(score, estimate=score.estimate * factor, spread=spread)
+    return replace(side, score=score, scaling_factor=factor, score_kind="official")
+
+
+def scores_in_words(ours: Side, theirs: Side) -> Iterator[str]:
+    """Say which scores are compared, where the two kinds differ."""
+    factors = [side.scaling_factor or 1.0 for side in (ours, theirs)]
+    if factors == [1.0, 1.0]:
+        return
+    if ours.score_kind == "official":
+        mine, published = (f"x {factor:.4f}" for factor in factors)
+        yield f"official score against official score: raw scores {mine} (yours) and {published}, reference convergence"
+        return
+    named = {"yours": ours, theirs.label: theirs}
+    lacking = [name for name, side in named.items() if side.scaling_factor is None]
+    known = [
+        f"; {name}: {official_in_words(side.score.estimate * side.scaling_factor, side.scaling_factor)}"
+        for name, side in named.items()
+        if side.scaling_factor is not None and side.score is not None
+    ]
+    yield f"raw score against raw score, as {' and '.join(lacking)} has no scaling.json{''.join(known)}"

@@ -3,12 +3,10 @@
     from encore.results.compliance.compliance import check
     report = check("result_0.txt")
     for finding in report.findings:
-        print(finding.line, finding.expected, finding.found, finding.remedy)
+        print(finding.line, finding.expected, finding.found, finding.hint)
 
 From v0.6 on mlperf-logging's checker decides, with a few rules of our own in addition; v0.5 has only our own.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections import Counter
@@ -20,19 +18,18 @@ from pathlib import Path
 
 from encore.errors import EncoreError
 from encore.results.compliance import official
-from encore.results.compliance.extra_rules import extra_findings, small_data_findings
-from encore.results.compliance.rates import rated
-from encore.results.compliance.v05 import check_v05
+from encore.results.compliance.own_rules import check_v05, extra_findings, small_data_findings
 from encore.results.findings import ComplianceReport, Finding
 from encore.results.logs.parallel import OnRead, map_files
 from encore.results.logs.reader import Event, OnDamage, read_events
 from encore.results.logs.run_log import Reason, RunLog, read_run
+from encore.results.rates import rate_of, severity_at
 from encore.results.rules import targets_of
 from encore.results.scores.score import Score, find_sets, score_logs
 from encore.results.words import apart, count_of
 
 __all__ = [
-    "ComplianceReport", "Finding", "by_one_ruleset", "check", "check_log_of_many", "known_ruleset", "read_and_check",
+    "ComplianceReport", "Finding", "by_one_ruleset", "check", "known_ruleset", "read_and_check",
     "ruleset_of", "score_and_check",
 ]  # fmt: skip
 
@@ -55,13 +52,8 @@ def check(path: str | PathLike[str], ruleset: str | None = None) -> ComplianceRe
     return _report(log)
 
 
-def check_log_of_many(path: Path, ruleset: str | None = None) -> ComplianceReport:
-    """Check a log as ``check`` does, but report a file that cannot be checked as one finding."""
-    return read_and_check(path, ruleset)[1]
-
-
 def read_and_check(path: Path, ruleset: str | None = None) -> tuple[RunLog, ComplianceReport]:
-    """Return what ``read_run`` and ``check_log_of_many`` do, for one reading of the log."""
+    """Return what ``read_run`` and ``check`` do, for one reading; one finding says that a file cannot be checked."""
     log = _Log(path, ruleset)
     problem = _nothing_to_check(log.run)
     if problem is None:
@@ -71,7 +63,7 @@ def read_and_check(path: Path, ruleset: str | None = None) -> tuple[RunLog, Comp
         rule="every result file of a set is a log",
         expected=problem.expected or "a readable log",
         found=problem.found,
-        remedy=problem.remedy,
+        hint=problem.hint,
         kind="reading",
     )
     return log.run, ComplianceReport(
@@ -101,7 +93,7 @@ class _Log:
     def __init__(self, path: Path, ruleset: str | None) -> None:
         self.events: list[Event] = []
         self.damaged: list[Finding] = []
-        self.asked_for = _known(ruleset) if ruleset is not None else None
+        self.asked_for = known_ruleset(ruleset)
         self.run = read_run(path, f"v{self.asked_for.removesuffix('.0')}" if self.asked_for else None, self._read)
 
     def _read(self, path: Path, on_damage: OnDamage) -> Iterator[Event]:
@@ -124,13 +116,13 @@ class _Log:
 
 def _nothing_to_check(run: RunLog) -> EncoreError | None:
     if run.reason is Reason.UNREADABLE:
-        return EncoreError(f"cannot read {run.path}: {run.explanation}", remedy="check the path and its permissions")
+        return EncoreError(f"cannot read {run.path}: {run.explanation}", hint="check the path and its permissions")
     if not run.events:
         damage = f": {run.explanation}" if run.reason is Reason.DAMAGED else ""
         return EncoreError(
             f"no MLPerf event in {run.path}{damage}",
             expected=":::MLLOG, :::MLL or :::MLPv0.5.0 lines",
-            remedy="name a result file such as result_0.txt",
+            hint="name a result file such as result_0.txt",
         )
     return None
 
@@ -156,7 +148,7 @@ def by_one_ruleset(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceRe
     chosen = guessed.most_common(1)[0][0]
     how = "a guess from the other logs of the folder"
     return [
-        replace(check_log_of_many(report.path, chosen), ruleset_found=how, ruleset_is_guess=True)
+        replace(read_and_check(report.path, chosen)[1], ruleset_found=how, ruleset_is_guess=True)
         if report.ruleset_is_guess and report.ruleset != chosen
         else report
         for report in reports
@@ -165,10 +157,8 @@ def by_one_ruleset(reports: Sequence[ComplianceReport]) -> Sequence[ComplianceRe
 
 def known_ruleset(ruleset: str | None) -> str | None:
     """Return ``0.7`` or ``v0.7`` as ``0.7.0``; EncoreError for a ruleset that there is not."""
-    return None if ruleset is None else _known(ruleset)
-
-
-def _known(ruleset: str) -> str:
+    if ruleset is None:
+        return None
     text = ruleset.removeprefix("v")
     text = text if text.count(".") == 2 else f"{text}.0"
     known = ("0.5.0", *official.rulesets())
@@ -176,7 +166,7 @@ def _known(ruleset: str) -> str:
         raise EncoreError(
             f"there is no ruleset {ruleset!r}",
             expected=", ".join(known),
-            remedy="leave --ruleset out to find it",
+            hint="leave --ruleset out to find it",
         )
     return text
 
@@ -195,7 +185,13 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         findings += [*extra_findings(events, run), *small]
         checker = f"{official.version()} and Encore's own rules"
     excused = bool(small) and run.status == "success"
-    return [rated(_excused(each) if excused else each) for each in findings], checker
+    return [_rated(_excused(each) if excused else each) for each in findings], checker
+
+
+def _rated(finding: Finding) -> Finding:
+    """Give a finding of our own the rate of its rule and the severity that this allows."""
+    rate = rate_of("check", finding.code)
+    return finding if rate is None else replace(finding, rate=rate, severity=severity_at(rate, finding.severity))
 
 
 def _damaged_event(line: int, text: str) -> Finding:
@@ -205,7 +201,7 @@ def _damaged_event(line: int, text: str) -> Finding:
         rule="the log format of the round",
         expected="a whole event on the line",
         found=text[:120].strip(),
-        remedy="let only rank 0 write events, each as one line in one write",
+        hint="let only rank 0 write events, each as one line in one write",
         kind="reading",
     )
 
@@ -221,7 +217,7 @@ def _timeless(events: list[Event]) -> list[Finding]:
             rule="the log format of the round",
             expected="time_ms, the milliseconds since 1970, in every event",
             found=f"{count_of(sum(event.time_s is None for event in events), 'event')} without it, first {first.key}",
-            remedy="write the events with mlperf_logging.mllog",
+            hint="write the events with mlperf_logging.mllog",
             kind="reading",
         )
     ]
@@ -260,5 +256,5 @@ def _unknown_round(run: RunLog) -> Finding:
         rule="each round has rules of its own",
         expected="a log that names its round",
         found=run.round_found,
-        remedy="name it: --ruleset 0.7.0",
+        hint="name it: --ruleset 0.7.0",
     )

@@ -8,8 +8,6 @@ The reference implementation was run at some global batches; each gives a point.
 than chance explains at its batch; where it needs fewer than the mean, its score is multiplied by the ratio.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -26,8 +24,7 @@ from encore.results.compliance.official import version
 from encore.results.findings import ComplianceReport, Finding
 from encore.results.logs.run_log import RunLog
 from encore.results.rules import ROUNDS
-from encore.results.scores.normalization import read_scaling
-from encore.results.scores.score import Score
+from encore.results.scores.score import Score, read_scaling
 from encore.results.table import shown
 
 _SCALED_SINCE = "v2.1"
@@ -38,7 +35,6 @@ _SAMPLES = frozenset({"bert", "gpt3", "llama2_70b_lora", "flux1", "llama31_405b"
 """Their points count samples, or tokens, and not epochs."""
 _BY_SAMPLES = frozenset({"llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b"})
 """Their evaluations have samples_count and no epoch_num."""
-_KEPT_EVALUATIONS = 4096
 _INFINITE = 1e9
 """Epochs of a run that did not converge, as mlperf-logging counts it."""
 _LARGEST_LOG = 1 << 28
@@ -80,7 +76,7 @@ class Convergence:
     mean: float | None = None
     """Mean of the set's runs without the fastest and the slowest."""
     point: Point | None = None
-    """What it is held against."""
+    """What it is compared with."""
     between: tuple[Point, ...] = ()
     """The two points that it was interpolated from."""
     factor: float | None = None
@@ -124,7 +120,7 @@ def _point_finding(found: Convergence) -> Iterator[Finding]:
             rule=f"{version()}, rcp_checker: a reference convergence point for the set's global batch",
             expected=f"no fewer {found.unit} to the target than the reference, but for chance",
             found="; ".join(found.explanation),
-            remedy="run at a batch of the reference, with its hyperparameters; a review may accept the set as it is",
+            hint="run at a batch of the reference, with its hyperparameters; a review may accept the set as it is",
             # Each round has accepted such sets: the review bypasses the checker.
             severity="warning",
         )
@@ -142,7 +138,7 @@ def _factor_finding(found: Convergence) -> Iterator[Finding]:
             rule=f"{version()}, rcp_checker: scaling.json",
             expected=f"scaling.json with a factor of {computed:.6f}" if computed > 1 else "no scaling.json",
             found=f"a factor of {given:.6f}" if given is not None else "no scaling.json",
-            remedy="let mlperf-logging's package checker write it: encore archive; the points of a round do change",
+            hint="let mlperf-logging's package checker write it: encore archive; the points of a round do change",
             severity="warning",
         )
 
@@ -216,7 +212,7 @@ def _lengths_of(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, l
 
 def _length(run: RunLog, benchmark: str) -> float | None:
     """Return epochs, or samples, of the last evaluation before the stop; not what was evaluated after it."""
-    if benchmark == "stable_diffusion" or len(run.quality) >= _KEPT_EVALUATIONS or not run.quality:
+    if benchmark == "stable_diffusion" or not run.quality:
         return None
     if run.status != "success":
         return _INFINITE
@@ -263,7 +259,7 @@ def _held_against(checker: Any, score: Score, batch: float, lengths: list[float]
             return _beyond(checker, score, batch, below)
         if below is None:
             record = checker._find_min_rcp(chosen)
-            how = f"the smallest batch of the reference is {record['BS']:g}: held against it, the set's is {batch:g}"
+            how = f"the smallest batch of the reference is {record['BS']:g}: compared with it, the set's is {batch:g}"
         else:
             record = checker._create_interp_rcp(batch, below, above)[1]
             between = (_point(below), _point(above))

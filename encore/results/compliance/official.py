@@ -4,8 +4,6 @@ Three things differ from ``python -m mlperf_logging.compliance_checker``: line n
 each of several events on one line is checked, and every message is kept where the original keeps one per key.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -18,9 +16,86 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, TextIO
 
-from encore.results.compliance.plain import expectation, remedy_for
 from encore.results.findings import Finding
 from encore.results.logs.reader import Event
+
+_PHRASES = {
+    "s['init_started']": "an init_start before it",
+    "s['init_stopped']": "an init_stop before it",
+    "( s['init_stopped'] == True )": "an init_stop before it",
+    "s['init_stopped'] == True": "an init_stop before it",
+    "not s['init_stopped']": "no init_stop before it",
+    "not s['run_started']": "no run_start before it",
+    "s['run_started']": "a run_start before it",
+    "ll.timestamp - s['first_init_start'] < (20*60*1e3)": "less than 20 minutes after the first init_start",
+    "'value' in v": "a value",
+    "v['value'] != ''": "a value that is not empty",
+    "v['value'] > 0": "a value above 0",
+    "v['value'] >= 0": "a value of 0 or more",
+    "v['value'] >= 1": "a value of 1 or more",
+    "is_integer(math.log2(v['value'] / 0.0001))": "0.0001 times a power of two",
+    "is_integer(v['value'] / 0.001)": "a multiple of 0.001",
+    "is_integer(v['value'] / 0.02)": "a multiple of 0.02",
+}
+_REWRITES = (
+    (re.compile(r"\bv\['value'\]\['(\w+)'\]"), r"\1"),
+    (re.compile(r"\bv\['metadata'\]\['(\w+)'\]"), r"metadata \1"),
+    (re.compile(r"'(\w+)' in v\['metadata'\]"), r"metadata with \1"),
+    (re.compile(r"'(\w+)' in v\['value'\]"), r"a value with \1"),
+    (re.compile(r"\bv\['value'\]"), "value"),
+    (re.compile(r"\bs\['(\w+)'\]"), r"\1"),
+    (re.compile(r"\bll\.timestamp\b"), "time"),
+    (re.compile(r"\bis_integer\((.*)\)"), r"a whole number in \1"),
+    (re.compile(r"\bin \[(.*?)\]"), r"one of \1"),
+    (re.compile(r">="), "at least"),
+    (re.compile(r"<="), "at most"),
+    (re.compile(r"=="), "equal to"),
+    (re.compile(r"!="), "other than"),
+    (re.compile(r">"), "above"),
+    (re.compile(r"<"), "below"),
+    (re.compile(r"\s+"), " "),
+)
+
+_REMEDIES = {
+    "eval_accuracy": "train until the target is reached; a run that stops before it has no time",
+    "run_start": "log run_start once, from rank 0, after init_stop and before the first data is touched",
+    "run_stop": "log run_stop once, from rank 0, with metadata status success or aborted",
+    "init_start": "log init_start first of all, before any framework work",
+    "init_stop": "log init_stop once, from rank 0, at most 20 minutes after init_start",
+    "cache_clear": "drop the page cache before the run, log cache_clear true, and only then init_start",
+    "submission_benchmark": "log the benchmark's name as the round spells it, such as resnet or maskrcnn",
+    "submission_division": "log submission_division closed or open",
+    "submission_status": "log submission_status cloud, onprem, preview or research, as the round has it",
+    "submission_org": "log the name of the organisation",
+    "submission_platform": "log the system, such as 1xDGX-A100",
+    "train_samples": "log the number of training samples once",
+    "eval_samples": "log the number of evaluation samples once",
+    "epoch_start": "log epoch_start with metadata epoch_num, counted from 1",
+    "epoch_stop": "log epoch_stop, or block_stop, at the end of each epoch or block, from rank 0",
+    "block_start": "log block_start with metadata first_epoch_num and epoch_count",
+}
+
+
+def expectation(key: str, test: str, *, any_event: bool = False) -> str:
+    """Return the test of a rule as a sentence part, such as "lars_epsilon: value equal to 0.0"."""
+    text = " ".join(test.split())
+    phrase = _PHRASES.get(text)
+    if phrase is None:
+        phrase = text
+        for pattern, replacement in _REWRITES:
+            phrase = pattern.sub(replacement, phrase)
+    return f"{'at least one ' if any_event else ''}{key}: {phrase.strip()}"
+
+
+def hint_for(key: str, *, often: str | None = None) -> str:
+    """Return what to do about a finding on ``key``; ``often``: how often the rule wants it, where it is missing."""
+    for name in key.split(" or "):
+        if name in _REMEDIES:
+            return _REMEDIES[name]
+    if often:
+        return f"log {key} {often}, from rank 0"
+    return f"bring {key} within the round's rules, or submit to the open division" if key else "read the log there"
+
 
 _LINE = re.compile(r"in line (\d+):|^line (\d+)$", re.MULTILINE)
 _TEST = re.compile(r"^failed test:(.*)$", re.MULTILINE)
@@ -226,7 +301,7 @@ def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Find
             rule=f"{where}, {name}: {' '.join(text.split())}",
             expected=expectation(name, text, any_event=bool(whole)),
             found=found,
-            remedy=remedy_for(name),
+            hint=hint_for(name),
             severity="error" if level == "error" else "warning",
         )
     return Finding(
@@ -234,7 +309,7 @@ def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Find
         rule=f"{where}, {key or 'log'}",
         expected="a log that the rule can be applied to",
         found=" ".join(message.split())[:300],
-        remedy=remedy_for(key or ""),
+        hint=hint_for(key or ""),
         severity="error" if level == "error" else "warning",
     )
 
@@ -249,7 +324,7 @@ def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
         rule=f"{where}, {name}: {required[1]}",
         expected=f"{wanted} {name} event",
         found=f"{count} of them {values}".strip() if count != "0" else f"no {name} event",
-        remedy=remedy_for(name, often=often if count == "0" else None),
+        hint=hint_for(name, often=often if count == "0" else None),
         severity="warning" if level == "warning" else "error",
     )
 
@@ -265,7 +340,7 @@ def _no_such_rules(name: str, ruleset: str) -> Finding:
         rule=f"mlperf-logging training_{ruleset}: one rule file per benchmark, division and optimizer",
         expected="a benchmark, division and optimizer that the round had",
         found=f"the log leads to rules that do not exist: {name[:200]}",
-        remedy="log submission_benchmark, submission_division and opt_name as the round spells them",
+        hint="log submission_benchmark, submission_division and opt_name as the round spells them",
     )
 
 
@@ -275,6 +350,6 @@ def _crash(error: Exception, ruleset: str) -> Finding:
         rule=f"mlperf-logging training_{ruleset}",
         expected="a verdict of the checker",
         found=f"the checker broke on this log: {type(error).__name__}: {str(error)[:200]}",
-        remedy="correct the other findings first; if none is left, report the log to mlcommons/logging",
+        hint="correct the other findings first; if none is left, report the log to mlcommons/logging",
         kind="crash",
     )

@@ -1,18 +1,13 @@
-"""The evaluations of one log, in bounded memory whatever their number."""
+"""The evaluations of one log, each with its place in the training."""
 
-from __future__ import annotations
-
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from encore.results.logs.reader import Event, number_of
-from encore.results.rules import Target, every_target
 
-_FIRST = 4096
-_MET = 64
-_LAST = 16
-_NAMES = 64
+_MOST = 100_000
+"""Public logs have up to some hundred evaluations; what comes after so many is no training."""
+_RECENT = 8
 _VALUES = 16
 _TEXT_LIMIT = 400
 _BOX_AND_MASK = ("BBOX", "SEGM")
@@ -32,18 +27,15 @@ class Quality:
 
 @dataclass(kw_only=True)
 class Evaluations:
-    """Keeps the first evaluations of a log; of those after them the best, some that meet a target, and the last."""
+    """The evaluations of a log, without those that repeat one before them."""
 
-    first: list[Quality] = field(default_factory=list)
+    kept: list[Quality] = field(default_factory=list)
+    """In file order; as many as a log can mean."""
     numberless: int | None = None
     """Line of the first evaluation without a number, such as NaN."""
-    _best: dict[tuple[str, bool], Quality] = field(default_factory=dict)
-    _met: list[Quality] = field(default_factory=list)
-    _last: deque[Quality] = field(default_factory=lambda: deque(maxlen=_LAST))
     _newest: dict[_Position, int] = field(default_factory=dict)
-    _targets: Sequence[tuple[Target, ...]] | None = None
 
-    def add(self, event: Event, benchmark: str | None, batch: float | None) -> None:
+    def add(self, event: Event, batch: float | None) -> None:
         """Note an evaluation, unless it repeats one of those before it, as several ranks' logs do."""
         metadata, value = event.metadata, event.value
         if isinstance(value, dict) and event.dialect in ("v0.5", "mlperf"):
@@ -59,48 +51,24 @@ class Evaluations:
             line=event.line,
             values=_values(value, str(metric or "value")),
         )
-        recent = self._last if len(self.first) == _FIRST else self.first[-8:]
-        if not point.values:
+        if not point.values or len(self.kept) == _MOST:
             self.numberless = self.numberless or event.line
             return
-        if any(point.epoch == old.epoch and point.values == old.values for old in recent):
+        if any(point.epoch == old.epoch and point.values == old.values for old in self.kept[-_RECENT:]):
             return
         if metric is None or not self._joined(point, (point.epoch, samples, steps)):
-            self._keep(point, benchmark)
-
-    def kept(self) -> list[Quality]:
-        """Return the evaluations that were kept, in file order."""
-        later = {id(point): point for point in (*self._best.values(), *self._met, *self._last)}
-        return [*self.first, *sorted(later.values(), key=lambda point: point.line)]
+            self.kept.append(point)
 
     def _joined(self, point: Quality, position: _Position) -> bool:
         """Join metrics of one checkpoint that are logged one by one, as Stable Diffusion's; return whether it was."""
         at = self._newest.get(position)
-        if at is not None and self.first[at].values.keys().isdisjoint(point.values):
-            values = {**self.first[at].values, **point.values}
-            times = [each for each in (self.first[at].time_s, point.time_s) if each is not None]
-            self.first[at] = replace(point, values=values, time_s=max(times, default=None))
+        if at is not None and self.kept[at].values.keys().isdisjoint(point.values):
+            values = {**self.kept[at].values, **point.values}
+            times = [each for each in (self.kept[at].time_s, point.time_s) if each is not None]
+            self.kept[at] = replace(point, values=values, time_s=max(times, default=None))
             return True
-        if len(self.first) < _FIRST:
-            self._newest[position] = len(self.first)
+        self._newest[position] = len(self.kept)
         return False
-
-    def _keep(self, point: Quality, benchmark: str | None) -> None:
-        if len(self.first) < _FIRST:
-            self.first.append(point)
-            return
-        if self._targets is None:
-            self._targets = every_target(benchmark)
-        for name, value in point.values.items():
-            for sign in (True, False):
-                best = self._best.get((name, sign))
-                if (best is None and len(self._best) < _NAMES) or (
-                    best is not None and (value > best.values[name] if sign else value < best.values[name])
-                ):
-                    self._best[name, sign] = point
-        if len(self._met) < _MET and any(all(each.met_by(point.values) for each in them) for them in self._targets):
-            self._met.append(point)
-        self._last.append(point)
 
 
 def _values(value: object, name: str) -> dict[str, float]:

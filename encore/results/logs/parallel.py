@@ -7,15 +7,10 @@
 Files that one core reads within a moment are read in this process: starting others takes as long.
 """
 
-from __future__ import annotations
-
-import itertools
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +23,7 @@ OnRead = Callable[[int, int], None]
 _WORTHWHILE = 16 << 20
 """Bytes of logs that one core reads in about 0.3 s; two processes start in a tenth of that."""
 _CHUNKS_PER_CORE = 8
-_LARGEST_CHUNK = 16 << 20
+"""Few messages, and no core left with all at the end."""
 _PACKED = 10
 """Bytes of text in a byte of a compressed log."""
 
@@ -36,16 +31,14 @@ _PACKED = 10
 def map_files(read: Callable[[Path], Result], files: Sequence[Path], on_read: OnRead | None = None) -> Iterator[Result]:
     """Yield ``read(file)`` for each file, in their order; ``read`` must be a function that pickle can name."""
     sizes = [_size(file) for file in files]
-    done, total, left = 0, sum(sizes), iter(sizes)
+    done, total = 0, sum(sizes)
     workers = _workers(len(files), total)
-    limit = min(total // (workers * _CHUNKS_PER_CORE), _LARGEST_CHUNK) if workers > 1 else 0
-    chunks = _chunks(files, sizes, limit)
-    found = _in_processes(read, chunks, workers) if workers > 1 else map(partial(_read_all, read), chunks)
-    for results in found:
-        done += sum(itertools.islice(left, len(results)))
+    found = _in_processes(read, files, workers) if workers > 1 else map(read, files)
+    for size, result in zip(sizes, found, strict=True):
+        done += size
         if on_read:
             on_read(done, total)
-        yield from results
+        yield result
 
 
 def _workers(files: int, total: int) -> int:
@@ -65,26 +58,7 @@ def _size(file: Path) -> int:
     return size * _PACKED if file.suffix == ".gz" else size
 
 
-def _chunks(files: Sequence[Path], sizes: Sequence[int], limit: int) -> list[list[Path]]:
-    """Return the files in runs of at least ``limit`` bytes: few messages, and no core left with all at the end."""
-    chunks: list[list[Path]] = []
-    room = 0
-    for file, size in zip(files, sizes, strict=True):
-        if room <= 0:
-            chunks.append([])
-            room = limit
-        chunks[-1].append(file)
-        room -= size
-    return chunks
-
-
-def _read_all(read: Callable[[Path], Result], files: Sequence[Path]) -> list[Result]:
-    return [read(file) for file in files]
-
-
-def _in_processes(
-    read: Callable[[Path], Result], chunks: Sequence[Sequence[Path]], workers: int
-) -> Iterator[list[Result]]:
+def _in_processes(read: Callable[[Path], Result], files: Sequence[Path], workers: int) -> Iterator[Result]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -94,16 +68,15 @@ def _in_processes(
         # A worker that is interrupted before _start_worker would print a traceback: it inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
-            waiting = deque(pool.submit(_read_all, read, chunk) for chunk in chunks)
+            found = pool.map(read, files, chunksize=max(1, len(files) // (workers * _CHUNKS_PER_CORE)))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        while waiting:
-            yield waiting.popleft().result()
+        yield from found
     except BrokenProcessPool as error:
         raise EncoreError(
             "a process that read logs was killed",
             expected="memory for one process per core",
-            remedy="run it again on fewer cores: taskset -c 0 encore ...",
+            hint="run it again on fewer cores: taskset -c 0 encore ...",
             exit_code=ExitCode.FAILED,
         ) from error
     finally:

@@ -12,19 +12,18 @@ The dialects, as they occur in the public result repositories:
 * ``mlperf`` ``MLPerf: resnet [06/13/19 00:30:56], run_start`` (one submitter of v0.6)
 """
 
-from __future__ import annotations
-
 import calendar
 import gzip
 import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from typing import BinaryIO, Literal, NamedTuple, cast
 
 Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
 OnDamage = Callable[[int, str], None]
@@ -32,7 +31,6 @@ OnDamage = Callable[[int, str], None]
 
 MAX_LINE = 1 << 20
 """Longest line read as a whole; what follows in such a line is skipped, so memory stays constant."""
-_CHUNK = 1 << 18
 _EXCERPT = 1000
 _MAX_EXACT_INT = 1 << 53
 _LARGEST = 1e30
@@ -40,15 +38,7 @@ _LARGEST = 1e30
 _MAX_DAMAGED = 8
 _GZIP_MAGIC = b"\x1f\x8b"
 _MARKS = (b":::ML", b"MLPerf:")
-_SPARSE = 4
-"""Where less than one line of so many has a mark, it is faster to jump from mark to mark than to split the text."""
 _PLAIN = b":::MLLOG {"
-_PLAIN_START = len(_PLAIN) - 1
-_HEAD = _PLAIN + b'"namespace": "", "time_ms": '
-_TIME = len(_HEAD)
-_FIRST_TIME = b"1" + b"0" * 12
-"""Milliseconds have 13 digits from 2001 on."""
-_TIME_END = _TIME + len(_FIRST_TIME)
 _TOKEN = re.compile(r":::ML(?:Pv(?P<version>\d[\d.]*)|LOG|L)(?=[\s{])|(?<![A-Za-z0-9_])MLPerf:(?=\s)")
 _V05 = re.compile(
     r"\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\((?P<file>.*?):(?P<lineno>\d+)\)\s+(?P<key>\w+)(?P<rest>.*)",
@@ -61,20 +51,7 @@ _MLPERF = re.compile(
     re.DOTALL | re.ASCII,
 )
 
-
-class _Readable(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
-
-
-_DECODER = json.JSONDecoder()
-_decode_json = _DECODER.raw_decode
-_scan_json = _DECODER.scan_once  # type: ignore[attr-defined]  # what raw_decode calls
-_repeated: dict[bytes, tuple[str, object, Mapping[str, object]]] = {}
-"""Key, value and metadata by the text after the time. They are shared: nothing may change them."""
-_MOST_REPEATED = 1 << 13
-_LONGEST_REPEATED = 500
-_REPEATED_VALUES = frozenset({type(None), bool, str})
-_PLAIN_TYPES = _REPEATED_VALUES | {int, float}
+_decode_json = json.JSONDecoder().raw_decode
 _NO_METADATA: Mapping[str, object] = MappingProxyType({})
 
 
@@ -109,13 +86,42 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) ->
     with Path(path).open("rb") as raw:
         compressed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
-        stream: _Readable = gzip.GzipFile(fileobj=raw) if compressed else raw
-        for number, line in _marked_lines(stream, report):
-            event = _parse_plain(line, number)
-            if event is not None:
-                yield event
-            else:
-                yield from parse_line(line.decode("utf-8", "replace"), number, report)
+        stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if compressed else raw
+        number = 0
+        try:
+            for line in _lines(stream):
+                number += 1
+                at = line.find(_MARKS[0])
+                if at < 0 and _MARKS[1] not in line:
+                    continue
+                event = _plain_event(line, at, number)
+                if event is not None:
+                    yield event
+                else:
+                    yield from parse_line(line.rstrip(b"\n").decode("utf-8", "replace"), number, report)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            report(0, f":::ML the compressed file is damaged: {error}")
+
+
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines, of a longer one than MAX_LINE the beginning."""
+    read = partial(stream.readline, MAX_LINE)
+    for line in iter(read, b""):
+        yield line
+        while len(line) == MAX_LINE and not line.endswith(b"\n"):
+            line = read()
+
+
+def _plain_event(line: bytes, at: int, number: int) -> Event | None:
+    """Return the event of a line that has one and nothing after it, as nearly all do; None for any other line."""
+    if not line.startswith(_PLAIN, at) or line.find(_MARKS[1], 0, at) >= 0:
+        return None
+    try:
+        text = line[at + len(_PLAIN) - 1 :].decode()
+        record, end = _decode_json(text)
+    except (ValueError, RecursionError):
+        return None
+    return None if text[end:].strip() else _mllog_event(record, number)
 
 
 def has_mark(path: Path) -> bool:
@@ -149,50 +155,6 @@ def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) ->
         match = _TOKEN.search(text, end)
 
 
-def _parse_plain(line: bytes, number: int) -> Event | None:
-    """Return the event of a line that has one and no other mark, as nearly all do; None for any other line."""
-    if not line.startswith(_PLAIN):
-        # Launchers write the rank in front of the line.
-        at = line.find(_MARKS[0])
-        if at < 0 or not line.startswith(_PLAIN, at) or line.find(_MARKS[1], 0, at) >= 0:
-            return None
-        line = line[at:]
-    rest = line[_TIME_END:]
-    repeated = _repeated.get(rest)
-    if repeated and line.startswith(_HEAD):
-        digits = line[_TIME:_TIME_END]
-        if digits.isdigit() and digits > _FIRST_TIME:
-            return Event(int(digits) / 1000, *repeated, number)
-    try:
-        text = line.decode()
-        record, end = _scan_json(text, _PLAIN_START)
-    except (ValueError, RecursionError, StopIteration):
-        return None
-    if len(text) - end > 1 and (":::ML" in text[end:] or "MLPerf:" in text[end:]):
-        return None
-    event = _mllog_event(record, number)
-    if event is not None and type(event.value) in _REPEATED_VALUES:
-        _remember(event, line, rest)
-    return event
-
-
-def _remember(event: Event, line: bytes, rest: bytes) -> None:
-    """Keep what follows the time: ranks and runs log the same events, and most of reading is decoding JSON.
-
-    The same text after another time is the same event at that time, if the text has no second time in it.
-    """
-    digits = line[_TIME:_TIME_END]
-    if not (rest.startswith(b", ") and line.startswith(_HEAD) and digits.isdigit() and digits > _FIRST_TIME):
-        return
-    if len(rest) > _LONGEST_REPEATED or b"\\" in rest or b"time_ms" in rest or event.namespace:
-        return
-    if any(type(each) not in _PLAIN_TYPES for each in event.metadata.values()):
-        return
-    if len(_repeated) >= _MOST_REPEATED:
-        _repeated.clear()
-    _repeated[rest] = (event.key, event.value, event.metadata)
-
-
 def _parse_pieces(text: str, number: int, report: OnDamage) -> Iterator[Event]:
     """Yield the rest of a line with many damaged events, each cut at the next mark: linear in the line's length."""
     starts = [match.start() for match in _TOKEN.finditer(text)]
@@ -202,72 +164,6 @@ def _parse_pieces(text: str, number: int, report: OnDamage) -> Iterator[Event]:
 
 def _ignore(line: int, text: str) -> None:
     pass
-
-
-def _marked_lines(stream: _Readable, report: OnDamage) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and bytes of each line with a mark in it."""
-    number = 1
-    tail = b""
-    skipping = dense = False
-    marks: Sequence[bytes] = _MARKS
-    for chunk in _chunks(stream, report):
-        if skipping:
-            newline = chunk.find(b"\n")
-            if newline < 0:
-                continue
-            chunk, skipping, number = chunk[newline + 1 :], False, number + 1
-        block = tail + chunk if tail else chunk
-        end = block.rfind(b"\n") + 1
-        found = _search(block, end, number, marks, dense)
-        yield from found
-        lines = block.count(b"\n", 0, end)
-        number += lines
-        dense = len(found) * _SPARSE > lines
-        if len(marks) > 1 and block.find(_MARKS[0], 0, end) >= 0:
-            # No log has both marks, and looking for the second one takes as long as for the first.
-            marks = _MARKS[:1]
-        tail = block[end:]
-        if len(tail) > MAX_LINE:
-            yield from _search(tail, MAX_LINE, number, marks)
-            tail, skipping = b"", True
-    yield from _search(tail, len(tail), number, marks)
-
-
-def _search(
-    block: bytes, end: int, number: int, marks: Sequence[bytes], dense: bool = False
-) -> list[tuple[int, bytes]]:
-    """Return the number and bytes of each line before ``end`` that holds one of the marks.
-
-    Foreign lines are counted and never copied, but where the text before was ``dense`` with events.
-    """
-    firsts = {mark: at for mark in marks if (at := block.find(mark, 0, end)) >= 0}
-    mark, at = next(iter(firsts.items()), (b"", -1))
-    if at >= 0 and (dense or len(firsts) > 1):
-        lines = enumerate(block[:end].split(b"\n"), number)
-        return [each for each in lines if mark in each[1] or (len(firsts) > 1 and _MARKS[1] in each[1])]
-    found: list[tuple[int, bytes]] = []
-    counted = 0
-    while at >= 0:
-        start = block.rfind(b"\n", 0, at) + 1
-        stop = block.find(b"\n", at, end)
-        stop = end if stop < 0 else stop
-        number += block.count(b"\n", counted, start)
-        counted = start
-        found.append((number, block[start:stop]))
-        at = block.find(mark, stop, end)
-    return found
-
-
-def _chunks(stream: _Readable, report: OnDamage) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = stream.read(_CHUNK)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            report(0, f":::ML the compressed file is damaged: {error}")
-            return
-        if not chunk:
-            return
-        yield chunk
 
 
 def _parse_event(text: str, token: re.Match[str], limit: int, number: int) -> tuple[Event | None, int]:
@@ -311,7 +207,7 @@ def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | 
     if record is None and "{'" in text[head.end() : limit]:
         # One submitter of v0.6 printed the metadata as a Python dictionary.
         record, end = _json_at(text[: head.end()] + text[head.end() : limit].replace("'", '"'), head.end())
-    seconds = _number(head["time"])
+    seconds = number_of(head["time"])
     if not isinstance(record, dict) or seconds is None:
         return None, limit
     metadata = record.get("metadata")
@@ -321,7 +217,7 @@ def _parse_mll(text: str, start: int, limit: int, number: int) -> tuple[Event | 
 
 def _parse_v05(body: str, number: int) -> Event | None:
     match = _V05.match(body)
-    seconds = _number(match["time"]) if match else None
+    seconds = number_of(match["time"]) if match else None
     if match is None or seconds is None:
         return None
     rest = match["rest"].strip()
@@ -379,13 +275,13 @@ def _time_of(record: Mapping[str, object]) -> float | None:
     milliseconds = record.get("time_ms")
     if type(milliseconds) is int and -_MAX_EXACT_INT < milliseconds < _MAX_EXACT_INT:
         return milliseconds / 1000
-    milliseconds = _number(milliseconds)
+    milliseconds = number_of(milliseconds)
     if milliseconds is not None:
         return milliseconds / 1000
-    return _number(record.get("time_s")) or None
+    return number_of(record.get("time_s")) or None
 
 
-def _number(value: object) -> float | None:
+def number_of(value: object) -> float | None:
     """Return a number, also one written as text; None for anything else (``True`` is no number).
 
     ``float`` reads the digits of every script and underscores between them; no logger writes these.
@@ -403,7 +299,3 @@ def _number(value: object) -> float | None:
 
 def _lineno(digits: str) -> int | None:
     return int(digits) if len(digits) < 10 else None
-
-
-number_of = _number
-"""Public name of the conversion: a number or None."""

@@ -1,10 +1,8 @@
 """Find the round a log belongs to, from what the log says."""
 
-from __future__ import annotations
-
 import json
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection, Set
 from pathlib import Path
 
 from encore.results.logs.reader import Dialect
@@ -34,50 +32,47 @@ _PASSPORT_LIMIT = 1 << 20
 _SECONDS_PER_YEAR = 365.2425 * 86400
 
 
-@dataclass(kw_only=True)
-class RoundEvidence:
-    """Gathers what narrows the round down; ``decide`` names the one that is left."""
+def find_round(
+    path: Path,
+    dialects: Set[Dialect],
+    benchmark: str | None,
+    division: str | None,
+    keys: Collection[str],
+    start_s: float | None,
+) -> tuple[str | None, str, bool]:
+    """Return the round of the log at ``path``, how it was found and whether it is a guess; or None and why not.
 
-    dialects: set[Dialect] = field(default_factory=set)
-    benchmark: str | None = None
-    division: str | None = None
-    keys: set[str] = field(default_factory=set)
-    start_s: float | None = None
-
-    def decide(self, path: Path) -> tuple[str | None, str, bool]:
-        """Return the round, how it was found and whether it is a guess; or None and why it could not be found."""
-        if not self.dialects:
-            return None, "no MLPerf event in the file", False
-        own = _in_run_json(path)
-        if own and own not in ROUNDS:
-            return None, f"its run.json has {own!r}, which is no round of MLPerf", False
-        left = frozenset(ROUNDS)
-        used: list[str] = []
-        for name, rounds in self._clues(path, own):
-            narrowed = left & rounds
-            if narrowed and narrowed != left:
-                left = narrowed
-                used.append(name)
-            if len(left) == 1:
-                guess = not _GUESSES.isdisjoint(used)
-                return next(iter(left)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
-        candidates = ", ".join(round_ for round_ in ROUNDS if round_ in left)
-        return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
-
-    def _clues(self, path: Path, own: str) -> list[tuple[str, frozenset[str]]]:
-        clues = [("dialect of the lines", frozenset().union(*(_BY_DIALECT[each] for each in self.dialects)))]
-        if self.benchmark:
-            clues.append(("benchmark", rounds_of(self.benchmark)))
-        clues.append(("run folder's run.json", frozenset({own} if own else ())))
-        clues.append(("folder's name", _rounds_in(path)))
-        if self.start_s:
-            clues.append(("date", _rounds_at(self.start_s)))
-        # training_1.0.0/closed_common.yaml asks every closed log for gradient_accumulation_steps; 0.7.0 does
-        # not, and neither do the open division's rules.
-        if self.division == "closed" and "run_stop" in self.keys:
-            later = "gradient_accumulation_steps" in self.keys
-            clues.append(("keys", LATER_ROUNDS - {"v0.7"} if later else frozenset({"v0.7"})))
-        return clues
+    ``keys`` are those of ``ROUND_KEYS`` that the log has.
+    """
+    if not dialects:
+        return None, "no MLPerf event in the file", False
+    own = _in_run_json(path)
+    if own and own not in ROUNDS:
+        return None, f"its run.json has {own!r}, which is no round of MLPerf", False
+    clues = {
+        "dialect of the lines": frozenset().union(*(_BY_DIALECT[each] for each in dialects)),
+        "benchmark": rounds_of(benchmark) if benchmark else frozenset(),
+        "run folder's run.json": frozenset({own}),
+        "folder's name": _rounds_in(path),
+        "date": _rounds_at(start_s) if start_s else frozenset(),
+    }
+    # training_1.0.0/closed_common.yaml asks every closed log for gradient_accumulation_steps; 0.7.0 does
+    # not, and neither do the open division's rules.
+    if division == "closed" and "run_stop" in keys:
+        later = "gradient_accumulation_steps" in keys
+        clues["keys"] = LATER_ROUNDS - {"v0.7"} if later else frozenset({"v0.7"})
+    left = frozenset(ROUNDS)
+    used: list[str] = []
+    for name, rounds in clues.items():
+        narrowed = left & rounds
+        if narrowed and narrowed != left:
+            left = narrowed
+            used.append(name)
+        if len(left) == 1:
+            guess = not _GUESSES.isdisjoint(used)
+            return next(iter(left)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
+    candidates = ", ".join(round_ for round_ in ROUNDS if round_ in left)
+    return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
 
 
 def _rounds_in(path: Path) -> frozenset[str]:

@@ -5,29 +5,54 @@ run = read_run("result_0.txt")
 print(run.benchmark, run.minutes, run.reason, run.explanation)
 """
 
-from __future__ import annotations
-
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
-from encore.results.logs.evaluations import Quality
-from encore.results.logs.gather import Gathered, Phase, Stated, Untimely, gather
-from encore.results.logs.reader import Dialect, ReadEvents, read_events
+from encore.results.logs.evaluations import Evaluations, Quality
+from encore.results.logs.reader import Dialect, Event, ReadEvents, number_of, read_events
+from encore.results.logs.rounds import ROUND_KEYS, find_round
 from encore.results.rules import BLEU_BENCHMARKS, Target, canonical, targets_of
 from encore.results.words import apart
 
-__all__ = ["Phase", "Quality", "Reason", "RunLog", "Stated", "read_run"]
-
+_LIMIT = 4096
+_TEXT_LIMIT = 400
+_PHASES = frozenset(
+    {f"{name}_{edge}" for name in ("init", "run", "epoch", "block", "eval") for edge in ("start", "stop")}
+    | {"train_epoch"}
+)
+_DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
+_NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
+_EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
+"""The years 2017 and 2100. MLPerf began in 2018; a time outside is in another unit, or no time."""
+_HUGECTR = "format_ctr_output.py"
+"""HugeCTR's converter of v0.7 adds milliseconds to the seconds since 1970: the differences alone are right."""
+STATED = frozenset({"throughput", "imgs_sec", "train_step_time", "validation_time"})
+"""What logs state of their own speed: samples per second, and seconds of a step and of a validation."""
+_DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
+_NO_HYPERPARAMETER = re.compile(
+    r"submission_|(?:init|run|epoch|block|eval|train)_(?:start|stop|epoch|loop|final|iteration)|eval_accuracy"
+    r"|eval_iteration|eval_result|cache_clear|run_clear_caches|model_hp_|tracked_stats|save_model|train_checkpoint"
+    r"|throughput|power_|step_|actual_selfplay"
+)
 _LARGEST_FRACTION = 1.0
 _LONGEST_DAYS = 60
 """The longest public run took 8 days."""
 _MINUTES_PER_DAY = 1440
 _EARLIEST_DATE_S, _LATEST_DATE_S = 631_152_000, 7_258_118_400
 """The years 1990 and 2200: such a time is one of a clock, though a wrong one."""
+_TEXTS = {"submission_division": "division", "submission_org": "org", "submission_platform": "platform"}
+_FIGURES = {
+    "global_batch_size": "global_batch",
+    "train_samples": "train_samples", "preproc_num_train_examples": "train_samples",
+    "eval_samples": "eval_samples", "preproc_num_eval_examples": "eval_samples",
+}  # fmt: skip
+"""Events whose first value is a field of RunLog; the figures are hyperparameters, too."""
 
 
 class Reason(str, Enum):
@@ -46,7 +71,35 @@ class Reason(str, Enum):
     UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True, kw_only=True)
+class Phase(NamedTuple):
+    """One boundary in a run: ``name`` is the event's key, such as ``epoch_start``."""
+
+    name: str
+    time_s: float
+    epoch: float | None = None
+    line: int = 0
+
+
+class Stated(NamedTuple):
+    """A speed or a duration that the log states of itself, such as ``throughput``."""
+
+    name: str
+    value: float
+    time_s: float
+    line: int = 0
+
+
+class Untimely(NamedTuple):
+    """A run_start or run_stop that has no time at which a run can have been."""
+
+    key: str
+    line: int
+    time_s: float | None
+    refused_time: str
+    """What was written in place of a number."""
+
+
+@dataclass(kw_only=True)
 class RunLog:
     """What one log says. ``minutes`` is there exactly when the run converged and the log is whole."""
 
@@ -69,24 +122,24 @@ class RunLog:
     minutes: float | None = None
     reason: Reason | None = None
     explanation: str = ""
-    quality: tuple[Quality, ...] = ()
+    quality: Sequence[Quality] = ()
     """Evaluations in file order, BLEU as 0 to 100 in every round."""
     targets: tuple[Target, ...] = ()
-    seeds: tuple[int, ...] = ()
+    seeds: Sequence[int] = ()
     global_batch: float | None = None
     train_samples: float | None = None
     eval_samples: float | None = None
-    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    hyperparameters: dict[str, object] = field(default_factory=dict)
     init_seconds: float | None = None
-    phases: tuple[Phase, ...] = ()
-    stated: tuple[Stated, ...] = ()
+    phases: list[Phase] = field(default_factory=list)
+    stated: list[Stated] = field(default_factory=list)
     """What the log states of its own speed, in file order."""
-    starts: tuple[tuple[int, float], ...] = ()
+    starts: list[tuple[int, float]] = field(default_factory=list)
     """Line and time of every run_start; the first one counts, as of the stops."""
-    stops: tuple[tuple[int, float], ...] = ()
+    stops: list[tuple[int, float]] = field(default_factory=list)
     untimely_line: int | None = None
     """Line of the first run_start or run_stop without a time at which a run can have been."""
-    dialects: frozenset[Dialect] = frozenset()
+    dialects: set[Dialect] = field(default_factory=set)
     source: str = ""
     """File and line of the program that logged run_start."""
     damaged_events: int = 0
@@ -112,118 +165,257 @@ class RunLog:
         return chosen[0].values if chosen else {}
 
 
+@dataclass
+class _Reading:
+    """A log while it is read: what is known of the run, and what decides whether its time counts."""
+
+    run: RunLog
+    benchmarks: dict[str, None] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)
+    evaluations: Evaluations = field(default_factory=Evaluations)
+    seeds: dict[int, None] = field(default_factory=dict)
+    """A log has as many as ranks: a dictionary keeps their order and finds one at once."""
+    restarted: int | None = None
+    untimely: Untimely | None = None
+    """The first one."""
+    eval_result_s: float | None = None
+    first_init_s: float | None = None
+    damaged: list[tuple[int, str]] = field(default_factory=list)
+    last_damaged: tuple[int, str] | None = None
+
+    @property
+    def benchmark(self) -> str | None:
+        """The first one that the log names."""
+        return next(iter(self.benchmarks), None)
+
+    def note_damaged(self, line: int, text: str) -> None:
+        """Note a damaged event: does it spoil the log?
+
+        It does where it is the start or the end of the run, or may be the start. Any other can only take an
+        evaluation away, and what is left of those must reach the target by itself.
+        """
+        self.last_damaged = (line, text[:_TEXT_LIMIT])
+        match = _DAMAGED_KEY.search(text)
+        key = next((group for group in match.groups() if group), "") if match else ""
+        if key not in _DECIDING and (key or self.run.starts):
+            self.run.damaged_events += 1
+        elif len(self.damaged) < _LIMIT:
+            self.damaged.append((line, text[:_TEXT_LIMIT]))
+
+    def note(self, event: Event) -> None:
+        """Note an event."""
+        run, key = self.run, event.key
+        run.events += 1
+        if event.time_s is None or not _EARLIEST_S <= event.time_s <= _LATEST_S:
+            event = self._timeless(event)
+        run.dialects.add(event.dialect)
+        if event.dialect in _NAMING_DIALECTS or key == "submission_benchmark":
+            name = event.value if key == "submission_benchmark" else event.metadata.get("benchmark")
+            benchmark = canonical(name) if isinstance(name, str) else None
+            if benchmark:
+                self.benchmarks.setdefault(benchmark)
+        if key in _HANDLERS:
+            _HANDLERS[key](self, event)
+        elif key in _TEXTS:
+            if event.value is not None and getattr(run, _TEXTS[key]) is None:
+                setattr(run, _TEXTS[key], str(event.value)[:_TEXT_LIMIT])
+        elif key not in run.hyperparameters and len(run.hyperparameters) < _LIMIT:
+            self._hyperparameter(event)
+        if key in _FIGURES and getattr(run, _FIGURES[key]) is None:
+            setattr(run, _FIGURES[key], number_of(event.value))
+        if key in _PHASES and event.time_s is not None:
+            self._phase(event, event.time_s)
+        if key in ROUND_KEYS:
+            self.keys.add(key)
+
+    def _timeless(self, event: Event) -> Event:
+        """Return an event without its impossible time, which a run must not be measured by."""
+        if event.time_s and str(event.metadata.get("file")).endswith(_HUGECTR):
+            return event
+        if event.key in ("run_start", "run_stop") and self.untimely is None:
+            self.untimely = Untimely(event.key, event.line, event.time_s, event.refused_time)
+            self.run.untimely_line = event.line
+        return event if event.time_s is None else event._replace(time_s=None)
+
+    def start(self, event: Event) -> None:
+        run = self.run
+        if event.time_s is None:
+            return
+        if run.stops and event.time_s > run.stops[0][1]:
+            self.restarted = self.restarted or event.line
+        elif len(run.starts) < _LIMIT:
+            run.starts.append((event.line, event.time_s))
+        if not run.source and "file" in event.metadata:
+            name = str(event.metadata["file"])[:_TEXT_LIMIT].rpartition("/")[2]
+            run.source = f"{name}:{str(event.metadata.get('lineno', ''))[:_TEXT_LIMIT]}"
+
+    def stop(self, event: Event) -> None:
+        run, status = self.run, event.metadata.get("status")
+        if status is None and isinstance(event.value, dict):
+            success = str(event.value.get("success", "")).lower()
+            status = {"true": "success", "false": "aborted"}.get(success)
+        if run.status is None and status is not None:
+            run.status = str(status)[:_TEXT_LIMIT].lower()
+        elif status is not None and str(status).lower() != run.status:
+            # Two processes that disagree on the outcome: the worse one holds.
+            run.status = "aborted" if "success" in (run.status, str(status).lower()) else run.status
+        if event.time_s is not None and len(run.stops) < _LIMIT:
+            run.stops.append((event.line, event.time_s))
+
+    def eval_accuracy(self, event: Event) -> None:
+        self.evaluations.add(event, self.run.global_batch)
+
+    def eval_result(self, event: Event) -> None:
+        seconds = number_of(event.metadata.get("timestamp"))
+        if event.dialect == "mll" and seconds is not None and seconds > 0 and self.eval_result_s is None:
+            self.eval_result_s = seconds
+            self.run.status = self.run.status or "success"
+
+    def state(self, event: Event) -> None:
+        values = event.value if isinstance(event.value, dict) else {event.key: event.value}
+        for name, value in values.items():
+            number = number_of(value) if name in STATED else None
+            if number is not None and number > 0 and event.time_s is not None and len(self.run.stated) < _LIMIT:
+                self.run.stated.append(Stated(name, number, event.time_s, event.line))
+
+    def init_start(self, event: Event) -> None:
+        if self.first_init_s is None:
+            self.first_init_s = event.time_s
+
+    def init_stop(self, event: Event) -> None:
+        if self.run.init_seconds is None and event.time_s is not None and self.first_init_s is not None:
+            self.run.init_seconds = event.time_s - self.first_init_s
+
+    def seed(self, event: Event) -> None:
+        seed = number_of(event.value)
+        if seed is not None and seed == int(seed) and len(self.seeds) < _LIMIT:
+            self.seeds.setdefault(int(seed))
+
+    def _hyperparameter(self, event: Event) -> None:
+        value = event.value
+        if value is None or _NO_HYPERPARAMETER.match(event.key):
+            return
+        if isinstance(value, str):
+            value = value[:_TEXT_LIMIT]
+        elif isinstance(value, list | dict) and len(str(value)) > _TEXT_LIMIT:
+            return
+        self.run.hyperparameters[event.key[:_TEXT_LIMIT]] = value
+
+    def _phase(self, event: Event, seconds: float) -> None:
+        epoch = number_of(event.metadata.get("epoch_num", event.metadata.get("first_epoch_num")))
+        if epoch is None and event.dialect == "v0.5" and not isinstance(event.value, dict):
+            epoch = number_of(event.value)
+        phases = self.run.phases
+        # One per boundary, not one per rank.
+        if len(phases) < _LIMIT and not (phases and phases[-1][::2] == (event.key, epoch)):
+            phases.append(Phase(event.key, seconds, epoch, event.line))
+
+    def finish(self, round_: str | None) -> RunLog:
+        """Return the run, judged by the rules of a round, by default of the log's own."""
+        run = self.run
+        start = run.starts[0][1] if run.starts else None
+        evidence = (run.dialects, self.benchmark, run.division, self.keys, start)
+        found = (round_, "as asked for", False) if round_ else find_round(run.path, *evidence)
+        run.round, run.round_found, run.round_is_guess = found
+        run.benchmark = self.benchmark or canonical(run.path.absolute().parent.name)
+        run.quality = _one_unit(self.evaluations.kept, run.benchmark, run.round, "mllog" in run.dialects)
+        run.seeds = tuple(self.seeds)
+        run.last_stop_line = run.stops[-1][0] if run.stops else None
+        if run.round and run.benchmark and run.division != "open":
+            run.targets = targets_of(run.round, run.benchmark, run.global_batch)
+        run.start_s, run.stop_s, run.elapsed_minutes = self._clock()
+        run.reason, run.explanation = self._judge()
+        if run.elapsed_minutes is not None and run.elapsed_minutes > _LONGEST_DAYS * _MINUTES_PER_DAY:
+            run.start_s = run.stop_s = run.elapsed_minutes = None
+        run.minutes = run.elapsed_minutes if run.reason is None else None
+        return run
+
+    def _clock(self) -> tuple[float | None, float | None, float | None]:
+        """Return seconds of start and stop, and the minutes in between."""
+        start = self.run.starts[0][1] if self.run.starts else None
+        stop = self.run.stops[0][1] if self.run.stops else None
+        if start is not None and self.eval_result_s is not None:
+            # Minigo of v0.6 is evaluated off the clock: eval_result holds the seconds to the checkpoint that won,
+            # and there is no run_stop, or one that was written after the evaluation.
+            return start, start + self.eval_result_s, self.eval_result_s / 60
+        return start, stop, (stop - start) / 60 if start is not None and stop is not None else None
+
+    def _judge(self) -> tuple[Reason | None, str]:
+        """Return why the log has no time, in the order in which a reader would ask."""
+        elapsed = self.run.elapsed_minutes
+        if self.run.events == 0 and self.last_damaged:
+            return (
+                Reason.DAMAGED,
+                f"no whole MLPerf event in the file: {_damage(*(self.damaged or [self.last_damaged])[0])}",
+            )
+        if self.run.events == 0:
+            return Reason.NO_EVENTS, "no MLPerf event (:::MLLOG, :::MLL, :::MLPv0.5.0 or MLPerf:) in the file"
+        if self.damaged:
+            return Reason.DAMAGED, _damage(*self.damaged[0])
+        if len(self.benchmarks) > 1:
+            return Reason.SEVERAL_BENCHMARKS, f"events of {', '.join(sorted(self.benchmarks))} in one file"
+        if self.untimely:
+            return Reason.CLOCK, _untimely(self.untimely)
+        if not self.run.starts:
+            return Reason.NO_START, "no run_start event"
+        if not self.run.stops and self.eval_result_s is None:
+            if self.last_damaged:
+                return Reason.DAMAGED, f"no run_stop event, and {_damage(*self.last_damaged)}"
+            return Reason.NO_STOP, "no run_stop event: the run ended early, or the log is cut off"
+        if self.restarted is not None:
+            return Reason.SEVERAL_RUNS, f"line {self.restarted} starts a second run after the first one's end"
+        if elapsed is None:
+            return Reason.CLOCK, "run_start or run_stop has no time"
+        if elapsed <= 0:
+            return Reason.CLOCK, f"run_stop is {-elapsed * 60:.3f} s before run_start"
+        if elapsed > _LONGEST_DAYS * _MINUTES_PER_DAY:
+            days = elapsed / _MINUTES_PER_DAY
+            return Reason.CLOCK, f"run_stop is {days:.0f} days after run_start: no run takes more than {_LONGEST_DAYS}"
+        return self._judge_quality()
+
+    def _judge_quality(self) -> tuple[Reason | None, str]:
+        quality, targets = self.run.quality, self.run.targets
+        if self.run.status is not None and self.run.status != "success":
+            return Reason.ABORTED, f"run_stop says {self.run.status!r}"
+        if not quality and self.evaluations.numberless is not None:
+            return Reason.NO_QUALITY, f"eval_accuracy in line {self.evaluations.numberless} has no number"
+        if not quality:
+            return Reason.NO_QUALITY, "no eval_accuracy event, so nothing shows that the target was reached"
+        reached = any(all(target.met_by(point.values) for target in targets) for point in quality)
+        if targets and not reached:
+            wanted = ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
+            last = apart(quality[-1].values, {target.name: target.value for target in targets})
+            explanation = f"target {wanted}; the last evaluation has {last or 'no number'}"
+            return Reason.TARGET_MISSED, "; ".join([explanation, *_other_units(quality, targets)])
+        if self.run.status is None and not targets and self.eval_result_s is None:
+            return Reason.NO_QUALITY, "run_stop has no status, and the target of this log is not known"
+        return None, ""
+
+
+_HANDLERS: dict[str, Callable[[_Reading, Event], None]] = {
+    "run_start": _Reading.start,
+    "run_stop": _Reading.stop,
+    "eval_accuracy": _Reading.eval_accuracy,
+    "eval_result": _Reading.eval_result,
+    "tracked_stats": _Reading.state,
+    "throughput": _Reading.state,
+    "init_start": _Reading.init_start,
+    "init_stop": _Reading.init_stop,
+    "seed": _Reading.seed,
+    "run_set_random_seed": _Reading.seed,
+}
+
+
 def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEvents = read_events) -> RunLog:
     """Read the log at ``path``; never raises, neither on what is in it nor where it cannot be opened."""
-    path = Path(path)
+    reading = _Reading(RunLog(path=Path(path)))
     try:
-        gathered = gather(path, read)
+        for event in read(reading.run.path, reading.note_damaged):
+            reading.note(event)
     except OSError as error:
-        return RunLog(path=path, reason=Reason.UNREADABLE, explanation=error.strerror or type(error).__name__)
-    found, how, guess = (round_, "as asked for", False) if round_ else gathered.evidence.decide(path)
-    benchmark = gathered.evidence.benchmark or canonical(path.absolute().parent.name)
-    quality = _one_unit(gathered.evaluations.kept(), benchmark, found, "mllog" in gathered.evidence.dialects)
-    open_division = gathered.division == "open"
-    known = found is not None and benchmark is not None and not open_division
-    targets = targets_of(found, benchmark, gathered.global_batch) if known and found and benchmark else ()
-    run = RunLog(
-        path=path,
-        round=found,
-        round_found=how,
-        round_is_guess=guess,
-        benchmark=benchmark,
-        quality=quality,
-        targets=targets,
-    )
-    return _timed(_described(run, gathered), gathered)
-
-
-def _timed(run: RunLog, gathered: Gathered) -> RunLog:
-    start, stop, elapsed = _clock(gathered)
-    reason, explanation = _judge(gathered, run.quality, run.targets, elapsed)
-    if elapsed is not None and elapsed > _LONGEST_DAYS * _MINUTES_PER_DAY:
-        start = stop = elapsed = None
-    return replace(
-        run,
-        status=gathered.status,
-        start_s=start,
-        stop_s=stop,
-        last_stop_line=gathered.stops[-1][0] if gathered.stops else None,
-        elapsed_minutes=elapsed,
-        minutes=elapsed if reason is None else None,
-        reason=reason,
-        explanation=explanation,
-    )
-
-
-def _described(run: RunLog, gathered: Gathered) -> RunLog:
-    return replace(
-        run,
-        division=gathered.division,
-        org=gathered.org,
-        platform=gathered.platform,
-        seeds=tuple(gathered.seeds),
-        global_batch=gathered.global_batch,
-        train_samples=gathered.train_samples,
-        eval_samples=gathered.eval_samples,
-        hyperparameters=gathered.hyperparameters,
-        init_seconds=gathered.init_seconds,
-        phases=tuple(gathered.phases),
-        stated=tuple(gathered.stated),
-        starts=tuple(gathered.starts),
-        stops=tuple(gathered.stops),
-        untimely_line=gathered.untimely.line if gathered.untimely else None,
-        dialects=frozenset(gathered.evidence.dialects),
-        source=gathered.source,
-        damaged_events=gathered.harmless_damaged,
-        events=gathered.events,
-    )
-
-
-def _clock(gathered: Gathered) -> tuple[float | None, float | None, float | None]:
-    start = gathered.starts[0][1] if gathered.starts else None
-    stop = gathered.stops[0][1] if gathered.stops else None
-    if start is not None and gathered.eval_result_s is not None:
-        # Minigo of v0.6 is evaluated off the clock: eval_result holds the seconds to the checkpoint that won,
-        # and there is no run_stop, or one that was written after the evaluation.
-        stop = start + gathered.eval_result_s
-        return start, stop, gathered.eval_result_s / 60
-    elapsed = (stop - start) / 60 if start is not None and stop is not None else None
-    return start, stop, elapsed
-
-
-def _judge(
-    gathered: Gathered, quality: tuple[Quality, ...], targets: tuple[Target, ...], elapsed: float | None
-) -> tuple[Reason | None, str]:
-    """Return why the log has no time, in the order in which a reader would ask."""
-    if gathered.events == 0 and gathered.last_damaged:
-        return (
-            Reason.DAMAGED,
-            f"no whole MLPerf event in the file: {_damage(*(gathered.damaged or [gathered.last_damaged])[0])}",
-        )
-    if gathered.events == 0:
-        return Reason.NO_EVENTS, "no MLPerf event (:::MLLOG, :::MLL, :::MLPv0.5.0 or MLPerf:) in the file"
-    if gathered.damaged:
-        return Reason.DAMAGED, _damage(*gathered.damaged[0])
-    if len(gathered.benchmarks) > 1:
-        return Reason.SEVERAL_BENCHMARKS, f"events of {', '.join(sorted(gathered.benchmarks))} in one file"
-    if gathered.untimely:
-        return Reason.CLOCK, _untimely(gathered.untimely)
-    if not gathered.starts:
-        return Reason.NO_START, "no run_start event"
-    if not gathered.stops and gathered.eval_result_s is None:
-        if gathered.last_damaged:
-            return Reason.DAMAGED, f"no run_stop event, and {_damage(*gathered.last_damaged)}"
-        return Reason.NO_STOP, "no run_stop event: the run ended early, or the log is cut off"
-    if gathered.restarted is not None:
-        return Reason.SEVERAL_RUNS, f"line {gathered.restarted} starts a second run after the first one's end"
-    if elapsed is None:
-        return Reason.CLOCK, "run_start or run_stop has no time"
-    if elapsed <= 0:
-        return Reason.CLOCK, f"run_stop is {-elapsed * 60:.3f} s before run_start"
-    if elapsed > _LONGEST_DAYS * _MINUTES_PER_DAY:
-        days = elapsed / _MINUTES_PER_DAY
-        return Reason.CLOCK, f"run_stop is {days:.0f} days after run_start: no run takes more than {_LONGEST_DAYS}"
-    return _judge_quality(gathered, quality, targets)
+        explanation = error.strerror or type(error).__name__
+        return RunLog(path=reading.run.path, reason=Reason.UNREADABLE, explanation=explanation)
+    return reading.finish(round_)
 
 
 def _damage(line: int, text: str) -> str:
@@ -245,27 +437,7 @@ def _untimely(found: Untimely) -> str:
     return f"{place} is at {seconds:.6g} s, which is not in the years 2017 to 2100: in another unit?"
 
 
-def _judge_quality(
-    gathered: Gathered, quality: tuple[Quality, ...], targets: tuple[Target, ...]
-) -> tuple[Reason | None, str]:
-    if gathered.status is not None and gathered.status != "success":
-        return Reason.ABORTED, f"run_stop says {gathered.status!r}"
-    if not quality and gathered.evaluations.numberless is not None:
-        return Reason.NO_QUALITY, f"eval_accuracy in line {gathered.evaluations.numberless} has no number"
-    if not quality:
-        return Reason.NO_QUALITY, "no eval_accuracy event, so nothing shows that the target was reached"
-    reached = any(all(target.met_by(point.values) for target in targets) for point in quality)
-    if targets and not reached:
-        wanted = ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
-        last = apart(quality[-1].values, {target.name: target.value for target in targets})
-        explanation = f"target {wanted}; the last evaluation has {last or 'no number'}"
-        return Reason.TARGET_MISSED, "; ".join([explanation, *_other_units(quality, targets)])
-    if gathered.status is None and not targets and gathered.eval_result_s is None:
-        return Reason.NO_QUALITY, "run_stop has no status, and the target of this log is not known"
-    return None, ""
-
-
-def _other_units(quality: tuple[Quality, ...], targets: tuple[Target, ...]) -> Iterator[str]:
+def _other_units(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iterator[str]:
     """Name the first value of each target that its unit does not have."""
     for target in targets:
         values = [(point.values[target.name], point.line) for point in quality if target.name in point.values]
@@ -276,25 +448,14 @@ def _other_units(quality: tuple[Quality, ...], targets: tuple[Target, ...]) -> I
             yield f"{what}, which is {side} {target.limit:g}: in another unit, such as per cent?"
 
 
-def _one_unit(
-    quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool
-) -> tuple[Quality, ...]:
+def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool) -> list[Quality]:
     """Return BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1.
 
     But for one of v0.5 or v0.6 in the lines of its round: there, so little is BLEU of a run that learns nothing.
     """
     values = [value for point in quality for value in point.values.values()]
     if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _LARGEST_FRACTION:
-        return tuple(quality)
+        return quality
     if round_ in ("v0.5", "v0.6") and max(values) < 0.1 and not has_new_lines:
-        return tuple(quality)
-    return tuple(
-        Quality(
-            epoch=point.epoch,
-            samples=point.samples,
-            time_s=point.time_s,
-            line=point.line,
-            values={name: value * 100 for name, value in point.values.items()},
-        )
-        for point in quality
-    )
+        return quality
+    return [replace(point, values={name: value * 100 for name, value in point.values.items()}) for point in quality]

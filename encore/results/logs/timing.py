@@ -5,15 +5,14 @@ run = read_run("result_0.txt")
 print(phases_of(run).evaluate_s, length_of(run))
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from encore.results.logs.run_log import Phase, Quality, RunLog
+from encore.results.logs.evaluations import Quality
+from encore.results.logs.run_log import Phase, RunLog
 
 _TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
 _STEPS_FROM = {"unet3d": 10_000}

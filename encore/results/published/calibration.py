@@ -1,9 +1,7 @@
 """How often verdicts are right, as tools/calibrate_verdicts.py measured it, and the tables of docs/compare.md.
 
-from encore.results.published.calibration import calibration_rows
+from encore.results.published.calibration import calibration_table
 """
-
-from __future__ import annotations
 
 import csv
 
@@ -13,6 +11,8 @@ DATA_FILE = DATA / "calibration.csv"
 COLUMNS = ("population", "ours", "theirs", "apart", "trials", "reproduced", "different")
 SHIFT = "shift"
 """In the column ``apart``: the two sets converge differently."""
+Table = tuple[list[str], list[list[str]]]
+"""Head and rows."""
 _APART = {"0": "equal", "0.05": "5 % apart", "0.1": "10 % apart", "0.2": "20 % apart"}
 
 
@@ -22,32 +22,28 @@ def load_calibration() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def calibration_rows() -> list[list[str]]:
-    """Return a line for each population and number of runs, with ``reproduced / different`` in per cent."""
-    cells: dict[tuple[str, str], dict[str, str]] = {}
+def calibration_table() -> Table:
+    """Return the head, and a line for each population and number of runs, ``reproduced / different`` in per cent."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for line in load_calibration():
-        key = (line["population"], f"{line['ours']} against {line['theirs']}")
-        cells.setdefault(key, {})[line["apart"]] = _shares(line)
-    return [[*key, *(found[apart] for apart in _APART)] for key, found in cells.items() if SHIFT not in found]
+        if line["apart"] != SHIFT:
+            rows.setdefault((line["population"], _sizes(line)), {})[line["apart"]] = _shares(line)
+    head = ["what varies", "runs, yours against theirs", *_APART.values()]
+    return head, [[*key, *(found[apart] for apart in _APART)] for key, found in rows.items()]
 
 
-def shift_rows() -> list[list[str]]:
-    """Return the same for sets that converge differently."""
-    lines = [line for line in load_calibration() if line["apart"] == SHIFT]
-    sizes = dict.fromkeys(f"{line['ours']} against {line['theirs']}" for line in lines)
-    found = {(line["population"], f"{line['ours']} against {line['theirs']}"): _shares(line) for line in lines}
-    return [[name, *(found[name, size] for size in sizes)] for name in dict.fromkeys(name for name, _ in found)]
+def shift_table() -> Table:
+    """Return the same for sets that converge differently, a column for each number of runs."""
+    rows: dict[str, dict[str, str]] = {}
+    for line in load_calibration():
+        if line["apart"] == SHIFT:
+            rows.setdefault(line["population"], {})[_sizes(line)] = _shares(line)
+    sizes = list(next(iter(rows.values())))
+    return ["epochs", *sizes], [[name, *(found[size] for size in sizes)] for name, found in rows.items()]
 
 
-def shift_head() -> list[str]:
-    """Return the head of ``shift_rows``."""
-    lines = (line for line in load_calibration() if line["apart"] == SHIFT)
-    return ["epochs", *dict.fromkeys(f"{line['ours']} against {line['theirs']}" for line in lines)]
-
-
-def calibration_head() -> list[str]:
-    """Return the head of ``calibration_rows``."""
-    return ["what varies", "runs, yours against theirs", *_APART.values()]
+def _sizes(line: dict[str, str]) -> str:
+    return f"{line['ours']} against {line['theirs']}"
 
 
 def _shares(line: dict[str, str]) -> str:

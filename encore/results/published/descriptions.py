@@ -5,8 +5,6 @@
     python -m encore.results.published.descriptions FOLDER
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

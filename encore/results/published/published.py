@@ -7,8 +7,6 @@
 Where the figures come from is in ``encore/results/data/PROVENANCE.md``.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import json

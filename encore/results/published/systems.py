@@ -1,7 +1,5 @@
 """System descriptions: MLPerf's system.json, what a submission says of itself, and what can be compared."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,18 +5,15 @@ for image in images_of(Path("results/20260101T120000Z-maskrcnn-pytorch-cpu")):
     Path(f"{image.name}.svg").write_text(drawing(image), encoding="utf-8")
 """
 
-from __future__ import annotations
-
 import base64
-import binascii
-import json
-import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from encore.results.report.shown import files_of, lines_of
 
@@ -35,43 +32,64 @@ _LONGEST_LINE = 1 << 24
 _MOST_SHAPES = 400
 _MOST_RUNS = 1 << 18
 _LARGEST = 4096
-# Okabe and Ito's palette, to be told apart by colour-blind readers, without black and yellow.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, without black and yellow.
 _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
+def _name(text: object) -> str:
+    """Return a name that controls no terminal and turns no direction of writing, cut."""
+    return "".join(each if each.isprintable() else " " for each in str(text)[:60])
+
+
+def _at_most(count: int) -> BeforeValidator:
+    return BeforeValidator(lambda items: items[:count])
+
+
+def _jpeg(text: str) -> str:
+    if not base64.b64decode(text, validate=True).startswith(b"\xff\xd8\xff"):
+        raise ValueError("no JPEG")
+    return text
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, BeforeValidator(_name)]
+Size = Annotated[int, Field(gt=0, le=_LARGEST)]
+
+
+class Shape(BaseModel):
     """A detection or an object, in pixels of the picture."""
 
-    label: str
-    box: tuple[float, float, float, float]
+    label: Name
+    box: tuple[Finite, Finite, Finite, Finite]
     """x, y, width and height."""
-    runs: tuple[int, ...]
+    runs: Annotated[tuple[int, ...], _at_most(_MOST_RUNS)] = ()
     """x, y and length of each run of pixels of the mask, one after the other; empty without a mask."""
-    score: float | None = None
+    score: Finite | None = None
     """Of a detection."""
-    dashed: bool = False
-    """A detection that matches nothing."""
+    matched: bool = True
+    """Whether a detection matches an object."""
     crowd: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Detected:
+Shapes = Annotated[tuple[Shape, ...], _at_most(_MOST_SHAPES)]
+
+
+class Detected(BaseModel):
     """An image with its detections and objects."""
 
-    which: str
+    which: Annotated[str, BeforeValidator(lambda which: "best" if which == "best" else "worst")]
     """best or worst"""
     image: int
-    file: str
+    file: Name
     epoch: int
-    precision: float
+    precision: Finite
     """Average precision at IoU 0.5 within this image, 0 to 1: not what a run is judged by."""
-    width: int
-    height: int
-    jpeg: str
+    width: Size
+    height: Size
+    jpeg: Annotated[str, AfterValidator(_jpeg)]
     """In base64."""
-    found: tuple[Shape, ...]
-    objects: tuple[Shape, ...]
+    found: Shapes
+    objects: Shapes = Field(alias="truth")
 
     @property
     def name(self) -> str:
@@ -143,7 +161,7 @@ def _mask(shape: Shape) -> str:
 
 def _box(shape: Shape, unit: float, image: Detected) -> str:
     x, y, width, height = shape.box
-    dashes = f' stroke-dasharray="{6 * unit:.2f} {4 * unit:.2f}"' if shape.dashed else ""
+    dashes = f' stroke-dasharray="{6 * unit:.2f} {4 * unit:.2f}"' if not shape.matched else ""
     dashes = f' stroke-dasharray="{1.5 * unit:.2f} {3 * unit:.2f}"' if shape.crowd else dashes
     score = "" if shape.score is None else f" {shape.score:.2f}"
     text = f"{shape.label}{score}"
@@ -167,55 +185,5 @@ def _colour(shape: Shape) -> str:
 def _read(path: Path) -> Iterator[Detected]:
     """Yield what can be read; a line that is cut off or of another kind is passed over."""
     for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
-        image = _parsed(line)
-        if image is not None:
-            yield image
-
-
-def _parsed(line: str) -> Detected | None:
-    try:
-        content = json.loads(line)
-        jpeg = str(content["jpeg"])
-        image = Detected(
-            which="best" if content["which"] == "best" else "worst",
-            image=int(content["image"]),
-            file=_shown(content["file"]),
-            epoch=int(content["epoch"]),
-            precision=_finite(content["precision"]),
-            width=int(content["width"]),
-            height=int(content["height"]),
-            jpeg=jpeg,
-            found=tuple(_shape(each) for each in content["found"][:_MOST_SHAPES]),
-            objects=tuple(_shape(each) for each in content["truth"][:_MOST_SHAPES]),
-        )
-        is_jpeg = base64.b64decode(jpeg, validate=True).startswith(b"\xff\xd8\xff")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError, binascii.Error):
-        return None
-    return (
-        image if is_jpeg and 0 < min(image.width, image.height) <= max(image.width, image.height) <= _LARGEST else None
-    )
-
-
-def _shape(content: dict[str, Any]) -> Shape:
-    x, y, width, height = map(_finite, content["box"])
-    score = content.get("score")
-    return Shape(
-        label=_shown(content["label"]),
-        box=(x, y, width, height),
-        runs=tuple(int(number) for number in content.get("runs", ())[:_MOST_RUNS]),
-        score=None if score is None else _finite(score),
-        dashed=not content.get("matched", True),
-        crowd=bool(content.get("crowd")),
-    )
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError("not a number")
-    return number
-
-
-def _shown(text: Any) -> str:
-    """Return a name that controls no terminal and turns no direction of writing, cut."""
-    return "".join(each if each.isprintable() else " " for each in str(text)[:60])
+        with suppress(ValidationError, TypeError):
+            yield Detected.model_validate_json(line)

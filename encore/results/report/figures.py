@@ -5,8 +5,6 @@ figure = time_over_gpus(of_study("microway-dgx1-scaling"))
 Path("figure.svg").write_text(figure.alone())
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -51,11 +49,12 @@ def all_figures(measurements: Sequence[Measurement], baseline: str | None = None
         *(each for benchmark in _benchmarks(measurements) for each in quality_curves(measurements, benchmark)),
         *time_over_gpus(measurements),
         efficiency(measurements),
-        releases(measurements),
-        precisions(measurements),
+        bars("releases", by_release(measurements), label=(0, 1, 2), value=4, axis="speed-up"),
+        bars("precisions", by_precision(measurements), label=(0, 1, 2), value=4, axis="speed-up"),
     ]
     if baseline is not None:
-        found.append(relative(measurements, baseline))
+        table = relative_to(measurements, baseline)
+        found.append(bars("relative", table, label=(0, 1), value=4, axis="times as fast as the baseline"))
     return [figure for figure in found if figure is not None]
 
 
@@ -172,22 +171,6 @@ def over_gpus(
     if linear:
         panel.name(None, "linear")
     return Figure(key, title, panel.svg(title), table)
-
-
-def relative(measurements: Sequence[Measurement], baseline: str) -> Figure | None:
-    """Score of each system relative to a baseline system."""
-    table = relative_to(measurements, baseline)
-    return bars("relative", table, label=(0, 1), value=4, axis="times as fast as the baseline")
-
-
-def releases(measurements: Sequence[Measurement]) -> Figure | None:
-    """Return speed-up by container release."""
-    return bars("releases", by_release(measurements), label=(0, 1, 2), value=4, axis="speed-up")
-
-
-def precisions(measurements: Sequence[Measurement]) -> Figure | None:
-    """Return speed-up of each precision against the slowest."""
-    return bars("precisions", by_precision(measurements), label=(0, 1, 2), value=4, axis="speed-up")
 
 
 def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) -> Figure | None:

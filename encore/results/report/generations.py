@@ -81,7 +81,7 @@ class Game(BaseModel):
         if len(self.stones) != points or not set(self.stones) <= {0, 1, 2}:
             raise ValueError("stones of another board")
         if any(not 0 <= move <= points for move in self.moves):
-            raise ValueError("a move beside the board")
+            raise ValueError("a move off the board")
         return self
 
     @property

@@ -4,8 +4,6 @@ from encore.results.report.measurements import of_side, of_study
 rows = [of_side(side) for side in load_sides("results")] + of_study("microway-dgx1-scaling")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -55,7 +55,7 @@ def write(contents: Mapping[str, str], folder: Path) -> list[Path]:
     except OSError as error:
         raise EncoreError(
             f"the report cannot be written to {folder}: {error.strerror or error}",
-            remedy="give a folder that you may write to: -o DIR",
+            hint="give a folder that you may write to: -o DIR",
             exit_code=ExitCode.FAILED,
         ) from error
     return [folder / file for file in contents]

@@ -7,8 +7,6 @@ panel.line([(4, 0.35), (38, 0.76)], 1)
 Path("figure.svg").write_text(panel.svg("quality over minutes"))
 """
 
-from __future__ import annotations
-
 import html
 import itertools
 import math
@@ -28,7 +26,6 @@ _ROW = 17.0
 _LOGARITHMIC_FROM = 16
 _HALF_DIGIT = 3.5
 _TICKS_APART = 30.0
-_TOLERANCE = 0.6
 # Each series has a colour and a marker of its own, so that neither print nor colour vision hides which is which.
 # Paths relative to the marker's centre.
 _SHAPES = (
@@ -128,9 +125,11 @@ class Panel:
 
     def line(self, points: Sequence[Point], style: str | int) -> None:
         """Draw a line; a number is that series' style."""
-        placed = simplified([(self.x(x), self.y(y)) for x, y in points])
+        # Steps of whole pixels: a page has thousands of them.
+        placed = [(round(self.x(x)), round(self.y(y))) for x, y in points]
+        steps = (f"{x - left} {y - high}" for (left, high), (x, y) in itertools.pairwise(placed))
         if len(placed) > 1:
-            self._path(f"l {_style(style)}", path(placed))
+            self._path(f"l {_style(style)}", f"M{placed[0][0]} {placed[0][1]}l{' '.join(steps).replace(' -', '-')}")
 
     def marks(self, points: Sequence[Point], style: str | int, shape: str | None = None) -> None:
         """Draw a marker at each point, all of one shape: the series' own, or the given one."""
@@ -193,7 +192,7 @@ class Panel:
         return f'<svg viewBox="0 0 {_n(self.width)} {_n(low)}" {named}>{"".join(self._parts)}</svg>'
 
     def _draw_legend(self) -> float:
-        """Write the names below the axes, whole: a long one goes on in the next row."""
+        """Write the names below the axes, whole: a long one continues in the next row."""
         x, y = 0.0, self.height + 6
         for swatch, label in self._legend:
             lines = textwrap.wrap(label, int((self.width - 24) / _LETTER), break_long_words=True) or [""]
@@ -221,40 +220,6 @@ def _style(style: str | int) -> str:
 def _n(value: float) -> str:
     """Return a coordinate to 0.1 px."""
     return f"{round(value, 1) + 0.0:g}" if abs(value) < 1e5 else "0"
-
-
-def path(points: Sequence[Point]) -> str:
-    """Return a line through these pixels, in steps of half a pixel."""
-    halves = [(round(2 * x), round(2 * y)) for x, y in points]
-    (x, y), steps = halves[0], []
-    for right, down in halves[1:]:
-        one, other = _n((right - x) / 2), _n((down - y) / 2)
-        steps.append(f"{one}{'' if other.startswith('-') else ' '}{other}")
-        x, y = right, down
-    return f"M{_n(halves[0][0] / 2)} {_n(halves[0][1] / 2)}l{' '.join(steps)}".replace(" -", "-")
-
-
-def simplified(points: Sequence[Point], tolerance: float = _TOLERANCE) -> list[Point]:
-    """Return the points without which the line would look different (Douglas and Peucker, 1973)."""
-    if len(points) < 3:
-        return list(points)
-    kept, spans = {0, len(points) - 1}, [(0, len(points) - 1)]
-    while spans:
-        first, last = spans.pop()
-        distances = [_distance(points[number], points[first], points[last]) for number in range(first + 1, last)]
-        if distances and max(distances) > tolerance:
-            furthest = first + 1 + distances.index(max(distances))
-            kept.add(furthest)
-            spans += [(first, furthest), (furthest, last)]
-    return [points[number] for number in sorted(kept)]
-
-
-def _distance(point: Point, start: Point, end: Point) -> float:
-    """Return how far a point is from the line through two others."""
-    right, down = end[0] - start[0], end[1] - start[1]
-    length = math.hypot(right, down)
-    x, y = point[0] - start[0], point[1] - start[1]
-    return abs(right * y - down * x) / length if length else math.hypot(x, y)
 
 
 def ticks(low: float, high: float, most: int = 6, *, whole: bool = False) -> list[float]:

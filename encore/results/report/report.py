@@ -4,11 +4,9 @@ from encore.results.report.report import write_report
 write_report([Path("results/20260101T120000Z-resnet-mxnet-dgxa100")], Path("report"))
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -34,20 +32,45 @@ from encore.results.table import Table
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chapter:
+    """A part of a report with words of its own, such as a question and its answer."""
+
+    key: str
+    """Names its tables' files."""
+    title: str
+    sentence: str = ""
+    note: str = ""
+    """What has to be known of every figure in it."""
+    figures: tuple[Figure, ...] = ()
+    tables: tuple[Table, ...] = ()
+    folded: tuple[Table, ...] = ()
+    """Tables that are shown on demand."""
+    terms: tuple[tuple[str, str], ...] = ()
+    """A list at its end: a term and what is to be said of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that the report shows."""
 
-    created: str
-    summary: Table
-    sections: tuple[Section, ...]
-    tables: tuple[Table, ...]
-    figures: tuple[Figure, ...]
-    studies: tuple[Table, ...]
+    sections: tuple[Section, ...] = ()
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    studies: tuple[Table, ...] = ()
+    created: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
     title: str = "Encore report"
     packages: tuple[ComplianceReport, ...] = ()
     """What the package checker says of each submitter's tree."""
+    about: str = ""
+    """The first paragraph."""
+    chapters: tuple[Chapter, ...] = ()
     notices: tuple[str, ...] = ()
     """What a reader has to know first, such as that nothing here ran on a GPU."""
+
+    @property
+    def summary(self) -> Table:
+        """Return a row for each set."""
+        return summary(self.sections)
 
     @property
     def tally(self) -> list[tuple[str, str, int]]:
@@ -97,8 +120,6 @@ def build_report(
     measured = [of_side(side) for side in sides] + measurements_of_study(study)
     measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
     return Report(
-        created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        summary=summary(sections),
         sections=sections,
         tables=tuple(all_tables(measured, baseline)) if measured else (),
         figures=tuple(all_figures(measured, baseline)),
@@ -152,6 +173,10 @@ def write_files(report: Report, folder: Path) -> list[Path]:
     for figure in report.figures:
         files[f"{figure.key}.csv"] = figure.table.as_csv()
         files[f"{figure.key}.svg"] = figure.alone()
+    for chapter in report.chapters:
+        files.update({f"{figure.key}.svg": figure.alone() for figure in chapter.figures})
+        tables = enumerate((*chapter.tables, *chapter.folded), 1)
+        files.update({f"{chapter.key}_{number}.csv": table.as_csv() for number, table in tables})
     for number, table in enumerate(report.tables, 1):
         files[f"table_{number}.csv"] = table.as_csv()
     for number, part in enumerate(report.sections, 1):

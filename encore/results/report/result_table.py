@@ -4,8 +4,6 @@ from encore.results.report.result_table import result_table
 print(result_table(select(load_published(), round_="v0.7")).as_markdown())
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

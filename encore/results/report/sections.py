@@ -4,8 +4,6 @@ from encore.results.report.sections import section
 print(section(1, compare(side)).ruling)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +58,7 @@ class Section:
     key: str
     title: str
     ruling: str
-    """The verdict's words, or that this is a run on a small set, which no submission is held against."""
+    """The verdict's words, or that this is a run on a toy data set, which no submission is compared with."""
     tone: str
     comparison: Comparison
     reports: tuple[ComplianceReport, ...]

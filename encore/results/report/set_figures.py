@@ -4,8 +4,6 @@ from encore.results.report.set_figures import run_dots
 plot = run_dots(ours, theirs, within=0.05)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files of lines that a training leaves for people to look at: translations, detections, games."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path

@@ -5,8 +5,6 @@ for row in speed_up_table(of_study("microway-dgx1-scaling")).rows:
     print(row)
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from os.path import commonpath
@@ -91,11 +89,11 @@ def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> Enc
     cells = [cell for cell in load_published() if cell.score_minutes and cell.benchmark in benchmarks]
     exact = [cell.name for cell in cells if baseline.lower() in (cell.name.lower(), cell.system.lower())]
     near = exact or [cell.name for cell in cells if baseline.lower() in cell.name.lower()]
-    if near and (exact or not error.remedy):
+    if near and (exact or not error.hint):
         name = max(near, key=lambda each: len(commonpath([each, *labels])))
         part = commonpath([name, *labels])
         part = part if "/" in part else name
-        error.remedy = f"add the published system: --published {shlex.quote(part)} --baseline {shlex.quote(name)}"
+        error.hint = f"add the published system: --published {shlex.quote(part)} --baseline {shlex.quote(name)}"
     return error
 
 
@@ -202,7 +200,7 @@ def quality_table(measurements: Sequence[Measurement], name: str, over: str) -> 
 def all_tables(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Table]:
     """Return every table that these measurements fill; EncoreError where there is nothing to tabulate."""
     if not measurements:
-        raise EncoreError("no measurement to make tables of", remedy="name a run, or a study with --study")
+        raise EncoreError("no measurement to make tables of", hint="name a run, or a study with --study")
     tables = [
         *synopsis(measurements),
         speed_up_table(measurements),

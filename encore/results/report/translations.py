@@ -4,8 +4,6 @@ from encore.results.report.translations import translations_table
 print(translations_table(Path("results/20260101T120000Z-transformer-pytorch-cpu")).as_markdown())
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
@@ -36,7 +34,7 @@ class Translation:
     bleu: float
     """Of this sentence alone, 0 to 100: not what a run is judged by."""
     chrf: float
-    """Agreement of characters, 0 to 100; tells sentences apart that have no four words in common with the reference."""
+    """Agreement of characters, 0 to 100; distinguishes sentences without four words of the reference."""
     epoch: int
 
 

@@ -7,8 +7,6 @@
 the runs that the score counts, as mlperf-logging's result_summarizer has it, which prints joules and calls them kJ.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -19,8 +17,7 @@ from typing import Any
 from encore.errors import EncoreError
 from encore.results.logs.reader import Event, number_of, read_events
 from encore.results.logs.run_log import RunLog
-from encore.results.scores.normalization import official
-from encore.results.scores.score import Score
+from encore.results.scores.score import Score, official
 
 _NODE = re.compile(r"node_\d+\.txt")
 _SWITCH = re.compile(r"sw_\d+\.txt")

@@ -5,12 +5,12 @@
         print(score.round, score.benchmark, score.score_minutes, score.missing)
 
 A score is the mean of the runs without the fastest and the slowest (training_rules.adoc, benchmark results). That is
-the raw score; the official one is multiplied by the factor in the set's scaling.json.
+the raw score. A set that converges in fewer epochs than the reference is held to the reference's epochs: from v2.0 on
+mlperf-logging's package checker writes a factor into the set's scaling.json, by which the official score is multiplied.
 """
 
-from __future__ import annotations
-
 import itertools
+import json
 import math
 import re
 from collections import Counter
@@ -28,7 +28,6 @@ from encore.results.logs.reader import has_mark
 from encore.results.logs.rounds import LATER_ROUNDS
 from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.rules import ROUNDS, Rule, is_hpc, rule_for
-from encore.results.scores.normalization import official, read_scaling
 
 _RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
 _OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
@@ -72,7 +71,7 @@ class Score:
     lack: Lack | None = None
     """Why there is no score; None where there is one."""
     missing: str = ""
-    """The same in words."""
+    """The same as a sentence."""
     flags: tuple[Flag, ...] = ()
     """What the scoring did; what is odd about the logs are the audit's findings."""
     round_is_guess: bool = False
@@ -152,7 +151,7 @@ def existing(path: str | PathLike[str]) -> Path:
     """Return the path; EncoreError where there is nothing."""
     root = Path(path)
     if not root.exists():
-        raise EncoreError(f"there is no {root}", expected="a folder of result files", remedy="check the path")
+        raise EncoreError(f"there is no {root}", expected="a folder of result files", hint="check the path")
     return root
 
 
@@ -161,7 +160,7 @@ def no_log(root: Path) -> EncoreError:
     return EncoreError(
         f"no MLPerf log in {root}",
         expected="result_0.txt, result_1.txt ... with :::MLLOG, :::MLL or :::MLPv0.5.0 lines",
-        remedy="name the folder that holds the result files of one benchmark, or a folder above it",
+        hint="name the folder that holds the result files of one benchmark, or a folder above it",
     )
 
 
@@ -185,7 +184,7 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Pa
     try:
         entries = sorted(root.iterdir())
     except OSError as error:
-        raise EncoreError(f"cannot read {root}: {error.strerror}", remedy="check the folder's permissions") from error
+        raise EncoreError(f"cannot read {root}: {error.strerror}", hint="check the folder's permissions") from error
     files = [entry for entry in entries if entry.is_file()]
     named = [entry for entry in files if _RESULT.fullmatch(entry.name)]
     found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)]
@@ -350,3 +349,54 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
     """Return a key that sorts result_2 before result_10."""
     parts = re.split(r"(\d+)", path.name)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
+
+
+# --- the factor of scaling.json --------------------------------------------------------------------------------
+
+
+_LARGEST_FILE = 1 << 16
+_LARGEST_FACTOR = 10
+"""The largest of 497 public factors is 1.19."""
+SCALING_FILE = "scaling.json"
+SCALED_SINCE = "v2.0"
+"""The first round with a scaling.json, of one set; from v2.1 on every set that needs one has one."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The factor of a set; None without a ``scaling.json``, or with an unusable one, which ``flag`` then says."""
+
+    factor: float | None = None
+    flag: str = ""
+
+
+def read_scaling(folder: Path, round_: str | None = None) -> Scaling:
+    """Return the factor in the folder's ``scaling.json``; in a round that had none it is not used."""
+    path = folder / SCALING_FILE
+    if path.is_file() and round_ in ROUNDS and ROUNDS.index(round_) < ROUNDS.index(SCALED_SINCE):
+        return Scaling(flag=f"{SCALING_FILE} is not used: {round_} had none")
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            return Scaling(flag=f"{SCALING_FILE} is not used: larger than {_LARGEST_FILE} bytes")
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return Scaling()
+    except (OSError, ValueError, RecursionError) as error:
+        return Scaling(flag=f"{SCALING_FILE} is not used: {type(error).__name__}, expected one JSON object")
+    found = content.get("scaling_factor") if isinstance(content, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return Scaling(flag=f"{SCALING_FILE} is not used: it has no number called scaling_factor")
+    if not 1.0 <= found <= _LARGEST_FACTOR:
+        # mlperf-logging writes none below 1: it would make the official score better than the logs.
+        return Scaling(flag=f"{SCALING_FILE} is not used: a factor of {str(found)[:20]}, expected 1 to 10")
+    return Scaling(float(found))
+
+
+def official(minutes: float | None, factor: float | None) -> float | None:
+    """Return the official score of a raw one; None where the factor is not known."""
+    return minutes * factor if minutes is not None and factor is not None else None
+
+
+def official_in_words(minutes: float, factor: float) -> str:
+    """Return ``official score 13.218 minutes (x 1.0042, reference convergence)``."""
+    return f"official score {minutes:.3f} minutes (x {factor:.4f}, reference convergence)"

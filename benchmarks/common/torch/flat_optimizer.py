@@ -1,0 +1,256 @@
+"""One update of all weights: the sum over the ranks, the loss scale, clipping by the global norm, the optimizer.
+
+Weights and gradients are one flat tensor each, so that all of it is a handful of kernels whatever the model. Nothing
+waits for the device where the optimizer can skip a step by itself (PyTorch's fused one).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.optimizers import Build
+
+Rate = Union[float, torch.Tensor]
+"""Learning rate of a step; a tensor where the device alone knows it."""
+ALIGNMENT = 64
+"""Elements: each weight begins where wide loads and tensor cores can read it, 256 bytes in fp32."""
+
+
+class ScaleRule(NamedTuple):
+    """A dynamic loss scale: halved by an overflow, doubled after ``window`` steps without one.
+
+    GNMT: 1024, 128, 8192 (v0.7 NVIDIA seq2seq/train/fp_optimizers.py, train.py). Transformer: 128, 2000, no limit
+    (v0.7 NVIDIA fairseq/fp16_trainer.py).
+    """
+
+    initial: float
+    window: int
+    most: float = math.inf
+
+
+class LossScale:
+    """The scale as a tensor, which nobody reads: it follows the gradients on the device."""
+
+    def __init__(self, rule: ScaleRule, device: torch.device) -> None:
+        self._rule = rule
+        self.value = torch.tensor(float(rule.initial), device=device)
+        self._good = torch.zeros((), dtype=torch.int64, device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        """Steps that overflowed, on the device."""
+        self.seen = 0
+        """The same on the host, where it waits for each step."""
+
+    def update(self, finite: torch.Tensor) -> None:
+        """Take into account whether the gradients of a step were ``finite``."""
+        good = torch.where(finite, self._good + 1, 0)
+        grows = good >= self._rule.window
+        larger = (self.value * 2).clamp_max(max(self._rule.most, self._rule.initial))
+        self.value.copy_(torch.where(finite, torch.where(grows, larger, self.value), self.value / 2))
+        self._good.copy_(good.masked_fill(grows, 0))
+        self.skipped += ~finite
+
+    def state_dict(self) -> Dict[str, torch.Tensor]:
+        """Return what a checkpoint keeps."""
+        return {"value": self.value, "good": self._good, "skipped": self.skipped}
+
+    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Continue from ``state_dict``."""
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(saved[name])
+        self.seen = int(self.skipped)
+
+
+class FlatOptimizer:
+    """The updates of ``parameters``, whose weights and gradients become views of flat tensors.
+
+    With ``split`` each rank updates its share of the weights and keeps the optimizer's state of that alone; a share of
+    the gradients goes to each rank instead of all to all, and the weights come back: as much to send, and the time and
+    memory of the optimizer divided by the ranks (distributed weight update of the submissions). The numbers are the
+    same but for the order of sums.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        candidates: Dict[str, Build],
+        wanted: str,
+        ranks: Ranks,
+        *,
+        clip: Optional[float] = None,
+        scale: Optional[ScaleRule] = None,
+        split: bool = False,
+    ) -> None:
+        """Take ``parameters``, the same on all ranks; clip to the global norm ``clip``; see optimizers.choose."""
+        self._ranks, self._clip, self.split = ranks, clip, split and ranks.size > 1
+        listed = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
+        shares = ranks.size if self.split else 1
+        self._flat, self.gradients = _flatten(listed, shares)
+        share = slice(None)
+        if self.split:
+            size = len(self._flat) // shares
+            share = slice(ranks.rank * size, (ranks.rank + 1) * size)
+        self._mine = torch.nn.Parameter(self._flat[share])
+        self._mine.grad = self.gradients[share]
+        self.kernel, self.inner = optimizers.choose(candidates, [self._mine], wanted)
+        self.scale = None if scale is None else LossScale(scale, self._flat.device)
+        self.uncounted = 0
+        """Skipped steps that the caller does not count as steps."""
+
+    def skipped_since(self) -> int:
+        """Return how many steps were skipped since the last call, which the caller does not count; waits for them."""
+        new = 0 if self.scale is None else int(self.scale.skipped) - self.uncounted
+        self.uncounted += new
+        return new
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return ``loss`` as ``backward`` is to begin from."""
+        return loss if self.scale is None else loss * self.scale.value
+
+    def step(self, learning_rate: Union[Rate, Sequence[Rate]], divisor: float) -> None:
+        """Update the weights by the gradients, which are cleared; skip it where they are not finite and are scaled.
+
+        Args:
+            learning_rate: of this step, one or one for each group of the optimizer; a tensor where a CUDA graph reads
+                it, for the fused optimizer.
+            divisor: of the sum of the gradients over all ranks, such as the tokens of all ranks.
+        """
+        groups = self.inner.param_groups
+        each = learning_rate if isinstance(learning_rate, (list, tuple)) else [learning_rate] * len(groups)
+        for group, rate in zip(groups, each):
+            group["lr"] = rate
+        self._reduce()
+        factor, finite = self._factor(divisor)
+        self._apply(factor, finite)
+        if self.scale is not None:
+            self.scale.update(finite)
+        if self.split:
+            _gather(self._flat, self._mine.detach(), self._ranks)
+        self.gradients.zero_()
+
+    def _reduce(self) -> None:
+        if self._ranks.size == 1:
+            return
+        # Gloo has no reduce-scatter.
+        if self.split and dist.get_backend() == "nccl":
+            dist.reduce_scatter_tensor(self._mine.grad, self.gradients)
+        else:
+            dist.all_reduce(self.gradients)
+
+    def _factor(self, divisor: float) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return what to multiply the gradients by, and whether all of them are finite."""
+        value = self._flat.new_ones(()) if self.scale is None else self.scale.value
+        factor = 1 / (value * divisor)
+        if self._clip is None and self.scale is None:
+            return factor, torch.ones_like(factor, dtype=torch.bool)
+        norm = self._mine.grad.norm()
+        if self.split:
+            squares = norm.square()
+            dist.all_reduce(squares)
+            norm = squares.sqrt()
+        if self._clip is not None:
+            # As torch.nn.utils.clip_grad_norm_, which the submissions call or repeat.
+            factor = factor * (self._clip / (norm * factor + 1e-6)).clamp_max(1)
+        # Without a scale there is nothing to be done about it, and a training that diverges has to show.
+        return factor, torch.isfinite(norm) if self.scale is not None else torch.ones_like(norm, dtype=torch.bool)
+
+    def _apply(self, factor: torch.Tensor, finite: torch.Tensor) -> None:
+        if self.kernel == "fused":
+            # What torch.amp.GradScaler sets for the kernel, which divides and skips by itself.
+            self.inner.grad_scale = 1 / factor
+            self.inner.found_inf = (~finite).float()
+            self.inner.step()
+        elif self.scale is None or bool(finite):
+            self._mine.grad.mul_(factor)
+            self.inner.step()
+        else:
+            self.scale.seen += 1
+
+    # -- checkpoints -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return what all ranks have in common; the weights are the network's."""
+        found: Dict[str, Any] = {"kernel": self.kernel}
+        if self.scale is not None:
+            found.update(loss_scale=self.scale.state_dict(), uncounted=self.uncounted)
+        return found if self.split else {**found, "optimizer": self.inner.state_dict()}
+
+    def rank_state_dict(self) -> Dict[str, Any]:
+        """Return what this rank alone has."""
+        return {"optimizer": self.inner.state_dict()} if self.split else {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue from both contents together."""
+        optimizers.restore(self.inner, saved["optimizer"])
+        if self.scale is not None:
+            self.scale.restore(saved["loss_scale"])
+            self.uncounted = saved.get("uncounted", 0)
+
+
+class Rates:
+    """The learning rate of each step: that of as many steps as changed the weights, without those that overflowed.
+
+    As submitted in v0.5 to v0.7: BERT's schedulers.py reads the optimizer's own count, GNMT's fp_optimizers.py calls
+    the scheduler with the optimizer, the Transformer's fp16_trainer.py counts updates. The scale of SSD, NCF and DLRM
+    is constant and skips nothing, Mask R-CNN's scheduler counts every step (maskrcnn_benchmark/engine/trainer.py).
+    """
+
+    def __init__(self, optimizer: FlatOptimizer, rate_of: Callable[[int], float], steps: int) -> None:
+        """Take the rate of each of so many ``steps`` of a run, counted from 0, that ``optimizer`` makes."""
+        self._optimizer, self._rate_of = optimizer, rate_of
+        on_device = optimizer.scale is not None and optimizer.kernel == "fused"
+        rates = [rate_of(step) for step in range(steps if on_device else 0)]
+        self._table = torch.tensor(rates, device=optimizer.gradients.device)
+
+    def of(self, step: int) -> Rate:
+        """Return the rate of a step; a tensor, for which nobody waits, where the device alone knows what it skipped."""
+        scale, number = self._optimizer.scale, step + self._optimizer.uncounted
+        if scale is None:
+            return self._rate_of(step)
+        if not len(self._table):
+            return self._rate_of(number - scale.seen)
+        # Not by its index: a tensor as one is read on the host.
+        return self._table.take(number - scale.skipped)
+
+
+@contextmanager
+def unchanged(network: torch.nn.Module, optimizer: FlatOptimizer) -> Iterator[None]:
+    """Put back what steps inside change, in place, since a graph holds these very tensors."""
+    scale = (
+        {} if optimizer.scale is None else {name: each.clone() for name, each in optimizer.scale.state_dict().items()}
+    )
+    with optimizers.unchanged(network, optimizer.inner):
+        yield
+    if optimizer.scale is not None:
+        optimizer.scale.restore(scale)
+
+
+def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return flat weights and gradients, of which those of ``parameters`` become views; shares are of equal size."""
+    sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+    block = ALIGNMENT * shares
+    flat = parameters[0].new_zeros(-(-sum(sizes) // block) * block).detach()
+    gradients = torch.zeros_like(flat)
+    begin = 0
+    for parameter, size in zip(parameters, sizes):
+        # Each in its own memory order: channels_last weights stay so, and need no copy before a convolution.
+        place = (parameter.shape, parameter.stride(), begin)
+        weights = flat.as_strided(*place)
+        weights.copy_(parameter.detach())
+        parameter.data, parameter.grad = weights, gradients.as_strided(*place)
+        begin += size
+    return flat, gradients
+
+
+def _gather(flat: torch.Tensor, mine: torch.Tensor, ranks: Ranks) -> None:
+    """Fill ``flat`` with the shares of all ranks."""
+    if dist.get_backend() == "nccl":
+        dist.all_gather_into_tensor(flat, mine)
+    else:
+        dist.all_gather(list(flat.chunk(ranks.size)), mine.clone())

@@ -1,0 +1,241 @@
+"""TensorFlow's files without TensorFlow: records (``*.tfrecord``) and checkpoints (``NAME.index``, ``NAME.data-*``).
+
+A record is its length (uint64), the masked CRC-32C of the length, its bytes, and their masked CRC-32C
+(tensorflow/core/lib/io/record_writer.h); its bytes are a ``tf.train.Example`` (tensorflow/core/example/example.proto).
+The index of a checkpoint is a table of LevelDB (doc/table_format.md) with a BundleEntryProto of each tensor
+(tensorflow/core/protobuf/tensor_bundle.proto): type, shape, place in the data files, CRC-32C. Every record, block of
+an index and tensor that is read is checked by its CRC.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple, Union
+
+import google_crc32c
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+
+MOST_BYTES = 1 << 24
+"""Largest record; a sample of 512 tokens has about 3 kB."""
+HINT = "get the file again"
+_MASK = 0xA282EAD8
+"""Added to a CRC that is stored (LevelDB, util/crc32c.h)."""
+_HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
+
+
+def masked_crc(content: bytes) -> int:
+    """Return the CRC-32C (RFC 3720, B.4) of bytes as it is stored."""
+    crc = google_crc32c.value(content)
+    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
+
+
+# -- records -----------------------------------------------------------------------------------------------
+
+
+def is_record(head: bytes) -> bool:
+    """Return whether the first 12 bytes of a file begin a record."""
+    return len(head) == _HEAD.size and masked_crc(head[:8]) == _HEAD.unpack(head)[1]
+
+
+def frame(content: bytes) -> bytes:
+    """Return a record as a file has it."""
+    size = struct.pack("<Q", len(content))
+    return size + _FOOT.pack(masked_crc(size)) + content + _FOOT.pack(masked_crc(content))
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """Yield the content of each record of a file.
+
+    Raises:
+        Problem: one is truncated, or its bytes are not those that were written.
+    """
+    number = 0
+    with path.open("rb") as file:
+        while True:
+            where = f"{path}, record {number:,} at byte {file.tell():,}"
+            head = file.read(_HEAD.size)
+            if not head:
+                return
+            if len(head) == _HEAD.size and (not is_record(head) or _HEAD.unpack(head)[0] > MOST_BYTES):
+                raise Problem(f"{where} is damaged: its length has another checksum", "TFRecord", HINT)
+            size = _HEAD.unpack(head)[0] if len(head) == _HEAD.size else 0
+            content, foot = file.read(size), file.read(_FOOT.size)
+            if len(foot) < _FOOT.size:
+                raise Problem(f"{where} is truncated", "whole records", HINT)
+            if masked_crc(content) != _FOOT.unpack(foot)[0]:
+                raise Problem(f"{where} is damaged: another checksum", "the bytes that were written", HINT)
+            yield content
+            number += 1
+
+
+def features(content: bytes) -> Dict[str, np.ndarray]:
+    """Return the lists of integers of a ``tf.train.Example``, int64 each; other lists are empty.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    found: Dict[str, np.ndarray] = {}
+    for group in _all(content, 1):
+        for entry in _all(group, 1):
+            lists = [each for feature in _all(entry, 2) for each in _all(feature, 3)]
+            packed = [_integers(each) for numbers in lists for each in _all(numbers, 1)]
+            found[_all(entry, 1)[0].decode("utf-8")] = np.concatenate([np.zeros(0, np.int64), *packed])
+    return found
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------
+
+MAGIC = 0xDB4775248B80FB57
+FOOTER = 48
+"""Bytes at the end of a table: two handles of blocks, filled up, and MAGIC."""
+TYPES: Dict[int, Any] = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
+"""Those of DataType that a checkpoint of weights has."""
+
+
+class Entry(NamedTuple):
+    """Where a tensor is."""
+
+    dtype: int
+    shape: Tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    crc: int
+
+
+class Bundle:
+    """The tensors of a checkpoint by name; each is read when it is asked for."""
+
+    def __init__(self, index: Path) -> None:
+        """Read the index file. Raises Problem where it is none or is damaged."""
+        self._index = index
+        try:
+            entries = dict(_table(index.read_bytes()))
+            self._shards = dict(_fields(entries.pop(b""))).get(1, 1)
+            self.entries: Dict[str, Entry] = {name.decode(): _entry(value) for name, value in entries.items()}
+        except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+            raise self._damaged(index, str(error)) from None
+
+    def read(self, name: str) -> np.ndarray:
+        """Return a tensor. Raises Problem where its bytes are not those that were written, or its type is unknown."""
+        entry = self.entries[name]
+        path = self._index.with_suffix(f".data-{entry.shard:05}-of-{self._shards:05}")
+        if entry.dtype not in TYPES:
+            raise Problem(f"{path}: {name} has type {entry.dtype}", f"one of {sorted(TYPES)}", "convert it")
+        try:
+            with path.open("rb") as file:
+                file.seek(entry.offset)
+                found = file.read(entry.size)
+        except OSError as error:
+            raise self._damaged(path, error.strerror or str(error)) from None
+        if len(found) != entry.size or masked_crc(found) != entry.crc:
+            raise self._damaged(path, f"{name} differs from its checksum")
+        return np.frombuffer(found, TYPES[entry.dtype]).reshape(entry.shape)
+
+    def _damaged(self, path: Path, what: str) -> Problem:
+        prefix = self._index.with_suffix("").name
+        expected = f"a checkpoint of TensorFlow: {prefix}.index next to {prefix}.data-00000-of-00001"
+        return Problem(f"{path}: {what}", expected, "copy all files of the checkpoint again")
+
+
+def _table(content: bytes) -> Iterator[Tuple[bytes, bytes]]:
+    """Yield keys and values in order."""
+    if len(content) < FOOTER or struct.unpack("<Q", content[-8:])[0] != MAGIC:
+        raise ValueError("not an index of a checkpoint")
+    footer = content[-FOOTER:]
+    _, _, at = _handle(footer, 0)  # of the block of metadata, which is empty
+    for _, value in _block(content, footer, at):
+        yield from _block(content, value, 0)
+
+
+def _block(content: bytes, handle: bytes, at: int) -> Iterator[Tuple[bytes, bytes]]:
+    offset, size, _ = _handle(handle, at)
+    block, kind = content[offset : offset + size], content[offset + size]
+    (crc,) = struct.unpack("<I", content[offset + size + 1 : offset + size + 5])
+    if masked_crc(content[offset : offset + size + 1]) != crc:
+        raise ValueError("differs from its checksum")
+    if kind != 0:
+        raise ValueError("is compressed")
+    (restarts,) = struct.unpack("<I", block[-4:])
+    at, key = 0, b""
+    while at < size - 4 * (restarts + 1):
+        shared, at = _varint(block, at)
+        rest, at = _varint(block, at)
+        length, at = _varint(block, at)
+        key = key[:shared] + block[at : at + rest]
+        at += rest
+        yield key, block[at : at + length]
+        at += length
+
+
+def _handle(data: bytes, at: int) -> Tuple[int, int, int]:
+    """Return offset and size of a block, and what is behind them."""
+    offset, at = _varint(data, at)
+    size, at = _varint(data, at)
+    return offset, size, at
+
+
+def _entry(message: bytes) -> Entry:
+    fields: Dict[int, Any] = dict(_fields(message))
+    if 7 in fields:
+        raise ValueError("holds parts of tensors")
+    dims = [dict(_fields(dim)).get(1, 0) for dim in _all(fields.get(2, b""), 2)]
+    return Entry(fields.get(1, 0), tuple(dims), *(fields.get(number, 0) for number in (3, 4, 5, 6)))
+
+
+# -- protocol buffers --------------------------------------------------------------------------------------
+
+
+def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
+    """Yield number and value of each field: an int, or the bytes of a string or message."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        value: Union[int, bytes]
+        if kind == 0:
+            value, at = _varint(message, at)
+        elif kind in (1, 2, 5):
+            size = {1: 8, 5: 4}.get(kind, 0)
+            if kind == 2:
+                size, at = _varint(message, at)
+            if at + size > len(message):
+                raise ValueError("a field behind the end")
+            value = message[at : at + size] if kind == 2 else int.from_bytes(message[at : at + size], "little")
+            at += size
+        else:
+            raise ValueError("has fields of an unknown kind")
+        yield tag >> 3, value
+
+
+def _all(message: bytes, number: int) -> List[bytes]:
+    """Return the strings or messages of the fields with a number."""
+    return [value for found, value in _fields(message) if found == number]
+
+
+def _varint(data: bytes, at: int) -> Tuple[int, int]:
+    found = shift = 0
+    while True:
+        if at >= len(data):
+            raise ValueError("a number behind the end")
+        byte = data[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at
+        shift += 7
+
+
+def _integers(content: bytes) -> np.ndarray:
+    """Return all numbers of a packed list: int64. Raises ValueError where the last one has no end."""
+    raw = np.frombuffer(content, np.uint8)
+    last = np.flatnonzero(raw < 128)
+    if len(last) == len(raw):
+        return raw.astype(np.int64)
+    begins = np.concatenate(([0], last[:-1] + 1))
+    within = np.arange(len(raw)) - np.repeat(begins, last - begins + 1)
+    parts = (raw & 127).astype(np.uint64) << (7 * within).astype(np.uint64)
+    return np.add.reduceat(parts, begins).astype(np.int64)

@@ -1,0 +1,95 @@
+"""A WordPiece vocabulary: its entries by id, and its file as published, one entry a line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Dict, Iterable, Tuple
+
+from benchmarks.common.data.problem import Problem
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MOST_ENTRIES = 1 << 16
+"""Ids are stored as uint16."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The entries by id."""
+
+    entries: Tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return len(self.entries)
+
+    @cached_property
+    def places(self) -> Dict[str, int]:
+        """The id of each entry."""
+        return {entry: place for place, entry in enumerate(self.entries)}
+
+    def index(self, text: str) -> int:
+        """Return the id of an entry, or that of [UNK]."""
+        return self.places.get(text, self.unk)
+
+    @cached_property
+    def pad(self) -> int:
+        """The id of [PAD]."""
+        return self.places["[PAD]"]
+
+    @cached_property
+    def unk(self) -> int:
+        """The id of [UNK]."""
+        return self.places["[UNK]"]
+
+    @cached_property
+    def cls(self) -> int:
+        """The id of [CLS]."""
+        return self.places["[CLS]"]
+
+    @cached_property
+    def sep(self) -> int:
+        """The id of [SEP]."""
+        return self.places["[SEP]"]
+
+    @cached_property
+    def mask(self) -> int:
+        """The id of [MASK]."""
+        return self.places["[MASK]"]
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return the words of ids, pieces joined."""
+        return " ".join(self.entries[each] for each in ids).replace(" ##", "")
+
+
+def write(path: Path, entries: Iterable[str]) -> None:
+    """Write the entries, one a line."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(entry + "\n" for entry in entries)
+
+
+def read(path: Path) -> Vocabulary:
+    """Read a vocabulary file: one entry a line, the first one has id 0.
+
+    Raises:
+        Problem: it cannot be read, is not UTF-8, has an entry twice, lacks a special one, or has too many.
+    """
+    hint = "take vocab.txt as published with BERT (uncased: 30,522 lines)"
+    try:
+        entries = tuple(line.rstrip("\r") for line in path.read_bytes().decode("utf-8").split("\n"))
+    except OSError as error:
+        raise Problem(f"{path}: {error.strerror}", "a vocabulary file", hint) from None
+    except UnicodeDecodeError as error:
+        raise Problem(f"{path} is not UTF-8: byte {error.start:,}", "one entry a line in UTF-8", hint) from None
+    entries = entries[:-1] if entries[-1] == "" else entries
+    missing = [each for each in SPECIAL if each not in entries]
+    if missing:
+        raise Problem(f"{path} lacks {', '.join(missing)}", f"{' '.join(SPECIAL)} among the entries", hint)
+    if len(entries) > MOST_ENTRIES:
+        raise Problem(f"{path} has {len(entries):,} entries", f"at most {MOST_ENTRIES:,}", hint)
+    if len(set(entries)) < len(entries):
+        first = next(place for place, each in enumerate(entries) if each in entries[:place])
+        raise Problem(f"{path}, line {first + 1:,}: {entries[first]!r} again", "every entry once", hint)
+    return Vocabulary(entries)

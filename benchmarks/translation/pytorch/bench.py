@@ -1,0 +1,114 @@
+"""The loops that both translators are measured by: training steps, their input, translation, and a plain loop."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from itertools import cycle
+from typing import Any, Callable, Iterator, List, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.common.checks import bench
+from benchmarks.common.frameworks import pytorch
+from benchmarks.translation.arrays import DataSet
+from benchmarks.translation.orders import Order
+from benchmarks.translation.pytorch.batches import Batch, Shape, SourceBatch, TrainingInput
+from benchmarks.translation.pytorch.evaluation import Decode
+from benchmarks.translation.pytorch.state import Training
+
+TITLES = {
+    "bare": "plain PyTorch loop, tokens/s",
+    "synthetic": "training step, synthetic data, tokens/s",
+    "real": "training step, real data, tokens/s",
+    "input": "input pipeline alone, tokens/s",
+    "one by one": "translation of one sentence at a time, sentences/s",
+    "evaluation": "translation in batches, sentences/s, next to one at a time",
+}
+NextBatch = Callable[[], Batch]
+
+
+class Parts(NamedTuple):
+    """What a translator has of its own."""
+
+    training: Training
+    data: DataSet
+    orders: Callable[[int], Order]
+    shape: Shape
+    longest: int
+    """Tokens of a side without marks, at most."""
+    sentences: int
+    """Pairs of a batch of the plain loop."""
+    tokens: float
+    """Of a batch of real data."""
+    synthetic: Batch
+    synthetic_tokens: int
+    step: Callable[[Batch], torch.Tensor]
+    plain_step: Callable[[NextBatch], Callable[[], None]]
+    """Makes a step of a plain loop from what gives its batches."""
+    decode: Decode
+    translated: SourceBatch
+    """Sentences of the test part: translated at once, and one at a time."""
+    title: str
+
+
+def subject(parts: Parts) -> bench.Subject:
+    """Return what is measured."""
+    training, opened = parts.training, ExitStack()
+    config, ranks = training.config, training.ranks
+
+    def batches(orders: Callable[[int], Order], shape: Shape) -> NextBatch:
+        stream = TrainingInput(parts.data.train, orders, ranks, 0, shape, config.prefetch)
+        return opened.enter_context(closing(stream)).next
+
+    def decode(batch: SourceBatch) -> Any:
+        training.network.eval()
+        found = parts.decode(batch)
+        training.network.train()
+        return found
+
+    plain = batches(any_order(parts.data, parts.longest, parts.sentences, ranks.size), parts.shape._replace(multiple=1))
+    alone = singles(parts.translated)
+    loops = {
+        "bare": bench.repeated(parts.plain_step(plain)),
+        "synthetic": bench.training_loop(pytorch, config, ranks, parts.step, lambda: parts.synthetic),
+        "real": bench.training_loop(pytorch, config, ranks, parts.step, batches(parts.orders, parts.shape)),
+        "input": bench.repeated(batches(parts.orders, parts.shape)),
+        "one by one": bench.repeated(lambda: decode(next(alone))),
+        "evaluation": bench.repeated(lambda: decode(parts.translated)),
+    }
+    return bench.Subject(
+        f"{parts.title}, {config.precision}, one {config.device}",
+        round(parts.tokens),
+        loops,
+        TITLES,
+        samples={
+            "synthetic": parts.synthetic_tokens,
+            "one by one": 1,
+            "evaluation": len(parts.translated.indices),
+        },
+        against={"evaluation": "one by one"},
+        close=opened.close,
+        unit="tokens",
+    )
+
+
+def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callable[[int], Order]:
+    """Return batches of so many pairs of any of the admitted lengths."""
+    fitting = np.flatnonzero(np.maximum(data.train.source.lengths, data.train.target.lengths) <= longest)
+    steps = len(fitting) // (sentences * ranks)
+
+    def order_of(epoch: int) -> Order:
+        chosen = np.random.RandomState(epoch).permutation(fitting)[: steps * sentences * ranks]
+        return Order(chosen, np.arange(0, len(chosen) + 1, sentences), steps)
+
+    return order_of
+
+
+def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
+    """Yield its sentences without padding, again and again."""
+    parts: List[SourceBatch] = []
+    for row, length in enumerate(batch.source_lengths.tolist()):
+        one = slice(row, row + 1)
+        parts.append(SourceBatch(batch.indices[one], batch.source[one, :length], batch.source_lengths[one]))
+    return cycle(parts)

@@ -1,0 +1,48 @@
+"""A translator in training: its network and optimizer, and what a checkpoint has of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping
+
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.flat_optimizer import FlatOptimizer, ScaleRule
+
+
+@dataclass(frozen=True)
+class Training:
+    """All that a step works on."""
+
+    config: Any
+    ranks: Ranks
+    words: int
+    """Entries of the vocabulary that a translation may have: without those that pad it."""
+    network: Any
+    """Its ``loss_sum(batch)`` is the loss of this rank's tokens."""
+    optimizer: FlatOptimizer
+    kernels: Mapping[str, str]
+    """Chosen implementation of each operator."""
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return what all ranks have in common."""
+        return {"network": self.network.state_dict(), "kernels": self.kernels, **self.optimizer.state_dict()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what a checkpoint holds."""
+        self.network.load_state_dict(saved["network"])
+        self.optimizer.restore(saved)
+
+
+def adam(network: Any, config: Any, ranks: Ranks, saved: Mapping[str, Any], scale: ScaleRule) -> FlatOptimizer:
+    """Return Adam as configured, or of the implementation that a checkpoint ``saved``; ``scale`` is for fp16."""
+    betas = (config.beta1, config.beta2)
+    return FlatOptimizer(
+        list(network.parameters()),
+        optimizers.adam_candidates(config.learning_rate, betas, config.epsilon, optimizers.find_apex()),
+        saved.get("kernel", config.optimizer_kernel),
+        ranks,
+        clip=config.gradient_clip or None,
+        scale=scale if config.precision == "fp16" else None,
+        split=config.split_optimizer,
+    )

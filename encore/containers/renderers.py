@@ -1,0 +1,214 @@
+"""A job as a command of each runtime: pure functions of the job and of facts that were read before.
+
+All container runtimes share the host's process numbers and host name, so that a rank's heartbeat means the same inside
+and outside: signals, the hang watch and the search for left-over processes need no second way. Values of the job's
+variables travel in the environment of the engine's client and not on the command line, where every user of the machine
+could read them.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from encore import paths
+from encore.job import PASSED_ON, Command, Job, caller_name
+
+GpuAccess = Literal["gpus", "cdi"]
+"""How an engine hands out GPUs: its own ``--gpus`` option, or a device of the Container Device Interface."""
+GPU_OPTIONS: Mapping[GpuAccess | None, list[str]] = {
+    "gpus": ["--gpus", "all"],
+    "cdi": ["--device", "nvidia.com/gpu=all"],
+    None: [],
+}
+"""Options of ``docker run`` and ``podman run`` that hand over all GPUs; None: the engine cannot."""
+
+CODE = "/workspace/encore"
+"""Folder of ``benchmarks/`` inside every image; NGC images keep the user's work in /workspace."""
+
+INSIDE = {"HOME": "/tmp", "PYTHONNOUSERSITE": "1", "PYTHONPATH": CODE}
+"""What every container gets in addition to the job's environment: the caller's home is not there, and packages that
+the caller installed for himself must not replace those of the image."""
+
+STACK_BYTES = 64 * 2**20
+"""Stack of a thread, as NVIDIA's documentation of the framework containers asks for."""
+LABEL = "encore.run"
+"""Label of the containers that a launcher starts: one a rank, on any node, so that none has a fixed name."""
+MODULES = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
+"""Launchers that a Python can start itself, wherever their programs are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """Facts about the container and the machine, read once; renderers read nothing themselves."""
+
+    image: str
+    """Name of the image, or path of the image file for Apptainer and Enroot."""
+    name: str
+    user: int
+    group: int
+    caller: Mapping[str, str]
+    """Environment of the caller, from which the engine's own client takes what it needs."""
+    program: str = ""
+    """The engine's client; empty: the one on PATH."""
+    rootless: bool = False
+    gpu_access: GpuAccess = "gpus"
+    infiniband: tuple[str, ...] = ()
+    """Device files of InfiniBand adapters."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The most open files and processes that the caller may have, by the engines' names; -1: no limit."""
+
+
+CLIENT_VARIABLES = ("HOME", "PATH", "TMPDIR", "USER", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
+CLIENT_PREFIXES = ("APPTAINER_", "CONTAINERS_", "DBUS_", "DOCKER_", "ENROOT_", "SINGULARITY_")
+
+
+def _client(job: Job, container: Container) -> dict[str, str]:
+    """Return the environment of the engine's client: its own settings, and the values of what the job passes on."""
+    caller = container.caller.items()
+    kept = {name: value for name, value in caller if name in CLIENT_VARIABLES or name.startswith(CLIENT_PREFIXES)}
+    return {**kept, **job.environment}
+
+
+def _inside(job: Job, container: Container) -> dict[str, str]:
+    """Return variables whose values are no secret and differ from the client's own."""
+    ours = {
+        **caller_name(container.caller),
+        # By number, and not below HOME: Apptainer and Enroot share /tmp with the host, and so with other users.
+        "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{container.user}",
+        "TRITON_CACHE_DIR": f"/tmp/triton_{container.user}",
+    }
+    # All GPUs are handed to the container, as on the host, and CUDA chooses.
+    chosen = container.caller.get("CUDA_VISIBLE_DEVICES") if job.gpus else None
+    visible = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    return {**INSIDE, **{name: value for name, value in ours.items() if name not in job.environment}, **visible}
+
+
+def _named(job: Job, given: Mapping[str, str]) -> list[str]:
+    """Return ``--env`` options: by name alone what the client's environment has, with their values those ``given``."""
+    by_name = sorted({*job.environment, *job.passed})
+    return [word for each in (*by_name, *(f"{n}={v}" for n, v in given.items())) for word in ("--env", each)]
+
+
+def _visible_to_enroot(job: Job) -> dict[str, str]:
+    """Return which GPUs Enroot's hook hands out."""
+    return {"NVIDIA_VISIBLE_DEVICES": "all" if job.gpus else "void"}
+
+
+def _command(engine: str, argv: list[str], environment: Mapping[str, str], cleanup: tuple[str, ...] = ()) -> Command:
+    return Command(
+        argv=tuple(argv), environment=environment, working_directory=paths.ROOT, cleanup=cleanup, runtime=engine
+    )
+
+
+def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_access: GpuAccess) -> Command:
+    """Return what Docker and Podman share; the container goes at its end, or by ``cleanup``."""
+    program = container.program or engine
+    name = ["--name", container.name]
+    cleanup: tuple[str, ...] = (program, "rm", "--force", "--volumes", container.name)
+    if job.outer:
+        name = ["--label", f"{LABEL}={container.name}"]
+        wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
+        cleanup = (*job.everywhere, sys.executable, "-m", "encore.machine.on_node", "remove-containers", wanted)
+    # Heartbeats carry process number and host name. The host's name must lead to an address, for a single rank too:
+    # Gloo looks itself up. No TTY: the output goes to a file.
+    shared = ["--pull", "never", "--workdir", CODE, "--pid", "host", "--uts", "host", "--network", "host"]
+    # Ranks of one node talk through /dev/shm, NCCL as well as DALI's processes.
+    shared += ["--ipc", "host"] if job.ranks > 1 else ["--shm-size", "1g"]
+    shared += ["--ulimit", f"stack={STACK_BYTES}"]
+    # Pinned memory for GPUs and adapters; an engine without the right to raise limits refuses the option.
+    if (job.gpus or container.infiniband) and not container.rootless:
+        shared += ["--ulimit", "memlock=-1"]
+    shared += [word for device in container.infiniband for word in ("--device", device)]
+    for mount in job.mounts:
+        read_only = ",readonly" if mount.read_only else ""
+        shared += ["--mount", f"type=bind,source={mount.source},target={mount.target}{read_only}"]
+    shared += [*_named(job, _inside(job, container)), *options, *(GPU_OPTIONS[gpu_access] if job.gpus else [])]
+    argv = [*job.outer, program, "run", "--rm", *name, *shared, container.image, *job.argv]
+    return _command(engine, argv, _client(job, container), cleanup)
+
+
+def docker(job: Job, container: Container) -> Command:
+    """Return the job as ``docker run``; results belong to the caller."""
+    # A rootless engine maps root inside to the caller outside, and any other number to another user.
+    user = "0:0" if container.rootless else f"{container.user}:{container.group}"
+    return _oci("docker", job, container, ["--user", user], container.gpu_access)
+
+
+def podman(job: Job, container: Container) -> Command:
+    """Return the job as ``podman run``; results belong to the caller."""
+    # SELinux (Red Hat) denies a container the caller's folders and the GPUs unless it is set not to.
+    options = ["--user", f"{container.user}:{container.group}", "--security-opt", "label=disable"]
+    # The caller keeps his number inside, so that what he writes there is his outside.
+    options += ["--userns", "keep-id"] if container.rootless else []
+    # Else Podman asks for a million of each, which the kernel refuses to whoever may not raise limits.
+    options += [word for name, most in container.limits.items() for word in ("--ulimit", f"{name}={most}:{most}")]
+    # Podman knows GPUs through the Container Device Interface alone.
+    return _oci("podman", job, container, options, "cdi")
+
+
+def apptainer(job: Job, container: Container) -> Command:
+    """Return the job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
+    inside = _inside(job, container)
+    # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
+    options = [*([] if job.outer else ["--cleanenv"]), "--home", inside.pop("HOME"), "--pwd", CODE]
+    options += ["--nv"] if job.gpus else []
+    for mount in job.mounts:
+        options += ["--bind", f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}"]
+    argv = [*job.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
+    # Apptainer hands APPTAINERENV_X on as X; --cleanenv stops everything else.
+    passed = {f"APPTAINERENV_{name}": value for name, value in {**job.environment, **inside}.items()}
+    return _command("apptainer", argv, {**_client(job, container), **passed})
+
+
+def enroot(job: Job, container: Container) -> Command:
+    """Return the job as ``enroot start``, by the caller himself: network, memory and processes are the host's."""
+    options = []
+    for mount in job.mounts:
+        flags = "x-create=dir,rbind" + (",ro" if mount.read_only else "")
+        options += ["--mount", f"{mount.source}:{mount.target}:none:{flags}"]
+    options += _named(job, {**_inside(job, container), **_visible_to_enroot(job)})
+    argv = [*job.outer, container.program or "enroot", "start", *options, container.image, *job.argv]
+    return _command("enroot", argv, _client(job, container))
+
+
+def pyxis(job: Job, container: Container) -> Command:
+    """Return the job as options of srun, whose plugin starts the container (NVIDIA/pyxis, its README's options)."""
+    inside = _inside(job, container)
+    mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.mounts)
+    # Without it the image's own value of a variable wins over the job's.
+    named = ",".join(sorted(name for name in {**job.environment, **inside} if not name.startswith("SLURM_")))
+    options = (
+        f"--container-image={container.image}",
+        f"--container-mounts={mounts}",
+        f"--container-workdir={CODE}",
+        f"--container-env={named}",
+        "--no-container-mount-home",
+        "--no-container-remap-root",
+    )
+    environment = {**_client(job, container), **inside, **_visible_to_enroot(job)}
+    return _command("pyxis", [*job.outer, *options, *job.argv], environment)
+
+
+def host(job: Job, python: Path, caller: Mapping[str, str], given: bool = False) -> Command:
+    """Return the job as a command in the environment of ``python``; mounts are the folders themselves.
+
+    ``caller`` is the environment of the user: only PASSED_ON and PATH are taken over from it. A Python that was
+    ``given`` by the user may have its programs and packages anywhere: it is named by its file, starts launchers as
+    modules, and keeps the caller's PYTHONPATH, by which environment modules work.
+    """
+    environment = {name: caller[name] for name in PASSED_ON if name in caller} | caller_name(caller)
+    environment["PATH"] = os.pathsep.join([str(python.parent), caller.get("PATH", os.defpath)])
+    environment["PYTHONPATH"] = str(paths.ROOT)
+    words = job.argv
+    if given:
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(paths.ROOT), caller.get("PYTHONPATH"))))
+        modules = {name: (str(python), "-m", module) for name, module in MODULES.items()}
+        programs = {**modules, "python": (str(python),)}
+        words = tuple(part for word in words for part in programs.get(word, (word,)))
+    environment.update(job.environment)
+    exported = [word for name in sorted(environment) for word in (*job.export, name)] if job.export else []
+    return _command("host", [*job.outer, *exported, *words], environment)

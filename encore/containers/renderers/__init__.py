@@ -1,1 +1,0 @@
-"""Renderers, one for each runtime: pure functions from a job to the command that this machine executes."""

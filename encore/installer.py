@@ -1,0 +1,63 @@
+"""Install packages by uv, with the settings that pip has on this machine: indexes, certificates, folders of wheels.
+
+    $ .venv/bin/python encore/installer.py --requirements requirements/encore.txt
+
+Standard library only: setup.sh runs it before anything else is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+VARIABLES = {
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+    "keyring-provider": ("UV_KEYRING_PROVIDER", ""),
+    "timeout": ("UV_HTTP_TIMEOUT", ""),
+    "default-timeout": ("UV_HTTP_TIMEOUT", ""),
+    "retries": ("UV_HTTP_RETRIES", ""),
+    "cert": ("SSL_CERT_FILE", ""),
+    "client-cert": ("SSL_CLIENT_CERT", ""),
+    "proxy": ("ALL_PROXY", ""),
+}
+"""uv's variable for each setting of pip, and what is between several values."""
+SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)='(.*)'$", re.MULTILINE)
+
+
+def variables(listed: str) -> dict[str, str]:
+    """Return uv's variables for what ``pip config list`` prints; later sources have precedence, as with pip."""
+    kinds = ("global", "install", ":env:")
+    settings = sorted(SETTING.findall(listed), key=lambda found: kinds.index(found[0]))
+    values = {name: value.replace("\\n", " ").split() for _, name, value in settings}
+    found = {VARIABLES[name][0]: VARIABLES[name][1].join(each) for name, each in values.items() if name in VARIABLES}
+    # As pip, which takes the best version of all indexes.
+    return {**found, "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_PROGRESS": "1"}
+
+
+def environment() -> dict[str, str]:
+    """Return this process's variables and those of pip's settings; what is set for uv itself stays."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return {**variables(listed), **os.environ}
+
+
+def install_command(python: Path, *arguments: str) -> list[str]:
+    """Return the command that installs packages for ``python``; it needs the variables of ``environment``."""
+    offline = ["--no-index"] if os.environ.get("PIP_NO_INDEX", "0") not in ("", "0", "false") else []
+    return [sys.executable, "-m", "uv", "pip", "install", "--python", str(python), *offline, *arguments]
+
+
+def venv_command(interpreter: str, folder: Path) -> list[str]:
+    """Return the command that makes an empty environment in ``folder``."""
+    return [sys.executable, "-m", "uv", "venv", "--clear", "--python", interpreter, str(folder)]
+
+
+if __name__ == "__main__":
+    command = install_command(Path(sys.executable), *sys.argv[1:])
+    sys.exit(subprocess.run(command, env=environment(), check=False).returncode)

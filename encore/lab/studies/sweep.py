@@ -1,0 +1,326 @@
+"""A sweep: trainings of a benchmark on several numbers of GPUs, each point run here or submitted to Slurm.
+
+from encore.lab.studies.sweep import Sweep, request_of
+sweep = Sweep(request=Request(name="resnet", gpus=None), gpus=(1, 2, 4, 8), mode="strong")
+for point in sweep.points():
+    print(point.key, request_of(sweep, point, Path("results")).settings)
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_serializer
+
+from encore import catalogue, configuration
+from encore.catalogue import System
+from encore.containers import building, images
+from encore.errors import EncoreError, ExitCode
+from encore.lab.studies import folder as folders
+from encore.lab.studies.folder import Definition, Folder
+from encore.machine import node, preflight
+from encore.machine.preflight import Check
+from encore.run import hints, passport, planning, runner, submission
+from encore.run.planning import Request
+from encore.run.run_folder import RunFolder
+from encore.run.submission import Prepared
+from encore.run.supervise import Limits
+from encore.slurm import commands, queue
+from encore.slurm.script import Wanted
+from encore.ssh import hosts
+
+Mode = Literal["strong", "weak"]
+HooksOf = Callable[["GridPoint", RunFolder | None], runner.Hooks]
+"""How a point's run reports what it does; without a folder, what comes before it."""
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """One point of a sweep."""
+
+    nodes: int
+    gpus_per_node: int
+    precision: str | None = None
+    image: str | None = None
+    """Release of the image's base."""
+    batch: int | None = None
+    """Of a rank, where the precision brings one along."""
+    benchmark: str = ""
+    """Where the sweep is of several."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs over all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def key(self) -> str:
+        """``2x8-fp16``: the name of the point's folder."""
+        words = (self.benchmark, f"{self.nodes}x{self.gpus_per_node}", self.precision, self.image)
+        return "-".join(filter(None, words))
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The values that make the point."""
+        return {name: value for name, value in vars(self).items() if value}
+
+
+class Sweep(Definition):
+    """The grid of a sweep."""
+
+    request: Request
+    """What all points have in common; ``hosts`` are those of the largest, the others have the first ones."""
+    gpus: tuple[int, ...]
+    """GPUs of each node; ranks where there are none."""
+    nodes: tuple[int, ...] = (1,)
+    benchmarks: dict[str, str | None] = Field(default_factory=dict)
+    """Several benchmarks, each with its image (None: as chosen for a run); empty: the request's alone."""
+    precisions: tuple[str, ...] = ()
+    """Each such as fp16, or fp16:128 with the batch of a rank, of weak scaling; empty: as the system has it."""
+    full_nodes: bool = False
+    """Of several nodes only points with the most GPUs that are named."""
+    images: tuple[str, ...] = ()
+    """Releases of the base of the benchmark's image, the first one to be compared with; empty: no such axis."""
+    mode: Mode = "strong"
+    global_batch: int | None = None
+    """Of strong scaling; None: the system's."""
+
+    @field_serializer("request")
+    def _without_secrets(self, request: Request) -> dict[str, Any]:
+        """Leave out the values of secrets: whoever resumes the study has them in the environment."""
+        kept = [
+            name if passport.SECRET.search(name := setting.partition("=")[0]) else setting
+            for setting in request.environment
+        ]
+        return asdict(replace(request, environment=tuple(kept)))
+
+    def points(self) -> list[GridPoint]:
+        """Return every combination, small ones first, images in their order; EncoreError for impossible numbers."""
+        for name, counts in (("--gpus", self.gpus), ("--nodes", self.nodes)):
+            if not counts or min(counts) < 1 or max(counts) > planning.MAX_GPUS:
+                raise EncoreError(
+                    f"{name} {','.join(map(str, counts))}",
+                    expected=f"numbers from 1 to {planning.MAX_GPUS}",
+                    hint=f"such as {name} 1,2,4",
+                )
+        batches = dict(_precision(each, self.mode) for each in self.precisions)
+        found = [
+            GridPoint(nodes, gpus, precision, image, batches.get(precision), benchmark)
+            for benchmark, nodes, gpus, precision, image in itertools.product(
+                self.benchmarks or ("",),
+                dict.fromkeys(self.nodes),
+                dict.fromkeys(self.gpus),
+                batches or (None,),
+                dict.fromkeys(self.images or (None,)),
+            )
+            if nodes == 1 or not self.full_nodes or gpus == max(self.gpus)
+        ]
+        return sorted(found, key=lambda point: (point.gpus, point.nodes, point.precision or ""))
+
+
+def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
+    """Split ``fp16:128`` into the precision and the batch of a rank."""
+    name, colon, batch = text.partition(":")
+    if not colon:
+        return name, None
+    if not batch.isdecimal() or int(batch) < 1:
+        raise EncoreError(f"--precision {text}", expected="a batch from 1 on", hint=f"--precision {name}:64")
+    if mode == "strong":
+        raise EncoreError(f"--precision {text} with strong scaling", hint="add --weak: a batch is that of a rank")
+    return name, int(batch)
+
+
+def request_of(sweep: Sweep, point: GridPoint, results: Path) -> Request:
+    """Return the run of a point, whose folder goes into ``results``."""
+    _refuse_settings(sweep)
+    common = replace(sweep.request, name=point.benchmark or sweep.request.name)
+    choice = catalogue.choose(common.name)
+    # The same system for every point: the one that fits the largest node best, unless it is named.
+    system = planning.choose_system(choice, max(sweep.gpus), node.this_node(), common.system, common.round)
+    precision = [f"precision={point.precision}"] if point.precision else []
+    precision += [f"batch_size={point.batch}"] if point.batch else []
+    batch = batch_settings(system, point, sweep.mode, sweep.global_batch, choice.benchmark.rates)
+    return replace(
+        common,
+        gpus=point.gpus,
+        system=system.system,
+        results=results,
+        # The user's settings come last and win.
+        settings=(*batch, *precision, *common.settings),
+        image=_image(sweep, point, choice),
+        hosts=hosts_of(sweep, point),
+    )
+
+
+def hosts_of(sweep: Sweep, point: GridPoint) -> tuple[hosts.Host, ...]:
+    """Return the hosts of a point of several nodes; EncoreError where they are too few. One node is this machine."""
+    given = sweep.request.hosts
+    if point.nodes == 1 or not given:
+        return ()
+    if len(given) < point.nodes or min(each.slots for each in given[: point.nodes]) < point.gpus_per_node:
+        raise EncoreError(
+            f"--hosts {','.join(map(str, given))} for {point.nodes} nodes of {point.gpus_per_node} GPUs",
+            expected="as many hosts as the most nodes, with as many GPUs as the most of a node",
+            hint="name more hosts, or fewer --nodes",
+        )
+    return tuple(hosts.Host(each.name, point.gpus_per_node) for each in given[: point.nodes])
+
+
+def _image(sweep: Sweep, point: GridPoint, choice: catalogue.Choice) -> str | None:
+    """Return the benchmark's image on the point's release, as `encore images build --base` names it."""
+    own = sweep.benchmarks.get(point.benchmark) or sweep.request.image
+    if point.image is None:
+        return own
+    if own is not None or sweep.request.runtime == "host":
+        given = "--image" if own is not None else "--runtime host"
+        raise EncoreError(f"--images with {given}", hint=f"leave out {given}: the sweep names the images")
+    if point.image == images.STANDIN:
+        return building.image_name(choice, images.STANDIN)
+    return building.image_name(choice, images.find_release(choice.implementation.framework, point.image).release)
+
+
+def _refuse_settings(sweep: Sweep) -> None:
+    """Refuse settings of what the grid itself sets."""
+    if sweep.global_batch is not None and (sweep.mode == "weak" or sweep.global_batch < 1):
+        raise EncoreError(
+            f"--global-batch {sweep.global_batch} with {sweep.mode} scaling",
+            expected="a positive batch, which strong scaling divides among the ranks",
+            hint="with --weak, give the batch of a rank: --set batch_size=N",
+        )
+    names = {setting.partition("=")[0].strip() for setting in sweep.request.settings}
+    for name, wrong, option in (
+        ("batch_size", sweep.mode == "strong", "--global-batch, or --weak"),
+        ("batch_size", any(":" in each for each in sweep.precisions), "--precision NAME:BATCH"),
+        ("precision", bool(sweep.precisions), "--precision"),
+    ):
+        if wrong and name in names:
+            raise EncoreError(f"--set {name}: the sweep sets it", hint=f"use {option}")
+
+
+def batch_settings(
+    system: System,
+    point: GridPoint,
+    mode: Mode,
+    global_batch: int | None = None,
+    rates: Sequence[str] = ("learning_rate",),
+) -> tuple[str, ...]:
+    """Return what makes the batch of a point strong (one global batch) or weak (one batch per rank).
+
+    The learning rate belongs to the global batch: it stays in strong scaling, and follows Encore's rule for
+    other numbers of GPUs in weak scaling. Empty where the system's own rule already does as wanted.
+    """
+    if global_batch is not None:
+        if global_batch % point.gpus:
+            raise EncoreError(
+                f"{point.gpus} ranks cannot share a global batch of {global_batch} evenly",
+                expected="a multiple of every number of ranks",
+                hint="another --global-batch",
+            )
+        kept = {name: system.config[name] for name in rates if name in system.config}
+        return (f"batch_size={global_batch // point.gpus}", *_as_settings(kept))
+    strong = mode == "strong"
+    if strong == system.keep_global_batch:
+        return ()
+    scaled = configuration.scaled(
+        system.model_copy(update={"keep_global_batch": strong}), point.nodes, point.gpus_per_node, rates
+    )
+    names = [name for name in ("batch_size", *rates) if name in system.config]
+    values: dict[str, Any] = {name: system.config[name] for name in names}
+    values.update({name: value.value for name, value in scaled.items()})
+    return _as_settings(values)
+
+
+def _as_settings(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{name}={json.dumps(value)}" for name, value in values.items())
+
+
+def is_submitted(sweep: Sweep, point: GridPoint, submit_all: bool) -> bool:
+    """Return whether a scheduler runs a point: of several nodes without hosts, or every one."""
+    return submit_all or (point.nodes > 1 and not sweep.request.hosts)
+
+
+def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoint, Check]]:
+    """Refuse a grid with a point that cannot be run; return the warnings of the points for this machine."""
+    warnings = []
+    for point in sweep.points():
+        request = request_of(sweep, point, results)
+        if is_submitted(sweep, point, submit_all):
+            if not commands.is_installed():
+                wanted = f"a point of {point.nodes} nodes" if point.nodes > 1 else "--submit"
+                raise EncoreError(
+                    f"{wanted} needs a scheduler, and there is no Slurm here",
+                    expected="points on this machine, or a login node of a cluster",
+                    hint="leave out --nodes and --submit, or name the nodes: --hosts n1:4,n2:4",
+                )
+            preflight.refuse_failed(submission.checks(prepared(point, request)))
+            continue
+        plan = planning.make_plan(request)
+        if point.image is not None and plan.target.runtime == "host":
+            raise EncoreError(
+                f"point {point.key} needs a container engine: {plan.target.why}",
+                hint=f"encore images build {request.name} --base {point.image}, on a machine with an engine",
+            )
+        warnings += [(point, check) for check in planning.refuse(planning.asked(plan))]
+    return warnings
+
+
+def resume_command(folder: Folder[Sweep]) -> str:
+    """Return what resumes a sweep."""
+    return hints.command("sweep", "--resume", folder.path.absolute())
+
+
+def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool = False) -> ExitCode:
+    """Run or submit every point that has not ended; continue after a point that fails, stop when interrupted."""
+
+    def one(point: GridPoint, number: int) -> ExitCode:
+        # What a job has begun only a job resumes: this machine may be a login node.
+        if is_submitted(folder.study, point, submit_all) or point.key in folder.jobs():
+            _submit(folder, point)
+            return ExitCode.REACHED
+        existing = folder.run_of(point)
+        if existing is not None:
+            return runner.resume(existing, hooks(point, existing), limits).code
+        plan = planning.asked(planning.make_plan(request_of(folder.study, point, folder.at(point))))
+        made, python = runner.prepare_and_create(plan, hooks(point, None))
+        return runner.execute(plan, made, python, hooks(point, made), limits).code
+
+    return folders.measure(folder, one, resume_command(folder))
+
+
+def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
+    """Hand a point to the scheduler, unless its job is still queued or running."""
+    if not commands.is_installed():
+        raise EncoreError(f"point {point.key} needs a scheduler, and there is no Slurm here")
+    job = folder.jobs().get(point.key)
+    # One that the controller has forgotten is not live.
+    if job is not None and commands.show_job(job).get("JobState", "COMPLETED") not in queue.ENDED:
+        return
+    existing = folder.run_of(point)
+    if existing is not None:
+        wanted = submission.prepare_resume(existing.path, Wanted(cluster=folder.study.request.cluster))
+    else:
+        wanted = prepared(point, request_of(folder.study, point, folder.at(point)))
+    folder.keep_job(point, submission.submit(wanted))
+
+
+def prepared(point: GridPoint, request: Request) -> Prepared:
+    """Return the batch job of a point; needs no Slurm."""
+    wanted = Wanted(nodes=point.nodes, gpus_per_node=point.gpus_per_node, cluster=request.cluster)
+    # Nodes and GPUs are the job's, not the command line's.
+    asked = replace(request, gpus=None, nodes=None)
+    return submission.prepare(asked, _arguments(asked), wanted)
+
+
+def _arguments(request: Request) -> tuple[str, ...]:
+    """Return the options of ``encore run`` that make this request, without its GPUs and its cluster file."""
+    names = ("system", "round", "data", "results", "runs", "seed", "runtime", "image", "python")
+    given = {f"--{name}": value for name in names if (value := getattr(request, name)) is not None}
+    found = [word for name, value in given.items() for word in (name, str(value))]
+    found += [word for setting in request.settings for word in ("--set", setting)]
+    found += [word for variable in request.environment for word in ("--env", variable)]
+    if request.drop_caches is not None:
+        found.append("--drop-caches" if request.drop_caches else "--no-drop-caches")
+    return tuple(found)

@@ -1,0 +1,296 @@
+"""GNMT and the Transformer: rates and logs as submitted, runs to their target, what a signal leaves, exports."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from mlperf_logging import compliance_checker
+
+from benchmarks.common.run.mllog import Noted
+from benchmarks.gnmt import events as gnmt_events
+from benchmarks.gnmt import schedule as gnmt_schedule
+from benchmarks.transformer import events as transformer_events
+from benchmarks.transformer import schedule as transformer_schedule
+from encore import catalogue, configuration, data
+from encore.results.compliance.compliance import check
+from tests import trainings
+from tests.conftest import Encore, evaluations, inside, logged, losses, only_run, quality, records
+from tests.trainings import (
+    SEED,
+    Started,
+    assert_none_left,
+    assert_same_run,
+    evaluated,
+    exported,
+    finish,
+    result,
+    resumed_as_printed,
+    steps_so_far,
+    trained_once,
+    wait_until,
+    write_small_config,
+)
+
+RULES = Path(compliance_checker.__file__).parent
+EVENTS = {"gnmt": gnmt_events, "transformer": transformer_events}
+
+
+def config_of(name: str, system: str, round_: str) -> SimpleNamespace:
+    choice = catalogue.choose(name)
+    found = catalogue.find_system(choice, system, round_)
+    return SimpleNamespace(**configuration.resolve(choice, found, 1, 8, []).plain())
+
+
+# -- as submitted ---------------------------------------------------------------------------------------
+
+
+def test_learning_rates_are_the_submitted_ones() -> None:
+    config = config_of("gnmt", "dgxa100", "v0.7")
+    steps = (1, 100, 200, 201, 4053, 4054, 4559, 4560, 5065, 5066, 5571, 5572, 100_000)
+    # Its WarmupMultiStepLR counts the first step as 1.
+    found = [gnmt_schedule.learning_rate(config, step - 1) / 2.875e-3 for step in steps]
+    first = 0.01 ** (199 / 200)
+    assert found == pytest.approx([first, 0.1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625])
+    config = config_of("transformer", "dgxa100", "v0.7")
+    found = [transformer_schedule.learning_rate(config, step) for step in (0, 1, 375, 750, 751, 3000)]
+    # The first update has the rate 0: fairseq sets the rate of update n after n - 1 of them.
+    assert found == pytest.approx([0, 1.9e-3 / 750, 0.95e-3, 1.9e-3, 1.9e-3 * (750 / 751) ** 0.5, 0.95e-3])
+
+
+SUBMITTED = [
+    pytest.param(name, system.round, system.system, id=f"{name} {system.round} {system.system}")
+    for name in EVENTS
+    for system in catalogue.systems(catalogue.choose(name))
+    if system.kind == "submitted" and system.round != "v0.5"
+]
+
+
+@pytest.mark.parametrize(("name", "round_", "system"), SUBMITTED)
+def test_hyperparameters_pass_the_checker_of_their_round(name: str, round_: str, system: str) -> None:
+    """The checkers' own conditions: mlperf-logging has them as Python expressions over ``v``."""
+    file = {"v0.6": f"training_0.6.0/{name}.yaml", "v0.7": f"training_0.7.0/closed_{name}.yaml"}[round_]
+    events = EVENTS[name].hyperparameters(config_of(name, system, round_), 8)
+    rules = [entry["KEY"] for entry in yaml.safe_load((RULES / file).read_text(encoding="utf-8"))]
+    named = [rule for rule in rules if rule["REQ"] == "EXACTLY_ONE"]
+    adam = {f"opt_{part}" for part in ("name", "adam_beta_1", "adam_beta_2", "adam_epsilon")}
+    assert set(events) | adam == {rule["NAME"] for rule in named} | adam
+    assert events["global_batch_size"] == 8 * config_of(name, system, round_).batch_size
+    for rule in named:
+        value = events[rule["NAME"]]
+        noted = value if isinstance(value, Noted) else Noted(value, {})
+        conditions = rule.get("CHECK", [])
+        for condition in conditions if isinstance(conditions, list) else [conditions]:
+            assert eval(condition.strip(), {"v": noted._asdict()}), (rule["NAME"], noted)
+
+
+# -- runs to their target -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["gnmt", "transformer"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def language(name: str, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy data set."""
+    folder = tmp_path_factory.mktemp("language") / name
+    data.prepare(name, folder, data.Preparation(), pytorch_python)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reached(name: str, encore: Encore, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small system on two ranks, to its target."""
+    results = tmp_path_factory.mktemp("reached")
+    done = encore("run", name, "2", "--data", str(language), "--results", str(results), *SEED)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(results)
+
+
+def test_a_small_run_reaches_the_target_and_passes_the_checker(name: str, encore: Encore, reached: Path) -> None:
+    assert "0 errors" in encore("check", str(reached)).stdout
+    found = evaluations(reached / "experiment_0" / "metrics.jsonl")
+    assert quality(found[-1]) >= 60.0 > quality(found[0])
+    if name == "transformer":
+        # sacreBLEU splits words at the same marks, and there are no others in this language; it has two decimals.
+        assert found[-1]["sacrebleu"] == pytest.approx(quality(found[-1]), abs=6e-3)
+    log = logged(reached / "result_0.txt")
+    # v0.7 logs BLEU as a share of 1.
+    shares = [event["value"] for event in log if event["key"] == "eval_accuracy"]
+    assert shares == pytest.approx([quality(each) / 100 for each in found])
+    assert {event["key"]: event["value"] for event in log}["eval_samples"] == 400
+    texts = [json.loads(line) for line in (reached / "experiment_0" / "translations.jsonl").open(encoding="utf-8")]
+    assert [(each["index"], each["epoch"]) for each in texts] == [(index, len(found)) for index in range(400)]
+    right = [each["bleu"] for each in texts if each["hypothesis"] == each["reference"]]
+    assert len(right) > 40 and set(right) == {100}
+
+
+def test_exported_parts_translate_like_the_run(
+    name: str,
+    encore: Encore,
+    reached: Path,
+    pytorch_python: Path,
+    serving_python: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # So small a model is slower on many threads.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    format_name, python = {"gnmt": ("onnx", serving_python), "transformer": ("torch-export", pytorch_python)}[name]
+    content = exported(encore, reached, tmp_path / "exported", format_name)
+    if name == "transformer":
+        evaluated(encore, tmp_path / "exported", reached, content, "--max-batch-size", "512")
+    assert list(content["parts"]) == ["encoder", "decoder"]
+    found = result(inside(python, (), "exported_step.py", str(tmp_path / "exported" / "decoder")))
+    assert found["apart"] > 0.1, "hypotheses that are all alike show nothing"
+    assert found["largest"] < 1e-4
+
+
+def test_a_bench_shows_every_kind(name: str, encore: Encore, language: Path) -> None:
+    small = {"gnmt": ("width=16", "layers=3", "batch_size=64", "beam_size=2", "max_length_test=20")}.get(name, ())
+    options = [word for setting in small for word in ("--set", setting)]
+    done = encore("bench", name, "--data", str(language), "--steps", "2", "--repeats", "1", "--json", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads(done.stdout)["measured"]
+    assert set(measured) == {"bare", "synthetic", "real", "input", "one by one", "evaluation"}
+    assert all(entry["median"] > 0 for entry in measured.values())
+
+
+@pytest.mark.parametrize("name", ["transformer"], indirect=True)
+def test_a_run_stopped_in_training_and_in_decoding_and_resumed_is_an_uninterrupted_one(
+    name: str, language: Path, reached: Path, tmp_path: Path
+) -> None:
+    started = Started.run(language, tmp_path, name=name)
+    folder = started.wait_for_step(7)  # records of 10 steps: in the second epoch
+    ranks = started.ranks(folder)
+    ranks[1].send_signal(signal.SIGTERM)  # both stop at the same step
+    code, output = started.end()
+    assert code == 130, output
+    assert_none_left(ranks)
+
+    resumed = Started.again(folder.parent)
+
+    def evaluates() -> bool:
+        assert resumed.process.poll() is None, resumed.process.communicate()[0]
+        return (folder / "result.txt").read_text(encoding="utf-8").count('"eval_start"') == 2
+
+    wait_until(evaluates, "the second evaluation")
+    resumed.process.send_signal(signal.SIGTERM)
+    code, output = resumed.end()
+    assert code == 130, output
+    assert len(evaluations(folder / "metrics.jsonl")) == 1, "the second evaluation was not finished"
+
+    done = resumed_as_printed(output)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(folder, reached / "experiment_0")
+
+
+# -- GNMT on any number of ranks ------------------------------------------------------------------------
+
+SHORT = ("epochs=2", "quality_target=100.0", "width=16", "layers=3", "max_length_train=14", "log_interval=1",
+         "warmup_steps=5", "beam_size=2", "eval_batch_size=4", "max_length_test=20", "dropout=0.0")  # fmt: skip
+GLOBAL_BATCH = 192
+STEPS = 20
+"""Less than an epoch has."""
+start_ranks = partial(trainings.start_ranks, "benchmarks.gnmt.pytorch.train")
+
+
+def write_config(path: Path, ranks: int, *settings: str) -> Path:
+    """config.json of the small system with a fixed seed; a single rank logs in the dialect of v0.6."""
+    size = f"batch_size={GLOBAL_BATCH // ranks}"
+    return write_small_config(path, "gnmt", ranks, (*SHORT, size, *settings), "v0.6" if ranks == 1 else "v0.7")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    pytorch_python: Path, language: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """Trains two epochs, once for each number of ranks; its output."""
+
+    def start(config: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
+        return start_ranks(pytorch_python, config, language, output, ranks)
+
+    return trained_once(tmp_path_factory, write_config, start)
+
+
+gnmt_alone = pytest.mark.parametrize("name", ["gnmt"], indirect=True)
+
+
+@gnmt_alone
+def test_two_ranks_train_like_one(uninterrupted: Callable[..., Path]) -> None:
+    one, two = (uninterrupted(ranks) for ranks in (1, 2))
+    first, second = (losses(output / "metrics.jsonl") for output in (one, two))
+    assert len(first) == len(second) > 2 * STEPS
+    # The same pairs and weights: sums in another order are the only difference, and training lets it grow.
+    assert second[:STEPS] == pytest.approx(first[:STEPS], abs=1e-4)
+    assert second == pytest.approx(first, abs=5e-3)
+    texts = [(output / "translations.jsonl").read_text(encoding="utf-8").splitlines() for output in (one, two)]
+    assert [len(each) for each in texts] == [400, 400]
+    assert sum(a == b for a, b in zip(*texts, strict=True)) > 380, "of so small a network, by errors in the last bits"
+    findings = check(one / "result.txt", "0.6.0").findings
+    assert [each.found for each in findings if "opt_" in each.expected or "max_seq" in each.expected] == []
+
+
+@gnmt_alone
+def test_ranks_stopped_in_training_and_in_evaluation_and_resumed_are_uninterrupted_ones(
+    pytorch_python: Path, language: Path, uninterrupted: Callable[..., Path], tmp_path: Path
+) -> None:
+    expected = uninterrupted(2) / "metrics.jsonl"
+    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2)
+    metrics, log = output / "metrics.jsonl", output / "result.txt"
+
+    def stopped_once(reached: Callable[[], bool]) -> None:
+        children = start_ranks(pytorch_python, config, language, output, 2)
+        wait_until(lambda: children[0].poll() is not None or reached(), "the place to stop at")
+        assert children[0].poll() is None, children[0].communicate()
+        children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
+        assert [code for code, _ in finish(children)] == [0, 0]
+        assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+        assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
+
+    # So many batches has an evaluation that the signal comes within it.
+    stopped_once(lambda: steps_so_far(metrics) >= STEPS // 2)
+    stopped_once(lambda: "eval_start" in log.read_text(encoding="utf-8"))
+    assert len(losses(metrics)) == len(losses(expected)) // 2
+    ended = finish(start_ranks(pytorch_python, config, language, output, 2))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert losses(metrics) == losses(expected)
+    assert evaluations(metrics) == evaluations(expected)
+
+
+# -- what is refused ------------------------------------------------------------------------------------
+
+
+@gnmt_alone
+def test_too_large_a_batch_is_refused(pytorch_python: Path, language: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "config.json", 2, "batch_size=8000")
+    ended = finish(start_ranks(pytorch_python, config, language, tmp_path / "run", 2))
+    assert [code for code, _ in ended] == [2, 2], ended
+    assert "set a smaller batch_size, take fewer ranks, or more data" in ended[0][1]
+    assert "Traceback" not in ended[0][1] + ended[1][1]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "setting", "found"),
+    [
+        ("transformer", "heads=3", "width=64 must be a multiple of 2 * heads=6"),
+        ("transformer", "batch_size=39", "must hold a pair of max_length=40"),
+        ("transformer", "precision=tf32", "has no tf32"),
+        ("transformer", "compile=true", "set compile=false"),
+        ("transformer", "relu_dropout=1.0", "relu_dropout must be at least 0 and below 1"),
+        ("gnmt", "beta1=1.0", "beta1 and beta2 must be in 0..1"),
+        ("gnmt", "loss_scale=10000.0", "loss_scale must not be above loss_scale_limit"),
+        ("gnmt", "layers=1", "layers"),
+    ],
+)
+def test_configurations_that_cannot_work_are_refused(benchmark: str, setting: str, found: str) -> None:
+    choice = catalogue.choose(benchmark)
+    with pytest.raises(Exception, match=found.replace("*", r"\*")):
+        configuration.resolve(choice, catalogue.find_system(choice, "cpu", None), 1, 1, [setting])

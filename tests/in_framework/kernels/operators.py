@@ -1,0 +1,126 @@
+"""The Triton kernels in Triton's interpreter, and how a run chooses between them and the plain path; on the CPU."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from triton.runtime.interpreter import GridExecutor
+
+from benchmarks.common.checks import compare_kernels
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import kernels
+from benchmarks.dlrm import blocks
+from benchmarks.dlrm.pytorch import config as dlrm_config
+from benchmarks.dlrm.pytorch import operators
+from benchmarks.dlrm.pytorch.data import Batch
+from benchmarks.dlrm.pytorch.model import Training
+from benchmarks.resnet.architecture import input_shape
+from benchmarks.resnet.pytorch import config as resnet_config
+from benchmarks.resnet.pytorch import model as resnet_model
+from benchmarks.resnet.pytorch import operators as resnet_operators
+
+CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
+SIZES = {name: operator.small[0] for name, operator in operators.OPERATORS.items()}
+
+
+def test_values_and_gradients_are_those_of_the_plain_path():
+    found = compare_kernels.compared(CPU.context)
+    written = {path.parts[-3] for path in Path("benchmarks").glob("*/pytorch/kernels.py")}
+    assert {each["operator"].split()[0] for each in found} == written
+    assert {each["type"] for each in found} == {"float32", "float16", "bfloat16"}
+    assert [each for each in found if not each["error"] <= each["tolerance"] <= 0.03] == []
+
+
+def dlrm_step(wanted):
+    """Weights and tables after a step with int32 indices, and the scores after it."""
+    config = dlrm_config.Config(
+        device="cpu", precision="fp32", cuda_graph=False, bottom_mlp=(16, 8), top_mlp=(12, 1), batch_size=8,
+        seed=5, kernels=wanted,
+    )  # fmt: skip
+    sizes = tuple(3 + table % 5 for table in range(blocks.TABLES))
+    made = Training(config, sizes, CPU)
+    numbers = torch.Generator().manual_seed(1)
+    indices = torch.stack([torch.randint(0, size, (8,), generator=numbers) for size in sizes])
+    batch = Batch(torch.rand(8, blocks.NUMBERS, generator=numbers), torch.arange(8) % 2 / 1.0, indices.int())
+    made.forward(batch).backward()
+    made.update(torch.tensor(0.5))
+    assert set(made.state_dict()["kernels"].values()) == {wanted}
+    return [made.weights, made.tables.weight, made.scores(batch)]
+
+
+def resnet_gradients(wanted):
+    """Gradients and running statistics of ResNet-18, which has blocks with and without a projection."""
+    config = resnet_config.Config(
+        device="cpu", precision="fp32", depth=18, layout="NHWC", batch_size=2, image_size=64, num_classes=5,
+        kernels=wanted, compile="none", cuda_graph=False,
+    )  # fmt: skip
+    network = resnet_model.place(resnet_model.build(config), config, CPU.context)
+    resnet_model.use(network, resnet_operators.choose(config, CPU))
+    images = torch.rand(input_shape(config), generator=torch.Generator().manual_seed(1)).permute(0, 3, 1, 2)
+    network(images).square().sum().backward()
+    gradients = [parameter.grad for parameter in network.parameters()]
+    return [*gradients, *resnet_model.statistics(network), network.eval()(images)]
+
+
+@pytest.mark.parametrize("step", [dlrm_step, resnet_gradients])
+def test_networks_with_the_kernels_train_as_without(monkeypatch, step):
+    launch, launches = GridExecutor.__call__, []
+
+    def counted(*given, **options):
+        launches.append(given)
+        return launch(*given, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    ours = step("triton")
+    assert launches, "kernels run where they are asked for"
+    launches.clear()
+    theirs = step("plain")
+    assert not launches, "and nowhere else"
+    # Of several layers the errors of single precision add up.
+    assert max(float((a.detach() - b.detach()).norm() / b.detach().norm()) for a, b in zip(ours, theirs)) < 1e-4
+
+
+def choose(wanted, saved=None, **changed):
+    return kernels.choose({**operators.OPERATORS, **changed}, wanted, CPU, torch.float32, SIZES, saved)
+
+
+def wrong_gather(weight, rows, dtype):
+    return operators.gather(weight, rows, dtype) * 1.001
+
+
+def broken_update(*arguments):
+    raise OverflowError("out of resource: shared memory")
+
+
+def test_a_kernel_that_is_wrong_or_fails_is_not_taken(monkeypatch, capsys):
+    monkeypatch.setattr(operators, "wrong_gather", wrong_gather, raising=False)
+    monkeypatch.setattr(operators, "broken_update", broken_update, raising=False)
+    module = "benchmarks.dlrm.pytorch.operators"
+    wrong = operators.OPERATORS["gather"]._replace(triton=f"{module}:wrong_gather")
+    broken = operators.OPERATORS["update"]._replace(triton=f"{module}:broken_update")
+    # Each measurement finds less than the one before: Triton, the second of two, is the faster one.
+    count = itertools.count(1)
+    monkeypatch.setattr(kernels, "seconds", lambda call: (call(), 1 / next(count))[1])
+    chosen = choose("auto", gather=wrong, update=broken)
+    assert chosen == {"interaction": "triton", "gather": "plain", "update": "plain"}
+    reported = capsys.readouterr().err
+    assert "triton ArithmeticError: wrong by 0.00" in reported
+    assert "triton OverflowError: out of resource: shared memory" in reported
+
+
+def test_the_faster_one_is_taken_unless_one_is_named(monkeypatch, capsys):
+    plain, triton = (dict.fromkeys(operators.OPERATORS, kind) for kind in ("plain", "triton"))
+    # Interpreted kernels are a thousand times slower.
+    assert choose("auto") == plain
+    assert capsys.readouterr().err.count(" ms") == 2 * len(plain)
+    assert choose("triton") == triton
+    saved = {**triton, "gather": "plain"}
+    assert choose("auto", saved) == saved
+    capsys.readouterr()
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert choose("auto") == plain
+    assert capsys.readouterr().err == ""
+    with pytest.raises(choices.UnavailableError, match="Triton compiles for GPUs alone; use kernels=auto"):
+        choose("triton")

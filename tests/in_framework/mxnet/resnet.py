@@ -1,0 +1,251 @@
+"""ResNet in MXNet: network, fused operators, step, optimizers, and what the input hands out."""
+
+import collections
+import dataclasses
+import math
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from benchmarks.common.data.recordio import read_index, read_record, unpack
+from benchmarks.common.frameworks import mxnet
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.resnet import events, pipeline
+from benchmarks.resnet.architecture import input_shape
+from benchmarks.resnet.config import Hyperparameters
+from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.mxnet import data as tensors
+from benchmarks.resnet.mxnet import model, optimizer, train
+from benchmarks.resnet.mxnet.config import Config
+from tests.in_framework import resnet, sgd_and_lars
+
+import mxnet as mx  # isort: skip
+from mxnet import gluon  # isort: skip
+
+ranks = mxnet.start(SimpleNamespace(device="cpu"))
+GPU = dataclasses.replace(Config(), device="gpu", layout="NHWC", precision="fp16")
+
+
+def built(**changes):
+    return model.build(resnet.config_of(Config, **changes))
+
+
+@pytest.mark.parametrize("depth", resnet.PARAMETERS)
+def test_size_of_the_network(depth):
+    parameters = built(depth=depth, num_classes=1000).collect_params().values()
+    assert sum(np.prod(p.shape) for p in parameters if p.grad_req != "null") == resnet.PARAMETERS[depth]
+
+
+def test_v1_5_has_the_stride_in_the_3x3_convolution():
+    layers = [getattr(layer, "_kwargs", {}) for layer in built(depth=50)[3 + 3].body]
+    assert [layer["stride"][0] for layer in layers if "stride" in layer] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss(smoothing):
+    found = model.SmoothedLoss(smoothing)(mx.nd.array(resnet.LOGITS), mx.nd.array(resnet.LABELS)).asnumpy()
+    assert found == pytest.approx(resnet.smoothed_losses(smoothing), abs=1e-5)
+
+
+def test_weights_follow_the_seed():
+    image, found = mx.nd.random.uniform(shape=(2, 3, 32, 32)), []
+    for seed in (1, 1, 2):
+        config = resnet.config_of(Config, seed=seed)
+        network = model.build(config)
+        model.initialize(network, config, mx.cpu())
+        found.append(network(image).asnumpy())
+    assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
+
+
+class NgcOperators:
+    """Symbols with the arguments that NVIDIA's submissions hand to them, and no others."""
+
+    @staticmethod
+    def BatchNorm(data, act_type, axis, eps, momentum, fix_gamma):
+        assert (act_type, axis, fix_gamma) == ("relu", 3, False)
+
+    @staticmethod
+    def BatchNormAddRelu(data, addend, axis, eps, momentum, fix_gamma):
+        assert (axis, fix_gamma) == (3, False)
+
+
+class OldOperators:
+    """An MXNet whose documentation alone knows of the fused operator."""
+
+    @staticmethod
+    def BatchNorm(data, axis, eps, momentum, fix_gamma):
+        """There is no act_type."""
+
+
+@pytest.mark.parametrize(
+    ("config", "operators", "has"),
+    [
+        (GPU, NgcOperators(), True),
+        (GPU, mx.sym, False),
+        (GPU, OldOperators(), False),
+        (dataclasses.replace(GPU, precision="fp32"), NgcOperators(), False),
+    ],
+)
+def test_fused_operators_are_found_by_asking(config, operators, has):
+    assert dataclasses.astuple(model.fused_operators(config, operators)) == (has, has)
+    missing = "has no BatchNorm with act_type and BatchNormAddRelu: batch-norm, sum and ReLU run as separate, slower"
+    assert (missing in model.missing_operators(config, operators)) != (has or config is not GPU)
+
+
+def test_fused_operators_get_the_submitted_arguments():
+    """As resnet-v1b-fl.py calls them; Gluon's own arguments stay out."""
+    found = []
+    layers = model.Layers(GPU, model.FusedOperators(True, True))
+
+    def operator(**given):
+        found.append(set(given))
+
+    note = SimpleNamespace(BatchNorm=operator, BatchNormAddRelu=operator)
+    parameters = dict.fromkeys(("gamma", "beta", "running_mean", "running_var"))
+    layers.norm_relu(8).hybrid_forward(note, None, **parameters)
+    layers.norm_add_relu(8).hybrid_forward(note, None, None, **parameters)
+    common = {"axis", "beta", "data", "eps", "fix_gamma", "gamma", "momentum", "moving_mean", "moving_var", "name"}
+    assert found == [{*common, "act_type"}, {*common, "addend"}]
+
+
+def losses(training, count, skip=0):
+    """Losses of steps on the same noise at each call, at rates that change."""
+    generator, found = np.random.RandomState(0), []
+    for step in range(count):
+        labels = generator.randint(0, training.config.num_classes, training.config.batch_size)
+        images = mx.nd.array(generator.standard_normal(input_shape(training.config)))
+        if step >= skip:
+            found.append(train.train_step(training, images, mx.nd.array(labels), 0.1 * (step + 1)).asscalar())
+    return found
+
+
+def test_gradients_stay_in_the_range_of_fp16():
+    """ResNet-50 at the submitted batch size; small images have larger gradients than those of 224 pixels."""
+    config = resnet.config_of(Config, depth=50, batch_size=408, num_classes=1000, loss_scale=Config().loss_scale)
+    training = train.build(config, ranks, {})
+    assert losses(training, 1) == pytest.approx([6.9], abs=1.0)
+    parameters = training.network.collect_params().values()
+    largest = max(float(mx.nd.abs(p.grad()).max().asscalar()) for p in parameters if p.grad_req != "null")
+    assert 0 < largest < 65504, "the end of fp16"
+
+
+def test_nan_shows_in_the_loss():
+    training = train.build(resnet.config_of(Config), ranks, {})
+    first = next(iter(training.network.collect_params().values()))
+    first.set_data(first.data() * math.nan)
+    assert not np.isfinite(losses(training, 1)).any()
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_a_warm_up_leaves_no_trace(name):
+    config = resnet.config_of(Config, optimizer=name, learning_rate=0.3, warm_up_steps=3)
+    expected = losses(train.build(config, ranks, {}), 4)
+    training = train.build(config, ranks, {})
+    with mock.patch.object(train, "train_step", wraps=train.train_step) as counted:
+        train.warm_up(training)
+    assert counted.call_count == 3
+    begun = losses(training, 2)
+    saved = train.state_dict(training)
+    assert begun + losses(training, 4, skip=2) == expected
+    resumed = train.build(config, ranks, saved)
+    train.warm_up(resumed)
+    assert losses(resumed, 4, skip=2) == expected[2:]
+
+
+@pytest.mark.parametrize(("visible", "taken"), [(4, 3), (1, 0)])
+def test_a_rank_takes_the_gpu_of_its_place(monkeypatch, visible, taken):
+    monkeypatch.setattr(mxnet.hvd, "local_rank", lambda: 3)
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: visible)
+    assert mxnet.start(SimpleNamespace(device="gpu")).context.device_id == taken
+
+
+SHAPES = {"conv_weight": (8, 3, 3, 3), "bn_gamma": (8,), "bn_beta": (8,), "dense_weight": (10, 8), "dense_bias": (10,)}
+
+
+# The last update of fp16 weights is rounded from their fp32 masters: half a unit in 2 ** 11.
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("fp16", 5e-4)])
+@pytest.mark.parametrize(("name", "undecayed"), [("sgd", ("beta", "bias")), ("lars", ("gamma", "beta"))])
+def test_optimizers_follow_the_submitted_rules(name, undecayed, precision, error):
+    options = {"weight_decay": 0.01, "momentum": 0.9, "lars_eta": 0.1, "no_weight_decay": undecayed}
+    config = dataclasses.replace(Config(), device="gpu", optimizer=name, precision=precision, **options)
+    generator = np.random.RandomState(0)
+
+    def numbers(factor):
+        return {key: np.float32(np.float16(factor * generator.randn(*shape))) for key, shape in SHAPES.items()}
+
+    start, gradients = numbers(1), [numbers(8) for _ in range(12)]
+    rates = [sgd_and_lars.rate_at(step, 1.0, 12, warmup=4) for step in range(1, 13)]
+    averaged = [{key: gradient / 4 for key, gradient in each.items()} for each in gradients]
+    parameters = gluon.ParameterDict()
+    for key, value in start.items():
+        kind = "float16" if precision == "fp16" and not key.startswith("bn") else "float32"
+        parameters.get(key, shape=value.shape, dtype=kind, init=mx.init.Constant(mx.nd.array(value)))
+    parameters.initialize()
+    trainer = optimizer.build_trainer(parameters, config)
+    for each, rate in zip(gradients, rates):
+        trainer.set_learning_rate(rate)
+        for key, parameter in parameters.items():
+            parameter.grad()[:] = mx.nd.array(each[key]).astype(parameter.dtype)
+            parameter._data[0]._fresh_grad = True
+        trainer.step(4, ignore_stale_grad=True)
+    for key, expected in sgd_and_lars.trained(start, averaged, rates, config).items():
+        found = parameters[key].data().asnumpy()
+        assert np.linalg.norm(found - expected) < error * np.linalg.norm(expected), key
+
+
+@pytest.mark.parametrize(
+    ("epochs", "offset", "evaluated", "blocks"),
+    [
+        # NVIDIA's v0.7 DGX-1 log: evaluations after epochs 1, 5, 9, ... 37; blocks of 1, then 4 epochs.
+        (37, 0, list(range(1, 38, 4)), [1, *[4] * 9]),
+        # v0.5 DGX-1: offset 2, so epoch 63 counted from 1; the last epoch is always evaluated.
+        (100, 2, [*range(3, 100, 4), 100], [3, *[4] * 24, 1]),
+    ],
+)
+def test_evaluations_and_blocks_are_where_the_submissions_had_them(epochs, offset, evaluated, blocks):
+    config = SimpleNamespace(epochs=epochs, eval_period=4, eval_offset=offset, checkpoint_interval=0)
+    timeline = events.timeline(config, 10)
+    assert [step // 10 for step in range(1, timeline.steps + 1) if timeline.evaluates_after(step)] == evaluated
+    assert [timeline.block_epochs(first) for first in (0, *evaluated[:-1])] == blocks
+
+
+def batches_of(digits, shard=0, shards=1, saved=None, **changes):
+    config = resnet.config_of(Config, batch_size=50, dali_shuffle_buffer=100, **changes)
+    return TrainingInput(tensors, config, digits, Ranks(shard, shards, shard, shards, mx.cpu()), saved)
+
+
+def test_shards_have_every_image_of_an_epoch(digits):
+    seen = collections.Counter()
+    for shard in range(2):
+        stream = batches_of(digits, shard, 2)
+        for _ in range(1500 // 2 // 50):
+            seen.update(stream.next()[1].asnumpy().astype(int).tolist())
+    with (digits / "train.rec").open("rb") as file:
+        labels = [int(unpack(read_record(file, offset))[0]) for _, offset in read_index(digits / "train.idx")]
+    assert seen == collections.Counter(labels)
+
+
+def test_training_input_resumes_exactly(digits):
+    whole = batches_of(digits)
+    for _ in range(40):
+        whole.next()
+    resumed = batches_of(digits, saved=whole.checkpoint())
+    for _ in range(40):
+        for left, right in zip(whole.next(), resumed.next()):
+            assert np.array_equal(left.asnumpy(), right.asnumpy())
+
+
+def test_crops_differ_between_ranks_and_layouts_are_padded(digits):
+    first, other = (batches_of(digits, seed=seed).next()[0].asnumpy() for seed in (5, 6))
+    assert not np.array_equal(first, other)
+    padded = Hyperparameters(
+        device="cpu", batch_size=8, image_size=32, dali_threads=1, dali_prefetch=1, dali_mmap=False
+    )
+    images, _ = pipeline.training_pipeline(padded, digits, Ranks(0, 1, 0, 1, None)).run()
+    assert images.as_tensor().shape() == [8, 32, 32, 4]
+
+
+def test_end():
+    mxnet.finish()

@@ -1,0 +1,195 @@
+"""ResNet in PyTorch: network, precisions and layouts, warm-up, micro-batches, capture, what is lacking, memory."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.frameworks.pytorch import autocast
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import abilities
+from benchmarks.resnet import memory
+from benchmarks.resnet.architecture import input_shape
+from benchmarks.resnet.pytorch import distributed, model, optimizer, train
+from benchmarks.resnet.pytorch.config import Config
+from tests.in_framework import resnet
+
+CPU = torch.device("cpu")
+ALONE = Ranks(0, 1, 0, 1, CPU)
+GPU = Ranks(0, 1, 0, 1, torch.device("cuda", 0))
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+
+
+@pytest.mark.parametrize("depth", resnet.PARAMETERS)
+def test_size_of_the_network(depth):
+    with torch.device("meta"):
+        network = model.build(resnet.config_of(Config, depth=depth, num_classes=1000))
+    assert sum(parameter.numel() for parameter in network.parameters()) == resnet.PARAMETERS[depth]
+
+
+def test_v1_5_has_the_stride_in_the_3x3_convolution():
+    with torch.device("meta"):
+        block = model.build(resnet.config_of(Config, depth=50)).stage2.block1
+    assert [conv.stride[0] for conv in (block.conv1, block.conv2, block.conv3)] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss(smoothing):
+    found = model.smoothed_loss(torch.from_numpy(resnet.LOGITS), torch.from_numpy(resnet.LABELS), smoothing)
+    assert found.item() == pytest.approx(resnet.smoothed_losses(smoothing).mean(), abs=1e-6)
+
+
+def logits(**changes):
+    """Logits of one batch with the weights of the seed."""
+    config = resnet.config_of(Config, **changes)
+    images = torch.rand((2, 3, 32, 32), generator=torch.Generator().manual_seed(9))
+    network = model.place(model.build(config), config, CPU).eval()
+    with torch.no_grad(), autocast(CPU, config.precision):
+        return network(images.to(memory_format=model.memory_format(config))).float()
+
+
+@pytest.mark.parametrize(
+    ("changes", "least", "most"),
+    [({}, 0.0, 0.0), ({"seed": 2}, 0.1, 9.0), ({"layout": "NHWC"}, 0.0, 1e-5), ({"precision": "bf16"}, 1e-6, 0.05)],
+)
+def test_what_changes_the_logits(changes, least, most):
+    first = logits()
+    assert least <= float((logits(**changes) - first).norm() / first.norm()) <= most
+
+
+def built(**changes):
+    return train.build(resnet.config_of(Config, learning_rate=0.1, **changes), ALONE, {})
+
+
+def batch_of(count=8, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    images = torch.rand((count, 3, 32, 32), generator=generator)
+    return images.to(dtype), torch.randint(0, 10, (count,), generator=generator)
+
+
+def losses_of(trained, rates=(0.1, 0.05, 0.2, 0.2)):
+    """Losses of steps on one batch, at rates that change."""
+    return [train.train_step(trained, *batch_of(), rate).item() for rate in rates]
+
+
+def test_a_warm_up_leaves_no_trace():
+    options = {"optimizer": "lars", "loss_scale": 128.0}
+    bare = built(**options)
+    torch.manual_seed(5)
+    warm = train.warm_up(bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), ALONE)
+    assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(5))
+    momenta = [state["momentum_buffer"] for state in warm.optimizer.state.values()]
+    assert momenta and not any(each.any() for each in momenta)
+    assert losses_of(warm) == losses_of(built(**options))
+    tensors = [*warm.network.state_dict().values(), *momenta]
+    before = [tensor.clone() for tensor in tensors]
+    train.warm_up(warm, ALONE)
+    assert all(map(torch.equal, tensors, before))
+    assert warm.network.training
+
+
+def test_micro_batches_have_the_gradients_of_the_batch():
+    found = []
+    for steps in (1, 4):
+        trained = built(accumulation_steps=steps, loss_scale=128.0)
+        # Batch-norm with its running statistics.
+        trained.network.eval()
+        loss = train.forward_backward(trained, *batch_of())
+        found.append(torch.cat([loss[None], *(p.grad.flatten() for p in trained.network.parameters())]))
+    assert (found[1] - found[0]).norm() < 1e-5 * found[0].norm()
+    assert abs(found[1][0] - found[0][0]) < 1e-5
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_all_micro_batches_send_their_gradients_once(steps):
+    trained, sent = built(accumulation_steps=steps), []
+    wrapped = distributed.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+
+    def hook(state, bucket):
+        sent.append(bucket.index())
+        return dist.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(None, bucket)
+
+    wrapped.register_comm_hook(None, hook)
+    losses_of(trained._replace(parallel=wrapped), [0.1])
+    assert sent == [0]
+
+
+def test_the_whole_network_is_one_compiled_graph():
+    trained = built()
+    wrapped = distributed.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+    losses_of(trained._replace(parallel=torch.compile(wrapped, backend="eager", dynamic=False)), [0.1])
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_an_update_from_tensors_is_the_plain_one(name):
+    """It is what a graph captures; a checkpoint of a captured run resumes."""
+    tensors = built(optimizer=name)
+    tensors.optimizer.make_capturable(CPU)
+    found = losses_of(tensors, (0.1, 0.05))
+    again = optimizer.build(tensors.network, tensors.config)
+    again.load_state_dict(tensors.optimizer.state_dict())
+    again.make_capturable(CPU)
+    found += losses_of(tensors._replace(optimizer=again), (0.2, 0.2))
+    assert found == pytest.approx(losses_of(built(optimizer=name)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "dtype"), [("fp32", float("inf"), torch.float32), ("fp16", 2.0**40, torch.float16)]
+)
+def test_an_overflow_ends_the_run(precision, scale, dtype):
+    # Its device is a GPU by the configuration, which refuses fp16 elsewhere; the tensors are on the CPU.
+    trained = built(layout="NHWC")
+    options = {"device": "gpu", "compile": "none", "cuda_graph": False, "precision": precision, "loss_scale": scale}
+    config = dataclasses.replace(trained.config, **options)
+    trained = trained._replace(config=config, optimizer=optimizer.build(trained.network, config))
+    losses = (train.train_step(trained, *batch_of(dtype=dtype), 0.1) for _ in range(10))
+    # The overflow of the first step is in the second one's loss, which is read two steps later.
+    assert resnet.end_of_overflow(pytorch, ALONE, losses) == (4, "the loss is not finite at step 2: found nan")
+
+
+def test_auto_is_what_the_installed_pytorch_has(monkeypatch, capsys):
+    config = dataclasses.replace(resnet.config_of(Config), device="gpu")
+    wanted = dataclasses.replace(config, compile="default", cuda_graph=True)
+    monkeypatch.setattr(abilities, "LACKS", dict.fromkeys(("compile", "cuda_graph"), lambda device: None))
+    assert abilities.resolve(config, GPU) == abilities.resolve(wanted, GPU) == wanted
+    assert capsys.readouterr().err == ""
+    lacks = {"compile": lambda device: "no compiler", "cuda_graph": lambda device: "no graphs"}
+    monkeypatch.setattr(abilities, "LACKS", lacks)
+    without = dataclasses.replace(config, compile="none", cuda_graph=False)
+    assert abilities.resolve(config, GPU) == without
+    words = "compile=none, which is slower: no compiler\ncuda_graph=false, which is slower: no graphs\n"
+    assert capsys.readouterr().err == words
+    with pytest.raises(choices.UnavailableError, match=r"compile=default: no compiler\s.*set compile=none"):
+        abilities.resolve(wanted, GPU)
+    assert abilities.resolve(resnet.config_of(Config), ALONE) == dataclasses.replace(without, device="cpu")
+
+
+def test_this_pytorch_lacks_nothing():
+    assert [abilities.lack_of_graphs(CPU), abilities.lack_of_compiler(CPU)] == [None, None]
+    assert [pytorch.group_options(each.context) for each in (ALONE, GPU)] == [{}, {"device_id": GPU.context}]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("depth", [18, 50])
+def test_activations_in_the_model_of_memory_are_those_that_pytorch_keeps(depth, precision):
+    """Besides the weights themselves; bf16 has copies of those."""
+    config = resnet.config_of(Config, depth=depth, precision=precision, image_size=64, eval_resize=64)
+    network = model.build(config)
+    own = {tensor.untyped_storage().data_ptr() for tensor in network.state_dict().values()}
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # so that no other takes its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with autocast(CPU, precision):
+            found = network(torch.rand(input_shape(config)))
+        model.smoothed_loss(found, torch.zeros(8, dtype=torch.long), 0.1)
+    size = sum(each.untyped_storage().nbytes() for address, each in kept.items() if address not in own)
+    need = memory.needed(config, "pytorch")
+    assert need.activations + need.weights - 4 * memory.parameters(config) == pytest.approx(size, rel=0.02)

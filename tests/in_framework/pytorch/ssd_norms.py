@@ -1,0 +1,119 @@
+"""SSD's batch-norms over groups of ranks: ours next to one rank with both batches, and apex's where fakes stand."""
+
+import dataclasses
+import io
+import re
+from contextlib import redirect_stderr
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.ssd.pytorch import norms
+from benchmarks.ssd.pytorch.config import Config
+from benchmarks.ssd.pytorch.data import Batch, synthetic_batch
+from benchmarks.ssd.pytorch.train import build, evaluate, train_step
+
+RANKS = (2,)
+CPU = torch.device("cpu")
+CLASSES = 6
+SMALL = Config(device="cpu", precision="fp32", layout="NCHW", pad_channels=False, image_size=64, width=8,
+               blocks=(1, 2, 1), batch_size=4, optimizer_kernel="fused", warm_up_steps=0)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    yield pytorch.start(SMALL)
+    pytorch.finish()
+
+
+def test_two_ranks_with_a_batch_norm_over_both_train_as_one(ranks):
+    whole = dataclasses.replace(SMALL, batch_size=8)
+    torch.manual_seed(1)
+    batch = synthetic_batch(whole, CLASSES, CPU)
+    mine = Batch(*(tensor.chunk(2)[ranks.rank].contiguous() for tensor in batch))
+    together = build(dataclasses.replace(SMALL, bn_group=2), CLASSES, ranks, {})
+    alone = build(whole, CLASSES, Ranks(0, 1, 0, 1, CPU), {})
+    for _ in range(3):
+        parts = train_step(together, mine, 0.01)
+        dist.all_reduce(parts)
+        assert float(parts) / 2 == pytest.approx(float(train_step(alone, batch, 0.01)), abs=1e-3)
+    for one, other in zip(together.network.buffers(), alone.network.buffers(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("average", "value"), [(True, 0.5), (False, None)])
+def test_statistics_are_averaged_before_an_evaluation(ranks, average, value):
+    training = build(dataclasses.replace(SMALL, average_statistics=average), CLASSES, ranks, {})
+    for buffer in training.network.buffers():
+        buffer.fill_(ranks.rank)
+    nothing = SimpleNamespace(one_pass=lambda: iter(()), part=None)
+    evaluate(training, nothing, SimpleNamespace(interruptible=iter, interrupted=False, ranks=ranks))
+    wanted = ranks.rank if value is None else value
+    assert {float(each) for buffer in training.network.buffers() for each in buffer} == {wanted}
+
+
+class Groupbn(nn.Module):
+    """apex's layer as its callers see it: (N, h, w, C), groups of neighbours by their size alone; computed by ours."""
+
+    def __init__(self, num_features, bn_group):
+        super().__init__()
+        group = norms.group_of(bn_group, Ranks(dist.get_rank(), dist.get_world_size(), 0, 1, CPU))
+        self.ours = norms.GroupBatchNorm(num_features, group)
+        self.weight = self.bias = self.running_mean = self.running_var = None
+
+    def forward(self, x):
+        assert x.is_contiguous()
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            setattr(self.ours, name, getattr(self, name))
+        return self.ours(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
+
+
+class WrongNorm(Groupbn):
+    """The other one takes channels_last."""
+
+    def __init__(self, num_features, group_size):
+        super().__init__(num_features, group_size)
+
+    def forward(self, x):
+        return 1.1 * super().forward(x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
+
+
+MODULES = {
+    "apex.contrib.groupbn.batch_norm": SimpleNamespace(BatchNorm2d_NHWC=Groupbn),
+    "apex.contrib.cudnn_gbn": SimpleNamespace(GroupBatchNorm2d=WrongNorm),
+}
+
+
+def test_the_fastest_right_norm_of_apex_is_chosen(ranks):
+    others = norms.find_apex(2, MODULES.__getitem__)
+    assert (sorted(others), norms.find_apex(2)) == (["cudnn_gbn", "groupbn"], {})
+    printed = io.StringIO()
+    with redirect_stderr(printed):
+        chosen = norms.fastest(norms.norm_of(norms.group_of(2, ranks), CPU), others, ranks, torch.float32, (2, 8, 6, 6))
+    assert chosen in ("plain", "groupbn")
+    measured = r"cudnn_gbn wrong by 0\.1 of the largest value, groupbn [0-9.]+ ms, plain [0-9.]+"
+    assert bool(re.search(measured, printed.getvalue())) == (ranks.rank == 0)
+
+
+def test_apexs_norm_trains_detects_and_is_saved_as_the_plain_one(ranks, monkeypatch):
+    config = dataclasses.replace(SMALL, bn_group=2)
+    batch = synthetic_batch(config, CLASSES, CPU)
+    found = []
+    for norm in (norms.norm_of(norms.group_of(2, ranks), CPU), norms.find_apex(2, MODULES.__getitem__)["groupbn"]):
+        monkeypatch.setattr(norms, "choose", lambda config, ranks, saved, norm=norm: ("name", norm))
+        made = build(config, CLASSES, ranks, {})
+        losses = [float(train_step(made, batch, 0.01)) for _ in range(3)]
+        detected = float(made.network.eval()(batch.images).detach().double().abs().sum())
+        found.append((list(made.network.state_dict()), pytest.approx(losses, rel=1e-3), detected))
+    assert found[0][0] == found[1][0] and found[0][1].expected == found[1][1]
+    assert found[0][2] == pytest.approx(found[1][2], rel=0.02)
+
+
+def test_a_checkpoints_norm_that_is_missing_is_named(ranks):
+    with pytest.raises(ValueError, match="apex's groupbn, is not here: resume in the image of the run"):
+        norms.choose(SMALL, ranks, "groupbn")

@@ -1,0 +1,90 @@
+"""The Transformer's step on any number of ranks against a plain float64 one of the global batch.
+
+The reference has torch.optim.Adam, logits in one piece and no ranks; autograd does the rest.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.transformer.pytorch.config import Config
+from benchmarks.transformer.pytorch.train import build, train_step
+from benchmarks.translation.arrays import Pairs, Sentences
+from benchmarks.translation.orders import Order
+from benchmarks.translation.pytorch.batches import TrainingInput
+from benchmarks.translation.pytorch.loss import plain_loss
+
+RANKS = (1, 2)
+CONFIG = Config(device="cpu", precision="fp32", layers=2, width=32, heads=4, inner_width=48, batch_size=256,
+                dropout=0.0, attention_dropout=0.0, relu_dropout=0.0, max_length=40, seed=5, optimizer_kernel="fused",
+                epsilon=1e-3)  # fmt: skip
+"""With an epsilon so large that no gradient near 0 makes a step of the full rate in a direction of rounding."""
+WORDS, STEPS, PAIRS, RATE = 57, 4, 24, 0.02
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    yield pytorch.start(CONFIG)
+    pytorch.finish()
+
+
+def side(generator, count):
+    lengths = generator.randint(1, 12, count).astype(np.int32)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    return Sentences(generator.randint(4, WORDS, offsets[-1]).astype(np.uint16), offsets)
+
+
+def batches(ranks):
+    """The same steps for any number of ranks, of which the last has the fewest pairs."""
+    generator, size = np.random.RandomState(2), ranks.size
+    data = Pairs(side(generator, STEPS * PAIRS), side(generator, STEPS * PAIRS))
+    cuts = [step * PAIRS + (PAIRS * rank + size - 1) // size for step in range(STEPS) for rank in range(size)]
+    order = Order(np.arange(STEPS * PAIRS), np.array([*cuts, STEPS * PAIRS]), STEPS)
+    stream = TrainingInput(data, lambda _: order, ranks, 0)
+    return [stream.next() for _ in range(STEPS)]
+
+
+def expected(network, config, alone):
+    """Losses of the plain steps, which change the network."""
+    network = network.double()
+    network.dtype = torch.float64
+    betas = (config.beta1, config.beta2)
+    optimizer = torch.optim.Adam(network.parameters(), lr=RATE, betas=betas, eps=config.epsilon)
+    losses = []
+    for batch in batches(alone):
+        optimizer.zero_grad()
+        logits = network(batch.source, batch.target_in) @ network.table.weight.t()
+        loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
+        mean = loss / int((batch.target_out != 0).sum())
+        mean.backward()
+        if config.gradient_clip:
+            nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
+        optimizer.step()
+        losses.append(float(mean))
+    return losses
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"split_optimizer": True, "loss_chunk": 7}, {"gradient_clip": 0.5, "norm": "post"}, {"precision": "fp16"},
+     {"precision": "bf16"}],
+    ids=str,
+)  # fmt: skip
+def test_steps_are_plain_ones_of_the_global_batch(changes, ranks):
+    config = dataclasses.replace(CONFIG, vocabulary_multiple=1, **changes)
+    cold, training = (build(dataclasses.replace(config, warm_up_steps=n), WORDS, ranks, {}) for n in (0, 3))
+    weights = list(training.network.parameters())
+    assert all(map(torch.equal, weights, cold.network.parameters())), "a warm-up changes nothing"
+    losses = []
+    for batch in batches(ranks):
+        losses.append(pytorch.total(train_step(training, batch, RATE)[None])[0] / ranks.size)
+    wanted = expected(cold.network, config, dataclasses.replace(ranks, rank=0, size=1))
+    assert losses == pytest.approx(wanted, abs=0.02 if "precision" in changes else 1e-5)
+    assert wanted[0] - wanted[-1] > 0.3
+    if "precision" not in changes:
+        for ours, theirs in zip(weights, cold.network.parameters(), strict=True):
+            assert (ours.double() - theirs).abs().max() < 1e-5

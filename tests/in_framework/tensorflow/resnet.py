@@ -1,0 +1,156 @@
+"""ResNet in TensorFlow: network, precisions, XLA, warm-up, micro-batches, sums that nobody waits for."""
+
+import dataclasses
+import os
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+
+from benchmarks.common.frameworks import tensorflow
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.resnet import weights
+from benchmarks.resnet.tensorflow import model, optimizer, train
+from benchmarks.resnet.tensorflow.config import Config
+from benchmarks.resnet.tensorflow.train import Training
+from tests.in_framework import resnet
+
+import tensorflow as tf  # isort: skip
+
+ALONE = Ranks(0, 1, 0, 1, "/CPU:0")
+config_of = partial(resnet.config_of, Config, "NHWC")
+tensorflow.start(config_of())
+
+
+@pytest.mark.parametrize("depth", resnet.PARAMETERS)
+def test_size_of_the_network(depth):
+    config = config_of(depth=depth, num_classes=1000)
+    shapes = weights.shapes(config)
+    assert sum(np.prod(shapes[name]) for name in weights.trained_names(config)) == resnet.PARAMETERS[depth]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss(smoothing):
+    logits, labels = tf.constant(resnet.LOGITS, tf.float32), tf.constant(resnet.LABELS)
+    found = model.smoothed_loss(logits, labels, smoothing).numpy()
+    assert found == pytest.approx(resnet.smoothed_losses(smoothing), abs=1e-6)
+
+
+def batch_of():
+    generator = np.random.RandomState(0)
+    images = tf.constant(generator.randn(8, 32, 32, 3), tf.float32)
+    return images, tf.constant(generator.randint(0, 10, 8), tf.int32)
+
+
+def built(factor=1.0, **changes):
+    """A fresh training whose first convolution is multiplied by ``factor``, and its step as a graph."""
+    config = config_of(**changes)
+    network = model.build(config)
+    network.variables["stem.conv.weight"].assign(factor * network.variables["stem.conv.weight"])
+    training = Training(network, optimizer.build(network.trained, config), config)
+    return training, tf.function(partial(train.train_step, training))
+
+
+def losses_of(step, *rates):
+    return [float(step(*batch_of(), tf.constant(rate))) for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("changes", "least", "most"),
+    [
+        ({}, 0.0, 0.0),
+        ({"seed": 2}, 1e-3, 1.0),
+        ({"loss_scale": 128.0}, 0.0, 1e-5),
+        ({"precision": "bf16"}, 1e-6, 0.05),
+        ({"xla": True}, 0.0, 1e-4),
+    ],
+)
+def test_what_changes_the_losses(changes, least, most):
+    plain, changed = (losses_of(built(**each)[1], 0.01, 0.01, 0.01) for each in ({}, changes))
+    assert least <= max(abs(a - b) / b for a, b in zip(changed, plain)) <= most
+
+
+def test_nan_shows_in_the_loss():
+    assert not np.isfinite(losses_of(built(factor=np.nan)[1], 0.01, 0.01)).any()
+
+
+def test_a_warm_up_leaves_no_trace():
+    """And steps of other rates are not traced again."""
+    training, step = built(warm_up_steps=2, optimizer="lars")
+    variables = train._variables(training)
+    for _ in range(2):
+        before = {name: variable.numpy() for name, variable in variables.items()}
+        train.warm_up(training, step)
+        assert [name for name, variable in variables.items() if (variable.numpy() != before[name]).any()] == []
+        found = losses_of(step, 0.1, 0.2)
+        if before["momenta/stem.conv.weight"].any():
+            break
+        assert found == losses_of(built(optimizer="lars")[1], 0.1, 0.2)
+    assert step.experimental_get_tracing_count() == 1
+
+
+class Frozen:
+    """A network whose batch-norm has the running statistics."""
+
+    def __init__(self, network):
+        self.network, self.trained = network, network.trained
+
+    def __call__(self, images, training):
+        return self.network(images, training=False)
+
+
+def test_micro_batches_have_the_gradients_of_the_batch():
+    found = []
+    for steps, xla in ((1, False), (4, False), (4, True)):
+        training, _ = built(accumulation_steps=steps, xla=xla)
+        training.network = Frozen(training.network)
+        loss, gradients = training.compiled(train.forward_backward, *batch_of())
+        found.append(np.concatenate([[loss.numpy()], *(gradient.numpy().ravel() for gradient in gradients)]))
+    for each in found[1:]:
+        assert np.linalg.norm(each - found[0]) < 1e-5 * np.linalg.norm(found[0])
+        assert each[0] == pytest.approx(found[0][0], abs=1e-5)
+
+
+def test_an_overflow_ends_the_run():
+    """It shows in what the step reports, which is read two steps later."""
+    _, step = built(loss_scale=float("inf"))
+    losses = (step(*batch_of(), tf.constant(0.1)) for _ in range(10))
+    assert resnet.end_of_overflow(tensorflow, ALONE, losses) == (3, "the loss is not finite at step 1: found nan")
+
+
+def test_losses_are_sent_before_the_first_sum_is_there(monkeypatch):
+    arrived = threading.Event()
+
+    def slow(values, name):
+        assert arrived.wait(300), "the step waits for its loss"
+        return values * 2
+
+    monkeypatch.setattr(tensorflow, "_sum", slow)
+    sums = tensorflow.LaggedSums(ALONE, "step")
+    sent = [sums.send(tf.constant(loss), False) for loss in (1.0, 2.0)]
+    arrived.set()
+    assert [*sent, sums.send(tf.constant(3.0), True), *sums.drain()] == [None, None, [2, 0], [4, 0], [6, 2]]
+
+
+@pytest.mark.parametrize(("visible", "taken"), [("3,5", "5"), ("3", "3")])
+def test_a_rank_sees_one_gpu(monkeypatch, visible, taken):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    tensorflow._show_one_gpu(1)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+
+
+def test_xla_is_of_gpus_where_nothing_else_is_asked_for():
+    pairs = [(device, xla) for device in ("cpu", "gpu") for xla in ("auto", True, False)]
+    found = [dataclasses.replace(config_of(), device=device, xla=xla).compiles for device, xla in pairs]
+    assert found == [False, True, False, True, True, False]
+
+
+def test_the_last_batch_norm_of_a_block_may_begin_at_zero():
+    variables = model.build(config_of(zero_init_residual=True)).variables
+    zeroed = [name for name, variable in variables.items() if "gamma" in name and not variable.numpy().any()]
+    assert zeroed == [f"stage{stage}.block{block}.norm2.gamma" for stage in (1, 2, 3, 4) for block in (1, 2)]
+
+
+def test_end():
+    tensorflow.finish()

@@ -1,0 +1,92 @@
+"""What the host side costs, measured on this machine or on a real two-node Slurm: not a test, since machines are noisy.
+
+    $ .venv/bin/python -m tools.overhead            # 5 pairs of runs, about 3 minutes on 2 cores
+    $ .venv/bin/python -m tools.overhead --slurm    # as root; 5 pairs on each number of nodes, about 5 minutes
+
+Compares `./run.sh resnet 2`, in a Slurm job `encore run`, with the launcher's own command over the same configuration,
+data, seed and environment, whole commands in turn; and measures the share of a core that telemetry takes.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from encore import data, environment, paths
+from encore.machine.telemetry import Telemetry
+from tests.cluster import slurm
+
+PAIRS = 5
+NODES = (1, 2)
+ON_NODES = (sys.executable, "-m", "encore.cli.app", "run", "resnet")
+SHORT = ("epochs=1", "warmup_epochs=0", "quality_target=1.0", "checkpoint_interval=0")
+TELEMETRY_SECONDS = 20.0
+
+
+def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int) -> float:
+    """Return the wall time of a command that must end with this exit code."""
+    started = time.perf_counter()
+    done = subprocess.run(command, cwd=paths.ROOT, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode != expected:
+        raise SystemExit(done.stdout + done.stderr)
+    return time.perf_counter() - started
+
+
+def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
+    """Print the median of the seconds that Encore's command takes longer than what it starts, pair by pair."""
+    ours = [*command, "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
+    ours += [word for setting in SHORT for word in ("--set", setting)]
+    planned = json.loads(subprocess.check_output([*ours, "--dry-run", "--json"], text=True, cwd=paths.ROOT))
+    output = planned["argv"][planned["argv"].index("--output") + 1]
+    differences = []
+    for number in range(PAIRS):
+        folder = work / f"bare_{title.replace(' ', '_')}_{number}"
+        for rank in range(ranks):
+            (folder / "ranks" / f"rank.{rank}").mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(planned["configuration"]), encoding="utf-8")
+        bare = seconds([word.replace(output, str(folder)) for word in planned["argv"]], planned["environment"], 0)
+        differences.append(seconds(ours, os.environ, 3) - bare)
+        print(f"{title}, pair {number + 1}: bare {bare:.2f} s, Encore {differences[-1]:+.2f} s", flush=True)
+    print(f"{title}: median {statistics.median(differences):+.2f} s of {PAIRS} pairs", flush=True)
+
+
+def telemetry_share(work: Path) -> float:
+    """Return the share of a core that sampling takes."""
+    telemetry, process = Telemetry(work / "telemetry.jsonl"), psutil.Process()
+    before = process.cpu_times()
+    telemetry.start()
+    time.sleep(TELEMETRY_SECONDS)
+    telemetry.stop()
+    after = process.cpu_times()
+    return (after.user + after.system - before.user - before.system) / TELEMETRY_SECONDS
+
+
+def main() -> None:
+    """Measure what the command line asks for; in a Slurm job in the folder that it names."""
+    if "SLURM_JOB_ID" in os.environ:
+        for nodes in NODES:
+            measure(f"over srun on {nodes} nodes", [*ON_NODES, "--nodes", str(nodes)], Path(sys.argv[1]), nodes)
+        return
+    python = environment.ensure_environment("mxnet")
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        work = Path(folder)
+        data.prepare("resnet", work / "digits", data.Preparation(), python, lambda update: None)
+        if "--slurm" not in sys.argv:
+            print(f"telemetry: {telemetry_share(work):.2%} of a core")
+            measure("over horovodrun", [str(paths.ROOT / "run.sh"), "resnet", "2"], work, 2)
+            return
+        (work / "slurm").mkdir()
+        with slurm.running(work / "slurm") as cluster:
+            command = ["salloc", "--nodes=2", "--exclusive", sys.executable, "-m", "tools.overhead", folder]
+            subprocess.run(command, env=cluster.environment, cwd=paths.ROOT, check=True)
+
+
+if __name__ == "__main__":
+    main()
