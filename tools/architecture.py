@@ -1,0 +1,144 @@
+"""Draw the rooms of the code and the imports between them as docs/architecture.svg.
+
+    $ python -m tools.architecture            # `make docs`
+    $ python -m tools.architecture --check    # exit code 1 if the picture is not that of the code
+
+A room is a folder; an arrow leads from a room to one whose modules it imports, and is left out where a longer way
+leads there too. What crosses the wall between encore/ and benchmarks/ is no import.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import jinja2
+
+from encore import paths
+
+PICTURE = paths.ROOT / "docs" / "architecture.svg"
+HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}
+"""Folders whose folders are rooms of their own."""
+WIDTH, HEIGHT, GAP, RISE = 136, 30, 12, 64
+"""Of a box, and the distances between boxes and between layers, in pixels."""
+
+Graph = Mapping[str, set[str]]
+
+TEMPLATE = jinja2.Template(
+    """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" font-family="sans-serif" font-size="13">
+<rect width="100%" height="100%" fill="white"/>
+<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+<path d="M0 0 8 4 0 8z" fill="#8a94a6"/></marker>
+{% for house in houses %}<text x="{{ house.x }}" y="26" font-size="16" font-weight="bold">{{ house.name }}/</text>
+{% for (x, y), (u, v) in house.arrows -%}
+<path d="M{{ x }} {{ y }}C{{ x }} {{ y + 26 }} {{ u }} {{ v - 26 }} {{ u }} {{ v }}" fill="none" stroke="#8a94a6" \
+marker-end="url(#tip)"/>
+{% endfor %}{% for name, (x, y) in house.boxes.items() -%}
+<rect x="{{ x - 68 }}" y="{{ y - 15 }}" width="136" height="30" rx="5" fill="{{ house.fill }}" stroke="#3b4a66"/>
+<text x="{{ x }}" y="{{ y + 5 }}" text-anchor="middle">{{ name }}</text>
+{% endfor %}{% endfor -%}
+<path d="M{{ wall }} 10V{{ height - 10 }}" stroke="#b03a2e" stroke-width="3" stroke-dasharray="9 6"/>
+<text x="{{ wall + 8 }}" y="{{ height - 14 }}" fill="#b03a2e">the wall: config.json in; log, metrics, \
+checkpoint, exit code out</text>
+</svg>
+"""
+)
+
+
+@cache
+def modules(house: str) -> dict[str, Path]:
+    """Return every module below encore/ or benchmarks/ with its file."""
+    files = sorted((paths.ROOT / house).rglob("*.py"))
+    return {
+        ".".join(each.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): each for each in files
+    }
+
+
+def room(module: str) -> str:
+    """Return the room of a module, such as ``results.logs``; the house's name for one in no folder."""
+    house, *parts = module.split(".")
+    if modules(house)[module].name != "__init__.py":
+        parts = parts[:-1]
+    return ".".join(parts[: 2 if parts[:1] and parts[0] in HOUSES[house] else 1]) or house
+
+
+def imported(module: str) -> set[str]:
+    """Return the modules of the same house that a module names in an import or, as ``python -m`` does, in a string."""
+    house = module.partition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(modules(house)[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name in modules(house) and name not in (module, house)}
+
+
+def rooms(house: str) -> dict[str, set[str]]:
+    """Return the rooms that each room imports; without those that nothing joins, which have no code."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module in modules(house):
+        graph[room(module)] |= {room(each) for each in imported(module)} - {room(module)}
+    joined = {name for name, needed in graph.items() if needed}.union(*graph.values())
+    return {name: graph[name] for name in graph if name in joined}
+
+
+def below(graph: Graph, name: str) -> set[str]:
+    """Return every room that is reached from one."""
+    return graph[name].union(*(below(graph, each) for each in graph[name]))
+
+
+def layers(graph: Graph) -> list[list[str]]:
+    """Return the rooms from the ground up, each above all that it imports; CycleError where two import each other."""
+    height: dict[str, int] = {}
+    for name in TopologicalSorter(graph).static_order():
+        height[name] = 1 + max((height[each] for each in graph[name]), default=-1)
+    return [sorted(name for name in graph if height[name] == level) for level in range(max(height.values()) + 1)]
+
+
+def placed(levels: list[list[str]], graph: Graph, left: float, bottom: float) -> dict[str, tuple[float, float]]:
+    """Return the middle of each box: a room is above the rooms that it imports, as far as its neighbours allow."""
+    widest = max(map(len, levels)) * (WIDTH + GAP)
+    found: dict[str, tuple[float, float]] = {}
+    for number, level in enumerate(levels):
+        wish = {name: sum(found[each][0] for each in graph[name]) / max(1, len(graph[name])) for name in level}
+        step = widest / len(level)
+        for place, name in enumerate(sorted(level, key=lambda each: (wish[each], each))):
+            found[name] = (round(left + step * (place + 0.5), 1), bottom - RISE * number)
+    return found
+
+
+def drawn() -> str:
+    """Return the picture as SVG."""
+    graphs = {house: rooms(house) for house in HOUSES}
+    levels = {house: layers(graph) for house, graph in graphs.items()}
+    height = 80 + RISE * max(map(len, levels.values()))
+    left, houses, walls = 20.0, [], []
+    for (house, graph), fill in zip(graphs.items(), ("#e8f0fe", "#eaf7ea"), strict=True):
+        boxes = placed(levels[house], graph, left, height - 50)
+        arrows = [
+            ((boxes[name][0], boxes[name][1] + HEIGHT / 2), (boxes[each][0], boxes[each][1] - HEIGHT / 2))
+            for name in sorted(graph)
+            for each in sorted(graph[name])
+            if not any(each in below(graph, other) for other in graph[name])
+        ]
+        houses.append({"name": house, "x": left, "boxes": boxes, "arrows": arrows, "fill": fill})
+        left += max(map(len, levels[house])) * (WIDTH + GAP) + 60
+        walls.append(left - 30)
+    return TEMPLATE.render(houses=houses, width=round(left), height=height, wall=walls[0])
+
+
+def main(arguments: list[str]) -> int:
+    """Write the picture, or say that it is not the code's."""
+    if "--check" in arguments:
+        return int(PICTURE.read_text(encoding="utf-8") != drawn())
+    PICTURE.write_text(drawn(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
