@@ -1,0 +1,141 @@
+"""Change one operator or constant at a time and see whether the tests notice.
+
+    $ python -m tools.mutants encore/results --number 20 --seed 1 --tests tests/results
+    $ python -m tools.mutants encore benchmarks --number 100 --seed 7 --tests auto --output mutants.json
+
+A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or adds one to a number. It is killed
+when a test fails that passes without it. ``--tests auto`` runs, for each mutant, the test files that name the module or
+one of its folders, those without trainings. Each mutant is in a copy of the checkout: the checkout stays as it is.
+"""
+
+import argparse
+import ast
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster and not gpu"
+COPIED = ("encore", "benchmarks", "tests", "tools", "containers", "requirements", "slurm", "docs")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one place, and which tests looked at it."""
+
+    file: str
+    line: int
+    before: str
+    after: str
+    tests: list[str]
+    killed: bool | None = None
+    """Whether a test failed; nothing where no test was found."""
+
+
+def places(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes that can be changed; annotations and docstrings have none."""
+    for node in ast.walk(tree):
+        operator = getattr(node, "op", None) or (getattr(node, "ops", None) or [None])[0]
+        number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
+        if type(operator) in SWAPS or number or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
+            yield node
+
+
+def changed(node: ast.AST) -> ast.AST:
+    """Return ``node`` with one change."""
+    if isinstance(node, ast.Constant):
+        return ast.Constant(node.value + 1)  # type: ignore[operator]
+    if isinstance(node, ast.UnaryOp):
+        return node.operand
+    if isinstance(node, ast.Compare):
+        return ast.Compare(node.left, [SWAPS[type(node.ops[0])](), *node.ops[1:]], node.comparators)
+    fields = dict(ast.iter_fields(node))
+    return type(node)(**{**fields, "op": SWAPS[type(fields["op"])]()})
+
+
+def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator[tuple[Mutant, str]]:
+    """Yield so many mutants with the text of their whole files, each place equally likely."""
+    listed = subprocess.run(["git", "ls-files", *sources], cwd=root, capture_output=True, text=True, check=True).stdout
+    files = [name for name in listed.split() if name.endswith(".py")]
+    texts = {name: (root / name).read_text(encoding="utf-8") for name in files}
+    every = [(name, place) for name, text in texts.items() for place in range(len([*places(ast.parse(text))]))]
+    for name, place in random.Random(seed).sample(every, min(number, len(every))):
+        node = [*places(ast.parse(texts[name]))][place]
+        before, after = ast.get_source_segment(texts[name], node), f"({ast.unparse(changed(node))})"
+        lines = texts[name].encode().splitlines(keepends=True)
+        start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+        end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+        whole = texts[name].encode()
+        text = (whole[:start] + after.encode() + whole[end:]).decode()
+        yield Mutant(name, node.lineno, before or "", after, []), text
+
+
+def tests_of(root: Path, source: str) -> list[str]:
+    """Return the test files that import the module, or name its folder; the closest few."""
+    module = source.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    package, _, name = module.rpartition(".")
+    wanted = (f"from {package} import", f"from {module} import", f"import {module}")
+    found = []
+    for path in sorted((root / "tests").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if any(each in text for each in wanted) and name in text:
+            found.append(str(path.relative_to(root)))
+    room = f"tests/{source.split('/')[1]}"
+    return found or ([room] if (root / room).is_dir() else [])
+
+
+def fails(root: Path, tests: Sequence[str], marks: str) -> bool:
+    """Whether a test fails; it may also hang for ever, which counts as a failure after ten minutes."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    try:
+        done = subprocess.run([*command, "-m", marks, *tests], cwd=root, capture_output=True, timeout=600, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode not in (0, 5)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw mutants and try them; prints a line each, and how many were killed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+", help="folders or files of this checkout")
+    parser.add_argument("--tests", nargs="+", default=["auto"], help="test files, folders, or auto")
+    parser.add_argument("--marks", default=WITHOUT_TRAININGS, help="pytest's -m (default: %(default)s)")
+    parser.add_argument("--number", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="write what was found as JSON")
+    options = parser.parse_args(arguments)
+    checkout, found = Path.cwd(), []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "checkout"
+        root.mkdir()
+        for name in COPIED:
+            shutil.copytree(checkout / name, root / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in checkout.iterdir():
+            if path.is_file():
+                shutil.copy2(path, root / path.name)
+        for mutant, text in draw(checkout, options.sources, options.number, options.seed):
+            tests = tests_of(checkout, mutant.file) if options.tests == ["auto"] else options.tests
+            (root / mutant.file).write_text(text, encoding="utf-8")
+            killed = fails(root, tests, options.marks) if tests else None
+            shutil.copy2(checkout / mutant.file, root / mutant.file)
+            found.append(Mutant(**{**asdict(mutant), "tests": tests, "killed": killed}))
+            state = {True: "killed", False: "SURVIVED", None: "no test"}[killed]
+            print(f"{state:9} {mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}", flush=True)
+            if options.output:
+                options.output.write_text(json.dumps([asdict(each) for each in found], indent=1), encoding="utf-8")
+    print(f"{sum(each.killed is True for each in found)} of {len(found)} mutants killed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
