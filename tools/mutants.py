@@ -4,15 +4,17 @@
     $ python -m tools.mutants encore benchmarks --number 100 --seed 7 --tests auto --output mutants.json
 
 A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or adds one to a number. It is killed
-when a test fails that passes without it. ``--tests auto`` runs, for each mutant, the test files that name the module or
-one of its folders, those without trainings. Each mutant is in a copy of the checkout: the checkout stays as it is.
+when one of its tests fails; tests that fail without it, too, show nothing. ``--tests auto`` runs, for each mutant, the
+test files that name the module or one of its folders, those without trainings. Mutants are made in a clone of the
+checkout, which has what was committed.
 """
 
 import argparse
 import ast
+import functools
 import json
+import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +28,6 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster and not gpu"
-COPIED = ("encore", "benchmarks", "tests", "tools", "containers", "requirements", "slurm", "docs")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Mutant:
     after: str
     tests: list[str]
     killed: bool | None = None
-    """Whether a test failed; nothing where no test was found."""
+    """Whether a test failed; None where no test was found, or one fails without the mutant."""
 
 
 def places(tree: ast.Module) -> Iterator[ast.AST]:
@@ -64,7 +65,7 @@ def changed(node: ast.AST) -> ast.AST:
 
 
 def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator[tuple[Mutant, str]]:
-    """Yield so many mutants with the text of their whole files, each place equally likely."""
+    """Yield ``number`` mutants with the text of their whole files, each place equally likely."""
     listed = subprocess.run(["git", "ls-files", *sources], cwd=root, capture_output=True, text=True, check=True).stdout
     files = [name for name in listed.split() if name.endswith(".py")]
     texts = {name: (root / name).read_text(encoding="utf-8") for name in files}
@@ -114,20 +115,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, help="write what was found as JSON")
     options = parser.parse_args(arguments)
-    checkout, found = Path.cwd(), []
+    found: list[Mutant] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "checkout"
-        root.mkdir()
-        for name in COPIED:
-            shutil.copytree(checkout / name, root / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        for path in checkout.iterdir():
-            if path.is_file():
-                shutil.copy2(path, root / path.name)
-        for mutant, text in draw(checkout, options.sources, options.number, options.seed):
-            tests = tests_of(checkout, mutant.file) if options.tests == ["auto"] else options.tests
-            (root / mutant.file).write_text(text, encoding="utf-8")
-            killed = fails(root, tests, options.marks) if tests else None
-            shutil.copy2(checkout / mutant.file, root / mutant.file)
+        subprocess.run(["git", "clone", "--quiet", ".", str(root)], check=True)
+        fail_unchanged = functools.cache(lambda tests: fails(root, tests, options.marks))
+        for mutant, text in draw(root, options.sources, options.number, options.seed):
+            tests = tests_of(root, mutant.file) if options.tests == ["auto"] else options.tests
+            killed = None
+            if tests and not fail_unchanged((*tests,)):
+                (root / mutant.file).write_text(text, encoding="utf-8")
+                # Python knows a module's compiled form by the time and size of its source: each mutant has a time.
+                os.utime(root / mutant.file, (len(found), len(found)))
+                killed = fails(root, tests, options.marks)
+                subprocess.run(["git", "checkout", "--quiet", mutant.file], cwd=root, check=True)
             found.append(Mutant(**{**asdict(mutant), "tests": tests, "killed": killed}))
             state = {True: "killed", False: "SURVIVED", None: "no test"}[killed]
             print(f"{state:9} {mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}", flush=True)

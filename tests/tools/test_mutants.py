@@ -1,0 +1,37 @@
+"""The mutants of tools/: what kills one, and what shows nothing."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import mutants
+
+SOURCE = "def is_less(one: int, other: int) -> bool:\n    return one < other\n"
+TESTS = {
+    "test_sharp.py": "assert is_less(1, 2) and not is_less(2, 2)",
+    "test_blunt.py": "assert is_less(1, 2)",
+    "test_broken.py": "assert is_less(2, 1)",
+}
+
+
+def test_a_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sizes.py").write_text(SOURCE, encoding="utf-8")
+    for name, line in TESTS.items():
+        text = f"from sizes import is_less\n\ndef test() -> None:\n    {line}\n"
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "--quiet"), ("add", "."), (*author, "commit", "--quiet", "--message", "sizes")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    # What is not committed is in no clone.
+    (tmp_path / "test_sharp.py").write_text("def test() -> None:\n    assert True\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the runs begin sooner
+    found = {}
+    for name in TESTS:
+        mutants.main(["sizes.py", "--tests", name, "--output", "found.json"])
+        (only,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+        assert (only["before"], only["after"]) == ("one < other", "(one <= other)")
+        found[name] = only["killed"]
+    assert found == {"test_sharp.py": True, "test_blunt.py": False, "test_broken.py": None}
