@@ -17,7 +17,6 @@ from encore.results.compare.compare import (
     Comparison,
     Verdict,
     compare,
-    compare_path,
     compare_with,
 )
 from encore.results.compare.digest import submission
@@ -100,10 +99,7 @@ def test_several_sets_are_reported(tmp_path: Path) -> None:
     a100_run(tmp_path / "a")
     a100_run(tmp_path / "b")
     with pytest.raises(EncoreError, match="2 sets of runs"):
-        compare_path(tmp_path)
-
-
-# --- the command ------------------------------------------------------------------------------------------
+        load_side(tmp_path)
 
 
 # --- damaged input ----------------------------------------------------------------------------------------
@@ -183,12 +179,12 @@ def test_the_logs_are_found_without_their_folder_s_name(public_logs: Path, tmp_p
         bare.mkdir()
         for file in files:
             shutil.copyfile(file, bare / file.name)
-        found = compare_path(bare)
+        found = compare(load_side(bare))
         name = "/".join(folder.parts[-4:-1])
         if found.theirs is None or found.theirs.label != name:
             elsewhere.append(name)
             assert found.verdict is not Verdict.REPRODUCED, name
-            assert "--with names one" in " ".join([*found.reasons, *found.caveats]), name
+            assert "name one of them" in " ".join([*found.reasons, *found.caveats]), name
     assert len(elsewhere) == 12
     # Logs of v0.5 say nothing of hardware or batch, Dell's of v0.7 name a box.
     assert {name.split("/")[1] for name in elsewhere} == {"google", "nvidia", "DellEMC", "NVIDIA"}

@@ -12,8 +12,6 @@ from encore.results.logs.run_log import Reason, read_run
 from encore.results.rules import canonical, rule_for, targets_of
 from tests.results.result_logs import resnet_v07, write_set
 
-"""In the months of v2.0."""
-
 
 @pytest.mark.parametrize(("round_", "met"), [("v0.5", True), ("v0.6", True), ("v0.7", False), ("v4.0", False)])
 def test_float32_is_allowed_for_where_no_official_rule_compares_exactly(round_: str, met: bool) -> None:

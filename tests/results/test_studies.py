@@ -24,12 +24,6 @@ from encore.results.report.tables import (
 from encore.results.table import Table
 from tests.results.result_logs import resnet_v07, write_set
 
-# (study, place, figure): printed, computed. Everything else that can be computed follows.
-
-
-# --- any set of runs --------------------------------------------------------------------------------------
-
-
 Record = Callable[[str, object], None]
 
 

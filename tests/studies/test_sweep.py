@@ -107,7 +107,7 @@ def test_the_submitted_count_stays_as_submitted(mode: str) -> None:
     [
         (of("resnet", 1, precisions=("fp16:128",)), "fp16:128 with strong scaling"),
         (of("resnet", 1, precisions=("fp16:0",), mode="weak"), "a batch from 1 on"),
-        (of("resnet", 4097), "numbers from 1 to 4096"),
+        (of("resnet", 4097), "--gpus-per-node 4097"),
         (of("resnet", 4, nodes=(2,), request={"hosts": (Host("n1", 4), Host("n2", 2))}), "as many hosts as the most"),
         (of("bert-squad", 1, images=("1.1",)), "release"),
         (of("bert-squad", 1, images=("25.12",), request={"image": "other"}), "--images with --image"),

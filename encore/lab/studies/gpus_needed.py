@@ -15,7 +15,7 @@ LIMITS = (("a day", 1440.0), ("four hours", 240.0), ("two hours", 120.0))
 MOST_GPUS = 4096
 
 
-def gpus_needed(runs: Sequence[ServerRun], limits: Sequence[tuple[str, float]] = LIMITS) -> Table:
+def gpus_needed(runs: Sequence[ServerRun]) -> Table:
     """Return the fewest GPUs, a power of two, per benchmark and server, and the interval of the minutes on them.
 
     Where one number of GPUs was measured there is no model: what was measured is compared with the limit.
@@ -29,7 +29,7 @@ def gpus_needed(runs: Sequence[ServerRun], limits: Sequence[tuple[str, float]] =
     rows: list[tuple[Cell, ...]] = []
     for (benchmark, server), points in sorted(grouped.items()):
         counts = ", ".join(map(str, sorted(points)))
-        for name, limit in limits:
+        for name, limit in LIMITS:
             rows.append((benchmark, server, counts, name, *_fewest(points, limit)))
     return Table(
         title="GPUs for a day, four hours, two hours",

@@ -99,7 +99,7 @@ def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: P
         if done.returncode != 0 or not result.is_file():
             raise EncoreError(
                 f"the ranks ended with exit code {done.returncode}",
-                hint="read their output above, or describe the machine without --ranks",
+                hint="read their output above, or leave out the number of GPUs: it then measures nothing",
                 exit_code=ExitCode.FAILED,
             )
         measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))

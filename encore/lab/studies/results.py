@@ -1,8 +1,8 @@
-"""What was measured at the points of a study, with intervals, and how printed figures lie to it."""
+"""What was measured at the points of a study, with intervals, and how printed figures compare with it."""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -197,12 +197,7 @@ class Printed:
     standing: Standing
 
 
-Wanted = Callable[[StudyFigure], bool]
-
-
-def next_to_printed(
-    study: Study, quantity: str, ours: Sequence[Ours], wanted: Wanted = lambda figure: True
-) -> list[Printed]:
+def next_to_printed(study: Study, quantity: str, ours: Sequence[Ours]) -> list[Printed]:
     """Return rows of the printed figures of a quantity, each with our value where the point is the same.
 
     Columns: model, GPUs, batch, context, printed, our point, ours, from, to, difference.
@@ -211,7 +206,7 @@ def next_to_printed(
         return []
     rows: list[Printed] = []
     for figure in load_figures():
-        if figure.source != study.published.source or figure.quantity != quantity or not wanted(figure):
+        if figure.source != study.published.source or figure.quantity != quantity:
             continue
         same = next((each for each in ours if _is_same(study, figure, each.axes)), None)
         printed = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()

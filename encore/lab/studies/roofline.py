@@ -169,12 +169,12 @@ def classes_table(measured: Measured) -> Table:
     )
 
 
-def kernels_table(measured: Measured, most: int = _KERNELS) -> Table:
+def kernels_table(measured: Measured) -> Table:
     """Return the longest kernels of each step."""
     rows = tuple(
         (title, short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
         for step, title in zip(measured.steps, _names(measured), strict=True)
-        for each in step["kernels"][:most]
+        for each in step["kernels"][:_KERNELS]
     )
     columns = ("step", "kernel", "class", "share of the time", "calls", "ms")
     note = "Names without namespaces and arguments, cut; whole in the JSON files."

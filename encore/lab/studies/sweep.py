@@ -99,7 +99,7 @@ class Sweep(Definition):
 
     def points(self) -> list[GridPoint]:
         """Return every combination, small ones first, images in their order; EncoreError for impossible numbers."""
-        for name, counts in (("--gpus", self.gpus), ("--nodes", self.nodes)):
+        for name, counts in (("--gpus-per-node", self.gpus), ("--nodes", self.nodes)):
             if not counts or min(counts) < 1 or max(counts) > planning.MAX_GPUS:
                 raise EncoreError(
                     f"{name} {','.join(map(str, counts))}",

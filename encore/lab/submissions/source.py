@@ -69,7 +69,7 @@ def open_source(path: Path, configuration: str | None, round_name: str | None) -
         raise _nothing(tree, inside, path)
     if configuration is not None:
         files = [_chosen(configuration, files)]
-    shown = _shown(whole, tree, inside)
+    shown = _shown(tree, inside)
     return Source(
         tree=tree, folder=inside, shown=shown, configurations=tuple(files), submission=submission,
         round=round_name or _round_of(whole, tree, inside),
@@ -342,7 +342,7 @@ def _count(value: object) -> int:
     return int(text) if text.isdigit() and len(text) < 7 else 0
 
 
-def _shown(whole: str, tree: Tree, inside: str) -> str:
+def _shown(tree: Tree, inside: str) -> str:
     """Return the folder as the repository has it: behind the submitter's name, or behind ``v0.5.0``."""
     root = tree.name.replace("\\", "/")
     path = f"/{inside}" if tree.is_archive else f"{root}/{inside}"

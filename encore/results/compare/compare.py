@@ -18,7 +18,7 @@ from typing import Any
 
 from encore.results.compare.digest import submission
 from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
-from encore.results.compare.sides import Side, load_side, scores_in_words, with_official_scores
+from encore.results.compare.sides import Side, scores_in_words, with_official_scores
 from encore.results.logs.timing import Curve
 from encore.results.published.systems import family
 from encore.results.rules import data_size
@@ -266,11 +266,6 @@ def _factor_as_json(factor: Factor) -> dict[str, Any]:
     }
 
 
-def compare_path(path: Path, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
-    """Compare the one set of runs at ``path``; see ``compare``."""
-    return compare(load_side(path), name, logs, within)
-
-
 def compare(ours: Side, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
     """Compare a set of runs with the submission called ``name``, or with the nearest one.
 
@@ -450,9 +445,9 @@ def _unknown_hardware(ours: Side, theirs: Side) -> Iterator[str]:
     others = [name for name, (here, there) in pairs.items() if here and not there]
     fitting = listed([theirs.label, *equally_near(ours, theirs.label)])
     if mine:
-        yield f"{' and '.join(mine)} of this run not known; these fit: {fitting}; --with names one"
+        yield f"{' and '.join(mine)} of this run not known; these fit: {fitting}; name one of them"
     if others:
-        yield f"{' and '.join(others)} of {theirs.label} not known; --with names a submission"
+        yield f"{' and '.join(others)} of {theirs.label} not known; name a submission"
 
 
 def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
@@ -498,7 +493,7 @@ def _hardware_caveats(ours: Side, theirs: Side, how: How) -> Iterator[str]:
     elif family(theirs.hardware.accelerator) is None and theirs.hardware.accelerators != 0:
         yield f"what {theirs.label} ran on is not known here"
     if chosen and known and ours.ranks and (others := equally_near(ours, theirs.label)):
-        yield f"equally near: {listed(others)}; --with names one"
+        yield f"equally near: {listed(others)}; name one of them"
 
 
 def same_runs(ours: Side, theirs: Side) -> bool:

@@ -127,14 +127,14 @@ class Side:
         return self.hardware.accelerators == 0
 
 
-def load_sides(path: str | Path, round_: str | None = None) -> list[Side]:
+def load_sides(path: str | Path) -> list[Side]:
     """Return every set of runs at or below ``path``: a run folder, a folder of logs, or a tree of them."""
-    return [side_of(score) for score in score_folder(path, round_)]
+    return [side_of(score) for score in score_folder(path)]
 
 
-def load_side(path: str | Path, round_: str | None = None) -> Side:
+def load_side(path: str | Path) -> Side:
     """Return the one set of runs at ``path``, looked up among the public ones; EncoreError where there are several."""
-    scores = score_folder(path, round_)
+    scores = score_folder(path)
     if len(scores) > 1:
         names = ", ".join(str(score.folder) for score in scores[:4])
         raise EncoreError(
@@ -154,12 +154,11 @@ def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
     lengths, unit, per_length = _lengths(ended, set(map(id, counted)), minutes.trimmed if minutes else 0)
     with_events = [run for run in score.runs if run.events]
     first = with_events[0] if with_events else None
-    hardware = _hardware(score, passport, first)
     return Side(
         label=score.folder.name if passport else "/".join(score.folder.absolute().parts[-3:]),
         round=score.round,
         benchmark=score.benchmark,
-        hardware=hardware,
+        hardware=_hardware(score, first),
         score=minutes,
         score_is_official=score.score_minutes is not None,
         scaling_factor=score.scaling_factor,
@@ -253,7 +252,7 @@ def _common(runs: Sequence[RunLog]) -> dict[str, object]:
     return found
 
 
-def _hardware(score: Score, passport: Mapping[str, Any], first: RunLog | None) -> System:
+def _hardware(score: Score, first: RunLog | None) -> System:
     own = score.folder / "system.json"
     found = described(own) if own.is_file() else nearest_description(score.folder)
     if found is not None and found.described:

@@ -88,7 +88,7 @@ class Convergence:
 
 
 def convergence_of(score: Score) -> Convergence | None:
-    """Hold a set against the points of its round; None for a round before v1.0, the open division, or too few runs."""
+    """Compare a set with the points of its round; None for a round before v1.0, the open division, or too few runs."""
     if score.round not in ROUNDS or ROUNDS.index(score.round) < ROUNDS.index(_FIRST_ROUND):
         return None
     if len(score.runs) < 3 or any(run.division == "open" for run in score.runs):
@@ -193,7 +193,7 @@ def _compared(score: Score, ruleset: str) -> Convergence:
         return _not_checked(score, "too many runs did not converge")
     if not all(_is_number(length) and length > 0 for length in lengths):
         return _not_checked(score, "an evaluation has no number of epochs or samples")
-    return _held_against(_checker(ruleset, benchmark), score, float(batch), lengths)
+    return _at_point(_checker(ruleset, benchmark), score, float(batch), lengths)
 
 
 def _lengths_of(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
@@ -247,7 +247,7 @@ def _checker(ruleset: str, benchmark: str) -> Any:
     return module.RCP_Checker("training", ruleset, benchmark, False)
 
 
-def _held_against(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
+def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
     """Choose the point as mlperf-logging's ``check_directory`` does: the batch's own, between two, the smallest."""
     chosen = "pruned_rcps"
     record = checker._find_rcp(batch, chosen)
@@ -256,7 +256,7 @@ def _held_against(checker: Any, score: Score, batch: float, lengths: list[float]
     if record is None:
         below, above = checker._find_top_min_rcp(batch, chosen), checker._find_bottom_max_rcp(batch, chosen)
         if above is None:
-            return _beyond(checker, score, batch, below)
+            return _beyond(score, batch, below)
         if below is None:
             record = checker._find_min_rcp(chosen)
             how = f"the smallest batch of the reference is {record['BS']:g}: compared with it, the set's is {batch:g}"
@@ -285,7 +285,7 @@ def _held_against(checker: Any, score: Score, batch: float, lengths: list[float]
     )
 
 
-def _beyond(checker: Any, score: Score, batch: float, below: Mapping[str, Any] | None) -> Convergence:
+def _beyond(score: Score, batch: float, below: Mapping[str, Any] | None) -> Convergence:
     largest = f"the largest batch of the reference is {below['BS']:g}" if below else "the reference has no batch"
     return Convergence(
         folder=score.folder,

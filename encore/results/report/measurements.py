@@ -4,14 +4,14 @@ from encore.results.report.measurements import of_side, of_study
 rows = [of_side(side) for side in load_sides("results")] + of_study("microway-dgx1-scaling")
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from encore.results.compare.digest import submission
 from encore.results.compare.sides import Side
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import deciding, length_of
-from encore.results.published.published import PublishedResult, StudyFigure, load_figures
+from encore.results.published.published import PublishedResult, load_figures
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
 from encore.results.words import count_of
 
@@ -100,10 +100,10 @@ def of_published(cell: PublishedResult) -> Measurement:
     return of_side(submission(cell))
 
 
-def of_study(key: str, figures: Iterable[StudyFigure] | None = None) -> list[Measurement]:
+def of_study(key: str) -> list[Measurement]:
     """Return the measurements of a study's tables: one for each model, number of GPUs, batch and precision."""
     cells: dict[tuple[str, str, int | None, int | None, str], dict[str, float]] = {}
-    for figure in load_figures() if figures is None else figures:
+    for figure in load_figures():
         if figure.source != key or figure.relation != "=" or not figure.place.startswith("table"):
             continue
         if figure.quantity in ("minutes_per_epoch", "epochs"):
