@@ -114,9 +114,8 @@ def default_directory(benchmark: str) -> Path:
 
 def prepare_command(python: str, benchmark: str, directory: Path, wanted: Preparation) -> list[str]:
     """Return the command line that prepares a data set; it can be run directly as well, from the project's root."""
-    command = [python, "-m", _module(benchmark), "--to", str(directory.absolute())]
-    if wanted.source is not None:
-        command += ["--from", str(wanted.source.absolute())]
+    source = [] if wanted.source is None else [str(wanted.source.absolute())]
+    command = [python, "-m", _module(benchmark), *source, "-o", str(directory.absolute())]
     for option in ("name", "workers", "seed"):
         value = getattr(wanted, option)
         if value is not None:

@@ -1,8 +1,8 @@
 """Prepare BERT's pretraining data: samples with a passport, or check a prepared data set.
 
-    $ python -m benchmarks.bert.prepare --to data/bert                       # the toy data set
-    $ python -m benchmarks.bert.prepare --from /raw/wiki --to /data/bert     # a dump, or clean text, with vocab.txt
-    $ python -m benchmarks.bert.prepare --from /raw/hdf5 --evaluation /raw/eval_hdf5 --to /data/bert
+    $ python -m benchmarks.bert.prepare -o data/bert                       # the toy data set
+    $ python -m benchmarks.bert.prepare /raw/wiki -o /data/bert     # a dump, or clean text, with vocab.txt
+    $ python -m benchmarks.bert.prepare /raw/hdf5 --evaluation /raw/eval_hdf5 -o /data/bert
     $ python -m benchmarks.bert.prepare --verify /data/bert
 
 Writes the files that benchmarks/language/arrays.py describes and, last, dataset.json. Give an interrupted command

@@ -44,7 +44,7 @@ PACKED = (records.TFRECORD, records.HDF5)
 
 
 def find(args: argparse.Namespace) -> Source:
-    """Return what ``--from`` holds.
+    """Return what the raw data hold.
 
     Raises:
         Problem: it holds nothing that can be read, or there is no vocabulary.

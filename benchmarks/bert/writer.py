@@ -56,7 +56,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         if source.vocabulary:
             vocabulary.read(source.vocabulary)
     elif args.evaluation or args.vocabulary:
-        raise Problem("--evaluation or --vocabulary without --from", "both for a text of your own", "add --from")
+        raise Problem("--evaluation or --vocabulary without raw data", "both for a text of your own", "name the text")
     options = (args.name, args.seed, args.vocabulary_size, args.sequence_length, args.predictions, args.duplication)
     more = (args.evaluation_samples, args.paragraphs)
     listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]

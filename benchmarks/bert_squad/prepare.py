@@ -1,7 +1,7 @@
 """Prepare the data set of questions: windows of paragraphs with a passport, or check a prepared one.
 
-    $ python -m benchmarks.bert_squad.prepare --to data/bert-squad                      # the toy data set
-    $ python -m benchmarks.bert_squad.prepare --from /raw/squad --to /data/squad        # SQuAD v1.1 and vocab.txt
+    $ python -m benchmarks.bert_squad.prepare -o data/bert-squad                      # the toy data set
+    $ python -m benchmarks.bert_squad.prepare /raw/squad -o /data/squad        # SQuAD v1.1 and vocab.txt
     $ python -m benchmarks.bert_squad.prepare --verify /data/squad
 
 Writes the files that benchmarks/bert_squad/arrays.py describes and, last, dataset.json. Give an interrupted command

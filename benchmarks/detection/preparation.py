@@ -45,7 +45,7 @@ def add_options(options: argparse._ArgumentGroup) -> None:
     """What is done with errors, and how large the toy data set is."""
     add = options.add_argument
     add("--skip-flawed", action="store_true", help="skip images and objects with errors; default: refuse them")
-    scenes = "generated scenes to train on, without --from; default: %(default)s"
+    scenes = "scenes of the toy data set to train on; default: %(default)s"
     add("--scenes", type=prepare.number(8, 10**6), default=SCENES, metavar="N", help=scenes)
 
 

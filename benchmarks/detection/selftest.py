@@ -26,7 +26,7 @@ def real_images(folder: Path, count: int) -> None:
         random = np.random.RandomState(0)
         for part, images in (("train", count), ("val", EVALUATED)):
             _write_part(Path(raw), part, images, random)
-        code = prepare.main(data_set("ssd"), ["--from", raw, "--to", str(folder), "--progress", "json"])
+        code = prepare.main(data_set("ssd"), [raw, "-o", str(folder), "--progress", "json"])
     if code != 0:
         raise SystemExit(code)
 

@@ -1,7 +1,7 @@
 """Prepare DLRM's data set: Criteo's click logs as blocks of columns with a passport, or check a prepared one.
 
-    $ python -m benchmarks.dlrm.prepare --to data/dlrm                          # the toy data set
-    $ python -m benchmarks.dlrm.prepare --from /raw/criteo --to /data/criteo    # day_0 ..., or train.txt
+    $ python -m benchmarks.dlrm.prepare -o data/dlrm                          # the toy data set
+    $ python -m benchmarks.dlrm.prepare /raw/criteo -o /data/criteo    # day_0 ..., or train.txt
     $ python -m benchmarks.dlrm.prepare --verify /data/criteo
 
 Writes train.bin val.bin tables.bin and, last, dataset.json. Give an interrupted command again and it continues.

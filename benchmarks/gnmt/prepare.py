@@ -1,8 +1,8 @@
 """Prepare GNMT's data set: indexed sentences with a passport, or check a prepared one.
 
-    $ python -m benchmarks.gnmt.prepare --to data/gnmt                          # the toy data set
-    $ python -m benchmarks.gnmt.prepare --from /raw/wmt --to /data/wmt        # WMT's archives
-    $ python -m benchmarks.gnmt.prepare --from /raw/text --to /data/text      # train.en train.de test.en test.de
+    $ python -m benchmarks.gnmt.prepare -o data/gnmt                          # the toy data set
+    $ python -m benchmarks.gnmt.prepare /raw/wmt -o /data/wmt        # WMT's archives
+    $ python -m benchmarks.gnmt.prepare /raw/text -o /data/text      # train.en train.de test.en test.de
     $ python -m benchmarks.gnmt.prepare --verify /data/wmt
 
 Writes the files that benchmarks/translation/arrays.py describes and, last, dataset.json. Give an interrupted command

@@ -1,7 +1,7 @@
 """Prepare Mask R-CNN's data set: COCO's images and annotations with a passport, or check a prepared one.
 
-    $ python -m benchmarks.maskrcnn.prepare --to data/maskrcnn                          # the toy data set
-    $ python -m benchmarks.maskrcnn.prepare --from /raw/coco --to /data/coco      # COCO 2017, folders or zips
+    $ python -m benchmarks.maskrcnn.prepare -o data/maskrcnn                          # the toy data set
+    $ python -m benchmarks.maskrcnn.prepare /raw/coco -o /data/coco      # COCO 2017, folders or zips
     $ python -m benchmarks.maskrcnn.prepare --verify /data/coco
 
 Writes the files that benchmarks/detection/annotations.py describes and, last, dataset.json. Give an interrupted command

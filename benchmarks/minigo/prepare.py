@@ -1,7 +1,7 @@
 """Prepare Minigo's data set: games and a target model with a passport, or check a prepared one.
 
-    $ python -m benchmarks.minigo.prepare --to data/minigo                          # the toy data set, 5 x 5
-    $ python -m benchmarks.minigo.prepare --from games/ --board-size 9 --target model.npz --to /data/go-9x9
+    $ python -m benchmarks.minigo.prepare -o data/minigo                          # the toy data set, 5 x 5
+    $ python -m benchmarks.minigo.prepare games/ --board-size 9 --target model.npz -o /data/go-9x9
     $ python -m benchmarks.minigo.prepare --verify /data/go-9x9
 
 Writes moves.npy starts.npy outcomes.npy target.npz and, last, dataset.json. Exit code 0: done; 2: refused, nothing was
@@ -19,7 +19,7 @@ from benchmarks.common.data import prepare
 
 def add_options(options: argparse._ArgumentGroup) -> None:
     """Add what only games of Go have."""
-    sizes, text = (5, 9, 13, 19), "games on other boards are left out; default: 5 without --from, else 19"
+    sizes, text = (5, 9, 13, 19), "games on other boards are left out; default: 5 for the toy data set, else 19"
     options.add_argument("--board-size", type=int, choices=sizes, help=text)
     options.add_argument("--target", type=Path, metavar="FILE", help="target model; default: one that knows nothing")
     options.add_argument("--skip-corrupt", action="store_true", help="leave out games without result or with flaws")

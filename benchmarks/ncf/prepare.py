@@ -1,7 +1,7 @@
 """Prepare NCF's data set: arrays with a passport, or check a prepared one.
 
-    $ python -m benchmarks.ncf.prepare --to data/ncf                              # the toy data set
-    $ python -m benchmarks.ncf.prepare --from ml-20m.zip --to /data/ml-20m
+    $ python -m benchmarks.ncf.prepare -o data/ncf                              # the toy data set
+    $ python -m benchmarks.ncf.prepare ml-20m.zip -o /data/ml-20m
     $ python -m benchmarks.ncf.prepare --verify /data/ml-20m
 
 Writes train_users.npy train_items.npy test_items.npy test_negatives.npy and, last, dataset.json. Exit code 0:

@@ -1,7 +1,7 @@
 """Prepare ResNet's data set: RecordIO files with their index and a passport, or check a prepared one.
 
-    $ python -m benchmarks.resnet.prepare --to data/resnet                      # the toy data set
-    $ python -m benchmarks.resnet.prepare --from /raw/imagenet --to /data/imagenet
+    $ python -m benchmarks.resnet.prepare -o data/resnet                      # the toy data set
+    $ python -m benchmarks.resnet.prepare /raw/imagenet -o /data/imagenet
     $ python -m benchmarks.resnet.prepare --verify /data/imagenet
 
 Writes train.rec train.idx val.rec val.idx and, last, dataset.json. Give an interrupted command again and

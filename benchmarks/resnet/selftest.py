@@ -35,6 +35,6 @@ def real_images(folder: Path, count: int) -> None:
                 place = Path(raw) / part / f"c{number % CLASSES}"
                 place.mkdir(parents=True, exist_ok=True)
                 (place / f"{number}.jpg").write_bytes(data)
-        code = prepare.main(DATA_SET, ["--from", raw, "--to", str(folder), "--trust", "--progress", "json"])
+        code = prepare.main(DATA_SET, [raw, "-o", str(folder), "--trust", "--progress", "json"])
     if code != 0:
         raise SystemExit(code)

@@ -1,7 +1,7 @@
 """Prepare SSD's data set: COCO's images and annotations with a passport, or check a prepared one.
 
-    $ python -m benchmarks.ssd.prepare --to data/ssd                          # the toy data set
-    $ python -m benchmarks.ssd.prepare --from /raw/coco --to /data/coco      # COCO 2017, folders or zips
+    $ python -m benchmarks.ssd.prepare -o data/ssd                          # the toy data set
+    $ python -m benchmarks.ssd.prepare /raw/coco -o /data/coco      # COCO 2017, folders or zips
     $ python -m benchmarks.ssd.prepare --verify /data/coco
 
 Writes the files that benchmarks/detection/annotations.py describes and, last, dataset.json. Give an interrupted command

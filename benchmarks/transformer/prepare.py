@@ -1,8 +1,8 @@
 """Prepare the Transformer's data set: indexed sentences with a passport, or check a prepared one.
 
-    $ python -m benchmarks.transformer.prepare --to data/transformer                          # the toy data set
-    $ python -m benchmarks.transformer.prepare --from /raw/wmt --to /data/wmt        # WMT's archives
-    $ python -m benchmarks.transformer.prepare --from /raw/text --to /data/text      # train.en train.de test.en test.de
+    $ python -m benchmarks.transformer.prepare -o data/transformer                          # the toy data set
+    $ python -m benchmarks.transformer.prepare /raw/wmt -o /data/wmt        # WMT's archives
+    $ python -m benchmarks.transformer.prepare /raw/text -o /data/text      # train.en train.de test.en test.de
     $ python -m benchmarks.transformer.prepare --verify /data/wmt
 
 Writes the files that benchmarks/translation/arrays.py describes and, last, dataset.json. Give an interrupted command

@@ -62,7 +62,7 @@ class Source(NamedTuple):
 
 
 def find(args: argparse.Namespace) -> Source:
-    """Return what the folder of ``--from`` holds.
+    """Return what the folder of raw data holds.
 
     Raises:
         Problem: it holds neither text nor archives, not all of them, or no dictionary where one is needed.

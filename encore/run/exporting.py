@@ -70,7 +70,7 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
     try:
         facts = _facts(run, passport, experiment)
         options = ("--format", chosen, "--facts", json.dumps(facts), *(["--below-target"] * request.below_target))
-        places = ("--experiment", str(experiment.folder.absolute()), "--data", str(folder), "--to", str(writing))
+        places = ("--experiment", str(experiment.folder.absolute()), "--data", str(folder), "-o", str(writing))
         on_step(f"exporting {experiment.folder} as {chosen}")
         content = call(choice, (*places, *options), variables)
         writing.chmod(0o755)

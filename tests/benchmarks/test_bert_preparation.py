@@ -61,7 +61,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source, prepared by one worker."""
     to = tmp_path_factory.mktemp("whole") / "bert"
-    assert run("--from", source, "--to", to, *SHORT)[0] == 0
+    assert run(source, "-o", to, *SHORT)[0] == 0
     return to
 
 
@@ -80,7 +80,7 @@ def test_declared_files_are_those_of_the_format() -> None:
 
 
 def test_two_workers_write_the_same_and_no_shard_is_another_one(source: Path, whole: Path, tmp_path: Path) -> None:
-    assert run("--from", source, "--to", tmp_path / "to", *SHORT, workers=2)[0] == 0
+    assert run(source, "-o", tmp_path / "to", *SHORT, workers=2)[0] == 0
     assert arrays_of(tmp_path / "to") == arrays_of(whole)
     data = open_data(whole)
     assert max(data.train.tokens.max(), data.train.masked_labels.max()) < data.vocabulary.size
@@ -103,7 +103,7 @@ def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(whole: Path, tmp
 
 
 def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: Path, tmp_path: Path) -> None:
-    assert run("--from", source, "--to", tmp_path / "to", *SHORT, "--seed", 1)[0] == 0
+    assert run(source, "-o", tmp_path / "to", *SHORT, "--seed", 1)[0] == 0
     first, second = open_data(whole), open_data(tmp_path / "to")
     assert first.passport["how"]["text"] == second.passport["how"]["text"]
     assert first.passport["id"] != second.passport["id"]
@@ -113,7 +113,7 @@ def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: 
 def test_killed_preparation_resumes_and_writes_the_same(phase: str, source: Path, whole: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
     pattern = {"clean": "*.clean.json", "mask": "*.mask.json", "shuffle": "*.bucket.json"}[phase]
-    argv = ("--from", source, "--to", to, *SHORT)
+    argv = (source, "-o", to, *SHORT)
     with subprocess.Popen(command(*argv), cwd=paths.ROOT, stdout=subprocess.DEVNULL) as process:
         wait_until(lambda: any((to / "parts").glob(pattern)) or process.poll() is not None, "a part")
         process.send_signal(signal.SIGKILL)
@@ -138,7 +138,7 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
     listed = tmp_path / "md5.txt"
     digests = [hashlib.md5(documents[place].rstrip().encode()).hexdigest() for place in (3, 17)]
     listed.write_text("\n".join(digests) + "\n")
-    assert run("--from", raw, "--to", tmp_path / "to", *SHORT, "--evaluation-list", listed)[0] == 0
+    assert run(raw, "-o", tmp_path / "to", *SHORT, "--evaluation-list", listed)[0] == 0
     data = open_data(tmp_path / "to")
     # The copy of the first file is left out too.
     assert data.passport["facts"]["documents"] == {"train": 177, "test": 2}
@@ -147,14 +147,14 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
         tokens = data.test.original(number)
         assert data.vocabulary.text(tokens[1 : data.test.second[number] - 1]) in wanted
     listed.write_text("0" * 32 + "\n" + digests[0] + "\n")
-    told = refused(run("--from", raw, "--to", tmp_path / "b", "--evaluation-list", listed))
+    told = refused(run(raw, "-o", tmp_path / "b", "--evaluation-list", listed))
     assert "1 of 2 documents of" in told and "0" * 32 in told
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
     to = tmp_path_factory.mktemp("small") / "bert"
-    words = [sys.executable, "-m", "benchmarks.bert.prepare", "--to", str(to)]
+    words = [sys.executable, "-m", "benchmarks.bert.prepare", "-o", str(to)]
     subprocess.run(words, cwd=paths.ROOT, check=True, capture_output=True)
     return open_data(to)
 
@@ -187,7 +187,7 @@ TWICE = ("--duplication", "2")
 def test_excerpt_of_wikipedia_goes_through_the_whole_preparation(excerpt: Path, tmp_path: Path) -> None:
     dump = excerpt / "enwiki-pages-articles.xml.bz2"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.bert.prepare", "--from", excerpt, "--to", tmp_path / "to", *TWICE],
+        [sys.executable, "-m", "benchmarks.bert.prepare", excerpt, "-o", tmp_path / "to", *TWICE],
         cwd=paths.ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -244,18 +244,18 @@ def test_source_that_cannot_be_prepared_is_refused(
     (tmp_path / "raw").mkdir()
     shutil.copy(source / "vocab.txt", tmp_path / "raw")
     (tmp_path / "raw" / name).write_bytes(content)
-    assert told in refused(run("--from", tmp_path / "raw", "--to", tmp_path / "to", *SHORT))
+    assert told in refused(run(tmp_path / "raw", "-o", tmp_path / "to", *SHORT))
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 
 def test_options_that_contradict_each_other_are_refused(raw: Path, packed: Path, tmp_path: Path) -> None:
-    to = ("--to", tmp_path / "to", *SHORT)
+    to = ("-o", tmp_path / "to", *SHORT)
     held = write_text(tmp_path / "held.txt", documents=3)
-    told = refused(run("--from", raw, *to, "--evaluation", held))
+    told = refused(run(raw, *to, "--evaluation", held))
     assert "3 of 3 evaluation documents are in the training data as well, the first is the one that begins: " in told
-    assert "one of them" in refused(run("--from", raw, *to, "--vocabulary-size", 100))
+    assert "one of them" in refused(run(raw, *to, "--vocabulary-size", 100))
     (raw / "vocab.txt").unlink()
-    assert "has no vocab.txt" in refused(run("--from", raw, *to))
-    told = refused(run("--from", packed / "train", *to, "--vocabulary", packed / "vocab.txt"))
+    assert "has no vocab.txt" in refused(run(raw, *to))
+    told = refused(run(packed / "train", *to, "--vocabulary", packed / "vocab.txt"))
     assert "records for training alone" in told
-    assert "add --from" in refused(run(*to, "--evaluation", held))
+    assert "name the text" in refused(run(*to, "--evaluation", held))

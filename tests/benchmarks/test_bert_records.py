@@ -43,7 +43,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def convert(folder: Path, to: Path, *more: object) -> Outcome:
     options = ("--evaluation", folder / "eval", "--vocabulary", folder / "vocab.txt", *more)
-    return run("--from", folder / "train", "--to", to, *options, workers=2)
+    return run(folder / "train", "-o", to, *options, workers=2)
 
 
 def by_content(samples: Samples) -> list[tuple[Any, ...]]:
@@ -87,13 +87,13 @@ def test_hdf5_of_the_submission_is_read_where_h5py_is(
         np.savez(tmp_path / "rows.npz", **rows)
         words = [str(pytorch_python), "-c", MAKE_HDF5, str(tmp_path / "rows.npz"), str(tmp_path / name)]
         subprocess.run(words, check=True)
-    argv = ("--from", tmp_path / "train", "--evaluation", tmp_path / "eval.hdf5", "--vocabulary", packed / "vocab.txt")
-    assert run(*argv, "--to", tmp_path / "to", python=pytorch_python)[0] == 0
+    argv = (tmp_path / "train", "--evaluation", tmp_path / "eval.hdf5", "--vocabulary", packed / "vocab.txt")
+    assert run(*argv, "-o", tmp_path / "to", python=pytorch_python)[0] == 0
     assert by_content(open_data(tmp_path / "to").train) == by_content(take(drawn, 0, 50))
-    assert "h5py is not installed" in refused(run(*argv, "--to", tmp_path / "a"))
+    assert "h5py is not installed" in refused(run(*argv, "-o", tmp_path / "a"))
     whole = (tmp_path / "train" / "part_0.hdf5").read_bytes()
     (tmp_path / "train" / "part_0.hdf5").write_bytes(whole[: len(whole) // 2])
-    told = refused(run(*argv, "--to", tmp_path / "b", python=pytorch_python))
+    told = refused(run(*argv, "-o", tmp_path / "b", python=pytorch_python))
     assert "part_0.hdf5 cannot be read" in told
 
 

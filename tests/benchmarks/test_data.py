@@ -127,7 +127,7 @@ def run(benchmark: str, *words: object, limit: int | None = None, before: str = 
 
 
 def prepare(benchmark: str, source: Path, to: Path, *words: object, **how: Any) -> tuple[int, list[dict[str, Any]]]:
-    return run(benchmark, "--from", source, "--to", to, "--name", "mine", *words, **how)
+    return run(benchmark, source, "-o", to, "--name", "mine", *words, **how)
 
 
 def problem(lines: list[dict[str, Any]]) -> str:
@@ -148,7 +148,7 @@ def test_of_two_preparations_the_second_waits(benchmark: str, source: Path, tmp_
     to = tmp_path / "to"
     (to / "parts").mkdir(parents=True)
     command = [sys.executable, "-m", f"benchmarks.{benchmark}.prepare", "--workers", "1", "--progress", "json"]
-    command += ["--from", str(source), "--name", "mine", "--to", str(to)]
+    command += [str(source), "--name", "mine", "-o", str(to)]
     with (to / "parts" / "lock").open("wb") as lock, ThreadPoolExecutor(2) as threads:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         children = [subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -327,14 +327,13 @@ def test_only_images_have_classes_and_only_resnet_an_index(benchmark: str, sourc
 @pytest.mark.parametrize("owner", OWN)
 @every_benchmark
 def test_the_options_of_another_benchmark_are_refused(benchmark: str, owner: str, tmp_path: Path) -> None:
-    code, lines = run(benchmark, "--to", tmp_path / "to", *OWN[owner], "--check-options")
+    code, lines = run(benchmark, "-o", tmp_path / "to", *OWN[owner], "--check-options")
     if benchmark == owner:
         assert (code, lines) == (0, [])
     else:
-        assert (code, problem(lines)) == (2, f"unrecognized arguments: {' '.join(OWN[owner])}")
-        assert lines[-1]["error"]["expected"].startswith(
-            f"the options of {benchmark.replace('_', '-')}: --to --verify --from"
-        )
+        assert (code, problem(lines)) == (2, f"unrecognized arguments: {OWN[owner][0]}")
+        expected = f"the options of {benchmark.replace('_', '-')}: --output --verify --name"
+        assert lines[-1]["error"]["expected"].startswith(expected)
         assert OWN[owner][0] not in lines[-1]["error"]["expected"]
     assert not (tmp_path / "to").exists()
 
@@ -342,7 +341,7 @@ def test_the_options_of_another_benchmark_are_refused(benchmark: str, owner: str
 @every_benchmark
 def test_a_package_that_is_missing_is_named(benchmark: str, tmp_path: Path) -> None:
     # -S: no site-packages.
-    command = [sys.executable, "-S", "-m", f"benchmarks.{benchmark}.prepare", "--to", str(tmp_path / "to")]
+    command = [sys.executable, "-S", "-m", f"benchmarks.{benchmark}.prepare", "-o", str(tmp_path / "to")]
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"{'PIL' if benchmark == 'resnet' else 'numpy'} is not installed in this Python" in done.stderr

@@ -78,7 +78,7 @@ def source(published: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def opened(published: Path, tmp_path_factory: pytest.TempPathFactory) -> DataSet:
     folder = tmp_path_factory.mktemp("opened") / "data"
-    code, lines = run("--from", published, "--to", folder)
+    code, lines = run(published, "-o", folder)
     assert code == 0, lines
     return open_data(folder)
 
@@ -144,10 +144,10 @@ def test_one_data_set_serves_both_benchmarks(published: Path, opened: DataSet, t
     with pytest.raises(EncoreError, match="holds the data set"):
         data.check_data(opened.folder, "gnmt")
     # Where there is no error, nothing is skipped, and the JSON files keep their bytes.
-    assert run("--from", published, "--to", tmp_path / "to", "--skip-flawed", benchmark="maskrcnn")[0] == 0
+    assert run(published, "-o", tmp_path / "to", "--skip-flawed", benchmark="maskrcnn")[0] == 0
     found = passport(tmp_path / "to")
     assert found == passport(opened.folder) | {name: found[name] for name in ("how", "sha256")}
-    code, lines = run("--from", published, "--to", opened.folder, benchmark="maskrcnn")
+    code, lines = run(published, "-o", opened.folder, benchmark="maskrcnn")
     assert (code, "nothing to do" in notes(lines)) == (0, True)
 
 
@@ -167,7 +167,7 @@ def test_other_layouts_give_the_same_data(source: Path, opened: DataSet, tmp_pat
         (source / "images").mkdir()
         for name in ("train2017", "val2017"):
             (source / name).rename(source / "images" / name)
-    code, lines = run("--from", source, "--to", tmp_path / "to")
+    code, lines = run(source, "-o", tmp_path / "to")
     assert code == 0, lines
     assert passport(tmp_path / "to")["id"] == opened.passport["id"]
     assert run("--verify", tmp_path / "to")[0] == 0
@@ -210,13 +210,13 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
 
 def refused_then_skipped(source: Path, to: Path, *wanted: str) -> DataSet:
     """Check that errors are refused by name, and return the data set without them."""
-    code, lines = run("--from", source, "--to", to)
+    code, lines = run(source, "-o", to)
     error = lines[-1]["error"]
     assert code == 2
     assert not [text for text in wanted if text not in error["found"]], error["found"]
     assert "--skip-flawed" in error["hint"]
     assert not (to / "dataset.json").exists()
-    code, lines = run("--from", source, "--to", to, "--skip-flawed")
+    code, lines = run(source, "-o", to, "--skip-flawed")
     assert code == 0, lines
     assert not [text for text in wanted if text not in notes(lines)]
     opened = open_data(to)
@@ -332,7 +332,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
 def test_what_cannot_be_skipped_is_refused(source: Path, tmp_path: Path, case: str) -> None:
     change, found, hint = REFUSED[case]
     change(source)
-    code, lines = run("--from", source, "--to", tmp_path / "to", "--skip-flawed")
+    code, lines = run(source, "-o", tmp_path / "to", "--skip-flawed")
     error = lines[-1]["error"]
     assert (code, found.format(root=source) in error["found"], hint in error["hint"]) == (2, True, True), error
     assert not (tmp_path / "to" / "dataset.json").exists()
@@ -342,7 +342,7 @@ def test_boxes_reach_out_by_a_pixel_in_published_sets(source: Path, tmp_path: Pa
     content = content_of("train")
     content["annotations"][0]["bbox"] = [54, 1, 10.75, 8]
     write_json(source, "train", content)
-    code, lines = run("--from", source, "--to", tmp_path / "to")
+    code, lines = run(source, "-o", tmp_path / "to")
     assert code == 0, lines
     assert "train: 1 boxes reach out of their image, by 0.75 pixels at most" in notes(lines)
     assert "train: 1 of 7 images have no object" in notes(lines)
@@ -366,13 +366,13 @@ SMALLER = (
 
 
 def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path) -> None:
-    code, lines = run("--from", source, "--to", tmp_path / "to", "--name", "coco2017")
+    code, lines = run(source, "-o", tmp_path / "to", "--name", "coco2017")
     assert (code, lines[-1]["error"]["found"]) == (2, "coco2017 with 7 images in train")
     assert lines[-1]["error"]["expected"] == "118,287"
     source = source.rename(tmp_path / "coco2017")
-    assert run("--from", source, "--to", tmp_path / "own")[0] == 0
+    assert run(source, "-o", tmp_path / "own")[0] == 0
     assert passport(tmp_path / "own")["name"] == "coco2017-own"
-    assert run("--from", source, "--to", tmp_path / "whole", before=SMALLER)[0] == 0
+    assert run(source, "-o", tmp_path / "whole", before=SMALLER)[0] == 0
     assert passport(tmp_path / "whole")["name"] == "coco2017"
     code, lines = run("--verify", tmp_path / "whole")
     assert (code, lines[-1]["error"]["expected"]) == (2, "118,287")
@@ -387,7 +387,7 @@ def test_known_errors_of_the_published_set_are_reported_and_not_trained(source: 
     ]
     write_json(source, "train", content)
     before = (source / "annotations" / "instances_train2017.json").read_bytes()
-    code, lines = run("--from", source, "--to", tmp_path / "to", before=SMALLER)
+    code, lines = run(source, "-o", tmp_path / "to", before=SMALLER)
     assert code == 0, lines
     for text in ("1 train: box without area: annotation 901", "box outside its image: annotation 902", "903"):
         assert text in notes(lines)
@@ -397,7 +397,7 @@ def test_known_errors_of_the_published_set_are_reported_and_not_trained(source: 
     assert [polygon.ravel().tolist() for polygon in train.polygons(5)] == CORNER
     content["annotations"][0]["category_id"] = 3
     write_json(source, "train", content)
-    code, lines = run("--from", source, "--to", tmp_path / "other", before=SMALLER)
+    code, lines = run(source, "-o", tmp_path / "other", before=SMALLER)
     assert (code, lines[-1]["error"]["found"]) == (2, "1 train: unknown category: annotation 200, category 3")
 
 
@@ -410,10 +410,10 @@ def test_images_that_were_done_are_not_read_again(source: Path, opened: DataSet,
     small = "from benchmarks.detection import pictures, writer\npictures.PART_IMAGES = 3"
     move = f"pathlib.Path({str(victim)!r}).rename({str(tmp_path / 'kept')!r})"
     vanish = f"{small}\nimport pathlib\ndef vanish(*args):\n    {move}"
-    code, lines = run("--from", source, "--to", tmp_path / "to", before=f"{vanish}\nwriter._check_objects = vanish")
+    code, lines = run(source, "-o", tmp_path / "to", before=f"{vanish}\nwriter._check_objects = vanish")
     assert (code, f"{victim} cannot be read" in lines[-1]["error"]["found"]) == (1, True), lines
     (tmp_path / "kept").rename(victim)
-    code, lines = run("--from", source, "--to", tmp_path / "to", before=small)
+    code, lines = run(source, "-o", tmp_path / "to", before=small)
     assert code == 0, lines
     # Another worker may have finished the part of val meanwhile.
     assert re.search("resuming: [23] of 4 parts of images were finished before", notes(lines))
@@ -423,7 +423,7 @@ def test_images_that_were_done_are_not_read_again(source: Path, opened: DataSet,
 @pytest.mark.parametrize("how", [(), ("--quick",)], ids=["every byte", "quick"])
 def test_verify_names_changed_images(published: Path, tmp_path: Path, how: tuple[str, ...]) -> None:
     to = tmp_path / "to"
-    assert run("--from", published, "--to", to)[0] == 0
+    assert run(published, "-o", to)[0] == 0
     for name, change in (("10", lambda data: data[:-1] + b"x"), ("20", lambda data: data[:-1])):
         path = to / "train2017" / f"0000000000{name}.jpg"
         changed = change(path.read_bytes())
@@ -490,7 +490,7 @@ def test_the_same_seed_generates_the_same_scenes(pytorch_python: Path, tmp_path:
     found = []
     for number, seed in enumerate((0, 0, 1)):
         to = tmp_path / str(number)
-        command = [pytorch_python, "-m", "benchmarks.ssd.prepare", "--scenes", "12", "--to", to, "--seed", seed]
+        command = [pytorch_python, "-m", "benchmarks.ssd.prepare", "--scenes", "12", "-o", to, "--seed", seed]
         subprocess.run(list(map(str, command)), cwd=paths.ROOT, check=True)
         found.append(passport(to)["id"])
     assert found[0] == found[1] != found[2]

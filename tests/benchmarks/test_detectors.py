@@ -88,7 +88,7 @@ def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     """The toy data set, which both read, and 96 scenes of it for Mask R-CNN's short runs."""
     folder = tmp_path_factory.mktemp("scenes")
     data.prepare("ssd", folder / "ssd", data.Preparation(), pytorch_python)
-    few = ["-m", "benchmarks.maskrcnn.prepare", "--to", str(folder / "maskrcnn"), "--scenes", "96"]
+    few = ["-m", "benchmarks.maskrcnn.prepare", "-o", str(folder / "maskrcnn"), "--scenes", "96"]
     subprocess.run([str(pytorch_python), *few], check=True, capture_output=True)
     return {"ssd": folder / "ssd", "maskrcnn": folder / "maskrcnn"}
 

@@ -159,23 +159,23 @@ def test_learning_rate_is_the_submitted_one() -> None:
 
 def test_days_are_split_shuffled_and_encoded(pytorch_python: Path, tmp_path: Path) -> None:
     write_days(tmp_path / "raw", 3, 1501)
-    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "one", "--workers", 1)
+    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "one", "--workers", 1)
     assert done.returncode == 0, done.stderr
     facts = passport(tmp_path / "one")
     assert {split: each["count"] for split, each in facts["splits"].items()} == {"train": 3002, "val": 751}
     assert facts["name"] == "criteo-3-days"
     # Every value occurs, and each table has a row for each.
     assert facts["facts"]["table_sizes"] == [40 + column for column in range(26)]
-    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "two", "--workers", 2)
+    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "two", "--workers", 2)
     assert passport(tmp_path / "two")["id"] == facts["id"], "workers do not change the data"
-    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "three", "--seed", 1)
+    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "three", "--seed", 1)
     assert passport(tmp_path / "three")["id"] != facts["id"]
     assert prepare(pytorch_python, "--verify", tmp_path / "one").returncode == 0
 
 
 def test_rare_values_share_a_row(pytorch_python: Path, tmp_path: Path) -> None:
     write_days(tmp_path / "raw", 2, 300)
-    arguments = ("--from", tmp_path / "raw", "--to", tmp_path / "to", "--frequency-threshold", 8)
+    arguments = (tmp_path / "raw", "-o", tmp_path / "to", "--frequency-threshold", 8)
     assert prepare(pytorch_python, *arguments).returncode == 0
     sizes = passport(tmp_path / "to")["facts"]["table_sizes"]
     # 300 training rows: values of a table of 40 come 7 or 8 times, those of one of 65 4 or 5 times.
@@ -185,9 +185,9 @@ def test_rare_values_share_a_row(pytorch_python: Path, tmp_path: Path) -> None:
 
 def test_preparation_goes_on_where_it_was_killed(pytorch_python: Path, tmp_path: Path) -> None:
     write_days(tmp_path / "raw", 6, 4000)
-    assert prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "whole").returncode == 0
+    assert prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "whole").returncode == 0
     command = [str(pytorch_python), "-m", "benchmarks.dlrm.prepare", "--workers", "1"]
-    command += ["--from", str(tmp_path / "raw"), "--to", str(tmp_path / "to")]
+    command += [str(tmp_path / "raw"), "-o", str(tmp_path / "to")]
     with subprocess.Popen(command, cwd=paths.ROOT, stderr=subprocess.DEVNULL) as child:
         while not list((tmp_path / "to").glob("parts/*.json")):
             assert child.poll() is None, "it ended before it could be stopped"
@@ -204,7 +204,7 @@ def test_preparation_goes_on_where_it_was_killed(pytorch_python: Path, tmp_path:
 
 def test_bad_sources_are_refused(pytorch_python: Path, tmp_path: Path) -> None:
     def refusal(folder: Path, *more: object) -> str:
-        done = prepare(pytorch_python, "--from", folder, "--to", tmp_path / "to", *more)
+        done = prepare(pytorch_python, folder, "-o", tmp_path / "to", *more)
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr
         return done.stderr
@@ -220,7 +220,7 @@ def test_bad_sources_are_refused(pytorch_python: Path, tmp_path: Path) -> None:
     cut.write_text(whole.replace("\t000000", "\t-00000"), encoding="ascii")
     told = refusal(tmp_path / "raw")
     assert "are malformed; the first is line 1 of" in told
-    done = prepare(pytorch_python, "--from", tmp_path / "raw", "--to", tmp_path / "to", "--skip-corrupt")
+    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "to", "--skip-corrupt")
     assert done.returncode == 0, done.stderr
     assert passport(tmp_path / "to")["facts"]["malformed"] == 200
     assert "holds the data set criteo-3-days, made from another source" in refusal(tmp_path / "raw", "--seed", 5)
@@ -273,20 +273,20 @@ def test_what_cannot_be_evaluated_or_read_is_refused_and_what_is_not_used_report
     text = tmp_path / "train.txt"
     text.write_text("".join([*rows[:60], *("0" + each[1:] for each in rows[60:])]))
     (tmp_path / "test.txt").write_text("".join(each[2:] for each in rows))
-    done = prepare(sys.executable, "--from", tmp_path, "--to", f"{tmp_path}-to")
+    done = prepare(sys.executable, tmp_path, "-o", f"{tmp_path}-to")
     assert done.returncode == 2
     assert f"all rows to evaluate on, in {text}, have label 0" in done.stderr
     assert f"{tmp_path / 'test.txt'} is not used: its first row has 39 fields" in done.stderr
     for name in ("train.txt", "test.txt"):
         (tmp_path / name).write_bytes(gzip.compress(text.read_bytes()))
-        done = prepare(sys.executable, "--from", tmp_path, "--to", f"{tmp_path}-to")
+        done = prepare(sys.executable, tmp_path, "-o", f"{tmp_path}-to")
         assert done.returncode == 2
         assert f"{tmp_path / name} is compressed by gzip" in done.stderr
         assert f"gunzip {tmp_path / name}.gz" in done.stderr
         text.write_text("".join(rows))
     (tmp_path / "train.txt").rename(tmp_path / "day_0.gz")
     (tmp_path / "day_0.gz").write_bytes(gzip.compress(b"rows"))
-    assert "day_0.gz is compressed" in prepare(sys.executable, "--from", tmp_path, "--to", f"{tmp_path}-to").stderr
+    assert "day_0.gz is compressed" in prepare(sys.executable, tmp_path, "-o", f"{tmp_path}-to").stderr
 
 
 # -- training ------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ RATINGS = [(user, item, 4, 1000 + 10 * user + item) for user in range(1, 7) for 
 
 
 def prepare(source: Path, to: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.ncf.prepare", "--from", str(source), "--to", str(to), *more]
+    command = [sys.executable, "-m", "benchmarks.ncf.prepare", str(source), "-o", str(to), *more]
     return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
 
 

@@ -73,7 +73,7 @@ def test_another_set_in_squads_format_is_own_data(tmp_path: Path) -> None:
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         (raw / name).write_text(json.dumps(XQUAD))
     vocabulary.write(raw / "vocab.txt", [*SPECIAL, "here", "where", "?"])
-    args = prepare.parse(DATA_SET, ["--from", str(raw), "--to", str(to), "--allow-overlap"])
+    args = prepare.parse(DATA_SET, [str(raw), "-o", str(to), "--allow-overlap"])
     assert prepare.prepare(DATA_SET, args, Progress(as_json=True)) == 0
     manifest = passports.read(to)
     assert manifest["name"] == "own data"

@@ -80,7 +80,7 @@ def digest(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("toy")
-    assert run("--to", to / "gnmt", "--workers", 2)[0] == 0
+    assert run("-o", to / "gnmt", "--workers", 2)[0] == 0
     return to / "gnmt"
 
 
@@ -91,7 +91,7 @@ def toy(toy_folder: Path) -> DataSet:
 
 def test_the_toy_set_is_the_same_everywhere(toy_folder: Path, tmp_path: Path) -> None:
     # Any benchmark, any number of workers, any machine: published qualities of this set depend on it.
-    assert run("--to", tmp_path / "transformer", "--workers", 1, benchmark="transformer")[0] == 0
+    assert run("-o", tmp_path / "transformer", "--workers", 1, benchmark="transformer")[0] == 0
     assert digest(tmp_path / "transformer") == digest(toy_folder)
     assert digest(toy_folder) == "6755eadc4ff2ba7135b37e673577b995c2b7ac651b894eeb81f4289fd5fe17f1"
 
@@ -127,7 +127,7 @@ def test_pairs_are_cleaned_and_compressed_files_are_as_good(split: Path, tmp_pat
     for name, extra in (("en", "\nword\n" + "many " * 11 + "\none\r\n"), ("de", "wort\n \nviele\n\ufeffeins")):
         with (split / f"train.{name}").open("a", encoding="utf-8") as file:
             file.write(extra)
-    code, lines = run("--from", split, "--to", tmp_path / "to", "--longest", 10)
+    code, lines = run(split, "-o", tmp_path / "to", "--longest", 10)
     assert code == 0, lines
     left_out = f"left out of training: 2 empty, 1 too long; the first is line 5 of {split}/train.en and train.de"
     assert [line["note"] for line in lines if "note" in line] == [left_out]
@@ -145,7 +145,7 @@ def test_pairs_are_cleaned_and_compressed_files_are_as_good(split: Path, tmp_pat
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     options = ("--longest", 10, "--languages", "de", "en")
-    assert run("--from", split, "--to", tmp_path / "other", *options)[0] == 0
+    assert run(split, "-o", tmp_path / "other", *options)[0] == 0
     other = open_data(tmp_path / "other")
     assert (other.source_language, other.references) == ("de", [line.replace("@@ ", "") for line in TURNED["en"]])
     assert other.train.target.tokens.tolist() == found.train.source.tokens.tolist()
@@ -192,7 +192,7 @@ def test_bad_files_are_refused_with_a_hint(kind: str, split: Path, tmp_path: Pat
     files, options, expected = BAD[kind]
     for name, content in files.items():
         (split / name).write_bytes(content) if content is not None else (split / name).unlink()
-    found = refused(run("--from", split, "--to", tmp_path / "to", *options))
+    found = refused(run(split, "-o", tmp_path / "to", *options))
     assert [each for each in expected if each not in found] == [], found
     assert not (tmp_path / "to" / "dataset.json").exists()
 
@@ -288,7 +288,7 @@ def run_archives(folder: Path, to: Path) -> Outcome:
     """Prepare archives with this test's newstest2014 as the known one."""
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.glob(f"{wmt.TEST}.??")}
     before = f"from benchmarks.translation import wmt\nwmt.KNOWN_MD5 = {sums!r}"
-    return run("--from", folder, "--to", to, benchmark="transformer", before=before)
+    return run(folder, "-o", to, benchmark="transformer", before=before)
 
 
 def test_archives_are_joined_in_the_submitted_order(archives: Path, tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_archives_that_cannot_be_used_are_named(kind: str, archives: Path, tmp_p
 
 
 def test_a_test_part_with_another_checksum_is_refused(archives: Path, tmp_path: Path) -> None:
-    found = refused(run("--from", archives, "--to", tmp_path / "to", benchmark="transformer"))
+    found = refused(run(archives, "-o", tmp_path / "to", benchmark="transformer"))
     assert "newstest2014.en has md5 " in found
     assert "dabf51a9c02b2235632f3cee75c72d49, as verify_dataset.sh of v0.5 has it" in found
 
@@ -502,7 +502,7 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
     # The same sentences many times so that there is something to merge.
     raw = write_text(tmp_path / "raw", [line.replace("@@ ", "") for line in EN * 5], DE * 5)
     (raw / "test.en").write_text(lines_of(*TURNED["en"][:3]) + "times 3,000 raining is it\n")
-    code, lines = run("--from", raw, "--to", tmp_path / "to", "--merges", 60, python=pytorch_python)
+    code, lines = run(raw, "-o", tmp_path / "to", "--merges", 60, python=pytorch_python)
     assert code == 0, lines
     found = open_data(tmp_path / "to")
     codes = (tmp_path / "to" / CODES).read_text().splitlines()
@@ -518,9 +518,9 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
             tokens = [" ".join(found.vocabulary.tokens(sentences[place])) for place in range(len(sentences))]
             (split / f"{part}.{name}").write_text(lines_of(*tokens))
     shutil.copy(tmp_path / "to" / CODES, split / "codes")
-    assert run("--from", split, "--to", tmp_path / "again", python=pytorch_python)[0] == 0
+    assert run(split, "-o", tmp_path / "again", python=pytorch_python)[0] == 0
     for name in ("train_source.npy", VOCABULARY):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "to" / name).read_bytes()
     (split / "codes").write_text("#version: 0.2\nh o\no u\n")
-    text = refused(run("--from", split, "--to", tmp_path / "other", python=pytorch_python))
+    text = refused(run(split, "-o", tmp_path / "other", python=pytorch_python))
     assert "splits into " in text and "the codes that the text was split by" in text

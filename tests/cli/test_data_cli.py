@@ -59,8 +59,8 @@ def test_a_dry_run_prints_the_command_and_does_nothing(tmp_path):
     words = ["raw images", "-o", tmp_path / "d", "--resize", 480, "--quality", 95]
     done = run("prepare", "resnet", *words, "--workers", 4, "--skip-corrupt", "--dry-run")
     assert shlex.split(done.output) == [
-        *("python", "-m", "benchmarks.resnet.prepare", "--to", str(tmp_path / "d")),
-        *("--from", str(Path.cwd() / "raw images"), "--workers", "4"),
+        *("python", "-m", "benchmarks.resnet.prepare", str(Path.cwd() / "raw images")),
+        *("-o", str(tmp_path / "d"), "--workers", "4"),
         *("--resize", "480", "--quality", "95", "--skip-corrupt"),
     ]
     assert not (tmp_path / "d").exists()
@@ -70,8 +70,8 @@ def test_a_benchmark_judges_its_own_options(tmp_path):
     done = run("prepare", "dlrm", "--index-limit", 9, "--frequency-threshold", 3, "--dry-run")
     assert shlex.split(done.output)[-4:] == ["--index-limit", "9", "--frequency-threshold", "3"]
     for words, found in (
-        (("ncf", "--resize", 256), "unrecognized arguments: --resize 256"),
-        (("resnet-pytorch", "--index-limit", 9), "unrecognized arguments: --index-limit 9"),
+        (("ncf", "--resize", 256), "unrecognized arguments: --resize"),
+        (("resnet-pytorch", "--index-limit", 9), "unrecognized arguments: --index-limit"),
         (("resnet", "--quality", 101), "argument --quality: 101 is not from 1 to 100"),
         (("dlrm", "raw", "more"), "unrecognized arguments: more"),
     ):
@@ -79,7 +79,7 @@ def test_a_benchmark_judges_its_own_options(tmp_path):
         assert isinstance(done.exception, EncoreError)
         assert (done.exception.found, done.exception.exit_code) == (found, ExitCode.REFUSED)
         assert done.exception.hint.startswith("encore data prepare ")
-    assert "the options of dlrm: --to" in done.exception.expected
+    assert "the options of dlrm: --output" in done.exception.expected
 
 
 def test_help_on_a_benchmark_ends_with_its_own_options():

@@ -18,5 +18,5 @@ def together():
 def digits(together):
     """The small data set of resnet; ranks wait for each other's preparation."""
     folder = together / "digits"
-    subprocess.run([sys.executable, "-m", "benchmarks.resnet.prepare", "--to", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.resnet.prepare", "-o", str(folder)], check=True)
     return folder

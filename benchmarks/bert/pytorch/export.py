@@ -1,6 +1,6 @@
 """BERT for a server: the words at masked places, and whether the second text follows the first.
 
-$ python -m benchmarks.bert.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+$ python -m benchmarks.bert.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """BERT on SQuAD for a server: windows of question and context to the logits of the answer's ends.
 
-$ python -m benchmarks.bert_squad.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+$ python -m benchmarks.bert_squad.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class DataSet:
 
     benchmark: str
     source: str
-    """The raw data that --from takes."""
+    """The raw data that it takes."""
     files: Tuple[str, ...]
     """Names of what is written in addition to the passport."""
     add_options: Callable[[argparse._ArgumentGroup], None]
@@ -141,10 +141,10 @@ def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
     description = f"Prepare or verify {data_set.benchmark}'s data set."
     parser = _Parser(prog=f"python -m {data_set.module}", description=description)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--to", type=Path, metavar="DIR", help="folder to prepare the data set in")
+    what.add_argument("--output", "-o", dest="to", type=Path, metavar="DIR", help="folder to prepare the data set in")
     what.add_argument("--verify", type=Path, metavar="DIR", help="check a prepared data set")
     add = parser.add_argument
-    add("--from", dest="origin", type=Path, metavar="PATH", help=f"{data_set.source}; without it, the toy data set")
+    add("origin", nargs="?", type=Path, metavar="SOURCE", help=f"{data_set.source}; without it, the toy data set")
     add("--name", help="name of the data set; default: its source's")
     add("--workers", type=number(1, 1024), default=len(os.sched_getaffinity(0)), help="processes, at most")
     add("--seed", type=number(0, 2**63 - 1), default=0, help="of every random choice")
@@ -273,14 +273,14 @@ def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
     if origin is not None and not origin.exists():
         raise Problem(f"{origin} does not exist", data_set.source, "name raw data that are there")
     if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
-        raise Problem(f"{to} is within the source {origin}", "a folder outside it", "choose another --to")
+        raise Problem(f"{to} is within the source {origin}", "a folder outside it", "choose another one: -o DIR")
     try:
         to.mkdir(parents=True, exist_ok=True)
         if not os.access(to, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         found = f"cannot write in {to}: {error.strerror}"
-        raise Problem(found, "a folder that can be written in", "choose another --to") from None
+        raise Problem(found, "a folder that can be written in", "choose another one: -o DIR") from None
 
 
 def check_room(directory: Path, needed: int) -> None:
@@ -290,7 +290,7 @@ def check_room(directory: Path, needed: int) -> None:
         raise Problem(
             f"{human_bytes(free)} free on the disk of {directory}",
             f"about {human_bytes(needed)} for the data set",
-            f"free {human_bytes(needed - free)} or choose another folder with --to",
+            f"free {human_bytes(needed - free)} or choose another folder: -o DIR",
             keeps=True,
         )
 
@@ -314,7 +314,7 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
         found = f"{to} holds this data set, but its files have changed since"
     else:
         found = f"{to} holds the data set {present['name']}, made from another source or with other options"
-    raise Problem(found, "an empty folder, or this data set", "choose another --to, or add --overwrite")
+    raise Problem(found, "an empty folder, or this data set", "choose another one: -o DIR, or add --overwrite")
 
 
 def _problems_at_a_glance(data_set: DataSet, to: Path) -> List[Problem]:

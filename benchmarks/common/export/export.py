@@ -338,15 +338,15 @@ def _arguments(description: Optional[str], formats: Sequence[str]) -> argparse.N
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experiment", type=Path, required=True, help="folder of an experiment, with checkpoint/")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared data set")
-    parser.add_argument("--to", type=Path, help="an empty folder")
+    parser.add_argument("-o", "--output", type=Path, help="an empty folder")
     parser.add_argument("--format", choices=formats, default=formats[0])
     parser.add_argument("--facts", type=json.loads, default={}, help="fields for the passport (JSON)")
     parser.add_argument("--below-target", action="store_true", help="export a model that did not reach its target")
     parser.add_argument("--through", metavar="URL", help="HOST:PORT of a server: check the model there, write nothing")
     parser.add_argument("--exported", type=Path, metavar="DIR", help="with --through: what the server's model is of")
     arguments = parser.parse_args()
-    if (arguments.to is None) == (arguments.through is None) or (arguments.through and not arguments.exported):
-        parser.error("expected --to DIR, or --through URL with --exported DIR")
+    if (arguments.output is None) == (arguments.through is None) or (arguments.through and not arguments.exported):
+        parser.error("expected -o DIR, or --through URL with --exported DIR")
     return arguments
 
 
@@ -370,13 +370,13 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
                 "schema": SCHEMA,
                 **arguments.facts,
                 "format": arguments.format,
-                **export(parts, tools, arguments.format, arguments.to),
+                **export(parts, tools, arguments.format, arguments.output),
                 "data": {"name": data["name"], "id": data["id"]},
                 "step": state["step"],
                 "quality": quality,
                 "reached": has_reached(quality, config.targets),
             }
-            write_passports(content, arguments.to)
+            write_passports(content, arguments.output)
     except Problem as problem:
         print(problem, file=sys.stderr)
         print(json.dumps({"problem": problem.as_dict()}))

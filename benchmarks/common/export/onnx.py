@@ -19,5 +19,6 @@ def require(*modules: str) -> None:
             raise Problem(
                 f"this Python has no {error.name}",
                 f"{', '.join(modules)} and onnxruntime for --format onnx",
-                f"{sys.executable} -m pip install --no-deps -r requirements/export.txt; or another --format",
+                f"use encore export, which installs them; or install requirements/export.txt, without dependencies, "
+                f"for {sys.executable}; or another --format",
             ) from None

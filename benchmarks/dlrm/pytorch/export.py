@@ -1,6 +1,6 @@
 """DLRM for a server: the logit of a click, from the numbers and the rows of the tables.
 
-$ python -m benchmarks.dlrm.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+$ python -m benchmarks.dlrm.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """GNMT for a server: the encoder, and a step of the decoder, which a client's search calls for each token.
 
-$ python -m benchmarks.gnmt.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+$ python -m benchmarks.gnmt.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
 from __future__ import annotations

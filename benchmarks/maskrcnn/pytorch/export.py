@@ -1,6 +1,6 @@
 """Mask R-CNN for a server: images and their sizes to boxes, scores, classes and masks.
 
-    $ python -m benchmarks.maskrcnn.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+    $ python -m benchmarks.maskrcnn.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 
 Suppression and the choice of detections are in the model: see served.py. Drawing a mask in its image is the client's,
 as evaluation.paste does it.

@@ -1,6 +1,6 @@
 """Minigo for a server: planes of positions to the probabilities of moves and the value.
 
-    $ python -m benchmarks.minigo.tensorflow.export --experiment RUN/experiment_0 --data DATA --to DIR
+    $ python -m benchmarks.minigo.tensorflow.export --experiment RUN/experiment_0 --data DATA -o DIR
 
 The model is that of the generation that met the target, else of the last one. The search is the client's: it asks for
 some hundred positions a move.

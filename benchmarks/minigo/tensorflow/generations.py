@@ -253,7 +253,7 @@ class Generations:
 def open_target(folder: Path, config: Any) -> Evaluate:
     """Return the evaluator of a data set's target model."""
     if not (folder / TARGET).exists():
-        raise Problem(f"{folder} has no {TARGET}", "a target model", "prepare the data set with one in --from DIR")
+        raise Problem(f"{folder} has no {TARGET}", "a target model", "prepare the data set again")
     return load_evaluator(folder / TARGET, config)
 
 

@@ -1,6 +1,6 @@
 """NCF for a server: the score of each pair of user and item.
 
-$ python -m benchmarks.ncf.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+$ python -m benchmarks.ncf.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
 from __future__ import annotations

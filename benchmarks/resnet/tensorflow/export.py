@@ -1,6 +1,6 @@
 """ResNet in TensorFlow for a server: images to logits.
 
-$ python -m benchmarks.resnet.tensorflow.export --experiment RUN/experiment_0 --data DATA --to DIR
+$ python -m benchmarks.resnet.tensorflow.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
 from __future__ import annotations

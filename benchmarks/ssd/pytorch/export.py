@@ -1,6 +1,6 @@
 """SSD for a server: images to the corners and probabilities of all default boxes.
 
-    $ python -m benchmarks.ssd.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+    $ python -m benchmarks.ssd.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 
 Non-maximum suppression is the client's: it leaves another number of boxes in each image. ``model.chosen`` is ours.
 """

@@ -1,6 +1,6 @@
 """The Transformer for a server: the encoder, and a step of the decoder, which a client's search calls for each token.
 
-$ python -m benchmarks.transformer.pytorch.export --experiment RUN/experiment_0 --data DATA --to DIR
+$ python -m benchmarks.transformer.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def records(folder, split):
 
 
 def test_the_small_set(tmp_path, prepare):
-    assert prepare("--to", tmp_path)[:2] == (0, {"passport": str(tmp_path / "dataset.json")})
+    assert prepare("-o", tmp_path)[:2] == (0, {"passport": str(tmp_path / "dataset.json")})
     passport = passports.read(tmp_path)
     assert (passport["name"], passport["benchmark"], "".join(passport["classes"])) == ("digits", "resnet", "0123456789")
     assert passports.verify(tmp_path, check=check) == []
@@ -120,7 +120,7 @@ def test_the_small_set(tmp_path, prepare):
 def test_class_folders_keep_their_bytes_and_labels(tmp_path, pets, prepare):
     (pets / "train" / "ant" / "notes.txt").write_text("no image")
     (pets / "README").write_text("no class")
-    code, _, notes = prepare("--from", pets, "--to", tmp_path / "out")
+    code, _, notes = prepare(pets, "-o", tmp_path / "out")
     assert (code, notes[0]) == (0, "1 files left out: no images by their suffix")
     train = records(tmp_path / "out", "train")
     files = [
@@ -137,7 +137,7 @@ def test_class_folders_keep_their_bytes_and_labels(tmp_path, pets, prepare):
 def test_the_result_depends_on_the_seed_and_not_on_the_workers(tmp_path, pets, prepare):
     ids = []
     for number, options in enumerate((["--workers", 1], ["--workers", 3], ["--seed", 1])):
-        assert prepare("--from", pets, "--to", tmp_path / str(number), *options)[0] == 0
+        assert prepare(pets, "-o", tmp_path / str(number), *options)[0] == 0
         ids.append(passports.read(tmp_path / str(number))["id"])
     assert ids[0] == ids[1] != ids[2]
 
@@ -145,7 +145,7 @@ def test_the_result_depends_on_the_seed_and_not_on_the_workers(tmp_path, pets, p
 def test_one_tree_is_split_by_class(tmp_path, images, prepare):
     source = class_folders(tmp_path / "tree", images, {"ant": 10, "bee": 20, "cow": 2})
     out = tmp_path / "out"
-    assert prepare("--from", source, "--to", out, "--validation-fraction", 0.2)[0] == 0
+    assert prepare(source, "-o", out, "--validation-fraction", 0.2)[0] == 0
     assert Counter(label for label, _ in records(out, "val")) == {0: 2, 1: 4, 2: 1}
     assert len(set(records(out, "train")) | set(records(out, "val"))) == 32
 
@@ -189,8 +189,8 @@ def imagenet(tmp_path, images):
 
 def test_imagenets_tars_are_read_in_place(tmp_path, images, imagenet, prepare):
     out = tmp_path / "out"
-    assert "imagenet with 3 classes" in prepare("--from", imagenet, "--to", out)[1]["found"]
-    assert prepare("--from", imagenet, "--to", out, "--name", "tiny-imagenet")[0] == 0
+    assert "imagenet with 3 classes" in prepare(imagenet, "-o", out)[1]["found"]
+    assert prepare(imagenet, "-o", out, "--name", "tiny-imagenet")[0] == 0
     assert passports.read(out)["classes"] == list(WORDNET_IDS)
     train = {image: label for label, image in records(out, "train")}
     assert train == {(images / f"{number:02}.jpg").read_bytes(): number // 8 for number in range(24)}
@@ -203,7 +203,7 @@ def test_imagenets_tars_are_read_in_place(tmp_path, images, imagenet, prepare):
 def test_validation_images_of_imagenet_may_be_in_class_folders(tmp_path, images, imagenet, prepare):
     (imagenet / "ILSVRC2012_img_val.tar").unlink()
     class_folders(imagenet / "val", images, dict.fromkeys(WORDNET_IDS, 2), begin=24)
-    assert prepare("--from", imagenet, "--to", tmp_path / "out", "--name", "tiny")[0] == 0
+    assert prepare(imagenet, "-o", tmp_path / "out", "--name", "tiny")[0] == 0
     assert [label for label, _ in records(tmp_path / "out", "val")] == [0, 0, 1, 1, 2, 2]
 
 
@@ -215,7 +215,7 @@ def test_a_missing_or_truncated_tar_is_named(tmp_path, imagenet, prepare, name, 
     path.unlink()
     if kept:
         path.write_bytes(content)
-    code, error, _ = prepare("--from", imagenet, "--to", tmp_path / "out", "--name", "tiny")
+    code, error, _ = prepare(imagenet, "-o", tmp_path / "out", "--name", "tiny")
     assert (code, found in error["found"], name in error["found"]) == (2, True, True), error
 
 
@@ -245,7 +245,7 @@ def test_odd_images_become_what_dali_decodes(tmp_path, images, prepare):
         shutil.copytree(odd, tmp_path / "source" / split / "all")
         (tmp_path / "source" / split / "more").mkdir()
         os.link(images / "00.jpg", tmp_path / "source" / split / "more" / "00.jpg")
-    assert prepare("--from", tmp_path / "source", "--to", tmp_path / "out", "--allow-overlap")[0] == 0
+    assert prepare(tmp_path / "source", "-o", tmp_path / "out", "--allow-overlap")[0] == 0
     stored = {image for _, image in records(tmp_path / "out", "val")}
     kept = ("progressive.jpg", "gray.jpg", "cmyk.jpg", *(f"magic{shift}.jpg" for shift in range(4)))
     assert [name for name in kept if (odd / name).read_bytes() not in stored] == []
@@ -271,11 +271,11 @@ def test_odd_images_become_what_dali_decodes(tmp_path, images, prepare):
 
 def test_resizing_reduces_the_short_side_and_quality_re_encodes(tmp_path, images, pets, prepare):
     shutil.copy2(images / "large00.jpg", pets / "val" / "ant" / "large.jpg")
-    assert prepare("--from", pets, "--to", tmp_path / "out", "--resize", 100)[0] == 0
+    assert prepare(pets, "-o", tmp_path / "out", "--resize", 100)[0] == 0
     originals = {path.read_bytes() for path in (pets / "val").glob("*/??.jpg")}
     (changed,) = (image for _, image in records(tmp_path / "out", "val") if image not in originals)
     assert Image.open(io.BytesIO(changed)).size == (129, 100)
-    assert prepare("--from", pets, "--to", tmp_path / "low", "--quality", 40)[0] == 0
+    assert prepare(pets, "-o", tmp_path / "low", "--quality", 40)[0] == 0
     assert not {image for _, image in records(tmp_path / "low", "val")} & originals
 
 
@@ -284,7 +284,7 @@ def test_corrupt_images_are_named_then_fixed_or_skipped(tmp_path, pets, prepare)
     truncated.write_bytes(truncated.read_bytes()[:-200])
     (pets / "val" / "cow" / "28.jpg").write_text("<html>404</html>")
     (pets / "train" / "ant" / "00.jpg").write_bytes(b"")
-    words = ("--from", pets, "--to", tmp_path / "out")
+    words = (pets, "-o", tmp_path / "out")
     code, error, _ = prepare(*words)
     first, *lines = error["found"].splitlines()
     unknown = "no image of a format that Pillow reads"
@@ -305,11 +305,11 @@ def test_corrupt_images_are_named_then_fixed_or_skipped(tmp_path, pets, prepare)
 def test_many_corrupt_images_are_counted_and_twenty_named(tmp_path, pets, prepare):
     for path in (pets / "train").glob("*/*.jpg"):
         path.write_bytes(b"no image")
-    found = prepare("--from", pets, "--to", tmp_path / "out")[1]["found"]
+    found = prepare(pets, "-o", tmp_path / "out")[1]["found"]
     assert found.startswith("24 corrupt images") and found.endswith("and 4 more")
     assert found.count(".jpg") == 20
     # Nothing is left of the classes, so they cannot be skipped either.
-    code, error, _ = prepare("--from", pets, "--to", tmp_path / "out", "--skip-corrupt")
+    code, error, _ = prepare(pets, "-o", tmp_path / "out", "--skip-corrupt")
     assert (code, error["found"]) == (2, "train has no image of ant, bee, cow")
 
 
@@ -324,7 +324,7 @@ def slow(tmp_path, images):
             folder = tmp_path / "slow" / split / ("more" if number == count - 1 else "all")
             folder.mkdir(parents=True, exist_ok=True)
             os.link(images / f"large{begin + number:02}.jpg", folder / f"{number}.jpg")
-    return ("--from", tmp_path / "slow", "--quality", 95, "--workers", 2, "--to", tmp_path / "out")
+    return (tmp_path / "slow", "--quality", 95, "--workers", 2, "-o", tmp_path / "out")
 
 
 def started(words, pattern="train-*.json"):
@@ -396,7 +396,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, pets, prepare, phas
     sizes = [path.stat().st_size for path in (pets / "train").glob("*/*.jpg")]
     # Room for a whole part of four images and not for the six parts joined, or not even for a part.
     limit = 5 * max(sizes) if phase == "join" else 3 * min(sizes)
-    words = ("--from", pets, "--to", tmp_path / "out")
+    words = (pets, "-o", tmp_path / "out")
     code, error, _ = prepare(*words, limit=limit)
     assert (code, "no room" in error["found"], "\n" in error["found"]) == (1, True, False)
     assert "finished parts are kept" in error["hint"]
@@ -405,17 +405,17 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, pets, prepare, phas
 
 
 def test_joining_resumes_byte_for_byte(tmp_path, pets, prepare):
-    assert prepare("--from", pets, "--to", tmp_path / "whole")[0] == 0
-    codes = [prepare("--from", pets, "--to", tmp_path / "out", limit=limit)[0] for limit in range(8000, 40000, 4000)]
+    assert prepare(pets, "-o", tmp_path / "whole")[0] == 0
+    codes = [prepare(pets, "-o", tmp_path / "out", limit=limit)[0] for limit in range(8000, 40000, 4000)]
     assert codes[0] == 1
-    assert prepare("--from", pets, "--to", tmp_path / "out")[0] == 0
+    assert prepare(pets, "-o", tmp_path / "out")[0] == 0
     assert passports.read(tmp_path / "out")["id"] == passports.read(tmp_path / "whole")["id"]
 
 
 def test_too_little_room_is_reported_before_the_start(tmp_path, pets, prepare, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(9999, 0, 9999))
-    code, error, _ = prepare("--from", pets, "--to", tmp_path / "out")
+    code, error, _ = prepare(pets, "-o", tmp_path / "out")
     assert (code, error["found"]) == (2, f"10.0 kB free on the disk of {tmp_path / 'out'}")
     assert not list((tmp_path / "out" / "parts").glob("*.rec"))
 
@@ -423,7 +423,7 @@ def test_too_little_room_is_reported_before_the_start(tmp_path, pets, prepare, m
 @pytest.mark.parametrize(("quality", "code", "end"), [(95, 0, "nothing to do"), (90, 2, "other options")])
 def test_a_second_preparation_of_one_folder_waits_for_the_first(tmp_path, slow, prepare, quality, code, end):
     child = started(slow, "plan.json")
-    found, last, notes = prepare("--from", tmp_path / "slow", "--quality", quality, "--to", tmp_path / "out")
+    found, last, notes = prepare(tmp_path / "slow", "--quality", quality, "-o", tmp_path / "out")
     child.communicate()
     assert (child.returncode, found) == (0, code)
     assert "another preparation is writing" in notes[0]
@@ -452,15 +452,15 @@ def test_a_second_preparation_of_one_folder_waits_for_the_first(tmp_path, slow, 
 )
 def test_a_bad_source_is_refused_by_name(tmp_path, images, prepare, folders, place, expected):
     class_folders(tmp_path / "raw", images, folders)
-    code, error, _ = prepare("--from", tmp_path / "raw" / place, "--to", tmp_path / "out")
+    code, error, _ = prepare(tmp_path / "raw" / place, "-o", tmp_path / "out")
     assert (code, expected in error["found"], bool(error["hint"])) == (2, True, True), error
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        "--to x --resize 0", "--to x --quality 101", "--to x --workers none", "--to x --validation-fraction 1",
-        "--to x --verify y", "--strange", "",
+        "-o x --resize 0", "-o x --quality 101", "-o x --workers none", "-o x --validation-fraction 1",
+        "-o x --verify y", "--strange", "",
     ],
 )  # fmt: skip
 def test_a_bad_option_is_refused(prepare, words):
@@ -469,7 +469,7 @@ def test_a_bad_option_is_refused(prepare, words):
 
 
 def test_verifying_needs_the_standard_library_only(tmp_path, pets, prepare):
-    assert prepare("--from", pets, "--to", tmp_path / "out")[0] == 0
+    assert prepare(pets, "-o", tmp_path / "out")[0] == 0
     # -S: no site-packages.
     command = [sys.executable, "-S", "-m", "benchmarks.resnet.prepare", "--verify", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

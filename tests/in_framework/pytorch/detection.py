@@ -32,7 +32,7 @@ def ranks():
 def data(ranks, tmp_path_factory):
     """Each rank's own copy of one set."""
     folder = tmp_path_factory.mktemp("data") / "ssd"
-    assert prepare.main(["--to", str(folder), "--scenes", "200", "--workers", "1"]) == 0
+    assert prepare.main(["-o", str(folder), "--scenes", "200", "--workers", "1"]) == 0
     return open_data(folder)
 
 

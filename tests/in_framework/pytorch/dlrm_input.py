@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
     raw, to = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("prepared") / "dlrm"
     for day in range(3):
         (raw / f"day_{day}").write_text("".join(row(day * 5001 + number) for number in range(5001)))
-    assert prepare.main(["--from", str(raw), "--to", str(to)]) == 0
+    assert prepare.main([str(raw), "-o", str(to)]) == 0
     return to
 
 

@@ -221,7 +221,7 @@ def test_evaluator_gives_the_authors_figures(tmp_path):
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path)
     source, folder = tmp_path / "ncf_ml-1m", tmp_path / "set"
-    assert prepare.main(["--from", str(source), "--to", str(folder)]) == 0
+    assert prepare.main([str(source), "-o", str(folder)]) == 0
     data_set = data.load(folder, data.synthetic(passport.read(folder), torch.device("cpu")))
     config = Config(device="cpu", precision="fp32", eval_batch_size=65536)
     candidates = evaluation.Candidates(data_set, CPU)

@@ -200,7 +200,7 @@ AS_THEY_ARE = {"crop": False, "colour": False, "flip": False}
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "ssd"
-    assert prepare.main(["--to", str(folder), "--scenes", "120", "--workers", "1"]) == 0
+    assert prepare.main(["-o", str(folder), "--scenes", "120", "--workers", "1"]) == 0
     found = open_data(folder)
     # What is parsed after the clock has started are the boxes alone, and not the annotations as published.
     return dataclasses.replace(found, train=dataclasses.replace(found.train, json=folder / "nothing"))

@@ -94,7 +94,7 @@ def test_every_phase_can_be_killed_and_no_game_is_lost_or_there_twice(tmp_path):
     def preparation():
         graph = frozen_graph(np.random.RandomState(0).standard_normal((425, 27)) * 0.2, "nhwc", tf.float32)
         target.write_bytes(graph)
-        return prepare.main(["--to", str(data), "--target", str(target)])
+        return prepare.main(["-o", str(data), "--target", str(target)])
 
     def killed(place):
         with mock.patch.object(*place):
