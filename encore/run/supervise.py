@@ -335,6 +335,17 @@ TORCHRUN_KILLED = re.compile(
 The table has what failed until torchrun looked, in the order of the ranks: also those that the killed one left alone.
 """
 
+HOROVODRUN_KILLED = re.compile(
+    r"^\[(?P<rank>\d+)\]<stderr>:(?:Killed|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
+    r"(?: \(core dumped\))?$(?=.*^Terminating remaining workers)"
+    r".*^Process (?P=rank) exit with status code (?P<code>1\d\d)",
+    re.MULTILINE | re.DOTALL,
+)
+"""A rank that its shell reports as killed before horovodrun ends the others, which it kills after five seconds itself.
+
+horovodrun reports the end of a rank that lost its connection first where something that the killed one started lives.
+"""
+
 FAILURES = (
     # horovodrun: a line for each rank that ends badly.
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
@@ -353,7 +364,7 @@ FAILURES = (
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     """Return the number of the rank that failed first, and how, as its launcher reports it."""
     text = launcher_output(experiment)
-    for pattern in (TORCHRUN_KILLED, *FAILURES):
+    for pattern in (TORCHRUN_KILLED, HOROVODRUN_KILLED, *FAILURES):
         match = pattern.search(text)
         if match is not None:
             return int(match["rank"]), _describe(match["code"])

@@ -137,6 +137,18 @@ def test_ranks_meet_by_what_their_horovod_was_built_with(
     [
         ("Process 1 exit with status code 9.", (1, "failed with exit code 9")),
         (
+            # Rank 0 lost its connection to rank 1, whose worker was still alive.
+            "[1]<stderr>:Killed\nProcess 0 exit with status code 1.\n"
+            "Terminating remaining workers after failure of Process 0.\nProcess 1 exit with status code 137.",
+            (1, "was killed by SIGKILL"),
+        ),
+        (
+            # Rank 1 did not end in the five seconds that horovodrun gave it.
+            "Process 0 exit with status code 1.\nTerminating remaining workers after failure of Process 0.\n"
+            "[1]<stderr>:Killed\nProcess 1 exit with status code 137.",
+            (0, "failed with exit code 1"),
+        ),
+        (
             "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Terminated",
             (1, "was killed by SIGKILL"),
         ),
