@@ -29,6 +29,9 @@ from encore import catalogue, installer, paths
 from encore.catalogue import Horovod
 from encore.errors import EncoreError, ExitCode
 
+TOOLCHAIN = paths.REQUIREMENTS / "horovod.cmake"
+"""CMake's toolchain file, by which Horovod is compiled in fewer translation units."""
+
 OnStep = Callable[[str], None]
 """Called with what is being done, in a few words."""
 
@@ -77,7 +80,7 @@ class Environment:
         """Where the environment is; the name changes with its content."""
         content = [self.requirements.read_text(encoding="utf-8"), _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
-        content += [json.dumps(horovod, sort_keys=True), str(self.mpi)]
+        content += [json.dumps(horovod, sort_keys=True), str(self.mpi), *([_toolchain()] if self.horovod else [])]
         key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
         return paths.cache_folder() / "environments" / f"{self.framework}-{key}"
 
@@ -90,6 +93,10 @@ class Environment:
     def is_ready(self) -> bool:
         """Whether every step was done; the last one is the check."""
         return (self.folder / "check.done").exists()
+
+
+def _toolchain() -> str:
+    return TOOLCHAIN.read_text(encoding="utf-8")
 
 
 @cache
@@ -200,7 +207,7 @@ def wheel_folder(
     patterns = catalogue.framework(framework).software[framework]
     pins = re.findall(r"^[\w.-]+==\S+", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     compiled_against = [pin for pin in pins if any(fnmatch.fnmatch(pin.split("==")[0], p) for p in patterns)]
-    content = [compiled_against, horovod.version, asdict(built_on), dict(switches)]
+    content = [compiled_against, horovod.version, asdict(built_on), dict(switches), _toolchain()]
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     return paths.cache_folder() / "wheels" / f"horovod-{framework}-{key}"
 
@@ -266,7 +273,7 @@ def _run(environment: Environment, command: list[str]) -> None:
         "PATH": f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         # Horovod's setup.py starts eight compilers on any machine; flags of a make that this runs under are its own.
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
-        "CMAKE_TOOLCHAIN_FILE": str(paths.REQUIREMENTS / "horovod.cmake"),
+        "CMAKE_TOOLCHAIN_FILE": str(TOOLCHAIN),
     }
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())

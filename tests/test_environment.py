@@ -173,6 +173,10 @@ def test_horovod_is_compiled_once_for_environments_that_differ_elsewhere(
     assert not any("compiling" in line for line in make(second, monkeypatch))
     cores = len(os.sched_getaffinity(0))
     assert (tmp_path / "builds").read_text(encoding="utf-8") == f"1-j{cores}", "once, as many compilers as cores"
+    toolchain = tmp_path / "other.cmake"
+    toolchain.write_text("set(CMAKE_UNITY_BUILD OFF)\n", encoding="utf-8")
+    monkeypatch.setattr(environment, "TOOLCHAIN", toolchain)
+    assert any("compiling Horovod" in line for line in make(second, monkeypatch)), "compiled in another way"
 
 
 def test_the_key_of_a_wheel_has_all_that_compiled_code_depends_on(tmp_path: Path) -> None:
