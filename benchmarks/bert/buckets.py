@@ -6,7 +6,6 @@ writes them to their place in the arrays of the whole part, whose sizes are know
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from benchmarks.bert.masking import stream
 from benchmarks.common.data.arrays import write_array
+from benchmarks.common.data.files import allocate, in_one_step
 from benchmarks.common.data.workers import Report
 from benchmarks.language.arrays import ARRAYS, Samples
 
@@ -46,7 +46,7 @@ class Bucket(NamedTuple):
     seed: int
 
     @property
-    def facts_path(self) -> Path:
+    def done_path(self) -> Path:
         """The file that says that it is done."""
         return Path(self.folder) / f"{self.part}-{self.number:05}.bucket.json"
 
@@ -72,18 +72,13 @@ def write_grouped(stem: str, samples: Samples, bucket_of: np.ndarray, buckets: i
     ordered = samples.take(np.argsort(bucket_of, kind="stable"))
     firsts = np.searchsorted(np.sort(bucket_of), np.arange(buckets + 1))
     table = np.stack([firsts, ordered.offsets[firsts], ordered.masked_offsets[firsts]]).astype("<i8")
-    write_in_one_step(Path(f"{stem}.table"), table.tobytes())
+    with in_one_step(Path(f"{stem}.table")) as file:
+        file.write(table.tobytes())
     for name, kind in ARRAYS.items():
         values = getattr(ordered, name)
         counted = np.diff(values) if "offsets" in name else values
-        write_in_one_step(Path(f"{stem}.{name}"), counted.astype(kind).tobytes())
-
-
-def write_in_one_step(path: Path, content: bytes) -> None:
-    """Write a file; what a killed worker leaves has its process id for a suffix."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)
+        with in_one_step(Path(f"{stem}.{name}")) as file:
+            file.write(counted.astype(kind).tobytes())
 
 
 def table_of(stem: str) -> np.ndarray:
@@ -131,7 +126,7 @@ def plan(part: str, shards: Sequence[str], folder: Path, seed: int) -> List[Buck
         for name, kind in ARRAYS.items()
     ]
     for bucket in found if any(fresh) else ():
-        bucket.facts_path.unlink(missing_ok=True)
+        bucket.done_path.unlink(missing_ok=True)
     return found
 
 
@@ -141,9 +136,7 @@ def _create(path: Path, kind: str, count: int) -> bool:
         return False
     partial = path.with_name(f"{path.name}.partial")
     np.lib.format.open_memmap(str(partial), "w+", np.dtype(kind), (count,))
-    with partial.open("r+b") as file:
-        # Room for all of it: a write into a memory map that finds none would kill the process.
-        os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
+    allocate(partial, partial.stat().st_size)
     partial.replace(path)
     return True
 
@@ -160,7 +153,7 @@ def fill(bucket: Bucket, report: Report) -> Tuple[int, int]:
         array = np.load(str(Path(bucket.folder) / f"{bucket.part}_{name}.npy"), mmap_mode="r+")
         array[place : place + len(values)] = values
         array.flush()
-    bucket.facts_path.write_text("{}")
+    bucket.done_path.write_text("{}")
     return bucket.samples, 0
 
 

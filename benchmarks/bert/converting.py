@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.bert import buckets, overlap, records
 from benchmarks.bert.records import Packed
 from benchmarks.bert.sources import File
-from benchmarks.bert.stages import facts_of
 from benchmarks.bert.task import Task
 from benchmarks.common.data import source_checks
+from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.prepare import Content, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import vocabulary
@@ -33,21 +33,22 @@ def write(task: Task) -> Content:
     entries = vocabulary.read(task.source.vocabulary)
     vocabulary.write(task.vocabulary, entries.entries)
     held_files = _packed(task, "test", task.source.test, 1)
-    task.run("convert", "bytes", records.convert, held_files, lambda packed: packed.size)
+    task.workers.run("convert", "bytes", records.convert, held_files, lambda packed: packed.size)
     # In the order of the files, as run_pretraining.py (NVIDIA v0.7) takes its first samples.
     held = buckets.gather("test", _stems(held_files), 0, None)
     held = held.take(np.arange(min(task.most, len(held))))
     runs = task.scratch / "runs"
     wanted = np.unique(overlap.runs_of(held, entries)[0])
-    buckets.write_in_one_step(runs, wanted.tobytes())
+    with in_one_step(runs) as file:
+        file.write(wanted.tobytes())
     train_files = _packed(task, "train", task.source.train, max(1, -(-total // BUCKET_BYTES)), str(runs))
-    task.run("convert", "bytes", records.convert, train_files, lambda packed: packed.size)
+    task.workers.run("convert", "bytes", records.convert, train_files, lambda packed: packed.size)
     every = [*train_files, *held_files]
     width = _width(every)
-    records.refuse_equal_files([(packed.path, facts_of(packed.facts_path)) for packed in every])
+    records.refuse_equal_files([(packed.path, read_facts(packed.done_path)) for packed in every])
     seen = np.any([np.fromfile(str(packed.seen_path), bool) for packed in train_files], axis=0)
     found = overlap.find(held, entries, wanted, seen)
-    common = source_checks.overlapping(found, len(held), "samples", task.allows_overlap, task.progress)
+    common = source_checks.overlapping(found, len(held), "samples", task.allows_overlap, task.workers.progress)
     counts = task.shuffle(_stems(train_files), held)
     return task.content(counts, entries.size, width, {"kind": "records"}, {"files": len(every), "in_both": common})
 
@@ -62,14 +63,14 @@ def _packed(task: Task, part: str, files: Sequence[File], count: int, compared: 
 
 
 def _stems(files: Sequence[Packed]) -> List[str]:
-    return [stem for packed in files for stem in facts_of(packed.facts_path)["shards"]]
+    return [stem for packed in files for stem in read_facts(packed.done_path)["shards"]]
 
 
 def _width(files: Sequence[Packed]) -> Tuple[int, int]:
     """Return tokens and masked words of a sample, at most: the same in all files."""
     widths: Dict[Tuple[int, int], str] = {}
     for packed in files:
-        facts = facts_of(packed.facts_path)
+        facts = read_facts(packed.done_path)
         widths.setdefault((facts["width"], facts["predictions"]), packed.path)
     if len(widths) > 1:
         found = "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items())

@@ -12,10 +12,11 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
-from benchmarks.bert import buckets, stages
-from benchmarks.bert.stages import Block, facts_of
+from benchmarks.bert import stages
+from benchmarks.bert.stages import Block
 from benchmarks.bert.task import Task
 from benchmarks.common.data import source_checks
+from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.problem import Problem
 
 PARTS, ARTICLE = 500, 42
@@ -71,7 +72,7 @@ def choose(blocks: Sequence[Block], task: Task) -> Chosen:
             for document, digest in zip(stages.read_shard(stem), stages.read_digests(stem))
         ]
         trained = chain.from_iterable(stages.read_digests(stem) for stem, _ in train)
-        common = source_checks.overlap(held, trained, "documents", task.allows_overlap, task.progress)
+        common = source_checks.overlap(held, trained, "documents", task.allows_overlap, task.workers.progress)
         return Chosen(tuple(train), tuple(test), {}, 0, f"{len(held):,} documents of a text of its own", common)
     if task.source.listed is not None:
         return _cut_listed(train, task.source.listed, total, task.scratch)
@@ -91,7 +92,7 @@ def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
         (f"{block.stem}-{number:04}", shard["bytes"])
         for block in blocks
         if block.part == part
-        for number, shard in enumerate(facts_of(block.facts_path)["shards"])
+        for number, shard in enumerate(read_facts(block.done_path)["shards"])
     ]
 
 
@@ -116,7 +117,8 @@ def _cut(train: Sequence[Sized], places: Places, rule: str, scratch: Path) -> Ch
     size = sum(len(sentence.encode("utf-8")) for each in documents for sentence in each)
     stem = str(scratch / "chosen")
     text = "\n\n".join("\n".join(each) for each in documents) + "\n"
-    buckets.write_in_one_step(Path(f"{stem}.text"), text.encode("utf-8"))
+    with in_one_step(Path(f"{stem}.text")) as file:
+        file.write(text.encode("utf-8"))
     copies = sum(map(len, left_out.values())) - len(documents)
     return Chosen(tuple(train), ((stem, size),), left_out, copies, rule)
 

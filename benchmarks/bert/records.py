@@ -9,7 +9,6 @@ HDF5 files zero.
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from benchmarks.bert import buckets, overlap
 from benchmarks.bert.masking import stream
+from benchmarks.common.data.files import in_one_step, write_facts
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Report
 from benchmarks.language import tensorflow_files, vocabulary
@@ -57,7 +57,7 @@ class Packed(NamedTuple):
     """File of the runs of the evaluation set, sorted; empty for the evaluation set itself."""
 
     @property
-    def facts_path(self) -> Path:
+    def done_path(self) -> Path:
         """The file that says that it is done."""
         return Path(f"{self.stem}.convert.json")
 
@@ -109,9 +109,10 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
         raise Problem(f"{packed.path} holds no sample", "MLPerf's records", "remove it, or get it again")
     if waiting:
         flush()
-    buckets.write_in_one_step(packed.seen_path, seen.tobytes())
+    with in_one_step(packed.seen_path) as file:
+        file.write(seen.tobytes())
     facts = {"shards": shards, "samples": count, "width": width, "predictions": predictions, "md5": digest.hexdigest()}
-    buckets.write_in_one_step(packed.facts_path, json.dumps(facts).encode())
+    write_facts(packed.done_path, facts)
     return packed.size, 0
 
 

@@ -9,17 +9,16 @@ with a file of facts; what has it is done.
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.bert import buckets, masking, texts, wikipedia
-from benchmarks.bert.buckets import write_in_one_step
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.texts import Document
+from benchmarks.common.data.files import in_one_step, write_facts
 from benchmarks.common.data.workers import Report
 from benchmarks.language import vocabulary
 from benchmarks.language.wordpiece import Tokenizer
@@ -46,7 +45,7 @@ class Block(NamedTuple):
     """Text of a shard, about."""
 
     @property
-    def facts_path(self) -> Path:
+    def done_path(self) -> Path:
         """The file that says that it is done."""
         return Path(f"{self.stem}.clean.json")
 
@@ -67,15 +66,9 @@ class Shard(NamedTuple):
     vocabulary: str
 
     @property
-    def facts_path(self) -> Path:
+    def done_path(self) -> Path:
         """The file that says that it is done."""
         return Path(f"{self.stem}.mask.json")
-
-
-def facts_of(path: Path) -> Dict[str, Any]:
-    """Return what a stage counted."""
-    facts: Dict[str, Any] = json.loads(path.read_text())
-    return facts
 
 
 # -- clean ---------------------------------------------------------------------------------------------------
@@ -91,10 +84,10 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
 
     def flush() -> None:
         nonlocal size, sentences
-        stem = Path(f"{block.stem}-{len(shards):04}")
-        content = "\n".join(lines).encode("utf-8")
-        write_in_one_step(stem.with_name(f"{stem.name}.text"), content)
-        write_in_one_step(stem.with_name(f"{stem.name}.md5"), b"".join(digests))
+        stem = f"{block.stem}-{len(shards):04}"
+        for suffix, content in (("text", "\n".join(lines).encode("utf-8")), ("md5", b"".join(digests))):
+            with in_one_step(Path(f"{stem}.{suffix}")) as file:
+                file.write(content)
         shards.append({"documents": len(digests), "sentences": sentences, "bytes": size})
         lines.clear()
         digests.clear()
@@ -109,19 +102,19 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
             flush()
     if digests:
         flush()
-    write_in_one_step(block.facts_path, json.dumps({"shards": shards, "counts": counts}).encode())
+    write_facts(block.done_path, {"shards": shards, "counts": counts})
     return block.end - block.begin, 0
 
 
 def _documents(block: Block, counts: Dict[str, int], report: Report) -> Iterator[Document]:
-    def tell(done: int) -> None:
+    def so_far(done: int) -> None:
         report(min(done, block.end - block.begin), 0)
 
     path = Path(block.path)
     if block.form == DUMP:
-        yield from wikipedia.read(path, block.begin, block.end, counts, tell)
+        yield from wikipedia.read(path, block.begin, block.end, counts, so_far)
     else:
-        yield from texts.read(path, block.form, block.begin, block.end, tell)
+        yield from texts.read(path, block.form, block.begin, block.end, so_far)
 
 
 def read_shard(stem: str) -> Iterator[List[str]]:
@@ -164,7 +157,7 @@ def mask(shard: Shard, report: Report) -> Tuple[int, int]:
     samples = buckets.join(passes)
     facts = {"unknown": unknown, "documents": count, "tokens": len(documents.tokens), "samples": len(samples)}
     buckets.write_grouped(shard.stem, samples, random.randint(shard.buckets, size=len(samples)), shard.buckets)
-    write_in_one_step(shard.facts_path, json.dumps(facts).encode())
+    write_facts(shard.done_path, facts)
     return shard.size, 0
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
 from benchmarks.bert import buckets
 from benchmarks.bert.masking import Settings
 from benchmarks.bert.sources import Source
-from benchmarks.common.data import workers
 from benchmarks.common.data.prepare import Content, Split
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.workers import Workers
 from benchmarks.language.arrays import PARTS, VOCABULARY, Samples, part_files
 
 VERSION = "1"
@@ -36,21 +35,12 @@ class Task(NamedTuple):
     """Whether an evaluation set that is trained on is accepted."""
     seed: int
     scratch: Path
-    processes: int
-    progress: Progress
+    workers: Workers
 
     @property
     def vocabulary(self) -> Path:
         """The file of the vocabulary, as it will be published."""
         return self.scratch / VOCABULARY
-
-    def run(
-        self, phase: str, unit: str, function: workers.Function, tasks: Sequence[Any], size: Callable[[Any], int]
-    ) -> None:
-        """Let the worker processes do what is not done yet: what has no file of facts."""
-        waiting = [each for each in tasks if not each.facts_path.exists()]
-        stage = workers.Stage(phase, unit, function, size)
-        workers.run(stage, tasks, waiting, self.processes, self.scratch.parent, self.progress)
 
     def shuffle(self, train: List[str], test: Samples) -> Counts:
         """Write the arrays of both parts, from the shards of one and all samples of the other.
@@ -65,7 +55,7 @@ class Task(NamedTuple):
             if not counts[part]["samples"]:
                 raise Problem(f"the {part} part has no sample", "text of at least two documents", "add to the source")
         filled = buckets.plan("train", train, self.scratch, self.seed)
-        self.run("shuffle", "samples", buckets.fill, filled, lambda bucket: bucket.samples)
+        self.workers.run("shuffle", "samples", buckets.fill, filled, lambda bucket: bucket.samples)
         buckets.write_whole("test", test, self.scratch)
         return counts
 

@@ -16,11 +16,13 @@ from benchmarks.bert import buckets, converting, evaluation, sources, stages, te
 from benchmarks.bert.evaluation import Chosen
 from benchmarks.bert.masking import MASKED, Settings
 from benchmarks.bert.sources import File, Source
-from benchmarks.bert.stages import DUMP, Block, Shard, facts_of
+from benchmarks.bert.stages import DUMP, Block, Shard
 from benchmarks.bert.task import VERSION, Counts, Task
+from benchmarks.common.data.files import read_facts
 from benchmarks.common.data.prepare import Content, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.workers import Workers
 from benchmarks.language import vocabulary
 from benchmarks.language.arrays import PARTS
 
@@ -80,20 +82,20 @@ def _task(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     settings = Settings(length, predictions, args.duplication)
     entries = 0 if source.vocabulary else args.vocabulary_size or defaults["vocabulary"]
     most = args.evaluation_samples or defaults["evaluation"]
-    how = args.allow_overlap, args.seed, scratch, args.workers, progress
-    return Task(source, settings, entries, most, *how)
+    workers = Workers(args.workers, scratch.parent, progress)
+    return Task(source, settings, entries, most, args.allow_overlap, args.seed, scratch, workers)
 
 
 def _write_text(task: Task) -> Content:
     blocks = _blocks(task)
-    task.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
+    task.workers.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
     chosen = evaluation.choose(blocks, task)
     text = sum(size for _, size in chosen.train)
     present = sum(path.stat().st_size for path in task.scratch.iterdir() if path.suffix != ".text")
     check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
-    words.write_vocabulary(task.source.vocabulary, task.entries, chosen, task.scratch, task.progress)
+    words.write_vocabulary(task.source.vocabulary, task.entries, chosen, task.scratch, task.workers.progress)
     shards = _shards(task, chosen, text)
-    task.run("mask", "bytes", stages.mask, shards, lambda shard: shard.size)
+    task.workers.run("mask", "bytes", stages.mask, shards, lambda shard: shard.size)
     stems = {part: [shard.stem for shard in shards if shard.part == part] for part in PARTS}
     held = buckets.gather("test", stems["test"], 0, task.seed)
     # They are shuffled: the first ones are a random choice.
@@ -131,8 +133,8 @@ def _shards(task: Task, chosen: Chosen, text: int) -> List[Shard]:
 
 
 def _content(task: Task, blocks: Sequence[Block], shards: Sequence[Shard], chosen: Chosen, counts: Counts) -> Content:
-    cleaned = [facts_of(block.facts_path) for block in blocks]
-    masked = {part: [facts_of(each.facts_path) for each in shards if each.part == part] for part in PARTS}
+    cleaned = [read_facts(block.done_path) for block in blocks]
+    masked = {part: [read_facts(each.done_path) for each in shards if each.part == part] for part in PARTS}
     left_out = Counter({"copies of evaluation documents": chosen.copies})
     for each in cleaned:
         left_out.update(each["counts"])

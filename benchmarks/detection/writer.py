@@ -23,12 +23,13 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 import numpy as np
 import PIL
 
-from benchmarks.common.data import source_checks, workers
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.passport import describe_file
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.workers import Workers
 from benchmarks.detection import objects, pictures, scenes, sources, tables
 from benchmarks.detection.annotations import PARTS, array_file, boxes_file, images_folder, json_file, load
 from benchmarks.detection.preparation import ARRAYS, COCO, PUBLISHED, check_counts
@@ -223,8 +224,8 @@ def _write_pictures(task: Task, kept: Mapping[str, Table]) -> Dict[str, Dict[str
     waiting = [each for each in both if not each.done_path.exists()]
     needed = sum(sum(each.images.sizes.values()) for each in waiting if not _can_link(each, task.scratch))
     check_room(task.scratch.parent, needed)
-    stage = workers.Stage("images", "images", pictures.write_pictures, lambda each: len(each.entries))
-    workers.run(stage, both, waiting, task.processes, task.scratch.parent, task.progress)
+    pool = Workers(task.processes, task.scratch.parent, task.progress)
+    pool.run("images", "images", pictures.write_pictures, both, lambda each: len(each.entries))
     facts = {part: [json.loads(each.done_path.read_text(encoding="utf-8")) for each in every[part]] for part in PARTS}
     return {part: {name: each[name] for each in facts[part] for name in each} for part in PARTS}
 

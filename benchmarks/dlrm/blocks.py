@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.data.files import allocate
+
 NUMBERS = 13
 """Integer features of a row."""
 TABLES = 26
@@ -32,9 +34,9 @@ def file_bytes(rows: int) -> int:
 
 
 def create(path: Path, rows: int) -> None:
-    """Make a file of zeros, as large as ``rows`` need."""
-    with path.open("wb") as file:
-        file.truncate(file_bytes(rows))
+    """Make a file of zeros, as large as ``rows`` need, for which the disk has room."""
+    path.write_bytes(b"")
+    allocate(path, file_bytes(rows))
 
 
 def open_blocks(path: Path, rows: int, writable: bool = False) -> np.memmap:

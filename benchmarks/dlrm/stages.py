@@ -9,8 +9,6 @@ ordering together are a uniform shuffle, and no stage holds more than a chunk or
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Iterator, List, NamedTuple, Sequence, Tuple
@@ -18,6 +16,7 @@ from typing import BinaryIO, Iterator, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from benchmarks.common.data.arrays import write_array
+from benchmarks.common.data.files import in_one_step, write_facts
 from benchmarks.common.data.workers import Report
 from benchmarks.dlrm import blocks, criteo
 from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, ROW_BYTES, TABLES, WORD
@@ -62,18 +61,13 @@ class Part:
 
 
 class Facts(NamedTuple):
-    """The facts of a finished part."""
+    """Counts of a finished part."""
 
     rows: int
     malformed: int
     first_malformed: int
     """Line of the part, from 0; -1 when there is none."""
     lines: int
-
-
-def read_facts(part: Part) -> Facts:
-    """Return the facts of a part; FileNotFoundError when it is not finished."""
-    return Facts(*json.loads(part.done_path.read_text(encoding="utf-8")))
 
 
 # -- parse ---------------------------------------------------------------------------------------------
@@ -94,22 +88,12 @@ def read_lines(text: Range) -> Iterator[bytes]:
 
 def parse_part(part: Part, report: Report) -> Tuple[int, int]:
     """Write the rows of one part."""
-    temporary = part.rows.with_suffix(f".{os.getpid()}")
-    facts, offsets = _write_chunks(part, temporary, report)
-    temporary.replace(part.rows)
-    write_array(part.offsets_path, offsets)
-    temporary.write_text(json.dumps(facts), encoding="utf-8")
-    temporary.replace(part.done_path)
-    return part.text.size, part.text.size
-
-
-def _write_chunks(part: Part, path: Path, report: Report) -> Tuple[Facts, np.ndarray]:
     generator = np.random.default_rng([part.seed, part.split, part.number])
     waiting: List[np.ndarray] = []
     offsets = [np.zeros((0, part.buckets + 1), np.int64)]
     rows = malformed = lines = read = 0
     first = -1
-    with path.open("wb") as file:
+    with in_one_step(part.rows, durable=True) as file:
         for text in read_lines(part.text):
             found = criteo.parse(text, part.index_limit)
             if found.malformed and first < 0:
@@ -124,9 +108,9 @@ def _write_chunks(part: Part, path: Path, report: Report) -> Tuple[Facts, np.nda
             report(read, read)
         if waiting:
             offsets.append(_write_chunk(file, waiting, part.buckets, generator))
-        file.flush()
-        os.fsync(file.fileno())
-    return Facts(rows, malformed, first, lines), np.concatenate(offsets)
+    write_array(part.offsets_path, np.concatenate(offsets))
+    write_facts(part.done_path, Facts(rows, malformed, first, lines))
+    return part.text.size, part.text.size
 
 
 def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator) -> np.ndarray:
@@ -187,9 +171,8 @@ def list_values(table: Table, report: Report) -> Tuple[int, int]:
             values, times = np.unique(chunk, return_counts=True)
             counts[values] = np.minimum(counts[values] + times, MOST_COUNTED)
     kept = np.flatnonzero(counts >= max(1, table.threshold)).astype(WORD)
-    temporary = table.done_path.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(kept.data)
-    temporary.replace(table.done_path)
+    with in_one_step(table.done_path) as file:
+        file.write(kept.data)
     return 1, kept.nbytes
 
 

@@ -11,14 +11,16 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import source_checks, workers
+from benchmarks.common.data import source_checks
+from benchmarks.common.data.files import read_facts
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.workers import Workers
 from benchmarks.dlrm import blocks, sources, stages, synthetic
 from benchmarks.dlrm.blocks import BLOCK_ROWS, ROW_BYTES, TABLES
 from benchmarks.dlrm.sources import Source
-from benchmarks.dlrm.stages import Bucket, Part, Table
+from benchmarks.dlrm.stages import Bucket, Facts, Part, Table
 
 VERSION = "1"
 """Raise it when the same source and options give other bytes: unfinished parts are then made again."""
@@ -44,13 +46,7 @@ class Task(NamedTuple):
     scratch: Path
     parts: Dict[str, Tuple[Part, ...]]
     tables: Tuple[Table, ...]
-    processes: int
-    progress: Progress
-
-    def run(self, stage: workers.Stage, every: Sequence[Any]) -> None:
-        """Let the worker processes do what is not done yet."""
-        waiting = [each for each in every if not each.done_path.exists()]
-        workers.run(stage, every, waiting, self.processes, self.scratch.parent, self.progress)
+    workers: Workers
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
@@ -75,7 +71,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     malformed = judge_malformed(task, args.skip_corrupt)
     common = judge_overlap(task, args.allow_overlap)
     check_labels(task.parts["val"])
-    task.run(workers.Stage("tables", "tables", stages.list_values, lambda table: 1), task.tables)
+    task.workers.run("tables", "tables", stages.list_values, task.tables, lambda table: 1)
     rows = shuffle(task, args.seed)
     with (scratch / VALUES).open("wb") as output:
         for table in task.tables:
@@ -119,7 +115,7 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
     every = (*parts["train"], *parts["val"])
     limits = (args.index_limit, args.frequency_threshold)
     tables = tuple(Table(number, every, scratch / f"table-{number:02}.values", *limits) for number in range(TABLES))
-    return Task(source, scratch, parts, tables, args.workers, progress)
+    return Task(source, scratch, parts, tables, Workers(args.workers, scratch.parent, progress))
 
 
 def parse(task: Task) -> None:
@@ -132,7 +128,7 @@ def parse(task: Task) -> None:
         rows = round(sum(part.text.size for part in every) * sample.count(b"\n") / max(1, len(sample)))
         present = sum(path.stat().st_size for path in task.scratch.iterdir())
         check_room(task.scratch.parent, 2 * ROW_BYTES * rows - present)
-    task.run(workers.Stage("parse", "bytes", stages.parse_part, lambda part: part.text.size), every)
+    task.workers.run("parse", "bytes", stages.parse_part, every, lambda part: part.text.size)
 
 
 def judge_malformed(task: Task, skip: bool) -> int:
@@ -143,7 +139,7 @@ def judge_malformed(task: Task, skip: bool) -> int:
     for split in SPLITS:
         rows = 0
         for part in task.parts[split]:
-            facts = stages.read_facts(part)
+            facts = Facts(*read_facts(part.done_path))
             malformed, lines, rows = malformed + facts.malformed, lines + facts.lines, rows + facts.rows
             if facts.malformed and not first:
                 number = lines_before[part.text.path] + facts.first_malformed + 1
@@ -162,7 +158,7 @@ def judge_malformed(task: Task, skip: bool) -> int:
             keeps=True,
         )
     if malformed:
-        task.progress.note(f"left out: {found}")
+        task.workers.progress.note(f"left out: {found}")
     return malformed
 
 
@@ -177,7 +173,9 @@ def judge_overlap(task: Task, allowed: bool) -> int:
         return 0
     with test.open("rb") as held, open(task.source.train[0].path, "rb") as train:
         named = ((f"line {number:,} of {test}", hash(line.rstrip())) for number, line in enumerate(held, 1))
-        return source_checks.overlap(named, (hash(line.rstrip()) for line in train), "rows", allowed, task.progress)
+        return source_checks.overlap(
+            named, (hash(line.rstrip()) for line in train), "rows", allowed, task.workers.progress
+        )
 
 
 def check_labels(parts: Sequence[Part]) -> None:
@@ -209,7 +207,7 @@ def shuffle(task: Task, seed: int) -> Dict[str, int]:
             for old in task.scratch.glob(f"{split}-*.done"):
                 old.unlink()
     check_terabyte(task.source.name, rows)
-    task.run(workers.Stage("shuffle", "bytes", stages.write_bucket, lambda bucket: bucket.rows * ROW_BYTES), every)
+    task.workers.run("shuffle", "bytes", stages.write_bucket, every, lambda bucket: bucket.rows * ROW_BYTES)
     return rows
 
 

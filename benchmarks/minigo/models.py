@@ -8,7 +8,6 @@ momenta and the count of steps as well, with which another run may go on.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo.engine import FEATURES
 
@@ -126,13 +126,9 @@ def initial_weights(shape: Shape, seed: int) -> Arrays:
 
 def save(path: Path, shape: Shape, arrays: Mapping[str, Any]) -> None:
     """Write a model file in one step: it is whole or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
+    with in_one_step(path, durable=True) as file:
         text = np.frombuffer(json.dumps(asdict(shape)).encode(), np.uint8)
         np.savez(file, **{SHAPE: text, **arrays})
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load(path: Path, board_size: int = 0) -> Tuple[Shape, Arrays]:

@@ -9,10 +9,11 @@ from typing import Dict, List, NamedTuple, Optional
 
 import PIL
 
-from benchmarks.common.data import recordio, source_checks, workers
+from benchmarks.common.data import recordio, source_checks
 from benchmarks.common.data.passport import File
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.workers import Workers
 from benchmarks.resnet.images import CorruptImage, Encoding, encode
 from benchmarks.resnet.parts import Finished, Part, finished, join, plan, write_part
 from benchmarks.resnet.prepare import check_counts
@@ -114,8 +115,8 @@ def convert(
     if waiting:
         present = sum(path.stat().st_size for path in scratch.glob("*.rec"))
         check_room(scratch.parent, estimate_bytes(listing) - present)
-    stage = workers.Stage("convert", "images", write_part, lambda part: len(part.items))
-    workers.run(stage, every, waiting, worker_count, scratch.parent, progress)
+    pool = Workers(worker_count, scratch.parent, progress)
+    pool.run("convert", "images", write_part, every, lambda part: len(part.items), lambda part: part.records in done)
     done = find()
     return {split: {part.records: done[part.records] for part in parts[split]} for split in parts}
 

@@ -7,9 +7,10 @@ import gzip
 from pathlib import Path
 from typing import Collection, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from benchmarks.common.data import source_checks, workers
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.workers import Workers
 from benchmarks.translation import language, subtokens, wmt
 from benchmarks.translation.stages import RAW, SPLIT, TOKENIZED, WHOLE
 from benchmarks.translation.vocabulary import JOIN
@@ -104,10 +105,10 @@ def _find_wmt(origin: Path, corpus: str, languages: Sequence[str]) -> Source:
     return Source(name, tuple(corpora[:-1]), corpora[-1], pair, RAW, None, made, latin=corpus == "wmt16", corpus=corpus)
 
 
-def extract(source: Source, scratch: Path, workers_most: int, progress: Progress) -> Source:
+def extract(source: Source, scratch: Path, pool: Workers) -> Source:
     """Compare the checksums that are known, and return the source with all of its text on the disk."""
     items = [item for corpus in (*source.train, source.test) for item in corpus]
-    _check_listed({item.path for item in items}, progress)
+    _check_listed({item.path for item in items}, pool.progress)
     folder = scratch / "text"
     folder.mkdir(exist_ok=True)
     packed: Dict[Path, Tuple[str, ...]] = {}
@@ -117,13 +118,15 @@ def extract(source: Source, scratch: Path, workers_most: int, progress: Progress
             packed[item.path] = (*packed.get(item.path, ()), item.member)
     tasks = [wmt.Extraction(str(path), members, str(folder)) for path, members in packed.items()]
     if tasks:
-        waiting = [task for task in tasks if not task.is_done]
-        stage = workers.Stage("extract", "bytes", wmt.extract, lambda task: Path(task.archive).stat().st_size)
-        workers.run(stage, tasks, waiting, workers_most, scratch.parent, progress)
+        pool.run("extract", "bytes", wmt.extract, tasks, _archive_size, lambda task: task.is_done)
     corpora = [Corpus(*(_on_disk(item, folder) for item in each)) for each in (*source.train, source.test)]
     if source.corpus:
         _check_test(corpora[-1], source.test)
     return source._replace(train=tuple(corpora[:-1]), test=corpora[-1])
+
+
+def _archive_size(task: wmt.Extraction) -> int:
+    return Path(task.archive).stat().st_size
 
 
 def _on_disk(item: Item, folder: Path) -> Item:

@@ -7,16 +7,15 @@ block that has it is done.
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import source_checks
+from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.workers import Report
 from benchmarks.translation import CODES, SIDES, VOCABULARY, segment, vocabulary
 from benchmarks.translation.subtokens import Subtokens
@@ -67,21 +66,8 @@ class Block(NamedTuple):
 
     def facts(self, stage: str) -> Dict[str, Any]:
         """Return what a pass counted."""
-        facts: Dict[str, Any] = json.loads(self.path(f"{stage}.json").read_text())
+        facts: Dict[str, Any] = read_facts(self.path(f"{stage}.json"))
         return facts
-
-    def finish(self, stage: str, facts: Dict[str, Any]) -> Tuple[int, int]:
-        """Write what a pass counted, which marks it as done."""
-        write(self.path(f"{stage}.json"), lambda file: file.write(json.dumps(facts).encode()))
-        return self.lines, 0
-
-
-def write(path: Path, content: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file in one step; what a killed worker leaves has its process id for a suffix."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        content(file)
-    partial.replace(path)
 
 
 def line_offsets(path: Path, every: int, report: Callable[[int], None]) -> Tuple[int, List[int]]:
@@ -138,7 +124,7 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
     counts: Dict[str, Any] = {"kept": 0, "empty": 0, "long": 0, "foreign": 0, "first": 0}
     words: Counter[str] = Counter()
 
-    def lines(file: IO[bytes]) -> None:
+    with in_one_step(block.path("clean")) as file:
         for place, texts in enumerate(zip(read_lines(block, 0), read_lines(block, 1))):
             pair = [split(line) for split, line in zip(splitters, texts)]
             reason = _unfit(pair, block)
@@ -149,11 +135,10 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
             elif not counts["first"]:
                 counts["first"] = block.first_line + place
             report(place + 1, 0)
-
-    write(block.path("clean"), lines)
     if block.part == "train" and block.form != WHOLE:
-        write(block.path("words"), lambda file: file.write(json.dumps(words).encode()))
-    return block.finish("clean", counts)
+        write_facts(block.path("words"), words)
+    write_facts(block.path("clean.json"), counts)
+    return block.lines, 0
 
 
 def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
@@ -195,7 +180,7 @@ def encode(block: Block, report: Report) -> Tuple[int, int]:
     ids: Tuple[List[int], List[int]] = ([], [])
     lengths: Tuple[List[int], List[int]] = ([], [])
 
-    def tokens_of(file: IO[bytes]) -> None:
+    with in_one_step(block.path("split")) as file:
         for place, pair in enumerate(read_pairs(block.path("clean"))):
             if subtokens:
                 found = [subtokens.encode(text) for text in pair]
@@ -207,13 +192,13 @@ def encode(block: Block, report: Report) -> Tuple[int, int]:
                 ids[side].extend(each)
                 lengths[side].append(len(each))
             report(place + 1, 0)
-
-    write(block.path("split"), tokens_of)
     arrays: Dict[str, Any] = dict(zip(SIDES, (np.array(each, id_type(len(entries))) for each in ids)))
     arrays.update({f"{side}_lengths": np.array(each, "<i4") for side, each in zip(SIDES, lengths)})
-    write(block.path("npz"), lambda file: np.savez(file, **arrays))
+    with in_one_step(block.path("npz")) as file:
+        np.savez(file, **arrays)
     unknown = sum(each.count(vocabulary.UNK) for each in ids)
-    return block.finish("encode", {"tokens": [len(each) for each in ids], "unknown": unknown})
+    write_facts(block.path("encode.json"), {"tokens": [len(each) for each in ids], "unknown": unknown})
+    return block.lines, 0
 
 
 def id_type(entries: int) -> "np.dtype[Any]":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import re
 import tarfile
 import zlib
@@ -17,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, NamedTuple, Tuple, cast
 
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Report
@@ -214,12 +214,10 @@ def undamaged(path: Path) -> Iterator[None]:
 
 
 def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:
-    partial = to.with_name(f"{to.name}.{os.getpid()}")
-    with partial.open("wb") as output:
+    with in_one_step(to) as output:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             output.write(chunk)
             report(raw.tell(), 0)
-    partial.replace(to)
 
 
 def read_sgm(path: Path) -> List[str]:

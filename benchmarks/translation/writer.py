@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 from collections import Counter
 from functools import partial
 from itertools import chain
@@ -13,11 +12,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.common.data import workers
 from benchmarks.common.data.arrays import write_array, write_header
+from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
+from benchmarks.common.data.workers import Function, Workers
 from benchmarks.translation import (
     CODES,
     PARTS,
@@ -59,14 +59,12 @@ class Task(NamedTuple):
     source: Source
     blocks: Tuple[Block, ...]
     scratch: Path
-    processes: int
-    progress: Progress
+    workers: Workers
 
-    def run(self, phase: str, function: workers.Function) -> None:
+    def run(self, phase: str, function: Function) -> None:
         """Let the worker processes do what is not done yet."""
-        stage = workers.Stage(phase, "pairs", function, lambda block: block.lines)
-        waiting = [block for block in self.blocks if not block.path(f"{phase}.json").exists()]
-        workers.run(stage, self.blocks, waiting, self.processes, self.scratch.parent, self.progress)
+        size, is_done = (lambda block: block.lines), (lambda block: block.path(f"{phase}.json").exists())
+        self.workers.run(phase, "pairs", function, self.blocks, size, is_done)
 
     def part(self, name: str) -> List[Block]:
         """Return the blocks of a part."""
@@ -94,8 +92,9 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write arrays, vocabulary and texts."""
     source = listing.source or sources.toy_data_set(scratch / "text", args.seed, args.name)
-    source = sources.extract(source, scratch, args.workers, progress)
-    task = plan(source, args, scratch, progress)
+    pool = Workers(args.workers, scratch.parent, progress)
+    source = sources.extract(source, scratch, pool)
+    task = plan(source, args, scratch, pool)
     task.run("clean", stages.clean)
     left_out = judge.judge_cleaning(task.blocks, progress)
     common = judge.judge_overlap(task.part("test"), task.part("train"), args.allow_overlap, progress)
@@ -138,7 +137,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 # -- plan --------------------------------------------------------------------------------------------------
 
 
-def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
+def plan(source: Source, args: argparse.Namespace, scratch: Path, pool: Workers) -> Task:
     """Cut the files into blocks of lines.
 
     Raises:
@@ -149,7 +148,7 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
     present = sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file())
     total = sum(path.stat().st_size for path in paths)
     check_room(scratch.parent, ROOM_FACTOR * total - present)
-    add = progress.counter("scan", total)
+    add = pool.progress.counter("scan", total)
     longest = args.longest or (MOST_WORDS if source.form == WHOLE else segment.LONGEST)
     blocks: List[Block] = []
     for part, each in corpora.items():
@@ -161,7 +160,7 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Prog
                 names = str(corpus.source), str(corpus.target)
                 how = source.form, source.languages, cleaning
                 blocks.append(Block(part, texts, names, begins, first, lines, stem, *how))
-    return Task(source, tuple(blocks), scratch, args.workers, progress)
+    return Task(source, tuple(blocks), scratch, pool)
 
 
 def _aligned(corpus: Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
@@ -190,15 +189,16 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
         return {"dictionary": source.dictionary.name}
     words: Counter[str] = Counter()
     for block in task.part("train"):
-        words.update(json.loads(block.path("words").read_bytes()))
+        words.update(read_facts(block.path("words")))
     given, learns = source.codes, not source.codes and source.form != SPLIT
     codes = segment.check_codes(given) if given else ""
     if learns and (scratch / CODES).exists():
         codes = (scratch / CODES).read_bytes().decode()  # of an interrupted preparation
     elif learns:
-        report = partial(task.progress.update, "merge", total=args.merges, unit="merges")
+        report = partial(task.workers.progress.update, "merge", total=args.merges, unit="merges")
         codes = segment.learn_codes(words, args.merges, report)
-    stages.write(scratch / CODES, lambda file: file.write(codes.encode()))
+    with in_one_step(scratch / CODES) as file:
+        file.write(codes.encode())
     if given and source.form == SPLIT:
         judge.judge_codes(given, task.part("train")[0])
     tokens: Counter[str] = Counter()

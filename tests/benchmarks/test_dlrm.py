@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.dlrm import criteo, schedule, sources, stages, writer
+from benchmarks.dlrm import blocks, criteo, schedule, sources, stages, writer
 from benchmarks.dlrm.placement import place
 from encore import catalogue, configuration, data, paths
 from tests import trainings
@@ -173,6 +173,13 @@ def test_days_are_split_shuffled_and_encoded(pytorch_python: Path, tmp_path: Pat
     assert prepare(pytorch_python, "--verify", tmp_path / "one").returncode == 0
 
 
+def test_the_disk_has_room_for_all_rows_before_one_is_written(tmp_path: Path) -> None:
+    blocks.create(tmp_path / "train.bin", 5000)
+    found = (tmp_path / "train.bin").stat()
+    # Without it a full disk kills the worker that writes through its memory map.
+    assert found.st_blocks * 512 >= found.st_size == blocks.file_bytes(5000)
+
+
 def test_rare_values_share_a_row(pytorch_python: Path, tmp_path: Path) -> None:
     write_days(tmp_path / "raw", 2, 300)
     arguments = (tmp_path / "raw", "-o", tmp_path / "to", "--frequency-threshold", 8)
@@ -189,7 +196,7 @@ def test_preparation_goes_on_where_it_was_killed(pytorch_python: Path, tmp_path:
     command = [str(pytorch_python), "-m", "benchmarks.dlrm.prepare", "--workers", "1"]
     command += [str(tmp_path / "raw"), "-o", str(tmp_path / "to")]
     with subprocess.Popen(command, cwd=paths.ROOT, stderr=subprocess.DEVNULL) as child:
-        while not list((tmp_path / "to").glob("parts/*.json")):
+        while not list((tmp_path / "to").glob("parts/train-*.json")):
             assert child.poll() is None, "it ended before it could be stopped"
             time.sleep(0.01)
         child.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
@@ -17,6 +16,7 @@ from benchmarks.bert_squad.answers import Span, best_of, best_spans, text_of
 from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 
@@ -116,6 +116,5 @@ def _listed(spans: Sequence[Span], context: str) -> List[Dict[str, Any]]:
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON; whoever reads finds the old file or the new one whole."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
-    temporary.replace(path)
+    with in_one_step(path) as file:
+        file.write(json.dumps(content, ensure_ascii=False, indent=0).encode())

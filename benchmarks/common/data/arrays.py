@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 
@@ -18,11 +18,9 @@ Expected = Tuple[str, int, int]
 
 def write_array(path: Path, values: np.ndarray) -> None:
     """Write an array in one step: it is there whole or not at all."""
-    temporary = path.with_suffix(f".{os.getpid()}")
-    with temporary.open("wb") as file:
+    with in_one_step(path) as file:
         # Not as a file: numpy would write it itself, and lose the error of its last write.
         np.save(SimpleNamespace(write=file.write), values)
-    temporary.replace(path)
 
 
 def write_header(file: BinaryIO, kind: "np.dtype[Any]", count: int) -> int:

@@ -26,38 +26,55 @@ Report = Callable[[int, int], None]
 Function = Callable[[Any, Report], Tuple[int, int]]
 
 
-class Stage(NamedTuple):
-    """One phase of a preparation that worker processes do."""
-
-    phase: str
-    unit: str
-    """Unit of ``size`` and of a function's first number."""
-    function: Function
-    """Called with a task and a function to report units and bytes so far; returns their final numbers."""
-    size: Callable[[Any], int]
-    """Units of a task."""
+def has_its_file(task: Any) -> bool:
+    """Return whether a task has its ``done_path``, which it writes last."""
+    return bool(task.done_path.exists())
 
 
-def run(
-    stage: Stage, tasks: Sequence[Any], waiting: Sequence[Any], workers: int, folder: Path, progress: Progress
-) -> None:
-    """Do the ``waiting`` ones of all tasks in up to ``workers`` processes, and report how far all of them are.
+class Workers(NamedTuple):
+    """The worker processes of a preparation."""
 
-    A problem in any worker is raised here, after all of them have been stopped; a full disk is that of
-    ``folder``. Function and tasks cross to the workers by pickle.
-    """
-    total = sum(stage.size(task) for task in tasks)
-    before = total - sum(stage.size(task) for task in waiting)
-    if before:
-        finished = len(tasks) - len(waiting)
-        progress.note(f"resuming: {finished:,} of {len(tasks):,} parts of {stage.phase} were finished before")
-    counts, sizes = [0] * len(waiting), [0] * len(waiting)
-    progress.update(stage.phase, before, total, unit=stage.unit)
-    with closing(_reports(stage.function, waiting, workers, folder)) as reports:
-        for place, count, size in reports:
-            # A report may come after the end of its task.
-            counts[place], sizes[place] = max(counts[place], count), max(sizes[place], size)
-            progress.update(stage.phase, min(total, before + sum(counts)), total, sum(sizes), stage.unit)
+    most: int
+    """Processes, at most."""
+    folder: Path
+    """What they write in, whose disk may be full."""
+    progress: Progress
+
+    def run(
+        self,
+        phase: str,
+        unit: str,
+        function: Function,
+        tasks: Sequence[Any],
+        size: Callable[[Any], int],
+        is_done: Callable[[Any], bool] = has_its_file,
+    ) -> None:
+        """Do the tasks that an interrupted preparation has not finished, and report how far all of them are.
+
+        A problem in any worker is raised here, after all of them have been stopped. Function and tasks cross to the
+        workers by pickle.
+
+        Args:
+            phase: what is reported.
+            unit: of ``size`` and of a function's first number.
+            function: called with a task and a function to report units and bytes so far; returns their final numbers.
+            tasks: all of them.
+            size: units of a task.
+            is_done: whether a task was finished before.
+        """
+        waiting = [task for task in tasks if not is_done(task)]
+        total = sum(size(task) for task in tasks)
+        before = total - sum(size(task) for task in waiting)
+        if before:
+            finished = len(tasks) - len(waiting)
+            self.progress.note(f"resuming: {finished:,} of {len(tasks):,} parts of {phase} were finished before")
+        counts, sizes = [0] * len(waiting), [0] * len(waiting)
+        self.progress.update(phase, before, total, unit=unit)
+        with closing(_reports(function, waiting, self.most, self.folder)) as reports:
+            for place, count, written in reports:
+                # A report may come after the end of its task.
+                counts[place], sizes[place] = max(counts[place], count), max(sizes[place], written)
+                self.progress.update(phase, min(total, before + sum(counts)), total, sum(sizes), unit)
 
 
 def _reports(

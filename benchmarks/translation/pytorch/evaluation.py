@@ -7,7 +7,6 @@ a batch well below three seconds for a run to end within the ten of SIGTERM.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.translation.arrays import DataSet
@@ -153,10 +153,6 @@ def score_translations(output: Path) -> None:
 
 def _replace(path: Path, lines: Iterable[Any]) -> None:
     """Write JSON lines; whoever reads finds the old file or the new one whole."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with in_one_step(path, durable=True) as file:
         # Unicode knows more ends of lines than "\n"; JSON's escapes keep a sentence on its line for every reader.
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+        file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)

@@ -1,0 +1,47 @@
+"""Files that are there whole or not at all, and the facts of a finished part of a preparation."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Iterator
+
+
+@contextmanager
+def in_one_step(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
+    """Open a file that takes its name once it is written; what a killed process leaves has a process id for a suffix.
+
+    Args:
+        path: whoever reads it finds the old file or the new one whole.
+        durable: wait until the disk has the content, so that it also outlives the machine.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    with partial.open("wb") as file:
+        yield file
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_facts(path: Path, facts: Any) -> None:
+    """Write the facts of a part in JSON, which marks it as done."""
+    with in_one_step(path) as file:
+        file.write(json.dumps(facts).encode())
+
+
+def read_facts(path: Path) -> Any:
+    """Return the facts of a finished part."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def allocate(path: Path, size: int) -> None:
+    """Extend a file to ``size`` bytes of zeros that the disk has room for.
+
+    Without room for all of it, a write through a memory map would kill the process.
+    """
+    with path.open("ab") as file:
+        if size:
+            os.posix_fallocate(file.fileno(), 0, size)
