@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 Cell = str | float | int | None
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,19 @@ def shown(cell: Cell) -> str:
             return f"{cell:.3g}"
         return f"{cell:.4f}".rstrip("0").rstrip(".") if abs(cell) < 10 else f"{cell:.5g}"
     return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def whole(number: float | None) -> Cell:
+    """Return a number without its fraction where that is zero."""
+    return int(number) if number is not None and number == int(number) else number
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their key, each group in their order."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def _in_markdown(text: str) -> str:

@@ -348,7 +348,7 @@ def test_what_a_report_says(tmp_path: Path, recorded: Callable[[str, object], No
 
 def test_translations_are_text_of_a_limited_length(tmp_path: Path) -> None:
     """Neither markup, links, control characters nor a reversed direction of writing; what is damaged is passed over."""
-    texts = [f"![{HOSTILE}](http://example.org)", "a\x1b[2J\u202eb\nc", "ü" * 1000, "\ud800"]
+    texts = [f"![{HOSTILE}](http://example.org)", "a\x1b[2J\u202eb\nc", "ü" * 1000, "\ufffd"]
     write_translations(tmp_path / "experiment_0", [(text, 1.0) for text in texts])
     whole = {"epoch": 1, "index": 4, "source": "", "hypothesis": "", "reference": "", "bleu": 1, "chrf": 1}
     damaged = [

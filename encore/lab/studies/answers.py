@@ -11,15 +11,15 @@ from encore.lab.studies.results import (
     Standing,
     bounds,
     chosen,
-    grouped,
     in_percent,
+    in_series,
     next_to_printed,
     ratio,
 )
 from encore.results.report.figures import Figure, bars, over_gpus
 from encore.results.report.panel import SERIES
 from encore.results.report.report import Chapter
-from encore.results.table import Table
+from encore.results.table import Table, whole
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
 _OWN = 5
@@ -108,7 +108,7 @@ def _name(values: Sequence[Value], series: Sequence[str]) -> str:
 def _lines(question: Question, results: Sequence[Result]) -> dict[tuple[Value, ...], list[Result]]:
     """Return the results of each line by x, of lines with more than one."""
     lines = {
-        key: sorted(line, key=lambda r: _x(r, question)) for key, line in grouped(results, question.series).items()
+        key: sorted(line, key=lambda r: _x(r, question)) for key, line in in_series(results, question.series).items()
     }
     return {key: line for key, line in lines.items() if len(line) > 1}
 
@@ -157,7 +157,7 @@ def _speed_up(study: Study, question: Question, results: Sequence[Result], key: 
         for each in line:
             epoch = each.epoch()
             value, low, high = ratio(base, epoch) if each is not line[0] else (1.0, 1.0, 1.0)
-            rows.append((*series, _whole(_x(each, question)), epoch.estimate, *bounds(epoch), value, low, high))
+            rows.append((*series, whole(_x(each, question)), epoch.estimate, *bounds(epoch), value, low, high))
             lines.setdefault(_name(series, question.series), []).append((_x(each, question), value, low, high))
             values.append(Ours(each.axes, value, low, high))
         ends.append((value, _name(series, question.series), _x(line[-1], question) / _x(line[0], question)))
@@ -184,7 +184,7 @@ def _against(study: Study, question: Question, results: Sequence[Result], key: s
     one, other = question.between
     rows: list[Row] = []
     values, sure = [], 0
-    for series, pair in grouped(results, question.series).items():
+    for series, pair in in_series(results, question.series).items():
         by_way = {each.axes[question.x]: each for each in pair}
         if one not in by_way or other not in by_way:
             continue
@@ -213,7 +213,7 @@ def _against(study: Study, question: Question, results: Sequence[Result], key: s
 def _size(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     rows: list[Row] = []
     lines: Lines = {}
-    for series, line in grouped(results, question.series).items():
+    for series, line in in_series(results, question.series).items():
         ordered = sorted(line, key=lambda each: _x(each, question))
         network = ordered[0].found["network"]
         last, name = ordered[-1], _name(series, question.series)
@@ -251,13 +251,13 @@ def _rises(rows: Sequence[Row]) -> bool:
 def _stages(study: Study, question: Question, results: Sequence[Result], key: str) -> Parts:
     rows: list[Row] = []
     lines: Lines = {}
-    for series, line in grouped(results, question.series).items():
+    for series, line in in_series(results, question.series).items():
         for each in sorted(line, key=lambda one: _x(one, question)):
             both, wu = each.stage("step"), each.stage("wu")
             parts = each.stage("fp_bp") + wu
             operators = [_times(each.operators(name), each.steps()) for name in ("fp", "bp", "wu")]
             rows.append((
-                *series, _whole(_x(each, question)), each.stage("fp_bp") * each.steps(), wu * each.steps(),
+                *series, whole(_x(each, question)), each.stage("fp_bp") * each.steps(), wu * each.steps(),
                 100 * wu / parts, 100 * parts / both, 100 * each.step.estimate / parts,
                 parts * each.steps() - each.step.estimate * each.steps(), each.stage("metric") * each.steps(),
                 *operators,
@@ -302,7 +302,7 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
     lines: Lines = {}
     values = []
     most = max((each.ranks for each in results), default=0)
-    for series, line in grouped([each for each in results if each.ranks == most], question.series).items():
+    for series, line in in_series([each for each in results if each.ranks == most], question.series).items():
         ordered = sorted(line, key=lambda each: _x(each, question))
         smallest = ordered[0].memory("training")[0]
         for each in ordered:
@@ -310,7 +310,7 @@ def _memory(study: Study, question: Question, results: Sequence[Result], key: st
             more = 100 * (first / others - 1) if others else None
             growth = 100 * (first / smallest - 1) if each is not ordered[0] else None
             before = each.memory("before_training")[0]
-            rows.append((*series, _whole(_x(each, question)), before, first, others, more, growth))
+            rows.append((*series, whole(_x(each, question)), before, first, others, more, growth))
             lines.setdefault(_name(series, question.series), []).append((_x(each, question), first, None, None))
             values += _memory_values(each, more, growth)
     columns = (
@@ -414,10 +414,6 @@ _SEEN = 0.1
 
 def _words(axis: str) -> str:
     return "devices" if axis == "ranks" else axis.replace("_", " ")
-
-
-def _whole(number: float) -> float | int:
-    return int(number) if number == int(number) else number
 
 
 _KINDS: dict[str, Callable[[Study, Question, Sequence[Result], str], Parts]] = {

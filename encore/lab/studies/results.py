@@ -11,6 +11,7 @@ from encore.lab.studies.definition import Study, Value
 from encore.lab.studies.folder import Folder
 from encore.results.published.published import StudyFigure, load_figures
 from encore.results.statistics import Sample, interval, ratio_of
+from encore.results.table import grouped
 
 _BUSY = 0.1
 """Share of the processors from which on others' programs are seen in a time: a rank has one of some cores."""
@@ -140,12 +141,9 @@ def chosen(results: Sequence[Result], where: Mapping[str, Value]) -> list[Result
     ]
 
 
-def grouped(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
+def in_series(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
     """Return the results by their values of some axes."""
-    found: dict[tuple[Value, ...], list[Result]] = {}
-    for each in results:
-        found.setdefault(tuple(each.axes[axis] for axis in series), []).append(each)
-    return found
+    return grouped(results, lambda each: tuple(each.axes[axis] for axis in series))
 
 
 def ratio(over: Sample, under: Sample) -> tuple[float, float | None, float | None]:

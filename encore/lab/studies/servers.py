@@ -16,7 +16,7 @@ from encore.results.published.systems import family
 from encore.results.report.measurements import Measurement, of_side
 from encore.results.report.tables import relative_to, scaling_efficiency
 from encore.results.statistics import LEVEL, interval
-from encore.results.table import Cell, Table
+from encore.results.table import Cell, Table, grouped, whole
 from encore.results.words import percent
 
 BASE_FAMILY = "P100"
@@ -68,10 +68,10 @@ def _configured_batch(side: Side) -> float | None:
 
 def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
     """Return the runs with framework, precision and batch in the label where a server has several of them."""
-    grouped = _grouped(runs, lambda run: (run.server, run.measured.benchmark))
+    by_server = grouped(runs, lambda run: (run.server, run.measured.benchmark))
     found = []
     for run in runs:
-        own, same = _setting(run), grouped[run.server, run.measured.benchmark]
+        own, same = _setting(run), by_server[run.server, run.measured.benchmark]
         # Where a training is scaled strongly, the batch of a GPU follows from their number.
         as_many = [other for other in same if other.measured.gpus == run.measured.gpus]
         among = (same, same, as_many)
@@ -163,7 +163,7 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
         rows.append(
             (
                 each.benchmark, run.server, each.framework, each.gpus, ranks, run.links,
-                each.precision, _whole(each.batch), each.minutes, span[0] if span else None, span[1] if span else None,
+                each.precision, whole(each.batch), each.minutes, span[0] if span else None, span[1] if span else None,
                 each.minutes_per_epoch,
                 each.epochs, f"{side.converged} of {side.runs}",
             )
@@ -184,7 +184,7 @@ def by_links(runs: Sequence[ServerRun]) -> Table:
             pcie.measured.benchmark, pcie.measured.gpus, pcie.server, nvlink.server, slow, fast,
             (slow / fast - 1) * 100, slow - fast,
         )
-        for same in _grouped(runs, lambda run: run.where).values()
+        for same in grouped(runs, lambda run: run.where).values()
         for pcie, nvlink, slow, fast in _pairs(same, lambda run: run.links == PCIE, lambda run: run.links == NVLINK)
     )  # fmt: skip
     columns = ("benchmark", "GPUs", "PCIe", "NVLink", "PCIe min", "NVLink min", "speed-up %", "saved min")
@@ -197,14 +197,14 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
     Of equal batches, where a server has such: mixed precision has room for larger ones.
     """
     rows: list[tuple[Cell, ...]] = []
-    for same in _grouped(runs, lambda run: (run.server, *run.where[:3])).values():
+    for same in grouped(runs, lambda run: (run.server, *run.where[:3])).values():
         pairs = list(_pairs(same, _is_single, lambda run: bool(run.measured.precision) and not _is_single(run)))
         equal = [pair for pair in pairs if pair[0].measured.batch == pair[1].measured.batch]
         rows += [
             (
                 single.measured.benchmark, single.server, single.measured.gpus, mixed.measured.precision, slow,
                 fast, (slow / fast - 1) * 100, slow - fast, (1 - fast / slow) * 100,
-                _whole(single.measured.batch), _whole(mixed.measured.batch),
+                whole(single.measured.batch), whole(mixed.measured.batch),
             )
             for single, mixed, slow, fast in equal or pairs
         ]  # fmt: skip
@@ -234,7 +234,7 @@ def first_epochs(runs: Sequence[ServerRun]) -> Table:
 def by_framework(runs: Sequence[ServerRun]) -> Table:
     """Return frameworks against each other on one server: epochs, time of an epoch, time to the target."""
     rows: list[tuple[Cell, ...]] = []
-    for same in _grouped(runs, lambda run: (run.server, run.measured.benchmark, run.measured.gpus)).values():
+    for same in grouped(runs, lambda run: (run.server, run.measured.benchmark, run.measured.gpus)).values():
         known = _several(same, lambda each: each.framework)
         slowest = max((minutes for _, minutes in known), default=0.0)
         rows += [
@@ -254,11 +254,11 @@ def by_framework(runs: Sequence[ServerRun]) -> Table:
 def by_batch(runs: Sequence[ServerRun]) -> Table:
     """Return what a larger batch does to epochs and minutes, all else being equal."""
     rows: list[tuple[Cell, ...]] = []
-    for same in _grouped(runs, lambda run: (run.server, *run.where[:4])).values():
+    for same in grouped(runs, lambda run: (run.server, *run.where[:4])).values():
         known = sorted(_several(same, lambda each: each.batch), key=lambda pair: pair[0].batch or 0.0)
         rows += [
             (
-                each.benchmark, each.system, each.gpus, _whole(each.batch), each.epochs, each.minutes_per_epoch,
+                each.benchmark, each.system, each.gpus, whole(each.batch), each.epochs, each.minutes_per_epoch,
                 minutes, known[0][1] / minutes,
             )
             for each, minutes in known
@@ -285,16 +285,3 @@ def _pairs(
     """Yield each pair of a first and a second run that both ended, with their minutes."""
     known = [(run, run.measured.minutes) for run in runs if run.measured.minutes]
     yield from ((one, other, slow, fast) for one, slow in known if first(one) for other, fast in known if second(other))
-
-
-def _grouped(
-    runs: Iterable[ServerRun], key: Callable[[ServerRun], tuple[object, ...]]
-) -> dict[tuple[object, ...], list[ServerRun]]:
-    found: dict[tuple[object, ...], list[ServerRun]] = {}
-    for run in runs:
-        found.setdefault(key(run), []).append(run)
-    return found
-
-
-def _whole(number: float | None) -> Cell:
-    return int(number) if number is not None and number == int(number) else number

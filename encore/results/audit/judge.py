@@ -17,6 +17,7 @@ from encore.results.audit.rules import RULES
 from encore.results.findings import Finding, Severity, no_error
 from encore.results.rates import rate_of, severity_at
 from encore.results.scores.score import Score, score_folder
+from encore.results.table import grouped
 
 _COPY, _ALTERED_COPY = (rule for rule in RULES if rule.check is None)
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
@@ -60,12 +61,10 @@ def audit_path(path: str | Path, against: Iterable[Path] = ()) -> list[Audit]:
 
 def audit_scores(scores: Sequence[Score], others: Sequence[Score] = ()) -> list[Audit]:
     """Audit sets that were scored, among them copies from one set to another, or from ``others``."""
-    foreign: dict[Path, list[Finding]] = {}
-    for path, finding in _copied(scores, others):
-        foreign.setdefault(path, []).append(finding)
+    foreign = grouped(_copied(scores, others), lambda pair: pair[0])
     found = []
     for score in scores:
-        own = [*audit_score(score, in_digests=True), *foreign.get(score.folder, [])]
+        own = [*audit_score(score, in_digests=True), *(finding for _, finding in foreign.get(score.folder, []))]
         found.append(Audit(score, tuple(sorted(own, key=lambda finding: _ORDER.index(finding.severity)))))
     return found
 

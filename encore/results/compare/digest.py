@@ -12,18 +12,17 @@ read. They are made from checkouts of the public result repositories:
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from encore.results.compare.sides import Side, known_targets, length_samples, side_of
+from encore.results.compare.sides import Side, Trained, known_targets, samples_of, score_sample, side_of
 from encore.results.logs.timing import Curve, mean_phases
 from encore.results.published.published import PublishedResult, lines_of, system_of
 from encore.results.published.systems import cells_at
 from encore.results.rules import Rule, rule_for
 from encore.results.scores.score import find_sets, score_folder
-from encore.results.statistics import Sample
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
@@ -42,14 +41,17 @@ def side_of_digest(entry: dict[str, Any]) -> Side:
     """Return the side that the digest was made of, without its logs."""
     round_, submitter, system = entry["name"].split("/", 2)
     counted = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
-    lengths, per_length = _lengths(entry, counted)
     converged = [reason is None for reason in entry["reasons"]]
+    minutes = [minutes for minutes, reached in zip(entry["minutes"], converged, strict=True) if reached]
+    runs = zip(entry["minutes"], entry["lengths"], converged, strict=True)
+    trained = [Trained(*run, number in counted) for number, run in enumerate(runs) if run[1]]
+    lengths, per_length = samples_of(trained, entry["trimmed"])
     return Side(
         label=entry["name"],
         round=round_,
         benchmark=entry["benchmark"],
         hardware=system_of(round_, submitter, system),
-        score=_score(entry),
+        score=score_sample(minutes[: entry["scored"]], entry["trimmed"], entry["score_minutes"]),
         score_is_official=entry["score_minutes"] is not None,
         missing=entry["missing"],
         runs=len(converged),
@@ -65,7 +67,7 @@ def side_of_digest(entry: dict[str, Any]) -> Side:
         phases=mean_phases(
             [{name: of_runs[number] for name, of_runs in entry["phases"].items()} for number in counted]
         ),
-        minutes=tuple(m for m, reason in zip(entry["minutes"], entry["reasons"], strict=True) if reason is None),
+        minutes=tuple(minutes),
         curves=tuple(
             Curve(minutes=tuple(minutes), values={name: tuple(each) for name, each in values.items()})
             for minutes, values in entry["curves"]
@@ -83,28 +85,6 @@ def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
     missed = len(entry["minutes"]) - len(converged)
     ordered = sorted(converged[: entry["scored"]], key=lambda number: entry["minutes"][number])
     return list(rule.counted(ordered, missed))
-
-
-def _score(entry: dict[str, Any]) -> Sample | None:
-    """Return the official score with the spread of its runs, else the mean of the runs that converged."""
-    ended = zip(entry["minutes"], entry["reasons"], strict=True)
-    minutes = [minutes for minutes, reason in ended if reason is None][: entry["scored"]]
-    if not minutes:
-        return None
-    sample = Sample.of(minutes, trimmed=entry["trimmed"])
-    return sample if entry["score_minutes"] is None else replace(sample, estimate=entry["score_minutes"])
-
-
-def _lengths(entry: dict[str, Any], counted: Sequence[int]) -> tuple[Sample | None, Sample | None]:
-    """Return lengths to the target and minutes per length of the runs that converged, else the latter of all."""
-    known = [(number, length) for number, length in enumerate(entry["lengths"]) if length]
-    minutes, reasons = entry["minutes"], entry["reasons"]
-    reached = [(minutes[number], length) for number, length in known if reasons[number] is None]
-    if reached:
-        kept = [(minutes[number], length) for number, length in known if number in counted]
-        return length_samples(reached, kept, entry["trimmed"])
-    speeds = [minutes[number] / length for number, length in known]
-    return None, Sample.of(speeds) if speeds else None
 
 
 def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from encore.errors import EncoreError
 from encore.results.audit.judge import audit_score
@@ -148,7 +148,7 @@ def load_side(path: str | Path) -> Side:
 def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
     """Return the side that a scored set is, with what an audit found in it; by default that of the set alone."""
     passport = _json(score.folder / "run.json")
-    minutes = _score_sample(score)
+    minutes = _score_of(score)
     ended = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
     counted = score.counted or score.converged or ended
     lengths, unit, per_length = _lengths(ended, set(map(id, counted)), minutes.trimmed if minutes else 0)
@@ -195,33 +195,51 @@ def known_targets(round_: str | None, benchmark: str | None, batch: float | None
     return targets_of(round_, benchmark, batch)
 
 
-def _score_sample(score: Score) -> Sample | None:
-    """Return the official score with the spread of its runs, else the mean of the runs that converged."""
-    minutes = [run.minutes for run in score.converged if run.minutes is not None]
+def _score_of(score: Score) -> Sample | None:
+    if score.score_minutes is None:
+        return score_sample([run.minutes for run in score.converged if run.minutes is not None], 0, None)
+    minutes = [run.minutes for run in (*score.counted, *score.dropped) if run.minutes is not None]
+    return score_sample(minutes, (len(minutes) - len(score.counted)) // 2, score.score_minutes)
+
+
+def score_sample(minutes: Sequence[float], trimmed: int, score: float | None) -> Sample | None:
+    """Return the official score with the spread of its runs; without one the mean of the runs that converged."""
     if not minutes:
         return None
-    if score.score_minutes is None:
-        return Sample.of(minutes)
-    counted = [run.minutes for run in (*score.counted, *score.dropped) if run.minutes is not None]
-    sample = Sample.of(counted, trimmed=(len(counted) - len(score.counted)) // 2)
-    return replace(sample, estimate=score.score_minutes)
+    sample = Sample.of(minutes, trimmed)
+    return sample if score is None else replace(sample, estimate=score)
 
 
 def _lengths(
     ended: Sequence[RunLog], counted: Collection[int], trimmed: int
 ) -> tuple[Sample | None, str, Sample | None]:
-    """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged."""
     known = [(run, length) for run in ended if (length := length_of(run)) is not None and length.value > 0]
-    if not known:
-        return None, "", None
-    unit = Counter(length.unit for _, length in known).most_common(1)[0][0]
-    known = [(run, length) for run, length in known if length.unit == unit]
-    reached = [(run.minutes, length.value) for run, length in known if run.minutes is not None]
-    if not reached:
-        return None, unit, Sample.of([(run.elapsed_minutes or 0.0) / length.value for run, length in known])
-    kept = [(run.minutes, length.value) for run, length in known if run.minutes is not None and id(run) in counted]
-    lengths, per_length = length_samples(reached, kept, trimmed)
+    unit = Counter(length.unit for _, length in known).most_common(1)[0][0] if known else ""
+    runs = [
+        Trained(run.elapsed_minutes or 0.0, length.value, run.converged, id(run) in counted)
+        for run, length in known
+        if length.unit == unit
+    ]
+    lengths, per_length = samples_of(runs, trimmed)
     return lengths, unit, per_length
+
+
+class Trained(NamedTuple):
+    """A run that ended: its minutes, how far it trained, and whether it reached its target and counts for the score."""
+
+    minutes: float
+    length: float
+    reached: bool
+    counted: bool
+
+
+def samples_of(runs: Sequence[Trained], trimmed: int) -> tuple[Sample | None, Sample | None]:
+    """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged."""
+    reached = [run[:2] for run in runs if run.reached]
+    if reached:
+        return length_samples(reached, [run[:2] for run in runs if run.reached and run.counted], trimmed)
+    speeds = [run.minutes / run.length for run in runs]
+    return None, Sample.of(speeds) if speeds else None
 
 
 def length_samples(

@@ -7,15 +7,14 @@ for image in images_of(Path("results/20260101T120000Z-maskrcnn-pytorch-cpu")):
 
 import base64
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from encore.results.report.shown import files_of, lines_of
+from encore.results.report.shown import files_of, read
 
 FILE = "detections.jsonl"
 """In the folder of an experiment: one JSON object per image."""
@@ -118,7 +117,7 @@ class Detected(BaseModel):
 def images_of(folder: Path | None) -> list[Detected]:
     """Return the images of the first experiment that has some, the best from the best on, then the worst."""
     for path in files_of(folder, FILE):
-        found = list(_read(path))
+        found = list(read(path, Detected, _MOST_LINES, _LONGEST_LINE))
         if found:
             return found
     return []
@@ -180,10 +179,3 @@ def _box(shape: Shape, unit: float, image: Detected) -> str:
 
 def _colour(shape: Shape) -> str:
     return _COLOURS[zlib.crc32(shape.label.encode("utf-8", "replace")) % len(_COLOURS)]
-
-
-def _read(path: Path) -> Iterator[Detected]:
-    """Yield what can be read; a line that is cut off or of another kind is passed over."""
-    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
-        with suppress(ValidationError, TypeError):
-            yield Detected.model_validate_json(line)

@@ -8,17 +8,15 @@ Path("game.svg").write_text(drawing(game), encoding="utf-8")
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from encore.results.report.panel import Panel, padded
 from encore.results.report.set_figures import Plot
-from encore.results.report.shown import files_of, lines_of
+from encore.results.report.shown import files_of, read
 from encore.results.table import Table
 
 FILE, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
@@ -29,11 +27,9 @@ UNIT = 28
 """Pixels between two lines of a board."""
 LONGEST_LIST = 12
 """Moves without a stone at the end that are listed below a board."""
-_MOST_LINES = 10_000
-_LONGEST_LINE = 1 << 16
+_LIMITS = (10_000, 1 << 16)
+"""Lines of a file, and characters of one."""
 _WIDTH, _HEIGHT = 400, 296
-
-Line = TypeVar("Line", bound=BaseModel)
 
 
 class Generation(BaseModel):
@@ -179,9 +175,9 @@ def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int
     A resumed run writes a generation again: its last line counts.
     """
     for path in files_of(folder, FILE):
-        found = {each.generation: each for each in _read(path, Generation)}
+        found = {each.generation: each for each in read(path, Generation, *_LIMITS)}
         if found:
-            matches = {each.generation: each for each in _read(path.with_name(EVALUATIONS), Evaluation)}
+            matches = {each.generation: each for each in read(path.with_name(EVALUATIONS), Evaluation, *_LIMITS)}
             return dict(sorted(found.items())), dict(sorted(matches.items()))
     return {}, {}
 
@@ -189,17 +185,10 @@ def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int
 def game_of(folder: Path | None) -> Game | None:
     """Return the shown game of the last generation of the first experiment that has one."""
     for path in files_of(folder, GAMES):
-        found = list(_read(path, Game))
+        found = list(read(path, Game, *_LIMITS))
         if found:
             return max(reversed(found), key=lambda game: game.generation)
     return None
-
-
-def _read(path: Path, kind: type[Line]) -> Iterator[Line]:
-    """Yield what can be read; a line that is cut off or of another kind is passed over."""
-    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
-        with suppress(ValidationError):
-            yield kind.model_validate_json(line)
 
 
 # -- the board ---------------------------------------------------------------------------------------------

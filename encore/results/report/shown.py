@@ -1,8 +1,14 @@
 """Files of lines that a training leaves for people to look at: translations, detections, games."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+Line = TypeVar("Line", bound=BaseModel)
 
 
 def files_of(folder: Path | None, name: str) -> list[Path]:
@@ -13,10 +19,9 @@ def files_of(folder: Path | None, name: str) -> list[Path]:
     return [numbered[number] for number in sorted((n for n in numbered if n.isdecimal()), key=int)]
 
 
-def lines_of(path: Path, most: int, longest: int) -> Iterator[str]:
-    """Yield up to ``most`` lines; one over ``longest`` characters comes in parts. Ends where it cannot be read."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            yield from islice(iter(lambda: file.readline(longest), ""), most)
-    except OSError:
-        return
+def read(path: Path, kind: type[Line], most: int, longest: int) -> Iterator[Line]:
+    """Yield what is read of the first ``most`` lines; one that is damaged, of another kind or too long is skipped."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in islice(iter(lambda: file.readline(longest), ""), most):
+            with suppress(ValidationError, TypeError):
+                yield kind.model_validate_json(line)

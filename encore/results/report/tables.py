@@ -6,14 +6,14 @@ for row in speed_up_table(of_study("microway-dgx1-scaling")).rows:
 """
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os.path import commonpath
 
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.published.published import load_published
 from encore.results.report.measurements import Measurement
-from encore.results.table import Cell, Table
+from encore.results.table import Cell, Table, grouped, whole
 
 
 def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
@@ -26,17 +26,17 @@ def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
                 (
                     each.label if each.label.count("/") else each.system,
                     each.gpus,
-                    _whole(each.batch),
+                    whole(each.batch),
                     each.minutes_per_epoch,
-                    _whole(each.epochs),
-                    _whole(each.samples),
+                    whole(each.epochs),
+                    whole(each.samples),
                     each.minutes,
                     each.precision,
                 )
                 for each in _by_gpus(of_benchmark)
             ),
         ).filled()
-        for (benchmark,), of_benchmark in _groups(measurements, lambda each: (each.benchmark,)).items()
+        for benchmark, of_benchmark in grouped(measurements, lambda each: each.benchmark).items()
     ]
 
 
@@ -125,8 +125,7 @@ def by_release(measurements: Sequence[Measurement]) -> Table:
     """Return speed-up by container release, on the same system, against the oldest release."""
     rows: list[tuple[Cell, ...]] = []
     known = [each for each in measurements if each.release and each.minutes]
-    grouped = _groups(known, lambda each: (each.benchmark, each.system, each.gpus, each.precision))
-    for same in grouped.values():
+    for same in grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.precision)).values():
         ordered = sorted(same, key=lambda each: each.release or "")
         if len({each.release for each in ordered}) < 2:
             continue
@@ -156,7 +155,7 @@ def by_precision(measurements: Sequence[Measurement]) -> Table:
     """Return speed-up of each precision against the slowest one, on the same system and GPUs."""
     rows: list[tuple[Cell, ...]] = []
     known = [each for each in measurements if each.precision and each.minutes_per_epoch]
-    for same in _groups(known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)).values():
+    for same in grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)).values():
         slowest = max(same, key=lambda each: each.minutes_per_epoch or 0.0)
         if len({each.precision for each in same}) < 2:
             continue
@@ -221,7 +220,7 @@ def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Meas
     """Return each measurement with the one on the fewest GPUs of the same kind, of several one of the same batch."""
     known = [each for each in measurements if each.gpus and each.minutes]
     pairs = []
-    for same in _groups(known, _kind).values():
+    for same in grouped(known, _kind).values():
         ordered = _by_gpus(same)
         bases = [each for each in ordered if each.gpus == ordered[0].gpus]
         pairs += [(_base_of(each, bases), each) for each in ordered[len(bases) :]]
@@ -245,16 +244,3 @@ def _kind(each: Measurement) -> tuple[object, ...]:
 
 def _by_gpus(measurements: Sequence[Measurement]) -> list[Measurement]:
     return sorted(measurements, key=lambda each: (each.gpus or 0, each.minutes or 0.0))
-
-
-def _groups(
-    measurements: Sequence[Measurement], key: Callable[[Measurement], tuple[object, ...]]
-) -> dict[tuple[object, ...], list[Measurement]]:
-    grouped: dict[tuple[object, ...], list[Measurement]] = {}
-    for each in measurements:
-        grouped.setdefault(key(each), []).append(each)
-    return grouped
-
-
-def _whole(number: float | None) -> Cell:
-    return int(number) if number is not None and number == int(number) else number

@@ -4,13 +4,11 @@ from encore.results.report.translations import translations_table
 print(translations_table(Path("results/20260101T120000Z-transformer-pytorch-cpu")).as_markdown())
 """
 
-import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from encore.results.report.shown import files_of, lines_of
+from pydantic import BaseModel, Field
+
+from encore.results.report.shown import files_of, read
 from encore.results.table import Cell, Table
 
 FILE = "translations.jsonl"
@@ -23,17 +21,16 @@ _MOST_LINES = 100_000
 _LONGEST_LINE = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Translation:
+class Translation(BaseModel):
     """A sentence of the test set and what was made of it."""
 
     index: int
     source: str
     hypothesis: str
     reference: str
-    bleu: float
+    bleu: float = Field(allow_inf_nan=False)
     """Of this sentence alone, 0 to 100: not what a run is judged by."""
-    chrf: float
+    chrf: float = Field(allow_inf_nan=False)
     """Agreement of characters, 0 to 100; distinguishes sentences without four words of the reference."""
     epoch: int
 
@@ -41,7 +38,9 @@ class Translation:
 def translations_table(folder: Path | None) -> Table | None:
     """Return the best and the worst translations of the first experiment that has some; None without any."""
     for path in files_of(folder, FILE):
-        found = sorted(_read(path), key=lambda each: (-each.bleu, -each.chrf, each.index))
+        found = sorted(
+            read(path, Translation, _MOST_LINES, _LONGEST_LINE), key=lambda each: (-each.bleu, -each.chrf, each.index)
+        )
         if not found:
             continue
         best = [_row("best", each) for each in found[:SHOWN]]
@@ -56,27 +55,6 @@ def translations_table(folder: Path | None) -> Table | None:
             f"quality of the run. Texts longer than {LONGEST} characters are cut.",
         )
     return None
-
-
-def _read(path: Path) -> Iterator[Translation]:
-    """Yield what can be read; a line that is cut off or of another kind is passed over."""
-    for line in lines_of(path, _MOST_LINES, _LONGEST_LINE):
-        translation = _parsed(line)
-        if translation is not None:
-            yield translation
-
-
-def _parsed(line: str) -> Translation | None:
-    try:
-        content = json.loads(line)
-        texts = {name: content[name] for name in ("source", "hypothesis", "reference")}
-        index, epoch = int(content["index"]), int(content["epoch"])
-        bleu, chrf = float(content["bleu"]), float(content["chrf"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    if not math.isfinite(bleu + chrf) or not all(isinstance(text, str) for text in texts.values()):
-        return None
-    return Translation(index=index, epoch=epoch, bleu=bleu, chrf=chrf, **texts)
 
 
 def _row(which: str, each: Translation) -> tuple[Cell, ...]:
