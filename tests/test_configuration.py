@@ -173,9 +173,10 @@ def test_mistakes_in_names_are_named(call: object, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_every_key_has_a_meaning() -> None:
-    meanings = configuration.fields_with_meaning(RESNET.folder)
-    assert set(meanings) == set(configuration.field_types(RESNET.folder))
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_every_key_has_a_meaning(name: str) -> None:
+    folder = catalogue.choose(name).folder
+    assert set(configuration.fields_with_meaning(folder)) == set(configuration.field_types(folder))
 
 
 def test_benchmark_is_found_under_both_names() -> None:

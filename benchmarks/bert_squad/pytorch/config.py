@@ -29,7 +29,7 @@ class Config:
     checkpoint: str = ""  # file of the pretrained weights to begin with; empty: random ones
 
     # The network (Devlin et al. 2018, arXiv 1810.04805, "large")
-    layers: int = 24
+    layers: int = 24  # of the encoder
     width: int = 1024  # of the embeddings and of what layers exchange
     heads: int = 16  # of each attention
     inner_width: int = 4096  # of the feed-forward layers

@@ -28,9 +28,7 @@ class Config:
     width: int = 1024  # of embeddings, LSTM layers, attention and context
     layers: int = 4  # LSTM layers of the encoder, of which the first is bidirectional, and of the decoder
     dropout: float = 0.2  # share of values that is set to 0, see dropout_at
-    dropout_at: Literal["inputs", "outputs"] = (
-        "inputs"  # of each LSTM layer; outputs: of layers with one above, as v0.5
-    )
+    dropout_at: Literal["inputs", "outputs"] = "inputs"  # of each LSTM; outputs: of all but the last, as v0.5
     initial_weights: float = 0.1  # uniform within +- this; 0: PyTorch's own initial weights, as v0.5
     vocabulary_multiple: int = 8  # the vocabulary is padded to a multiple of this
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and optimizer stay in fp32
@@ -45,7 +43,7 @@ class Config:
     batch_size: int = 256  # sentence pairs per rank and step
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015
     kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of the loss; auto: measured before the first step
-    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"
+    optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest that is there
     split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
     learning_rate: float = 0.002  # base value, after warm-up, for the global batch
     warmup_steps: int = 200  # exponential, from a hundredth of the base value

@@ -43,7 +43,7 @@ class Config:
     anchors_per_image: int = 256  # that the loss samples
     rpn_fg_fraction: float = 0.5  # largest share of objects in them
     rpn_pre_nms_top_n: int = 2000  # anchors of each level and image that enter the suppression
-    rpn_pre_nms_top_n_test: int = 1000
+    rpn_pre_nms_top_n_test: int = 1000  # the same in evaluation
     rpn_post_nms_top_n: int = 2000  # that leave it, over all levels and all images of a rank's batch
     rpn_post_nms_top_n_test: int = 1000  # over all levels of an image
     rpn_nms_iou: float = 0.7  # IoU above which the lower score is suppressed
@@ -72,20 +72,20 @@ class Config:
     optimizer: Literal["sgd"] = "sgd"  # with momentum
     optimizer_kernel: Literal["auto", "fused", "plain"] = "auto"  # auto: measured before the first step
     learning_rate: float = 0.02  # base value, after warm-up, for the global batch; biases have twice as much
-    momentum: float = 0.9
+    momentum: float = 0.9  # of SGD
     weight_decay: float = 0.0001  # not of biases
     gradient_clip: float = 0.0  # largest norm of the whole gradient; 0: not clipped, as submitted
-    warmup_steps: int = 500
+    warmup_steps: int = 500  # linear, see warmup_factor
     warmup_factor: float = 0.0  # climb of the rates per step; 0: from a third of the base values
     decay_steps: Tuple[int, ...] = (60000, 80000)  # steps at which the rate is multiplied by decay_factor
-    decay_factor: float = 0.1
+    decay_factor: float = 0.1  # what the rate is multiplied by at each of decay_steps
 
     # The input
     short_side: int = 800  # pixels to which the shorter side of an image is resized
     long_side: int = 1333  # unless the longer one would exceed this
     bucket_step: int = 128  # lengths of the longer side are padded to multiples: few shapes, compiled or captured once
     pixel_mean: Tuple[float, ...] = (102.9801, 115.9465, 122.7717)  # of the channels, in 0..255
-    pixel_std: Tuple[float, ...] = (1.0, 1.0, 1.0)
+    pixel_std: Tuple[float, ...] = (1.0, 1.0, 1.0)  # what they are divided by then
     bgr: bool = True  # order of the channels, as R-50.pkl has it
     flip: float = 0.5  # share of the images that are mirrored
     objects: int = 100  # of an image that are kept, at most; COCO's images have up to 93 besides crowds

@@ -30,12 +30,8 @@ class Config:
     # The game
     board_size: Literal[5, 9, 13, 19] = 19  # lines of the board
     komi: float = 7.5  # points that white gets
-    pass_alive: bool = (
-        True  # what is alive whoever moves owns what it encloses, in the score and at the end; since v0.7
-    )
-    features: Literal["agz", "mlperf07"] = (
-        "mlperf07"  # planes of the input: 17 with 8 positions, 13 with 4 and liberties
-    )
+    pass_alive: bool = True  # what is alive whoever moves owns what it encloses, in score and end; since v0.7
+    features: Literal["agz", "mlperf07"] = "mlperf07"  # input planes: 17 of 8 positions, 13 of 4 and liberties
     move_limit: int = 0  # moves after which a game is counted; 0: the engine's, 2 N^2
 
     # Self-play

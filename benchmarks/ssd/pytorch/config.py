@@ -68,7 +68,7 @@ class Config:
     decay_epochs: Tuple[int, ...] = (44, 55)  # the learning rate drops after these epochs
     decay_steps: Tuple[int, ...] = ()  # in their place, steps of 32 images after which it drops, as v0.5 and v0.6
     decay_factor: float = 0.1  # what it is multiplied with
-    momentum: float = 0.9
+    momentum: float = 0.9  # of SGD
     weight_decay: float = 1.6e-4  # L2 penalty added to the gradient of all weights
     loss_scale: float = 128.0  # constant factor on the loss for fp16, as submitted
 

@@ -73,9 +73,7 @@ class Config:
     bleu: Literal["submitted", "plain"] = "submitted"  # judged: as in its round, or of text, cut at white space
 
     # How it runs
-    kernels: Literal["auto", "plain", "triton", "apex"] = (
-        "auto"  # of loss and norms; auto: measured before the first step
-    )
+    kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of loss and norms; auto: measured at the start
     attention: Literal["auto", "fused", "plain"] = "auto"  # fused: PyTorch's own, which auto takes where it exists
     compile: bool = False  # on a GPU: torch.compile, for lengths that vary
     warm_up_steps: int = 3  # on noise, before the clock; 0 does none
