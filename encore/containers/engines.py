@@ -1,6 +1,7 @@
 """The container engines of this machine: which there are, what they can do, and what their errors mean."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -143,13 +144,19 @@ def _srun_with_pyxis() -> str:
     )
 
 
+@functools.cache
+def _info(program: str) -> subprocess.CompletedProcess[str]:
+    """Ask an engine about itself once: a sweep plans each of its points, and Podman takes most of a second."""
+    return ask([program, "info", "--format", "{{json .}}"])
+
+
 def connect(name: str) -> Engine:
     """Return the engine, if it answers; EncoreError says why it does not."""
     if name not in BUILDERS:
         program = _srun_with_pyxis() if name == "pyxis" else find(name)
         return Engine(name=name, program=program, rootless=True, gpu_access="gpus")
     program = find(name)
-    done = ask([program, "info", "--format", "{{json .}}"])
+    done = _info(program)
     facts: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
         facts = json.loads(done.stdout)
