@@ -8,7 +8,7 @@ import typer
 from encore import catalogue
 from encore.cli import options
 from encore.cli.data import shown_progress
-from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.cli.layout import console, show, write_json
 from encore.errors import EncoreError
 from encore.machine import node
 from encore.run import benching
@@ -66,19 +66,23 @@ def bench(
         write_json(result)
         return
     speed = f"{result.get('unit', 'samples')}/s"
-    table = plain_table(result["title"], "measured", f"{speed}, median", "least", "most", "of the bare loop")
     bare = result["measured"]["bare"]["median"]
-    for name, entry in result["measured"].items():
-        ratio = "" if name in ("bare", "input") else f"{entry['ratio']:.3f}"
-        table.add_row(entry["title"], f"{entry['median']:.1f}", f"{entry['least']:.1f}", f"{entry['most']:.1f}", ratio)
-    print_fitted(screen, table)
+    rows = (
+        (
+            entry["title"],
+            *(f"{entry[key]:.1f}" for key in ("median", "least", "most")),
+            None if name in ("bare", "input") else f"{entry['ratio']:.3f}",
+        )
+        for name, entry in result["measured"].items()
+    )
+    show(screen, result["title"], ("measured", f"{speed}, median", "least", "most", "of the bare loop"), rows)
     screen.print(f"data stall: {result['input_share']:.1%} of the time; bare loop {bare:.1f} {speed}")
 
 
 def _measure_roofline(request: benching.Request, folder: Path, as_json: bool) -> None:
     """Measure a step and the machine's ceilings into a folder, and show everything that is in it."""
     # The lab's plots take half a second to load.
-    from encore.cli.study import keep, show
+    from encore.cli.study import keep, show_report
     from encore.lab.studies import machine_links, roofline, servers_report
 
     counted = machine_links.own_framework()
@@ -97,4 +101,4 @@ def _measure_roofline(request: benching.Request, folder: Path, as_json: bool) ->
         )
     keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
     keep(folder, f"{request.name}.json", result)
-    show(servers_report.roofline_report(roofline.load(folder)), folder, as_json)
+    show_report(servers_report.roofline_report(roofline.load(folder)), folder, as_json)

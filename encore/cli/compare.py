@@ -8,7 +8,7 @@ from rich.console import Console
 
 from encore.cli import options
 from encore.cli.audit import summary
-from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.cli.layout import console, say, show, text, write_json
 from encore.errors import EncoreError
 from encore.results.compare.compare import Comparison, Factor, certainty, compare_with
 from encore.results.compare.compare import compare as compare_named
@@ -82,12 +82,8 @@ def _print_comparison(screen: Console, found: Comparison) -> None:
     for reason in found.reasons:
         say(screen, text(f"  {reason}"))
     if found.factors:
-        table = plain_table("", "", "yours", "theirs", "ratio", "90 % interval", "z")
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for factor in found.factors:
-            table.add_row(*_row(factor))
-        print_fitted(screen, table, least=("z",))
+        columns = ("", "yours", "theirs", "ratio", "90 % interval", "z")
+        show(screen, "", columns, map(_row, found.factors), numbers=columns[1:], least=("z",))
         for note in dict.fromkeys(factor.note for factor in found.factors if factor.note):
             say(screen, text(note, "dim"))
     for line in certainty(found):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.cli.layout import console, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.results.report.detections import FILE, KEY, Detected, drawing, images_of
 from encore.results.scores.score import existing
@@ -23,14 +23,19 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
         write_json([_as_json(image, file) for image, file in zip(images, files, strict=True)])
         return
     screen = console()
-    table = plain_table(
-        f"detections after epoch {images[0].epoch}", "which", "image", "AP50", "detections", "matched", "objects"
+    columns = ("which", "image", "AP50", "detections", "matched", "objects")
+    rows = (
+        (
+            image.which,
+            image.file,
+            f"{image.precision:.2f}",
+            len(image.found),
+            sum(each.matched for each in image.found),
+            len(image.objects),
+        )
+        for image in images
     )
-    for image in images:
-        matched = sum(each.matched for each in image.found)
-        counts = (len(image.found), matched, len(image.objects))
-        table.add_row(image.which, text(image.file), f"{image.precision:.2f}", *map(str, counts))
-    print_fitted(screen, table)
+    show(screen, f"detections after epoch {images[0].epoch}", columns, rows)
     say(screen, text("AP50: average precision within the image at IoU 0.5, no quality of the run", "dim"))
     if output is not None:
         say(screen, text(f"{len(images)} pictures in {output}. {KEY}"))

@@ -1,12 +1,13 @@
 """``encore export``: the model of a run for a server."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.cli.layout import console, say, show, text, write_json
 from encore.run import exporting
 
 
@@ -54,15 +55,19 @@ def export(
         return
     for part, model in content.get("parts", {"": content}).items():
         title = " ".join(filter(None, (content["name"], part, "as", content["format"])))
-        table = plain_table(title, "", "name", "type", "shape", "meaning")
-        for kind in ("inputs", "outputs"):
-            for each in model[kind]:
-                shape = " x ".join("any" if size < 0 else str(size) for size in each["shape"]) or "one number"
-                table.add_row(kind[:-1], text(each["name"]), each["type"], shape, text(each["about"]))
-        print_fitted(screen, table)
+        rows = (
+            (kind, each["name"], each["type"], _shape(each["shape"]), each["about"])
+            for kind in ("input", "output")
+            for each in model[f"{kind}s"]
+        )
+        show(screen, title, ("", "name", "type", "shape", "meaning"), rows)
     for line in _summary(content):
         say(screen, text(line))
     say(screen, text(f"in {output}"))
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return " x ".join("any" if size < 0 else str(size) for size in sizes) or "one number"
 
 
 def _summary(content: dict[str, Any]) -> list[str]:

@@ -3,11 +3,10 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from encore import catalogue
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.cli.layout import console, show, write_json
 from encore.containers import building, compatibility, engines, images, standins
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
@@ -40,18 +39,30 @@ def list_(as_json: options.Json = False) -> None:
         write_json({"releases": content, "submitted": submitted})
         return
     screen = console()
-    table = plain_table("NGC images", "image", "what it holds", "GPUs", "driver", "here")
-    for release in known.release:
-        default = known.default.get(release.framework) == release.release
-        table.add_row(
-            f"{release.framework}:{release.tag}" + ("\n(default)" if default else ""),
-            _contents(release),
-            ", ".join(release.architectures),
-            release.driver,
-            _verdict(release, gpus),
+    defaults = set(known.default.items())
+    rows = (
+        (
+            f"{each.framework}:{each.tag}" + (" (default)" if (each.framework, each.release) in defaults else ""),
+            _contents(each),
+            ", ".join(each.architectures),
+            each.driver,
+            _verdict(each, gpus),
         )
-    print_fitted(screen, table)
-    _print_submitted(screen, known)
+        for each in known.release
+    )
+    show(screen, "NGC images", ("image", "what it holds", "GPUs", "driver", "here"), rows)
+    submitted_rows = (
+        (
+            each.round,
+            each.benchmark,
+            images.find_release(each.framework, each.release).tag,
+            images.find_release(each.framework).tag,
+            each.why,
+        )
+        for each in known.submitted
+    )
+    title = "submitted bases, and what is used today"
+    show(screen, title, ("round", "benchmark", "submitted on", "today", "why"), submitted_rows)
     screen.print("empty: no source states it; sources: encore images list --json")
 
 
@@ -80,16 +91,6 @@ def _verdict(release: images.Release, gpus: tuple[Gpu, ...]) -> str:
         if names:
             return f"{word}: {names[0]}"
     return "yes"
-
-
-def _print_submitted(screen: Console, known: images.Images) -> None:
-    title = "submitted bases, and what is used today"
-    table = plain_table(title, "round", "benchmark", "submitted on", "today", "why")
-    for entry in known.submitted:
-        submitted = images.find_release(entry.framework, entry.release)
-        today = images.find_release(entry.framework)
-        table.add_row(entry.round, entry.benchmark, submitted.tag, today.tag, entry.why)
-    print_fitted(screen, table)
 
 
 def build(

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 from encore import paths
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.cli.layout import console, show, text, write_json
 from encore.cli.live import RunView, clock
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
@@ -76,11 +77,18 @@ def show_status(
     with_jobs = any(row.job for row in rows)
     varied = varied_columns(rows)
     columns = (*(["job"] if with_jobs else []), "run", *varied, "state", "nodes", "time")
-    table = plain_table(str(folder), *columns, numbers=("nodes", "time"))
-    for row in rows:
-        name, *rest = _cells(row, folder)
-        table.add_row(*([row.job] if with_jobs else []), name, *(getattr(row, each) for each in varied), *rest)
-    print_fitted(screen, table, least=("nodes",))
+    cells = (
+        (
+            *([row.job] if with_jobs else []),
+            _name(row.run, folder) if row.run else "",
+            *(getattr(row, each) for each in varied),
+            Text.assemble((row.state, COLOURS.get(row.state, "red")), text(f" {describe(row)}".rstrip())),
+            row.nodes or "",
+            None if row.seconds is None else clock(row.seconds),
+        )
+        for row in rows
+    )
+    show(screen, str(folder), columns, cells, numbers=("nodes", "time"), least=("nodes",))
 
 
 def varied_columns(rows: Sequence[Row]) -> list[str]:
@@ -92,17 +100,6 @@ def varied_columns(rows: Sequence[Row]) -> list[str]:
 def _name(run: Path, results: Path) -> str:
     """Return what ``follow`` and ``cancel`` take: by the results folder, or the whole path of a run elsewhere."""
     return str(run.relative_to(results)) if run.is_relative_to(results) else str(run)
-
-
-def _cells(row: Row, results: Path) -> tuple[str, ...]:
-    colour = COLOURS.get(row.state, "red")
-    detail = describe(row)
-    return (
-        _name(row.run, results) if row.run else "",
-        f"[{colour}]{row.state}[/]" + (f" {escape(detail)}" if detail else ""),
-        str(row.nodes or ""),
-        "" if row.seconds is None else clock(row.seconds),
-    )
 
 
 def describe(row: Row) -> str:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -27,39 +27,42 @@ PIPE_WIDTH = 4096
 NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
 
 
-def plain_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
-    """Return an empty table with these columns, those in ``numbers`` set to the right."""
-    table = _frame(title)
-    for column in columns:
-        justify: Literal["left", "right"] = "right" if column in numbers else "left"
-        table.add_column(column, overflow="fold", justify=justify)
-    return table
-
-
-def _frame(title: str, *columns: Column) -> Table:
-    return Table(*columns, title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-
-
-def print_fitted(screen: Console, table: Table, least: Sequence[str] = ()) -> None:
+def show(
+    screen: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: Sequence[str] = (),
+    least: Sequence[str] = (),
+) -> None:
     """Print a table as wide as the terminal: no number and no header is cut.
 
     Texts are wrapped first; then the columns in ``least`` are left out, those of least use first; then names are
-    folded; then columns are left out from the right. A line names what is left out.
+    folded; then columns are left out from the right. A line names what is left out. The columns in ``numbers`` are
+    aligned to the right; a cell of None is empty.
     """
-    if table.title:
-        say(screen, Text(str(table.title), style="bold"))
-    columns = _with_room(table.columns, screen.width, least)
-    left_out = [str(column.header) for column in table.columns if column not in columns]
-    for column, width in zip(columns, _widths(columns, screen.width), strict=True):
+    if title:
+        say(screen, text(title, "bold"))
+    table = _frame(*(Column(name, overflow="fold", justify="right" if name in numbers else "left") for name in columns))
+    for row in rows:
+        table.add_row(*("" if cell is None else cell if isinstance(cell, Text) else text(cell) for cell in row))
+    kept = _with_room(table.columns, screen.width, least)
+    left_out = [str(column.header) for column in table.columns if column not in kept]
+    for column, width in zip(kept, _widths(kept, screen.width), strict=True):
         column.width = width
-    fitted = _frame("", *columns)
+    fitted = _frame(*kept)
     fitted.rows = table.rows
     # A terminal that is narrower than the first column's numbers wraps them by itself.
-    needed = _total(_least_widths(columns))
+    needed = _total(_least_widths(kept))
     screen.print(fitted, soft_wrap=False, width=max(screen.width, needed), crop=False)
     if left_out:
         whole = _total(_word_widths(table.columns))
         say(screen, f"[dim]a terminal of {whole} columns also shows: {escape(', '.join(left_out))}[/]")
+
+
+def _frame(*columns: Column) -> Table:
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
 def _with_room(columns: Sequence[Column], width: int, least: Sequence[str]) -> list[Column]:
@@ -114,11 +117,8 @@ def print_result(table: ResultTable) -> None:
     """Print a table of results, with its note below."""
     screen = console()
     columns = enumerate(table.columns)
-    numbers = tuple(name for at, name in columns if not any(isinstance(row[at], str) for row in table.rows))
-    shown = plain_table(table.title, *table.columns, numbers=numbers)
-    for row in table.rows:
-        shown.add_row(*(text(cell) for cell in table.texts(row)))
-    print_fitted(screen, shown)
+    numbers = [name for at, name in columns if not any(isinstance(row[at], str) for row in table.rows)]
+    show(screen, table.title, table.columns, map(table.texts, table.rows), numbers=numbers)
     if table.note:
         say(screen, text(table.note, "dim"))
 
@@ -154,6 +154,11 @@ def text(value: object, style: str = "") -> Text:
     """Return a text from a log without markup and control codes, which could repaint the terminal."""
     plain = "".join(each if each.isprintable() else "?" for each in str(value))
     return Text(plain.encode("utf-8", "replace").decode("utf-8"), style=style)
+
+
+def minutes_text(value: float | None) -> str:
+    """Return minutes as the rules round them; ``-`` for none."""
+    return "-" if value is None else f"{value:.3f}"
 
 
 def write_json(content: object) -> None:

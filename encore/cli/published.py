@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from encore.cli import options
-from encore.cli.layout import FOLDED, console, plain_table, print_fitted, say, text, write_json
+from encore.cli.layout import FOLDED, console, minutes_text, say, show, text, write_json
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.published.published import PublishedResult, load_published, select
@@ -110,20 +110,19 @@ def _print_published(results: list[PublishedResult]) -> None:
     minutes = ("raw minutes", "official") if any(result.scaling_factor for result in results) else ("minutes",)
     numbers = (*minutes, "runs", "batch")
     title = f"Published results: {len(results)}"
-    table = plain_table(title, "benchmark", "name", *numbers, "accelerators", numbers=numbers)
-    for result in results:
-        hardware = result.hardware
-        count = f"{hardware.accelerators} x " if hardware.accelerators else ""
-        scores = (result.score_minutes, result.official_minutes)[: len(minutes)]
-        table.add_row(
-            text(result.benchmark or "?"),
-            text(result.name),
-            *("-" if score is None else f"{score:.3f}" for score in scores),
-            str(result.runs),
-            str(result.global_batch or ""),
-            text(f"{count}{hardware.accelerator or ''}"),
+    columns = ("benchmark", "name", *numbers, "accelerators")
+    rows = (
+        (
+            each.benchmark or "?",
+            each.name,
+            *map(minutes_text, (each.score_minutes, each.official_minutes)[: len(minutes)]),
+            each.runs,
+            each.global_batch or "",
+            " x ".join(str(part) for part in (each.hardware.accelerators, each.hardware.accelerator) if part),
         )
-    print_fitted(screen, table, least=("accelerators", "runs"))
+        for each in results
+    )
+    show(screen, title, columns, rows, numbers=numbers, least=("accelerators", "runs"))
     if len(minutes) > 1:
         say(screen, text("raw: from the logs; official: as MLCommons publishes it, held to the reference convergence"))
     for result in results:
@@ -150,9 +149,7 @@ def _print_sections(parts: list[Table], note: str) -> None:
     screen = console()
     for section in parts:
         for part in parts_of_width(section, screen.width, _NAMES_WIDTH):
-            numbers = tuple(column for column in part.columns if column not in _TEXTS)
-            table = plain_table(part.title, *part.columns, numbers=numbers)
-            for row in part.rows:
-                table.add_row(*(text(cell) for cell in part.texts(row)))
-            print_fitted(screen, table, least=("software", "accelerator", "count"))
+            numbers = [column for column in part.columns if column not in _TEXTS]
+            least = ("software", "accelerator", "count")
+            show(screen, part.title, part.columns, map(part.texts, part.rows), numbers=numbers, least=least)
     say(screen, text(note, "dim"))

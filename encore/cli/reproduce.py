@@ -11,7 +11,7 @@ from rich.console import Console
 
 from encore import configuration, names
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.cli.layout import console, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
 from encore.lab.submissions import outputs
@@ -132,16 +132,17 @@ def _standing(made: Reproduction) -> str:
 
 def _print_overview(screen: Console, opened: Source, every: list[Reproduction | dict[str, str]]) -> None:
     say(screen, f"[bold]{escape(opened.shown)}[/], round {opened.round or 'not known'}")
-    table = plain_table("", "configuration", "nodes x GPUs", "keys", "without", "unknown", "what it is here")
-    for each in every:
-        if isinstance(each, dict):
-            table.add_row(escape(each["configuration"]), "", "", "", "", escape(each["not_understood"]))
-            continue
-        table.add_row(
-            escape(each.name), f"{each.nodes} x {each.gpus}", str(len(each.mapped)), str(len(each.known_left)),
-            str(len(each.unknown_left)), escape(_standing(each)),
-        )  # fmt: skip
-    print_fitted(screen, table, least=("unknown", "without"))
+    columns = ("configuration", "nodes x GPUs", "keys", "without", "unknown", "what it is here")
+    rows: list[tuple[object, ...]] = [
+        (each["configuration"], *[""] * 4, each["not_understood"])
+        if isinstance(each, dict)
+        else (
+            each.name, f"{each.nodes} x {each.gpus}", len(each.mapped), len(each.known_left), len(each.unknown_left),
+            _standing(each),
+        )
+        for each in every
+    ]  # fmt: skip
+    show(screen, "", columns, rows, least=("unknown", "without"))
     say(screen, "without: options and variables without a counterpart here; --config NAME says what each means")
 
 
@@ -166,29 +167,34 @@ def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
 def _print_mapped(screen: Console, made: Reproduction) -> None:
     if not made.mapped:
         return
-    table = plain_table("what maps", "key", "value", "option", "variables")
     values = made.system.config if made.system else {}
-    for each in sorted(made.mapped, key=lambda each: each.origin == "code"):
-        origin = " ".join(dict.fromkeys(each.options)) or "none: the submitted code's"
-        value = values.get(each.key, each.value)
-        table.add_row(each.key, escape(value), escape(origin), escape(" ".join(sorted(each.sources))))
-    print_fitted(screen, table, least=("variables",))
-    if made.environment:
-        variables = plain_table("environment of the ranks", "variable", "value", "from")
-        for file, values_of in made.environment.items():
-            for name, value in values_of.items():
-                variables.add_row(escape(name), escape(value), escape(file))
-        print_fitted(screen, variables)
+    rows = (
+        (
+            each.key,
+            values.get(each.key, each.value),
+            " ".join(dict.fromkeys(each.options)) or "none: the submitted code's",
+            " ".join(sorted(each.sources)),
+        )
+        for each in sorted(made.mapped, key=lambda each: each.origin == "code")
+    )
+    show(screen, "what maps", ("key", "value", "option", "variables"), rows, least=("variables",))
+    variables = [(name, value, file) for file, named in made.environment.items() for name, value in named.items()]
+    if variables:
+        show(screen, "environment of the ranks", ("variable", "value", "from"), variables)
 
 
 def _print_left(screen: Console, made: Reproduction) -> None:
     if not made.left:
         return
-    table = plain_table("no counterpart", "option or variable", "value", "what that means")
-    for each in made.left:
-        value = each.value if len(each.value) <= 40 else f"{each.value[:37]}..."
-        table.add_row(escape(each.name), escape(value), escape(each.meaning) or "[yellow]not known[/]")
-    print_fitted(screen, table)
+    rows = (
+        (
+            each.name,
+            each.value if len(each.value) <= 40 else f"{each.value[:37]}...",
+            each.meaning or text("not known", "yellow"),
+        )
+        for each in made.left
+    )
+    show(screen, "no counterpart", ("option or variable", "value", "what that means"), rows)
 
 
 def _print_images(screen: Console, made: Reproduction) -> None:

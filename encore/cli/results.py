@@ -14,7 +14,7 @@ from rich.console import Console
 
 from encore.cli import options
 from encore.cli.audit import SEVERITY_STYLE, summary
-from encore.cli.layout import console, plain_table, print_fitted, reading, say, text, write_json
+from encore.cli.layout import console, minutes_text, reading, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
 from encore.lab.submissions.package import check_trees
@@ -140,18 +140,18 @@ def _print_scores(shown: Sequence[_Shown]) -> None:
     screen, scores = console(), [each for each, _, _ in shown]
     minutes = ("raw minutes", "official") if any(each.scaling_factor for each in scores) else ("minutes",)
     numbers = (*minutes, "runs", "converged")
-    table = plain_table("Scores", "round", "benchmark", *numbers, "folder", numbers=numbers)
-    for each in scores:
-        required = f" of {each.required}" if each.required else ""
-        table.add_row(
-            text(round_of(each.round, each.round_is_guess)),
-            text(each.benchmark or "?"),
-            *(_minutes(value) for value in (each.score_minutes, each.official_minutes)[: len(minutes)]),
-            f"{len(each.runs)}{required}",
-            str(len(each.converged)),
-            text(each.folder),
+    rows = (
+        (
+            round_of(each.round, each.round_is_guess),
+            each.benchmark or "?",
+            *map(minutes_text, (each.score_minutes, each.official_minutes)[: len(minutes)]),
+            f"{len(each.runs)}" + (f" of {each.required}" if each.required else ""),
+            len(each.converged),
+            each.folder,
         )
-    print_fitted(screen, table)
+        for each in scores
+    )
+    show(screen, "Scores", ("round", "benchmark", *numbers, "folder"), rows, numbers=numbers)
     for each, findings, _ in shown:
         _print_runs(screen, each, findings, detail=len(scores) == 1)
 
@@ -181,10 +181,6 @@ def _print_energy(screen: Console, score: Score, energy: Energy) -> None:
     say(screen, text(f"{score.folder}: energy {energy.kilojoules:,.0f} kJ{factor}; {energy.watts:,.0f} W, {nodes}"))
 
 
-def _minutes(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, detail: bool) -> None:
     """Print each run of the only set, else only what is odd about the set."""
     where = score.folder.name if detail else str(score.folder)
@@ -195,7 +191,7 @@ def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, d
         say(screen, text(f"{where}: {score.round} is {how}: --round sets it", "yellow"))
     if detail and score.official_minutes is not None and score.scaling_factor is not None:
         official = official_in_words(score.official_minutes, score.scaling_factor)
-        say(screen, text(f"{where}: raw score {_minutes(score.score_minutes)} minutes, {official}"))
+        say(screen, text(f"{where}: raw score {minutes_text(score.score_minutes)} minutes, {official}"))
     for flag in score.flags:
         say(screen, text(f"{where}: {flag.text}", "yellow"))
     for line, style in summary(findings):
@@ -246,20 +242,14 @@ def _print_sets(screen: Console, reports: Sequence[ComplianceReport]) -> None:
     folders: dict[Path, list[ComplianceReport]] = {}
     for report in reports:
         folders.setdefault(report.path.parent, []).append(report)
-    numbers = ("logs", "pass", "errors", "warnings")
-    table = plain_table("Checked", "ruleset", *numbers, "folder", numbers=numbers)
-    above = os.path.commonpath(folders)
+    numbers, above, rows = ("logs", "pass", "errors", "warnings"), os.path.commonpath(folders), []
     for folder, found in folders.items():
         every = [finding.severity for report in found for finding in report.findings]
         passed = sum(report.passed for report in found)
-        table.add_row(
-            text(", ".join(sorted({report.ruleset or "?" for report in found}))),
-            str(len(found)),
-            text(str(passed), "" if passed == len(found) else "red"),
-            *(str(every.count(severity)) for severity in ("error", "warning")),
-            text(folder.relative_to(above)),
-        )
-    print_fitted(screen, table)
+        rulesets = ", ".join(sorted({report.ruleset or "?" for report in found}))
+        counts = (len(found), text(passed, "" if passed == len(found) else "red"))
+        rows.append((rulesets, *counts, every.count("error"), every.count("warning"), folder.relative_to(above)))
+    show(screen, "Checked", ("ruleset", *numbers, "folder"), rows, numbers=numbers)
 
 
 def _print_convergence(screen: Console, found: Convergence) -> None:

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from encore import data
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, write_json
+from encore.cli.layout import console, show, text, write_json
 from encore.cli.live import RunView, clock
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
@@ -23,6 +24,8 @@ from encore.run import hints, judge, passport, planning, run_folder, runner, slu
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Limits, Outcome
 from encore.ssh import hosts
+
+COLOURS = {"reached": "green", "not_reached": "yellow"}
 
 
 def run(
@@ -144,12 +147,12 @@ def _begun(plan: planning.Plan) -> Path | None:
     return folder.path if folder is not None else None
 
 
-def _hosts(text: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
-    if text is not None and file is not None:
+def _hosts(named: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
+    if named is not None and file is not None:
         raise EncoreError("--hosts and --hostfile", expected="one of them", hint="leave one out")
     if file is not None:
         return hosts.read(file)
-    return () if text is None else hosts.parse(text)
+    return () if named is None else hosts.parse(named)
 
 
 def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> None:
@@ -180,8 +183,8 @@ def _resume(screen: Console, path: Path, limits: Limits, dry_run: bool, as_json:
 def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
     """Return hooks that report on ``screen`` and ``view`` what a run does; without a folder, what comes before it."""
 
-    def step(text: str) -> None:
-        screen.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {text}")
+    def step(what: str) -> None:
+        screen.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {what}")
 
     def prepare(directory: Path, by: Path | Command) -> None:
         from encore.cli.data import shown_progress
@@ -253,19 +256,20 @@ def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCod
 
 def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge.Judgement]) -> None:
     title = f"{folder.passport()['name']} ({folder.path.name})"
-    table = plain_table(title, "run", "status", "time to target", "epochs", "quality", "target", "log")
-    for each in judgements:
-        colour = {"reached": "green", "not_reached": "yellow"}.get(each.state.status, "red")
-        table.add_row(
-            str(each.number + 1),
-            f"[{colour}]{each.state.status.replace('_', ' ')}[/]",
-            "" if each.figures.minutes is None else clock(each.figures.minutes * 60),
+    columns = ("run", "status", "time to target", "epochs", "quality", "target", "log")
+    rows = (
+        (
+            each.number + 1,
+            text(each.state.status.replace("_", " "), COLOURS.get(each.state.status, "red")),
+            None if each.figures.minutes is None else clock(each.figures.minutes * 60),
             f"{each.figures.epochs:.4g}",
             with_names(each.figures.qualities),
             with_names(each.figures.targets, "g"),
             _compliance(each),
         )
-    print_fitted(screen, table, least=("log", "epochs"))
+        for each in judgements
+    )
+    show(screen, title, columns, rows, least=("log", "epochs"))
     if any(each.figures.resumed and each.figures.minutes is not None for each in judgements):
         screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
@@ -276,12 +280,12 @@ def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge
         screen.print(f"compare it with what was submitted: {hints.command('compare', folder.path)}", markup=False)
 
 
-def _compliance(each: judge.Judgement) -> str:
+def _compliance(each: judge.Judgement) -> Text:
     if each.compliance is None:
-        return ""
+        return text("")
     if each.compliance.passed:
-        return "passes the checker"
-    return "passes but for the data" if each.compliance.passed_but_for_data else "[red]not compliant[/]"
+        return text("passes the checker")
+    return text("passes but for the data") if each.compliance.passed_but_for_data else text("not compliant", "red")
 
 
 def _print_findings(screen: Console, each: judge.Judgement) -> None:

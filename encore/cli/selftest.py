@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from encore.cli import options
-from encore.cli.layout import console, plain_table, say, text, write_json
+from encore.cli.layout import console, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 from encore.run.selftest import Selftest
@@ -121,11 +121,10 @@ def _line(screen: Console, row: Row) -> None:
 
 
 def _print(screen: Console, rows: list[Row], seconds: float) -> None:
-    table = plain_table("selftest", "benchmark", "check", "result", "s", "found", numbers=("s",))
-    for row in rows:
-        found = text(row.found)
-        table.add_row(row.name, row.check, text(row.result, COLOURS[row.result]), f"{row.seconds:.0f}", found)
-    screen.print(table)
+    cells = (
+        (row.name, row.check, text(row.result, COLOURS[row.result]), f"{row.seconds:.0f}", row.found) for row in rows
+    )
+    show(screen, "selftest", ("benchmark", "check", "result", "s", "found"), cells, numbers=("s",))
     for row in rows:
         if row.lines:
             say(screen, text(f"{row.name} {row.check}, last lines:"))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from encore import names
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, say, text, write_json
+from encore.cli.layout import console, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.lab.serving import evaluation, server, serving
 from encore.lab.serving import export as exports
@@ -224,11 +224,12 @@ def _print_evaluation(screen: Console, found: dict[str, Any]) -> None:
 
 def _print_bench(screen: Console, model: str, cells: list[dict[str, Any]]) -> None:
     columns = ("batch", "clients", "requests/s", "p50 ms", "p90 ms", "p99 ms", "directly", "ratio")
-    table = plain_table(f"{model} through the server, and called directly", *columns, numbers=columns)
+    rows = []
     for cell in cells:
         through, direct = cell["server"], cell.get("direct")
         latencies = [f"{through[f'p{each}_ms']:.2f}" for each in (50, 90, 99)]
         last = [f"{direct['requests_per_second']:.1f}", f"{cell['ratio']:.2g}"] if direct else ["", ""]
         speed = f"{through['requests_per_second']:.1f}"
-        table.add_row(str(cell["batch"]), str(cell["clients"]), speed, *latencies, *last)
-    print_fitted(screen, table, least=("p90 ms",))
+        rows.append((cell["batch"], cell["clients"], speed, *latencies, *last))
+    title = f"{model} through the server, and called directly"
+    show(screen, title, columns, rows, numbers=columns, least=("p90 ms",))

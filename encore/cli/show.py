@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from encore import catalogue, configuration
 from encore.catalogue import Choice
-from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, put, write_json
+from encore.cli import layout, options
+from encore.cli.layout import console, put, text, write_json
 from encore.containers import images
 from encore.machine import node
 from encore.results.table import Cell, Table
@@ -49,12 +50,18 @@ def _list_benchmarks(as_json: bool) -> None:
         ]
         write_json(content)
         return
-    table = plain_table("benchmarks", "name", "task", "framework", "data set", "target per round")
-    for name, choice in known.items():
-        benchmark = choice.benchmark
-        targets = "\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in benchmark.rounds.items())
-        table.add_row(name, benchmark.title, choice.implementation.framework, benchmark.data_set, targets)
-    print_fitted(console(), table, least=("task",))
+    rows = (
+        (
+            name,
+            choice.benchmark.title,
+            choice.implementation.framework,
+            choice.benchmark.data_set,
+            Text("\n".join(f"{r}  {with_names(each.targets, 'g')}" for r, each in choice.benchmark.rounds.items())),
+        )
+        for name, choice in known.items()
+    )
+    columns = ("name", "task", "framework", "data set", "target per round")
+    layout.show(console(), "benchmarks", columns, rows, least=("task",))
 
 
 def _list_studies(as_json: bool) -> None:
@@ -75,22 +82,22 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
     if as_json:
         write_json([system.model_dump() for system in systems])
         return
-    table = plain_table(
-        f"systems of {choice.name}", "round", "system", "kind", "nodes x GPUs", "batch", "optimizer", "epochs"
-    )
-    for system in systems:
-        # A file may leave out what is a default of the implementation.
-        resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
-        table.add_row(
+    # A file may leave out what is a default of the implementation.
+    every = ((s, configuration.resolve(choice, s, s.nodes, s.gpus_per_node, [])) for s in systems)
+    rows = (
+        (
             system.round,
             system.system,
             system.kind,
             f"{system.nodes} x {system.gpus_per_node}" if system.accelerator else "any",
-            str(resolved.global_batch),
+            resolved.global_batch,
             resolved.get("optimizer"),
-            str(resolved.get("epochs")),
+            resolved.get("epochs"),
         )
-    print_fitted(console(), table, least=("kind", "optimizer"))
+        for system, resolved in every
+    )
+    columns = ("round", "system", "kind", "nodes x GPUs", "batch", "optimizer", "epochs")
+    layout.show(console(), f"systems of {choice.name}", columns, rows, least=("kind", "optimizer"))
     console().print("batch: samples per step over all GPUs; `encore show` prints each value's source", style="dim")
 
 
@@ -148,24 +155,22 @@ def _print_configuration(screen: Console, resolved: configuration.Configuration)
         screen.print(f"[yellow]not a submitted configuration[/]: {resolved.why_not_submitted}")
     meanings = configuration.fields_with_meaning(resolved.choice.folder)
     wide = screen.width >= WIDE
-    table = plain_table("", "key", "value", "from", *(("meaning",) if wide else ()))
-    for name, value in resolved.values.items():
-        style = "dim" if value.origin == "default" else ""
-        meaning = (meanings.get(name, ""),) if wide else ()
-        table.add_row(name, json.dumps(value.value), value.origin, *meaning, style=style)
-    print_fitted(screen, table)
-    if resolved.environment:
-        variables = plain_table("environment of the ranks", "variable", "value", "from")
-        for name, value in resolved.environment.items():
-            variables.add_row(name, value.value, value.origin)
-        print_fitted(screen, variables)
+    rows = (
+        [
+            text(cell, "dim" if value.origin == "default" else "")
+            for cell in (name, json.dumps(value.value), value.origin, *([meanings[name]] if wide else []))
+        ]
+        for name, value in resolved.values.items()
+    )
+    layout.show(screen, "", ("key", "value", "from", *(["meaning"] if wide else [])), rows)
+    variables = [(name, each.value, each.origin) for name, each in resolved.environment.items()]
+    if variables:
+        layout.show(screen, "environment of the ranks", ("variable", "value", "from"), variables)
     for name, weights in resolved.needed_weights.items():
         screen.print(f"{name}: {weights.title}, from {weights.source}")
     differences = images.differences(resolved.choice, system)
     if differences:
-        parts = plain_table("not as submitted, whatever is set", "what", "submitted", "here")
-        for each in differences:
-            parts.add_row(each.what, each.submitted, each.here)
-        print_fitted(screen, parts)
+        parts = ((each.what, each.submitted, each.here) for each in differences)
+        layout.show(screen, "not as submitted, whatever is set", ("what", "submitted", "here"), parts)
     if not wide:
         screen.print(f"a terminal of {WIDE} columns also shows what each key means", style="dim")

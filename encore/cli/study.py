@@ -10,11 +10,10 @@ from encore import paths
 from encore.cli import options, study_nodes
 from encore.cli.layout import (
     console,
-    plain_table,
-    print_fitted,
     print_result,
     put,
     say,
+    show,
     tables_as_json,
     text,
     write_json,
@@ -165,11 +164,11 @@ def _print_points(folder: Folder[Study], as_json: bool) -> None:
         write_json({**folder.as_json(), "minutes": seconds / 60, "commands": commands})
         return
     screen = console()
-    table = plain_table(folder.study.title, "no.", "point", "state", "command")
-    for number, each in enumerate(folder.study.points()):
-        argv = measuring.command(folder, each, None).argv
-        table.add_row(str(number), each.key, folder.state(each), text(" ".join(argv)))
-    print_fitted(screen, table)
+    rows = (
+        (number, each.key, folder.state(each), " ".join(measuring.command(folder, each, None).argv))
+        for number, each in enumerate(folder.study.points())
+    )
+    show(screen, folder.study.title, ("no.", "point", "state", "command"), rows)
     measured = len(folder.study.points()) * folder.study.passes - len(left)
     by = (
         f"the {measured} measured, each by those that are most like it"
@@ -224,7 +223,7 @@ def report(
             made = servers_report.roofline_report(roofline.load(rooflines[0]))
         else:
             made = servers_report.servers_report(runs, base=baseline, machines=machines, rooflines=rooflines)
-        show(made, output, as_json)
+        show_report(made, output, as_json)
 
 
 def machine(
@@ -250,7 +249,7 @@ def machine(
         write_json(found.as_json())
     else:
         say(screen, text(f"{made.figures[0].title}: {len(found.server.gpus)} GPUs"))
-    show(made, output, as_json, printed=not as_json)
+    show_report(made, output, as_json, printed=not as_json)
 
 
 def keep(folder: Path, name: str, content: object) -> None:
@@ -262,7 +261,7 @@ def keep(folder: Path, name: str, content: object) -> None:
         raise EncoreError(f"{folder / name} cannot be written: {error.strerror}", hint="give a folder: -o") from error
 
 
-def show(made: Report, output: Path | None, as_json: bool, *, printed: bool = True) -> None:
+def show_report(made: Report, output: Path | None, as_json: bool, *, printed: bool = True) -> None:
     """Write a report's files into ``output``, and print its tables."""
     screen = console(stderr=as_json)
     if output is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from encore import catalogue, paths
 from encore.cli import options
-from encore.cli.layout import console, plain_table, print_fitted, print_result, tables_as_json, write_json
+from encore.cli.layout import console, print_result, show, tables_as_json, write_json
 from encore.cli.live import RunView
 from encore.cli.run import as_request, hooks, refuse_with_resume
 from encore.configuration import describe_scale
@@ -178,10 +178,7 @@ def _print_grid(grid: Sweep, study: Folder[Sweep] | None, as_json: bool) -> None
         points = [dict(zip(names, row, strict=True)) for row in rows]
         write_json({"grid": grid.model_dump(mode="json"), "points": points})
         return
-    table = plain_table(f"{grid.request.name}, {grid.mode} scaling", "point", "batch", "--set", "state")
-    for row in rows:
-        table.add_row(*row)
-    print_fitted(console(), table)
+    show(console(), f"{grid.request.name}, {grid.mode} scaling", ("point", "batch", "--set", "state"), rows)
 
 
 def hooks_of(screen: Console) -> HooksOf:

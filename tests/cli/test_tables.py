@@ -80,10 +80,8 @@ def test_what_has_no_room_is_named(shown: list[Sequence[Column]], tmp_path: Path
     assert "columns also shows: runs, accelerators" in narrow
     assert [len(table) for table in shown] == [5, 7]
     assert "also shows" not in wide
-    table = layout.plain_table("", "name", "figure", numbers=("figure",))
-    table.add_row("x" * 40, "1234567890.12")
     screen = layout.Console(width=20, record=True, file=io.StringIO())
-    layout.print_fitted(screen, table)
+    layout.show(screen, "", ("name", "figure"), [("x" * 40, "1234567890.12")], numbers=("figure",))
     assert "also shows: figure" in screen.export_text()
 
 
