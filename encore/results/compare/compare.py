@@ -40,8 +40,6 @@ WITHIN = 0.05
 """Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it."""
 _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
 """Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set."""
-_RETINANET_SINCE = "v2.0"
-"""From here on ssd is RetinaNet on Open Images, and train_samples holds iterations in most logs."""
 _ROUNDED_MINUTES = 0.0016 / 60
 """Two times of the same run, each rounded to a millisecond; digests keep nine digits of a run's minutes."""
 _DIGITS = 6
@@ -417,10 +415,9 @@ def _on_cpu(ours: Side, theirs: Side) -> bool:
 
 def _on_small_data(ours: Side, theirs: Side) -> int | None:
     """Return the training samples of the benchmark's data set where ours has fewer; None where it is that set."""
-    size = data_size(ours.benchmark)
+    # RetinaNet, which is "ssd" from v2.0 on, has no size: train_samples holds iterations in most of its logs.
+    size = data_size(ours.benchmark, ours.round)
     if size is None or size.train is None or not ours.train_samples:
-        return None
-    if ours.benchmark == "ssd" and (ours.round or "") >= _RETINANET_SINCE:
         return None
     least = _LEAST_SHARE_OF_DATA.get(ours.benchmark or "", 0.99)
     return size.train if ours.train_samples < least * min(size.train, theirs.train_samples or size.train) else None

@@ -21,7 +21,7 @@ from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, 
 from encore.results.published.descriptions import described
 from encore.results.published.published import PublishedResult, System
 from encore.results.published.systems import nearest_description, rounds_system
-from encore.results.rules import ROUNDS, Target, rule_for, targets_of
+from encore.results.rules import Target, is_before, rule_for, targets_of
 from encore.results.scores.score import SCALED_SINCE, Flag, Lack, Score, official, official_in_words, score_folder
 from encore.results.statistics import Sample
 
@@ -372,8 +372,7 @@ def _factor(side: Side) -> float | None:
     """Return the factor: 1 in rounds that had none, and without a scaling.json in the logs of a submission."""
     if side.scaling_factor is not None:
         return side.scaling_factor
-    unscaled = side.round in ROUNDS and ROUNDS.index(side.round) < ROUNDS.index(SCALED_SINCE)
-    return 1.0 if unscaled else None
+    return 1.0 if is_before(side.round, SCALED_SINCE) else None
 
 
 def _official(side: Side, factor: float) -> Side:

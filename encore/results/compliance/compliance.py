@@ -24,7 +24,7 @@ from encore.results.logs.parallel import OnRead, map_files
 from encore.results.logs.reader import Event, OnDamage, read_events
 from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.rates import rate_of, severity_at
-from encore.results.rules import targets_of
+from encore.results.rules import ROUNDS, targets_of
 from encore.results.scores.score import Score, find_sets, score_logs
 from encore.results.words import apart, count_of
 
@@ -161,7 +161,8 @@ def known_ruleset(ruleset: str | None) -> str | None:
         return None
     text = ruleset.removeprefix("v")
     text = text if text.count(".") == 2 else f"{text}.0"
-    known = ("0.5.0", *official.rulesets())
+    rulesets = [ruleset_of(round_) for round_ in ROUNDS]
+    known = [name for name in rulesets if name and (name == "0.5.0" or name in official.rulesets())]
     if text not in known:
         raise EncoreError(
             f"there is no ruleset {ruleset!r}",

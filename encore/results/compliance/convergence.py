@@ -23,7 +23,7 @@ from typing import Any
 from encore.results.compliance.official import version
 from encore.results.findings import ComplianceReport, Finding
 from encore.results.logs.run_log import RunLog
-from encore.results.rules import ROUNDS
+from encore.results.rules import ROUNDS, benchmark_of, is_before
 from encore.results.scores.score import Score, read_scaling
 from encore.results.table import shown
 
@@ -31,10 +31,6 @@ _SCALED_SINCE = "v2.1"
 """Earlier rounds had the points, and did not multiply scores by the factor: of v2.0 one set has a scaling.json."""
 _FIRST_ROUND = "v1.0"
 FIRST_RULESET = "1.0.0"
-_SAMPLES = frozenset({"bert", "gpt3", "llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b", "stable_diffusion"})
-"""Their points count samples, or tokens, and not epochs."""
-_BY_SAMPLES = frozenset({"llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b"})
-"""Their evaluations have samples_count and no epoch_num."""
 _INFINITE = 1e9
 """Epochs of a run that did not converge, as mlperf-logging counts it."""
 _LARGEST_LOG = 1 << 28
@@ -89,7 +85,7 @@ class Convergence:
 
 def convergence_of(score: Score) -> Convergence | None:
     """Compare a set with the points of its round; None for a round before v1.0, the open division, or too few runs."""
-    if score.round not in ROUNDS or ROUNDS.index(score.round) < ROUNDS.index(_FIRST_ROUND):
+    if score.round not in ROUNDS or is_before(score.round, _FIRST_ROUND):
         return None
     if len(score.runs) < 3 or any(run.division == "open" for run in score.runs):
         return None
@@ -128,7 +124,7 @@ def _point_finding(found: Convergence) -> Iterator[Finding]:
 
 def _factor_finding(found: Convergence) -> Iterator[Finding]:
     given, computed = read_scaling(found.folder).factor, found.factor
-    if found.round is None or ROUNDS.index(found.round) < ROUNDS.index(_SCALED_SINCE) or computed is None:
+    if found.round is None or is_before(found.round, _SCALED_SINCE) or computed is None:
         return
     if given is None and found.outcome is not Outcome.PASSED:
         return
@@ -189,7 +185,7 @@ def _compared(score: Score, ruleset: str) -> Convergence:
         batch, lengths = _lengths_in([str(file) for file in files], ruleset, benchmark)
     if not _is_number(batch) or batch <= 0:
         return _not_checked(score, "the logs do not agree on a global_batch_size")
-    if lengths is None or sum(length == _INFINITE for length in lengths) > (4 if benchmark == "unet3d" else 1):
+    if lengths is None or sum(length == _INFINITE for length in lengths) > _dropped(benchmark):
         return _not_checked(score, "too many runs did not converge")
     if not all(_is_number(length) and length > 0 for length in lengths):
         return _not_checked(score, "an evaluation has no number of epochs or samples")
@@ -218,7 +214,8 @@ def _length(run: RunLog, benchmark: str) -> float | None:
         return _INFINITE
     before = [each for each in run.quality if run.last_stop_line is None or each.line < run.last_stop_line]
     last = (before or list(run.quality))[-1]
-    if benchmark in _BY_SAMPLES:
+    known = benchmark_of(benchmark)
+    if known and known.samples_count:
         return last.samples
     return None if last.epoch is None else round(last.epoch, 3)
 
@@ -269,7 +266,8 @@ def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) ->
     if factor > _LARGEST_FACTOR:
         counts = f"the logs count {shown(mean)} to the target where the reference counts {shown(point.mean)}"
         return _not_checked(score, f"{counts}: another unit")
-    unit = "samples" if score.benchmark in _SAMPLES else "epochs"
+    known = benchmark_of(score.benchmark)
+    unit = known.points_in if known else "epochs"
     return Convergence(
         folder=score.folder,
         round=score.round,
@@ -305,9 +303,14 @@ def _point(record: Mapping[str, Any]) -> Point:
 
 
 def _trimmed(benchmark: str | None, lengths: Sequence[float]) -> float:
-    rejected = 4 if benchmark == "unet3d" else 1
+    rejected = _dropped(benchmark)
     counted = sorted(lengths)[rejected : len(lengths) - rejected]
     return math.fsum(counted) / len(counted) if counted else math.nan
+
+
+def _dropped(benchmark: str | None) -> int:
+    known = benchmark_of(benchmark)
+    return known.dropped if known else 1
 
 
 def _in_words(mean: float, point: Point, unit: str, factor: float, passed: bool) -> Iterator[str]:

@@ -6,26 +6,13 @@ from collections.abc import Collection, Set
 from pathlib import Path
 
 from encore.results.logs.reader import Dialect
-from encore.results.rules import ROUNDS, rounds_of
+from encore.results.rules import ROUNDS, rounds_at, rounds_of, rounds_with
 
 ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})
 """Keys that distinguish rounds."""
-LATER_ROUNDS = frozenset(ROUNDS[ROUNDS.index("v0.7") :])
+LATER_ROUNDS = rounds_with("mllog")
 """Those with ``:::MLLOG`` lines."""
-_BY_DIALECT: dict[Dialect, frozenset[str]] = {
-    "v0.5": frozenset({"v0.5"}),
-    "mll": frozenset({"v0.6"}),
-    "mlperf": frozenset({"v0.6"}),
-    "mllog": LATER_ROUNDS,
-}
-_FOLDER = re.compile(r"(?:training_results_)?v(\d\.\d)(?:\.\d)?")
-# When a round's logs were written, in years: up to its deadline in May or October.
-_DATES = {
-    "v0.7": (2020.00, 2020.75), "v1.0": (2020.75, 2021.45), "v1.1": (2021.45, 2021.85),
-    "v2.0": (2021.85, 2022.45), "v2.1": (2022.45, 2022.85), "v3.0": (2022.85, 2023.45),
-    "v3.1": (2023.45, 2023.85), "v4.0": (2023.85, 2024.45), "v4.1": (2024.45, 2024.85),
-    "v5.0": (2024.85, 2025.45), "v5.1": (2025.45, 2026.00),
-}  # fmt: skip
+_FOLDER = re.compile(r"(?:training_results_)?v(\d+\.\d)(?:\.\d)?")
 _GUESSES = frozenset({"date", "keys"})
 """Clues that fit most logs of a round but not all: logs of one round are submitted again in the next."""
 _PASSPORT_LIMIT = 1 << 20
@@ -49,12 +36,15 @@ def find_round(
     own = _in_run_json(path)
     if own and own not in ROUNDS:
         return None, f"its run.json has {own!r}, which is no round of MLPerf", False
+    folder = _folders_round(path)
+    if not own and _is_newer(folder):
+        return None, f"its folder is of {folder}, which is newer than the rounds that are known, to {ROUNDS[-1]}", False
     clues = {
-        "dialect of the lines": frozenset().union(*(_BY_DIALECT[each] for each in dialects)),
+        "dialect of the lines": frozenset().union(*map(rounds_with, dialects)),
         "benchmark": rounds_of(benchmark) if benchmark else frozenset(),
         "run folder's run.json": frozenset({own}),
-        "folder's name": _rounds_in(path),
-        "date": _rounds_at(start_s) if start_s else frozenset(),
+        "folder's name": frozenset({folder}),
+        "date": rounds_at(1970 + start_s / _SECONDS_PER_YEAR) if start_s else frozenset(),
     }
     # training_1.0.0/closed_common.yaml asks every closed log for gradient_accumulation_steps; 0.7.0 does
     # not, and neither do the open division's rules.
@@ -75,12 +65,21 @@ def find_round(
     return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
 
 
-def _rounds_in(path: Path) -> frozenset[str]:
+def _folders_round(path: Path) -> str:
+    """Return the round that the log's folder, or one above it, is named after, known or newer; "" without one."""
     for part in reversed(path.absolute().parts[:-1]):
         match = _FOLDER.fullmatch(part)
-        if match and f"v{match[1]}" in ROUNDS:
-            return frozenset({f"v{match[1]}"})
-    return frozenset()
+        if match and (f"v{match[1]}" in ROUNDS or _is_newer(f"v{match[1]}")):
+            return f"v{match[1]}"
+    return ""
+
+
+def _is_newer(round_: str) -> bool:
+    return bool(round_) and _number(round_) > _number(ROUNDS[-1])
+
+
+def _number(round_: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in round_.removeprefix("v").split("."))
 
 
 def _in_run_json(path: Path) -> str:
@@ -93,8 +92,3 @@ def _in_run_json(path: Path) -> str:
     except (OSError, ValueError, AttributeError, RecursionError):
         return ""
     return round_ if isinstance(round_, str) else ""
-
-
-def _rounds_at(seconds: float) -> frozenset[str]:
-    year = 1970 + seconds / _SECONDS_PER_YEAR
-    return frozenset(round_ for round_, (first, last) in _DATES.items() if first <= year < last)

@@ -109,6 +109,8 @@ class RunLog:
     round_is_guess: bool = False
     """Whether the round was taken from the date or the keys, which neighbouring rounds share."""
     benchmark: str | None = None
+    unknown_benchmark: str = ""
+    """What the log names in place of a benchmark that is known."""
     division: str | None = None
     org: str | None = None
     platform: str | None = None
@@ -214,6 +216,8 @@ class _Reading:
             benchmark = canonical(name) if isinstance(name, str) else None
             if benchmark:
                 self.benchmarks.setdefault(benchmark)
+            elif isinstance(name, str) and not run.unknown_benchmark:
+                run.unknown_benchmark = name[:_TEXT_LIMIT]
         if key in _HANDLERS:
             _HANDLERS[key](self, event)
         elif key in _TEXTS:

@@ -27,7 +27,7 @@ from encore.results.logs.parallel import OnRead, map_files
 from encore.results.logs.reader import has_mark
 from encore.results.logs.rounds import LATER_ROUNDS
 from encore.results.logs.run_log import Reason, RunLog, read_run
-from encore.results.rules import ROUNDS, Rule, is_hpc, rule_for
+from encore.results.rules import ROUNDS, Rule, is_before, is_hpc, rule_for
 
 _RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
 _OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
@@ -337,7 +337,8 @@ def _no_rule(runs: Sequence[RunLog], round_: str | None, benchmark: str | None) 
     if not any(run.events for run in runs):
         return "; ".join(sorted({f"{run.path.name}: {run.explanation}" for run in runs}))
     if benchmark is None:
-        return "the logs do not say which benchmark they are of"
+        unknown = next((run.unknown_benchmark for run in runs if run.unknown_benchmark), "")
+        return f"no round that is known has a benchmark {unknown!r}" if unknown else "the logs do not name a benchmark"
     if is_hpc(benchmark):
         return f"{benchmark} is a benchmark of MLPerf HPC, whose rounds have rules that are not known here"
     if round_ is None:
@@ -373,7 +374,7 @@ class Scaling:
 def read_scaling(folder: Path, round_: str | None = None) -> Scaling:
     """Return the factor in the folder's ``scaling.json``; in a round that had none it is not used."""
     path = folder / SCALING_FILE
-    if path.is_file() and round_ in ROUNDS and ROUNDS.index(round_) < ROUNDS.index(SCALED_SINCE):
+    if path.is_file() and is_before(round_, SCALED_SINCE):
         return Scaling(flag=f"{SCALING_FILE} is not used: {round_} had none")
     try:
         if path.stat().st_size > _LARGEST_FILE:
