@@ -145,7 +145,7 @@ def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
         (("eval_resize=8",), "eval_resize"),
         (("quality_target=95",), "quality_target"),
         (("epochs=1" + 23 * "0",), "is too large\n  expected: a whole number up to 2147483647"),
-        (("epochs=1", "warmup_epochs=2"), "warmup_epochs=2 must lie in 0..epochs=1: set warmup_epochs"),
+        (("epochs=1", "warmup_epochs=2"), "warmup_epochs=2 must be in 0..epochs=1: set warmup_epochs"),
         (("precision=half",), "hint: --set precision=VALUE with one of them"),
     ],
 )

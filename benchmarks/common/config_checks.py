@@ -32,7 +32,7 @@ def above_zero(config: Any, *names: str) -> None:
 
 def fraction(config: Any, *names: str) -> None:
     """Refuse the first field that is not in (0, 1]."""
-    refuse(*((f"{name} must lie in 0..1", not 0 < getattr(config, name) <= 1) for name in names))
+    refuse(*((f"{name} must be in 0..1", not 0 < getattr(config, name) <= 1) for name in names))
 
 
 def precision_on_cpu(config: Any, *possible: str) -> None:

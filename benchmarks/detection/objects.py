@@ -31,6 +31,7 @@ class Object(NamedTuple):
     crowd: bool
     polygons: List[np.ndarray]  # float32 (2 * points,) each; none where the segmentation is an RLE
     reaches_out: float  # pixels by which the box reaches out of its image
+    place: int = 0  # in the file's list of annotations
 
 
 def check(

@@ -21,7 +21,7 @@ EVALUATED = 32
 
 
 def real_images(folder: Path, count: int) -> None:
-    """Prepare so many images to train on, with objects of noise."""
+    """Prepare ``count`` images to train on, with random objects."""
     with tempfile.TemporaryDirectory(dir=str(folder.parent)) as raw:
         random = np.random.RandomState(0)
         for part, images in (("train", count), ("val", EVALUATED)):

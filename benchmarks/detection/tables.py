@@ -84,11 +84,11 @@ def read(place: Place) -> Table:
     """
     content = load(place)
     try:
+        images, kinds, annotations = (list(content.get(key, ())) for key in ("images", "categories", "annotations"))
         entries = [
-            Entry(int(each["id"]), str(each["file_name"]), int(each["width"]), int(each["height"]))
-            for each in content.get("images", ())
+            Entry(int(each["id"]), str(each["file_name"]), int(each["width"]), int(each["height"])) for each in images
         ]
-        categories = [(int(each["id"]), str(each["name"])) for each in content.get("categories", ())]
+        categories = [(int(each["id"]), str(each["name"])) for each in kinds]
     except (ValueError, KeyError, TypeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else error
         raise Problem(f"{place} cannot be read: {why}", "COCO's JSON of instances", AGAIN) from None
@@ -100,14 +100,15 @@ def read(place: Place) -> Table:
     _refuse_twice(place, "category id", [number for number, _ in categories])
     sizes = {entry.id: (entry.width, entry.height) for entry in entries}
     labels = {number: label for label, (number, _) in enumerate(sorted(categories), 1)}
-    checked = [objects.check(each, sizes, labels) for each in content["annotations"]]
+    checked = [objects.check(each, sizes, labels) for each in annotations]
     errors: Dict[str, List[str]] = {}
     for kind, text in chain.from_iterable(found.items() for _, found in checked):
         errors.setdefault(kind, []).append(text)
-    usable = sorted((found for found, _ in checked if found is not None), key=lambda each: each[:2])
+    placed = (found._replace(place=place) for place, (found, _) in enumerate(checked) if found is not None)
+    usable = sorted(placed, key=lambda each: each[:2])
     wrong = frozenset(found.number for found, its in checked if found is not None and its)
-    listed = [each for each in content["annotations"] if isinstance(each, dict)]
-    annotated = frozenset(each["image_id"] for each in listed if "image_id" in each)
+    images_of = (each.get("image_id") for each in annotations if isinstance(each, dict))
+    annotated = frozenset(each for each in images_of if isinstance(each, int))
     return Table(place, tuple(sorted(entries)), tuple(sorted(categories)), usable, errors, wrong, annotated)
 
 

@@ -252,9 +252,11 @@ def _write_json(task: Task, part: str, kept: Table) -> None:
     drops_wrong = task.skips and not task.is_published and bool(kept.errors)
     if drops_wrong or len(kept.entries) < len(task.tables[part].entries):
         content, images = tables.load(place), {entry.id for entry in kept.entries}
-        numbers = {each.number for each in kept.objects}
         content["images"] = [each for each in content["images"] if int(each["id"]) in images]
-        content["annotations"] = [each for each in content["annotations"] if each.get("id") in numbers]
+        # By their places: an annotation that cannot be used may have the id of one that can.
+        content["annotations"] = [
+            content["annotations"][place] for place in sorted(each.place for each in kept.objects)
+        ]
         path.write_text(json.dumps(content), encoding="utf-8")
     elif place.member:
         with sources.opened(Path(place.path)) as archive, archive.open(place.member) as member, path.open("wb") as file:

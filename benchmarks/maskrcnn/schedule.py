@@ -22,12 +22,12 @@ def rates(config: Any, step: int) -> Rates:
 
 
 def learning_rate(config: Any, step: int, base: float) -> float:
-    """Climb by ``warmup_factor`` a step to ``base``, then multiply by ``decay_factor`` at each of decay_steps.
+    """Rise by ``warmup_factor`` a step to ``base``, then multiply by ``decay_factor`` at each of decay_steps.
 
     As WarmupMultiStepLR with the method "mlperf_linear" of NVIDIA's submissions has it
     (maskrcnn/implementations/pytorch/maskrcnn_benchmark/solver/lr_scheduler.py; v0.5: utils/lr_scheduler.py). What is
-    left of the climb is subtracted from each base value, not a share of it: biases begin at half of theirs where
-    weights begin at 0. With ``warmup_factor`` 0 the climb is linear from a third of the base value, as
+    left of the warm-up is subtracted from each base value, not a share of it: biases begin at half of theirs where
+    weights begin at 0. With ``warmup_factor`` 0 the warm-up is linear from a third of the base value, as
     maskrcnn_benchmark's own "linear".
     """
     left = max(0, config.warmup_steps - step)

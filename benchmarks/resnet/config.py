@@ -24,7 +24,7 @@ class Hyperparameters:
     seed: int = 0  # draws weights, image order and crops; a new one for each experiment
     round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.759  # top-1 accuracy, as a share of 1, at which the run stops
-    epochs: int = 90  # gives up after so many
+    epochs: int = 90  # ends after that many without the target
 
     # The network
     depth: Literal[18, 34, 50, 101, 152] = 50  # layers with weights; 50 is MLPerf's
@@ -109,18 +109,18 @@ class Hyperparameters:
         fraction(self, "quality_target")
         refuse(
             ("dali_decoder_cache_mb needs device=gpu", self.device == "cpu" and self.dali_decoder_cache_mb > 0),
-            ("dali_hw_decoder_load must lie in 0..1", self.dali_hw_decoder_load > 1),
+            ("dali_hw_decoder_load must be in 0..1", self.dali_hw_decoder_load > 1),
             (
                 f"batch_size={self.batch_size} must be a multiple of accumulation_steps={self.accumulation_steps}",
                 self.batch_size % self.accumulation_steps != 0,
             ),
             ("schedule=step needs decay_epochs", self.schedule == "step" and not self.decay_epochs),
-            ("eval_offset must lie in 0..eval_period-1", not 0 <= self.eval_offset < self.eval_period),
+            ("eval_offset must be in 0..eval_period-1", not 0 <= self.eval_offset < self.eval_period),
             (
-                f"warmup_epochs={self.warmup_epochs:g} must lie in 0..epochs={self.epochs}: set warmup_epochs",
+                f"warmup_epochs={self.warmup_epochs:g} must be in 0..epochs={self.epochs}: set warmup_epochs",
                 not 0 <= self.warmup_epochs <= self.epochs,
             ),
-            ("label_smoothing must lie in 0..1", not 0 <= self.label_smoothing < 1),
+            ("label_smoothing must be in 0..1", not 0 <= self.label_smoothing < 1),
             ("eval_resize must not be smaller than image_size", self.eval_resize < self.image_size),
             ("crop_area needs two values, smallest first, in 0..1", not _is_range(self.crop_area, 1.0)),
             ("crop_ratio needs two values, smallest first", not _is_range(self.crop_ratio, 1e9)),

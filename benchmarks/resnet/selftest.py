@@ -28,7 +28,7 @@ EVALUATED = 32
 
 
 def real_images(folder: Path, count: int) -> None:
-    """Prepare so many images to train on, of classes that they do not show."""
+    """Prepare ``count`` images to train on, of classes that they do not show."""
     with tempfile.TemporaryDirectory(dir=str(folder.parent)) as raw:
         for seed, (part, images) in enumerate((("train", count), ("val", EVALUATED))):
             for number, data in enumerate(photographs(images, WIDTH, HEIGHT, seed)):

@@ -264,9 +264,11 @@ def test_objects_with_errors_are_named(source: Path, tmp_path: Path) -> None:
     for number, (fields, text) in enumerate(OBJECT_ERRORS.values(), 500):
         content["annotations"].append({**object_of(number, 20, 2, [1.5, 1, 9.5, 8], CORNER), **fields})
         wanted.append(text.format(id=number))
-    content["annotations"].append({"id": 600})
+    # The last one has the id of one that can be used.
+    content["annotations"] += [{"id": 600}, 7, {"id": 601, "image_id": [1]}, {"id": 300, "image_id": 20}]
     write_json(source, "train", content)
-    opened = refused_then_skipped(source, tmp_path / "to", *wanted, "annotation 600 has no image_id")
+    wanted += ["7 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
+    opened = refused_then_skipped(source, tmp_path / "to", *wanted)
     assert (len(opened.train), len(opened.train.boxes)) == (7, 8)
 
 
@@ -320,6 +322,11 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "an image id twice": (twice("images"), "has the image id 10 twice", "remove one"),
     "an annotation id twice": (twice("annotations"), "has the annotation id 103 twice", "remove one"),
     "a category id twice": (twice("categories"), "has the category id 90 twice", "remove one"),
+    "no list": (
+        lambda root: write_json(root, "val", content_of("val") | {"annotations": 5}),
+        "instances_val2017.json cannot be read: 'int' object is not iterable",
+        "download it again",
+    ),
     "no objects": (
         lambda root: write_json(root, "val", content_of("val") | {"annotations": []}),
         "instances_val2017.json has no annotations",

@@ -252,7 +252,7 @@ def test_bench_measures_every_kind(benchmark: str, encore: Encore, scenes: dict[
         ("eval_steps=[10]; concurrent_evaluation=true", "eval_steps needs concurrent_evaluation=false"),
         ("box_scales=[0.3, 0.2, 0.4, 0.6, 0.8]", "box_scales must rise"),
         ("blocks=[3, 4]", "blocks needs three numbers"),
-        ("nms_threshold=2.0", "nms_threshold must lie in 0..1"),
+        ("nms_threshold=2.0", "nms_threshold must be in 0..1"),
     ],
 )
 def test_impossible_settings_are_refused(encore: Encore, setting: str, expected: str) -> None:

@@ -165,7 +165,7 @@ def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path:
         ("resnet-tensorflow", "precision=tf32", "set precision=fp32 or precision=bf16"),
         ("resnet-tensorflow", "layout=NCHW", "one of NHWC"),
         ("resnet-tensorflow", "gradient_groups=-1", "gradient_groups must be at least 0"),
-        ("resnet", "dali_hw_decoder_load=1.5", "dali_hw_decoder_load must lie in 0..1"),
+        ("resnet", "dali_hw_decoder_load=1.5", "dali_hw_decoder_load must be in 0..1"),
         ("resnet", "dali_crop_hint=-1", "dali_crop_hint must be at least 0"),
     ],
 )

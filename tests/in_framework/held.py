@@ -13,10 +13,10 @@ class Held:
 
     made: typing.ClassVar[list[Held]] = []
 
-    def __init__(self, function: Any, example: Any, warm_up: Any, beside: Held | None = None) -> None:
+    def __init__(self, function: Any, example: Any, warm_up: Any, pool_of: Held | None = None) -> None:
         self.held, self.function, self.replays = [each.clone() for each in example], function, 0
         warm_up(*self.held)
-        self.beside = beside
+        self.pool_of = pool_of
         Held.made.append(self)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:

@@ -34,7 +34,7 @@ READ_AHEAD = 8
 """Batches that an input may have read before they are asked for."""
 RATE = 0.01
 Loop = Callable[[int], Optional[float]]
-"""Does so many steps and returns the share of the time that it waited for data, if it knows it."""
+"""Takes a number of steps, makes them and returns the share of the time that it waited for data, if it knows it."""
 
 
 @dataclass(frozen=True)

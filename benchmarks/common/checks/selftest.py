@@ -79,7 +79,7 @@ class Suite:
     real_sizes: Optional[Callable[[Path], None]] = None
     """Writes a data set for bench.py with sizes as those of the real one; None where the toy data set does."""
     real_images: Optional[Callable[[Path, int], None]] = None
-    """The same, of so many JPEGs of real sizes, whose input must be as fast as the step."""
+    """The same with a number of JPEGs of real sizes, whose input must be as fast as the step."""
     no_cpu_evaluation: str = "a batch takes minutes on a CPU"
     """Why a CPU does not evaluate a batch of a submitted system; empty where it does."""
 

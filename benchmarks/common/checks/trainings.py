@@ -108,7 +108,7 @@ def ending(code: int) -> str:
 def interrupt(
     command: List[str], folder: Path, steps: int = 1, environment: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Run a training and send it SIGTERM when it has made so many steps."""
+    """Run a training and send it SIGTERM after ``steps`` steps."""
     heartbeat = folder / "heartbeat" / "rank_0"
     with open(folder / "output.txt", "ab") as output:
         variables = {**os.environ, **environment}
@@ -122,7 +122,7 @@ def interrupt(
 
 
 def has_stepped(heartbeat: Path, steps: int = 1) -> bool:
-    """Return whether a rank has made so many steps."""
+    """Return whether a rank has made ``steps`` steps."""
     try:
         return int(heartbeat.read_text(encoding="ascii").split()[2]) >= steps - 1
     except (OSError, ValueError, IndexError):

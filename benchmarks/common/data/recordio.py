@@ -1,6 +1,6 @@
 """MXNet's RecordIO files and their index, with the standard library only.
 
-A ``.rec`` file is a row of records, each framed by a magic number and its length; the ``.idx`` file
+A ``.rec`` file is a sequence of records, each framed by a magic number and its length; the ``.idx`` file
 next to it has one line ``key<TAB>byte offset`` per record. Image records begin with MXNet's ``IRHeader``: the
 number of labels if there are several (none are written here), the label, the key and an unused number. PyTorch and
 TensorFlow images read and check the same files without MXNet::

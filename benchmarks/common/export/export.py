@@ -72,7 +72,7 @@ class Subject:
     preprocessing: Mapping[str, Any]
     """Facts about what a client does to its data before."""
     evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
-    """Passes the evaluation set through a model; returns the quality as the log names it, empty if it judges none.
+    """Passes the evaluation set through a model; returns the quality as the log names it, empty if it evaluates none.
     None: one of several parts, which are evaluated together."""
     original: Optional[Infer] = None
     """The training code's own way to the outputs, where it is not ``model`` itself."""

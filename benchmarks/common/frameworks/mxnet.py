@@ -86,7 +86,7 @@ def barrier() -> None:
 
 
 def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
-    """Return a call that sums an array of so many fp32 values over all ranks, one after the other."""
+    """Return a call that sums an array of ``count`` fp32 values over all ranks, one after the other."""
     array = mx.nd.zeros(count, ctx=ranks.context)
     return lambda: _sum(array, "array").wait_to_read()
 

@@ -273,7 +273,7 @@ def barrier() -> None:
 
 
 def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
-    """Return a call that sums an array of so many fp32 values over all ranks."""
+    """Return a call that sums an array of ``count`` fp32 values over all ranks."""
     array = torch.zeros(count, device=ranks.context)
     return lambda: dist.all_reduce(array)
 

@@ -27,7 +27,7 @@ keeps one kernel for all of them, under the name of the first, which Horovod ref
 
 
 _process_sets: List[Any] = []
-"""Those that this rank belongs to, besides the one of all ranks."""
+"""Those that this rank belongs to, in addition to the one of all ranks."""
 
 
 def start(config: Any) -> Ranks:
@@ -107,8 +107,8 @@ def _finish_queued() -> None:
 def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> List[tf.Tensor]:
     """Return the mean of each gradient over all ranks, for use in a tf.function.
 
-    ``compression`` is the type in which they travel, none or fp16. ``groups`` above 0 sends them in so many
-    lots; else each one goes when it is ready and Horovod fuses by size.
+    ``compression`` is the type in which they travel, none or fp16. ``groups`` above 0 sends them in that
+    many lots; else each one goes when it is ready and Horovod fuses by size.
     """
     if hvd.size() == 1:
         return list(gradients)
@@ -134,7 +134,7 @@ def barrier() -> None:
 
 
 def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
-    """Return a call that sums an array of so many fp32 values over all ranks and waits for it."""
+    """Return a call that sums an array of ``count`` fp32 values over all ranks and waits for it."""
     with tf.device(ranks.context):
         array = tf.zeros([count])
     return lambda: _sum(array, "array")

@@ -272,7 +272,8 @@ class Run:
     def leave_out(self, skipped: Callable[[], int]) -> None:
         """Count no step that changed no weight; ``skipped`` returns how many there were since it was asked.
 
-        It is asked where an evaluation is due, which waits for the device anyway; the run then goes back by so many.
+        It is asked where an evaluation is due, which waits for the device anyway; the run then goes back by
+        that number.
         """
         self._skipped = skipped
 

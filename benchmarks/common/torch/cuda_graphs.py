@@ -38,8 +38,8 @@ class Captured:
     ``warm_up`` runs before the capture on the same stream, as PyTorch's notes on CUDA graphs ask, with the same
     tensors; what it changes stays changed. A result is valid until the next call.
 
-    With ``beside`` both graphs have one memory for what they compute, so that many sizes of a step need that of the
-    largest, which is captured first: a result is then valid until either is called.
+    With ``pool_of`` both graphs have one memory pool, so that many sizes of a step need that of the largest, which is
+    captured first: a result is then valid until either is called.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Captured:
         function: Callable[..., Any],
         example: Sequence[torch.Tensor],
         warm_up: Callable[..., None],
-        beside: Optional[Captured] = None,
+        pool_of: Optional[Captured] = None,
     ) -> None:
         # A replay reads and writes what the function works on: it must live as long as the graph.
         self._function = function
@@ -57,7 +57,7 @@ class Captured:
         pytorch.barrier()
         stopping.progress()
         self._graph = torch.cuda.CUDAGraph()
-        pool = beside._graph.pool() if beside is not None else None
+        pool = pool_of._graph.pool() if pool_of is not None else None
         # thread_local: what other threads ask of the device meanwhile does not end the capture.
         with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
             self._result = function(*self._held)
@@ -78,7 +78,7 @@ class Captured:
 
 
 def repeated(function: Callable[..., Any], times: int) -> Callable[..., None]:
-    """Return a warm-up of so many calls."""
+    """Return a warm-up that calls ``function`` that many ``times``."""
 
     def warm_up(*tensors: torch.Tensor) -> None:
         for _ in range(times):

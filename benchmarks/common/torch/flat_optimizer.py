@@ -202,7 +202,7 @@ class Rates:
     """
 
     def __init__(self, optimizer: FlatOptimizer, rate_of: Callable[[int], float], steps: int) -> None:
-        """Take the rate of each of so many ``steps`` of a run, counted from 0, that ``optimizer`` makes."""
+        """Take the rate of each of the ``steps`` of a run, counted from 0, that ``optimizer`` makes."""
         self._optimizer, self._rate_of = optimizer, rate_of
         on_device = optimizer.scale is not None and optimizer.kernel == "fused"
         rates = [rate_of(step) for step in range(steps if on_device else 0)]

@@ -26,7 +26,7 @@ from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.common.torch.optimizers import Build
 
 CHUNK = 1 << 18
-"""Elements: five arrays of so many are 5 MB, about what a core has of caches."""
+"""Elements: five arrays of that size are 5 MB, about what a core has of caches."""
 
 
 class ParameterGroup(NamedTuple):

@@ -23,7 +23,7 @@ class Config:
     round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     box_target: float = 0.377  # AP of boxes at which the run stops, with mask_target
     mask_target: float = 0.339  # AP of masks
-    epochs: int = 26  # gives up after so many
+    epochs: int = 26  # ends after that many without the target
     stop_at_target: bool = True  # false trains all epochs
 
     # The backbone (ResNet, He et al. 2016; FPN, Lin et al. 2017)
@@ -76,7 +76,7 @@ class Config:
     weight_decay: float = 0.0001  # not of biases
     gradient_clip: float = 0.0  # largest norm of the whole gradient; 0: not clipped, as submitted
     warmup_steps: int = 500  # linear, see warmup_factor
-    warmup_factor: float = 0.0  # climb of the rates per step; 0: from a third of the base values
+    warmup_factor: float = 0.0  # by which the rates rise a step; 0: from a third of the base values
     decay_steps: Tuple[int, ...] = (60000, 80000)  # steps at which the rate is multiplied by decay_factor
     decay_factor: float = 0.1  # what the rate is multiplied by at each of decay_steps
 
@@ -101,7 +101,7 @@ class Config:
 
     # Evaluation
     eval_batch_size: int = 8  # images per rank
-    eval_workers: int = 2  # processes that judge detections next to the training
+    eval_workers: int = 2  # processes that evaluate detections next to the training
     concurrent_evaluation: bool = True  # train on while they do; false: wait for them, as v0.5
 
     # Reports
@@ -122,9 +122,7 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "log_interval", "stem_width", "fpn_width")
-        at_least(
-            self, 1, "box_width", "mask_width", "mask_layers", "objects", "rpn_pre_nms_top_n", "rpn_post_nms_top_n"
-        )
+        at_least(self, 1, "box_width", "mask_width", "mask_layers", "rpn_pre_nms_top_n", "rpn_post_nms_top_n")
         at_least(self, 1, "rpn_pre_nms_top_n_test", "rpn_post_nms_top_n_test", "anchors_per_image", "rois_per_image")
         at_least(self, 1, "objects", "detections", "threads", "eval_workers", "loss_scale_interval")
         at_least(self, 0, "frozen_stages", "warmup_steps", "warm_up_steps", "prefetch", "checkpoint_interval")

@@ -208,7 +208,7 @@ def synthetic_batch(
 ) -> Batch:
     """One batch of noise of ``shape``, laid out as a real one, with objects in the form of diamonds.
 
-    Of ``edges`` there are at least so many, of which those behind the objects' belong to none.
+    There are at least ``edges`` edges, of which those behind the objects' belong to none.
     """
     random = np.random.RandomState(config.seed & 0xFFFFFFFF)
     height, width = shape

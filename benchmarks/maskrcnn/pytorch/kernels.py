@@ -129,7 +129,7 @@ def draw_masks(edges, polygons, offsets, rois, objects, drawn, SIZE: tl.constexp
 
 @triton.jit
 def _overlap(left, top, right, bottom, objects):
-    """Intersection over union of boxes and one object, rounded as targets.overlaps does."""
+    """Intersection over union of boxes and one object, rounded as boxes.overlaps of benchmarks/detection does."""
     their_left, their_top, their_right, their_bottom = _corners(objects, True)
     width = tl.minimum(their_right, right) - tl.maximum(their_left, left)
     height = tl.minimum(their_bottom, bottom) - tl.maximum(their_top, top)

@@ -48,7 +48,7 @@ class Served(nn.Module):
         levels, scored = self.network(images)
         shapes = [(level.shape[2], level.shape[3]) for level in levels]
         grid = anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, sizes.device)
-        # A level may have fewer anchors than candidates are taken: so many more, that are never chosen.
+        # A level may have fewer anchors than candidates are taken: that many more are added, which are never chosen.
         more = config.rpn_pre_nms_top_n_test
         scored = Scored(
             [functional.pad(each, (0, more), value=float("-inf")) for each in scored.scores],

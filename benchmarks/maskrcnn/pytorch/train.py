@@ -1,9 +1,9 @@
-"""Train Mask R-CNN in PyTorch: images in, boxes and masks judged by COCO's AP, MLPerf events out.
+"""Train Mask R-CNN in PyTorch: images in, boxes and masks evaluated by COCO's AP, MLPerf events out.
 
     $ python -m benchmarks.maskrcnn.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.maskrcnn.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, detections, heartbeat/ and checkpoint/; a run that finds a checkpoint
+OUT gets result.txt (MLPerf log), metrics.jsonl, detections/, heartbeat/ and checkpoint/; a run that finds a checkpoint
 there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 

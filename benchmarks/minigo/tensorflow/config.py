@@ -135,12 +135,12 @@ class Config:
                 f"inference_batch={self.inference_batch} must not be below parallel_leaves={self.parallel_leaves}",
                 self.inference_batch < self.parallel_leaves,
             ),
-            ("fastplay_frequency must lie in 0..1, and below 1", not 0 <= self.fastplay_frequency < 1),
-            ("noise_mix must lie in 0..1", not 0 <= self.noise_mix <= 1),
-            ("disable_resign_pct must lie in 0..1", not 0 <= self.disable_resign_pct <= 1),
-            ("eval_resign_threshold must lie in -1..0", not -1 <= self.eval_resign_threshold <= 0),
+            ("fastplay_frequency must be in 0..1, and below 1", not 0 <= self.fastplay_frequency < 1),
+            ("noise_mix must be in 0..1", not 0 <= self.noise_mix <= 1),
+            ("disable_resign_pct must be in 0..1", not 0 <= self.disable_resign_pct <= 1),
+            ("eval_resign_threshold must be in -1..0", not -1 <= self.eval_resign_threshold <= 0),
             (
-                "resign thresholds must lie in -1..0, min_resign_threshold first",
+                "resign thresholds must be in -1..0, min_resign_threshold first",
                 not -1 <= self.min_resign_threshold <= self.max_resign_threshold <= 0,
             ),
         )

@@ -15,7 +15,7 @@ class Config(Hyperparameters):
 
     precision: Literal["fp16", "fp32"] = "fp16"  # fp16 keeps fp32 master weights and batch-norm statistics
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
-    gradient_groups: int = 0  # fuse the all-reduce into so many groups; 0 lets Horovod decide by size
+    gradient_groups: int = 0  # fuse the all-reduce into that many groups; 0 lets Horovod decide by size
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""

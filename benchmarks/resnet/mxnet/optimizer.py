@@ -15,7 +15,7 @@ from benchmarks.common.frameworks.mxnet import hvd
 from benchmarks.common.run.optimizers import UNSCALED, has_suffix
 from benchmarks.resnet.mxnet.config import Config
 
-# The fused update takes at most so many tensors a call (kMaxNumWeights in MXNet's preloaded_multi_sgd).
+# The fused update takes at most this number of tensors a call (kMaxNumWeights in MXNet's preloaded_multi_sgd).
 TENSORS_PER_CALL = 45
 
 

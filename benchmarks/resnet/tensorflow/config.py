@@ -16,7 +16,7 @@ class Config(Hyperparameters):
     layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
-    gradient_groups: int = 0  # fuse the all-reduce into so many groups; 0 lets Horovod decide by size
+    gradient_groups: int = 0  # fuse the all-reduce into that many groups; 0 lets Horovod decide by size
 
     @property
     def compiles(self) -> bool:

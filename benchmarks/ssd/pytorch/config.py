@@ -44,8 +44,8 @@ class Config:
     seed: int = 0  # draws weights, image order, crops, flips and colours; a new one for each experiment
     round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.23  # mAP of boxes, as a share of 1, at which the run stops
-    epochs: int = 80  # gives up after so many
-    stop_at_target: bool = True  # false trains all epochs and judges the best of them
+    epochs: int = 80  # ends after that many without the target
+    stop_at_target: bool = True  # false trains all epochs; the best evaluation counts
 
     # The network
     backbone: str = ""  # file with ResNet-34's weights in torchvision's names, in the data folder or anywhere; "": none
@@ -73,7 +73,7 @@ class Config:
     loss_scale: float = 128.0  # constant factor on the loss for fp16, as submitted
 
     # Evaluation
-    eval_epochs: Tuple[int, ...] = (40, 50, 55, 60, 65, 70, 75, 80)  # evaluates after so many epochs
+    eval_epochs: Tuple[int, ...] = (40, 50, 55, 60, 65, 70, 75, 80)  # evaluates after these epochs
     eval_steps: Tuple[int, ...] = ()  # in their place, steps of 32 images after which it evaluates, as v0.5 and v0.6
     eval_batch_size: int = 160  # images per rank
     average_statistics: bool = True  # of batch-norms over the ranks, before an evaluation; false: each rank's own
@@ -146,7 +146,7 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        """Return why so many ranks cannot train, on whatever data set."""
+        """Return why that number of ranks cannot train, on whatever data set."""
         hint = "set bn_group=1, or take another number of ranks"
         wrong = ranks % self.bn_group != 0
         return [(f"bn_group={self.bn_group} with {ranks} ranks", f"a divisor of {ranks}", hint)] * wrong

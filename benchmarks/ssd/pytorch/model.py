@@ -265,7 +265,7 @@ def chosen(corners: torch.Tensor, probabilities: torch.Tensor, config: Config) -
     """Return the detections among what ``decoded`` gives, as decode_batch of the submissions.
 
     Of each class of an image the boxes with the highest probabilities, at most config.detections, go through
-    non-maximum suppression; the best of all classes are kept, again at most so many. All images and classes of the
+    non-maximum suppression; the best of all classes are kept, again at most that many. All images and classes of the
     batch are treated at once.
     """
     probabilities = probabilities.transpose(1, 2)  # (N, C, boxes)

@@ -23,7 +23,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.ssd.pytorch.config import Config
 
-Norm = Callable[[int], nn.Module]  # makes a batch-norm for so many channels
+Norm = Callable[[int], nn.Module]  # makes a batch-norm for that number of channels
 PLAIN = "plain"
 CLASSES = {
     "groupbn": ("apex.contrib.groupbn.batch_norm", "BatchNorm2d_NHWC", "bn_group"),

@@ -1,4 +1,4 @@
-"""Train SSD300 in PyTorch: COCO's images in by DALI, boxes judged by pycocotools' mAP, MLPerf events out.
+"""Train SSD300 in PyTorch: COCO's images in by DALI, boxes evaluated by pycocotools' mAP, MLPerf events out.
 
     $ python -m benchmarks.ssd.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.ssd.pytorch.train --config config.json --data DATA --output OUT

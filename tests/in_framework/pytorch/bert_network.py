@@ -328,7 +328,7 @@ def test_a_step_by_graphs_is_the_plain_one():
         given = filled(micro_batch(number), CONFIG)
         assert largest(gradients(training, given, step), gradients(training, given)) == 0.0
     assert [len(graph.held[0]) for graph in Held.made] == [80, 64, 48, 32], "the longest first, down to a quarter"
-    assert [graph.beside is Held.made[0] for graph in Held.made] == [False, True, True, True]
+    assert [graph.pool_of is Held.made[0] for graph in Held.made] == [False, True, True, True]
     assert sum(graph.replays for graph in Held.made) == 16
     crowded = micro_batch()._replace(masked=torch.zeros(40, dtype=torch.int64), labels=torch.ones(40, dtype=torch.long))
     gradients(training, filled(crowded, CONFIG), step)
