@@ -312,3 +312,41 @@ def only_run(results: Path) -> Path:
     """Return the single run folder in ``results``."""
     (found,) = [path for path in results.iterdir() if not path.name.startswith(".")]
     return found
+
+
+@pytest.fixture
+def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, Any], None]:
+    """Compare an output, whose paths are shown without ``tmp_path``, with its file, which ENCORE_RECORD=1 rewrites.
+
+    It is in the folder of tests/golden that is called as the test file's.
+    """
+    golden = Path(__file__).parent / "golden" / request.path.parent.name
+
+    def check(name: str, found: Any) -> None:
+        text = found if isinstance(found, str) else _lines(_rounded(found))
+        text = text.replace(str(tmp_path), "").rstrip() + "\n"
+        path = golden / name
+        if "ENCORE_RECORD" in os.environ:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        assert text == path.read_text("utf-8")
+
+    return check
+
+
+def _lines(value: Any) -> str:
+    """Return JSON with a line for each key, and for each element of a list below it."""
+    if isinstance(value, dict):
+        return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(each)}" for key, each in value.items()) + "\n}"
+    if isinstance(value, list) and any(isinstance(each, list | dict) for each in value):
+        return "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in value) + "\n]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    """Return plain data with nine digits of each number: the rest may differ from library to library."""
+    if isinstance(value, dict):
+        return {str(key): _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value

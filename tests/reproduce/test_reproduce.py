@@ -3,9 +3,11 @@
 import ast
 import json
 import os
+import re
 import shlex
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from encore.lab.submissions.reproduction import Reproduction, reproduce
 from encore.lab.submissions.source import open_source
 from tools import reproduced_configurations
 
+Recorded = Callable[[str, object], None]
 FOLDER = "training_results_v0.7/Maker/benchmarks/resnet/implementations/mxnet"
 COMMON = 'export DGXNGPU=8\nexport OMPI_MCA_btl="^openib"\nexport MXNET_EXTENDED_NORMCONV_SUPPORT=1\n'
 CONFIG = """source $(dirname ${BASH_SOURCE[0]})/config_DGXA100_common.sh
@@ -48,17 +51,28 @@ def environment_of(system: System) -> str:
     return f"ARG FROM_IMAGE_NAME=nvcr.io/nvidia/mxnet:20.06-py3\nFROM ${{FROM_IMAGE_NAME}}\nENV {words}\n"
 
 
+def same() -> dict[str, str]:
+    """Return the files of a folder whose one configuration is, key by key, the system dgxa100 of v0.7."""
+    ours = catalogue.find_system(catalogue.choose("resnet"), "dgxa100", "v0.7")
+    files = {"Dockerfile": environment_of(ours), "config_DGXA100_common.sh": COMMON, "config_DGXA100.sh": CONFIG}
+    return {f"{FOLDER}/{name}": text for name, text in {**files, "run_and_time.sh": SCRIPT}.items()}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """Write files by their path below ``root``, which is returned; one that ends with ``/`` is a folder."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir()
+        else:
+            path.write_text(text)
+    return root
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder whose one configuration is, key by key, the system dgxa100 of v0.7."""
-    made = tmp_path / FOLDER
-    made.mkdir(parents=True)
-    ours = catalogue.find_system(catalogue.choose("resnet"), "dgxa100", "v0.7")
-    (made / "Dockerfile").write_text(environment_of(ours))
-    (made / "config_DGXA100_common.sh").write_text(COMMON)
-    (made / "config_DGXA100.sh").write_text(CONFIG)
-    (made / "run_and_time.sh").write_text(SCRIPT)
-    return made
+    return write(tmp_path, same()) / FOLDER
 
 
 def read(path: Path, config: str | None = None) -> Reproduction:
@@ -67,31 +81,20 @@ def read(path: Path, config: str | None = None) -> Reproduction:
 
 
 def encore(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, ["reproduce", *map(str, words)])
+    return CliRunner().invoke(app, ["reproduce", *map(str, words)], env={"COLUMNS": "120"})
 
 
-def test_a_folder_is_the_system_that_it_equals_and_what_has_no_counterpart_is_stated(folder: Path) -> None:
-    (found,) = json.loads(encore(folder, "--json").stdout)
-    left = {each["name"]: each for each in found["without_counterpart"]}
-    assert "time limit" in left["WALLTIME"]["meaning"] and "no option" in left["OWN_SWITCH"]["meaning"]
-    assert [left[name]["value"] for name in ("-u", "OWN_TIME", "--new-option")] == ["", "not known here", "7"]
-    assert left["--new-option"]["meaning"] == ""
-    rate = {"value": 6.0, "options": ["--lr"], "variables": ["LR", "PARAMS"], "origin": "command"}
-    assert found["keys"]["learning_rate"].items() >= rate.items()
-    assert found["environment"]["config_DGXA100_common.sh"]["OMPI_MCA_btl"] == "^openib"
-    assert found.items() >= {
-        "configuration": "DGXA100", "folder": "Maker/benchmarks/resnet/implementations/mxnet", "round": "v0.7",
-        "benchmark": "resnet", "checked": True, "nodes": 1, "gpus_per_node": 8, "missing": {}, "not_understood": [],
-        "base_image": "nvcr.io/nvidia/mxnet:20.06-py3", "base_image_now": "nvcr.io/nvidia/mxnet:24.06-py3",
-        "equals": "dgxa100", "nearest": "dgxa100", "differences": [], "refused": "",
-        "command": [
-            "encore", "run", "resnet", "8", "--system", "dgxa100", "--round", "v0.7",
-            "--data", "data/imagenet", "--runs", "5",
-        ],
-    }.items()  # fmt: skip
+def plain(text: str) -> str:
+    """Return a text without the path of the command, which is that of this installation."""
+    return re.sub(r"\S*(?=encore (?:re|run))", "", text)
+
+
+def test_a_folder_is_the_system_that_it_equals_and_what_has_no_counterpart_is_stated(
+    folder: Path, recorded: Recorded
+) -> None:
     shown = encore(folder)
     assert shown.exit_code == 0
-    assert all(text in shown.stdout for text in ("equals", "--new-option", "not known", "mxnet:24.06-py3"))
+    recorded("equal.txt", plain(shown.stdout))
 
 
 def test_another_value_is_a_difference_that_the_command_sets(folder: Path, tmp_path: Path) -> None:
@@ -156,102 +159,86 @@ def test_the_tool_counts_configurations_and_results(folder: Path, capsys: pytest
     assert read(submitter / "results/dgxa100_made_mxnet/resnet").source.submission == "dgxa100_made_mxnet"
 
 
-def test_a_result_of_v05_leads_to_the_folder_of_its_task(tmp_path: Path) -> None:
-    submission = tmp_path / "v0.5.0/maker/submission"
-    code = submission / "code/image_classification/mxnet"
-    code.mkdir(parents=True)
-    (code / "config_DGX1.sh").write_text("DGXNNODES=1\n")
-    (code / "config_DGX1_multi.sh").write_text("DGXNNODES=80\n")
-    (submission / "code/other/mxnet").mkdir(parents=True)
-    (submission / "code/other/mxnet/config_DGX1.sh").write_text("DGXNNODES=1\n")
-    for system, expected in (("dgx1_ngc_mxnet", "config_DGX1.sh"), ("dgx1_multi_ngc_mxnet", "config_DGX1_multi.sh")):
-        result = submission / "results" / system / "resnet"
-        result.mkdir(parents=True)
-        opened = open_source(result, None, None)
-        assert (opened.folder, opened.configurations) == ("code/image_classification/mxnet", (expected,))
-    unknown = submission / "results/dgx2_ngc_mxnet/resnet"
-    unknown.mkdir(parents=True)
-    with pytest.raises(EncoreError, match="number of nodes") as refused:
-        open_source(unknown, None, None)
-    assert "code/image_classification/mxnet" in (refused.value.hint or "")
-    assert "code/other/mxnet" not in (refused.value.hint or "")
-
-
-CONFIGURATIONS = {
-    "mxnet": {
-        "DGXA100": "export DGXNGPU=8 DGXNNODES=1",
-        "R750xax4A100-PCIE-80GB": "export DGXNNODES=1\nexport DGXNGPU=4",
-        "2xR750xax4A100-80GB-PCIe": "export DGXNNODES=2\nexport DGXNGPU=4",
-        "XE8545x4A100-SXM-80GB": "export DGXNNODES=1\nexport DGXNGPU=4",
-        "X660 G45_1x8x7": "source $(dirname $0)/config_common.sh",
-        "common": "export DGXNGPU=8",
-        "mounts": "export A=1",
+V05 = "v0.5.0/maker/submission"
+MAKER = "training_results_v3.0/A Maker"
+LATER = "training_results_v1.0/Maker/benchmarks/bert"
+MXNET, V30, NC96 = (f"{MAKER}/benchmarks/resnet/implementations/{name}" for name in ("mxnet", "v30-mxnet", "NC96"))
+TREES = {
+    "v0.5": {
+        f"{V05}/code/image_classification/mxnet/config_DGX1.sh": "DGXNNODES=1\n",
+        f"{V05}/code/image_classification/mxnet/config_DGX1_multi.sh": "DGXNNODES=80\n",
+        f"{V05}/code/other/mxnet/config_DGX1.sh": "DGXNNODES=1\n",
     },
-    "v30-mxnet": {"DGXH100_multi_8x8x50": "export DGXNGPU=8"},
-    "NC96": {"DGXA100_1x8x7": "export DGXNGPU=8"},
+    "v3.0": {
+        f"{MXNET}/config_DGXA100.sh": "export DGXNGPU=8 DGXNNODES=1",
+        f"{MXNET}/config_R750xax4A100-PCIE-80GB.sh": "export DGXNNODES=1\nexport DGXNGPU=4",
+        f"{MXNET}/config_2xR750xax4A100-80GB-PCIe.sh": "export DGXNNODES=2\nexport DGXNGPU=4",
+        f"{MXNET}/config_XE8545x4A100-SXM-80GB.sh": "export DGXNNODES=1\nexport DGXNGPU=4",
+        f"{MXNET}/config_X660 G45_1x8x7.sh": "source $(dirname $0)/config_common.sh",
+        f"{MXNET}/config_common.sh": "export DGXNGPU=8",
+        f"{MXNET}/config_mounts.sh": "export A=1",
+        f"{V30}/config_DGXH100_multi_8x8x50.sh": "export DGXNGPU=8",
+        f"{NC96}/config_DGXA100_1x8x7.sh": "export DGXNGPU=8",
+        **{f"{each}/Dockerfile": "FROM nvcr.io/nvidia/mxnet:23.09-py3" for each in (MXNET, NC96)},
+        f"{V30}/Dockerfile": "FROM nvcr.io/nvidia/mxnet:23.04-py3",
+        **{
+            f"{MAKER}/systems/{name}.json": "{}"
+            for name in (
+                "R750xax4A100-PCIE-80GB",
+                "XE8545x4A100-SXM-80GB",
+                "2xR750xax4A100-PCIE-80GB",
+                "NC96",
+                "X660 G45",
+            )
+        },
+    },
+    # Scripts of one system's name before those of another.
+    "v1.0": {f"{LATER}/{name}/run_and_time.sh": "python train.py" for name in ("tpu-v4-128", "tpu-v4-16")},
 }
-
-
-@pytest.mark.parametrize(
-    ("system", "description", "expected"),
-    [
-        ("R750xax4A100-PCIE-80GB", {}, "mxnet/R750xax4A100-PCIE-80GB"),
-        # The same words in another order, and nodes in front.
-        ("2xR750xax4A100-PCIE-80GB", {"number_of_nodes": 2}, "mxnet/2xR750xax4A100-80GB-PCIe"),
-        ("X660 G45_mxnet", {"accelerators_per_node": "8"}, "mxnet/X660 G45_1x8x7"),
-        # A folder of the system's own name before one that fits as well; else by GPUs, and what is no other's.
-        ("NC96", {"accelerators_per_node": "8"}, "NC96/DGXA100_1x8x7"),
-        ("R99", {"accelerators_per_node": "8", "accelerator_model_name": "NVIDIA A100"}, "mxnet/DGXA100"),
-        ("eos_n8_ngc23.04_mxnet", {"accelerator_model_name": "H100"}, "v30-mxnet/DGXH100_multi_8x8x50"),
-        ("R99x4", {"accelerators_per_node": "4"}, None),
-        ("gone", {"number_of_nodes": 3}, None),
-    ],
+RESULTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("v0.5", f"{V05}/results/dgx1_ngc_mxnet/resnet", {}),
+    ("v0.5", f"{V05}/results/dgx1_multi_ngc_mxnet/resnet", {}),
+    ("v0.5", f"{V05}/results/dgx2_ngc_mxnet/resnet", {}),
+    *(
+        ("v3.0", f"{MAKER}/results/{system}/resnet", description)
+        for system, description in (
+            ("R750xax4A100-PCIE-80GB", {}),
+            # The same words in another order, and nodes in front.
+            ("2xR750xax4A100-PCIE-80GB", {"number_of_nodes": 2}),
+            ("X660 G45_mxnet", {"accelerators_per_node": "8"}),
+            # A folder of the system's own name before one that fits as well; else by GPUs, and what is no other's.
+            ("NC96", {"accelerators_per_node": "8"}),
+            ("R99", {"accelerators_per_node": "8", "accelerator_model_name": "NVIDIA A100"}),
+            ("eos_n8_ngc23.04_mxnet", {"accelerator_model_name": "H100"}),
+            ("R99x4", {"accelerators_per_node": "4"}),
+            ("gone", {"number_of_nodes": 3}),
+        )
+    ),
+    # The folder of a system, and not that of a benchmark in it.
+    ("v3.0", f"{MAKER}/results/gone", {}),
+    ("v1.0", f"{LATER}/implementations/ours", {}),
+    ("v1.0", f"{LATER.partition('/benchmarks')[0]}/results/tpu-v4-16/bert", {}),
 )
-def test_a_result_leads_to_what_names_its_system(
-    system: str, description: dict[str, Any], expected: str | None, tmp_path: Path
+
+
+def test_a_result_leads_to_what_names_its_system_or_to_where_its_scripts_are(
+    tmp_path: Path, recorded: Recorded
 ) -> None:
-    maker = tmp_path / "training_results_v3.0/A Maker"
-    for folder, files in CONFIGURATIONS.items():
-        made = maker / "benchmarks/resnet/implementations" / folder
-        made.mkdir(parents=True)
-        (made / "Dockerfile").write_text(f"FROM nvcr.io/nvidia/mxnet:{'23.04' if 'v30' in folder else '23.09'}-py3")
-        for name, text in files.items():
-            (made / f"config_{name}.sh").write_text(text)
-    (maker / "systems").mkdir()
-    for name in ("R750xax4A100-PCIE-80GB", "XE8545x4A100-SXM-80GB", "2xR750xax4A100-PCIE-80GB", "NC96", "X660 G45"):
-        (maker / f"systems/{name}.json").write_text("{}")
-    (maker / f"systems/{system}.json").write_text(json.dumps(description))
-    result = maker / "results" / system / "resnet"
-    result.mkdir(parents=True)
-    if expected is not None:
-        opened = open_source(result, None, None)
-        folder, _, name = expected.partition("/")
-        assert (opened.folder.rpartition("/")[2], opened.configurations) == (folder, (f"config_{name}.sh",))
-        return
-    with pytest.raises(EncoreError) as refused:
-        open_source(result, None, None)
-    # What is suggested is a whole command, which a shell takes.
-    (_, first, *_) = (refused.value.hint or "").splitlines()
-    words = shlex.split(first)
-    assert words[-2] == "reproduce" and list(Path(words[-1]).glob("config_*.sh"))
-    with pytest.raises(EncoreError) as named:
-        open_source(result.parent, None, None)
-    assert shlex.split((named.value.hint or "").splitlines()[1])[-1] == str(result)
-
-
-def test_scripts_without_a_configuration_are_named(tmp_path: Path) -> None:
-    maker = tmp_path / "training_results_v1.0/Maker"
-    for system in ("tpu-v4-128", "tpu-v4-16"):
-        made = maker / "benchmarks/bert" / system
-        made.mkdir(parents=True)
-        (made / "run_and_time.sh").write_text("python train.py")
-    empty, result = maker / "benchmarks/bert/implementations/ours", maker / "results/tpu-v4-16/bert"
-    for each in (empty, result):
-        each.mkdir(parents=True)
-        with pytest.raises(EncoreError, match="scripts that Encore does not read") as refused:
-            open_source(each, None, None)
-        assert f"{maker}/benchmarks/bert/tpu-v4-16: run_and_time.sh" in (refused.value.hint or "")
-    assert "tpu-v4-128" not in (refused.value.hint or "")
+    """What is suggested is a whole command, which a shell takes."""
+    found = {}
+    for number, (tree, place, description) in enumerate(RESULTS):
+        root = tmp_path / str(number)
+        system = place.split("/")[-2]
+        write(root, {**TREES[tree], f"{place}/resnet/" if place.endswith("gone") else f"{place}/": ""})
+        if description:
+            write(root, {f"{MAKER}/systems/{system}.json": json.dumps(description)})
+        try:
+            opened = open_source(root / place, None, None)
+        except EncoreError as error:
+            found[place] = plain(str(error).replace(f"{tmp_path}/{number}", "")).splitlines()
+        else:
+            found[place] = [opened.folder, *opened.configurations]
+    recorded("sources.json", found)
 
 
 def test_a_round_that_was_never_held_is_refused(folder: Path) -> None:
@@ -279,38 +266,71 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", [json.dumps(SETTINGS), None, "no { json", "[" * 100_000])
-def test_settings_in_a_json_file_are_options(text: str | None, tmp_path: Path) -> None:
-    made = tmp_path / "training_results_v0.7/Maker/benchmarks/dlrm/implementations/hugectr"
-    made.mkdir(parents=True)
-    (made / "config_DGXA100.sh").write_text("export DGXNGPU=8 CONFIG=settings.json\n")
-    (made / "run_and_time.sh").write_text("huge_ctr --train ${CONFIG} | tee log\n")
-    if text is not None:
-        (made / "settings.json").write_text(text)
-    found = read(made)
-    if text is None or not text.startswith("{"):
-        assert "learning_rate" in found.missing and any("no JSON" in note.reason for note in found.notes)
-        return
-    mapped = {each.key: each.value for each in found.mapped}
-    assert not found.missing
-    assert (mapped["batch_size"], mapped["bottom_mlp"], mapped["epochs"]) == (512, (8, 8, 4), 1)
-    rate = next(each for each in found.mapped if each.key == "learning_rate")
-    assert (rate.options, rate.sources) == (("optimizer.sgd_hparam.learning_rate",), {"CONFIG"})
+DLRM = "training_results_v0.7/Maker/benchmarks/dlrm/implementations/hugectr"
+BERT = "training_results_v0.7/Maker/benchmarks/bert/implementations/pytorch"
+SSD = "training_results_v3.0/Maker/benchmarks/ssd/implementations/pytorch"
+UNET = "training_results_v3.0/Maker/benchmarks/unet3d/implementations/mxnet"
+HUGECTR = {
+    f"{DLRM}/config_DGXA100.sh": "export DGXNGPU=8 CONFIG=settings.json\n",
+    f"{DLRM}/run_and_time.sh": "huge_ctr --train ${CONFIG} | tee log\n",
+}
+PUT_TOGETHER = 'BERT_CMD="python run_pretraining.py --learning_rate=$LR"\n'
+READ: dict[str, tuple[str, dict[str, str]]] = {
+    "the same": (FOLDER, {}),
+    "settings in a JSON file": (DLRM, {**HUGECTR, f"{DLRM}/settings.json": json.dumps(SETTINGS)}),
+    "no settings": (DLRM, HUGECTR),
+    "settings that are no JSON": (DLRM, {**HUGECTR, f"{DLRM}/settings.json": "no { json"}),
+    "settings too deep": (DLRM, {**HUGECTR, f"{DLRM}/settings.json": "[" * 100_000}),
+    # A later script is read where the first has no command.
+    **{
+        f"the command in {name}": (BERT, {
+            f"{BERT}/config_DGXA100.sh": "export DGXNGPU=8 LR=4e-4\n",
+            f"{BERT}/run.sub": first,
+            f"{BERT}/run_and_time.sh": second,
+        })
+        for name, first, second in (
+            ("the first script", PUT_TOGETHER, "BERT_CMD=${1}\n"),
+            ("the second script", "srun x\n", f'{PUT_TOGETHER}eval "$LOGGER $BERT_CMD --fp16"\n'),
+        )
+    },
+    **{
+        f"{old} becomes {new}": (FOLDER, {f"{FOLDER}/run_and_time.sh": SCRIPT.replace(old, new)})
+        for old, new in (
+            ("--lr ", "--rate "), ("train_imagenet.py", "another.py"), ("--num-epochs 42", "--num-epochs many"),
+            ("--num-epochs 42", "--num-epochs $(cat /etc/hostname)"),
+        )
+    },
+    "no number of GPUs": (FOLDER, {f"{FOLDER}/config_DGXA100_common.sh": COMMON.replace("export DGXNGPU=8", "")}),
+    # RetinaNet under the name of SSD, and a benchmark that is none here, with what would control a terminal.
+    "a later task": (SSD, {
+        f"{SSD}/config_DGXH100.sh":
+            "export DGXNGPU=8 LR=1\n",
+        f"{SSD}/run_and_time.sh":
+            "python train.py --lr $LR\n",
+    }),
+    "no benchmark here": (UNET, {
+        f"{UNET}/config_DGXH100.sh":
+            "export DGXNGPU=8 \x1b[2J LR='\x1b]0;x\x07'\n",
+    }),
+}  # fmt: skip
+"""By name: the folder that is read, and its files, those of ``same`` but for what is here."""
 
 
-def test_a_later_script_is_read_where_the_first_has_no_command(folder: Path) -> None:
-    made = folder.parents[2] / "bert/implementations/pytorch"
-    made.mkdir(parents=True)
-    (made / "config_DGXA100.sh").write_text("export DGXNGPU=8 LR=4e-4\n")
-    handed_over = "BERT_CMD=${1}\n"
-    put_together = 'BERT_CMD="python run_pretraining.py --learning_rate=$LR"\n'
-    for first, second in (
-        (put_together, handed_over),
-        ("srun x\n", f'{put_together}eval "$LOGGER $BERT_CMD --fp16"\n'),
-    ):
-        (made / "run.sub").write_text(first)
-        (made / "run_and_time.sh").write_text(second)
-        assert next(each.value for each in read(made).mapped if each.key == "learning_rate") == 4e-4
+def test_what_is_read_of_scripts_and_what_is_not(tmp_path: Path, recorded: Recorded) -> None:
+    made = {}
+    for number, (name, (place, files)) in enumerate(READ.items()):
+        path = write(tmp_path / str(number), {**same(), **files}) / place
+        (found,) = json.loads(encore(path, "--json").stdout)
+        keys = found.pop("keys")
+        rate = [value for name, value in keys.get("learning_rate", {}).items() if name != "meaning"]
+        made[name] = {**found, "keys": len(keys), "learning_rate": rate}
+        assert "\x1b" not in encore(path).stdout
+        if found["refused"] or found["missing"]:
+            refused = encore(path, "--run").exception
+            assert isinstance(refused, EncoreError) and refused.exit_code == 2
+    recorded("read.json", made)
+    without = write(tmp_path / "gpus", {**same(), **READ["no number of GPUs"][1]}) / FOLDER
+    assert "equals" in encore(without, "--gpus-per-node", "8").stdout
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:
@@ -323,44 +343,8 @@ def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_pa
     assert [note.line for note in made.notes] == [6, 7, 8] and made.equals
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (("--lr ", "--rate "), "no value"),
-        (("train_imagenet.py", "another.py"), "was not found"),
-        (("--num-epochs 42", "--num-epochs many"), "no value"),
-        (("--num-epochs 42", "--num-epochs $(cat /etc/hostname)"), "known on the submitter's machine"),
-    ],
-)
-def test_what_cannot_be_read_is_stated_and_not_run(folder: Path, change: tuple[str, str], expected: str) -> None:
-    (folder / "run_and_time.sh").write_text(SCRIPT.replace(*change))
-    shown = encore(folder)
-    assert shown.exit_code == 0 and expected in shown.stdout.replace("\n", " ")
-    refused = encore(folder, "--run")
-    assert isinstance(refused.exception, EncoreError) and refused.exception.exit_code == 2
-
-
-def test_gpus_that_nothing_names_are_asked_for(folder: Path) -> None:
-    (folder / "config_DGXA100_common.sh").write_text(COMMON.replace("export DGXNGPU=8", ""))
-    assert "--gpus-per-node" in read(folder).missing["gpus_per_node"]
-    assert "equals" in encore(folder, "--gpus-per-node", "8").stdout
-
-
-def test_a_later_task_under_the_same_name_is_none_of_ours(tmp_path: Path) -> None:
-    made = tmp_path / "training_results_v3.0/Maker/benchmarks/ssd/implementations/pytorch"
-    made.mkdir(parents=True)
-    (made / "config_DGXH100.sh").write_text("export DGXNGPU=8 LR=1\n")
-    (made / "run_and_time.sh").write_text("python train.py --lr $LR\n")
-    assert "RetinaNet" in read(made).refused
-    other = tmp_path / "training_results_v3.0/Maker/benchmarks/unet3d/implementations/mxnet"
-    other.mkdir(parents=True)
-    (other / "config_DGXH100.sh").write_text("export DGXNGPU=8 \x1b[2J LR='\x1b]0;x\x07'\n")
-    shown = encore(other)
-    assert "no benchmark here" in shown.stdout and "\x1b]0" not in shown.stdout
-
-
 @pytest.mark.parametrize("name", ["nothing", "empty", "broken.zip", "broken.tar.gz", "config_LONG.sh"])
-def test_what_is_no_source_is_refused_in_words(name: str, tmp_path: Path) -> None:
+def test_what_is_no_source_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 not really")
     (tmp_path / "broken.tar.gz").write_bytes(b"no archive" * 100)

@@ -1,7 +1,7 @@
 """Servers compared with each other: tables from runs, use over the timed part, pages, rooflines, kernels."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,67 +75,41 @@ def rows(table: Table) -> Iterator[dict[str, Any]]:
     yield from (dict(zip(table.columns, row, strict=True)) for row in table.rows)
 
 
-def test_score_is_relative_to_any_server(runs: list[ServerRun]) -> None:
-    found = {table.title: table for table in servers.tables(runs, "new")}
-    assert [row["times as fast"] for row in rows(found["Score relative to new"])] == pytest.approx([0.2, 1.0])
-    assert "Score relative to old" in {table.title for table in servers.tables(runs)}
-    assert [run.links for run in runs] == ["NVLink", ""], "those that the run found"
-    assert {"90 % from", "90 % to"} < set(found["Time to the target"].columns), "the level of a score's interval"
+def plain(tables: Iterable[Table]) -> dict[str, object]:
+    return {table.title: [table.columns, *table.rows] for table in tables}
+
+
+def test_tables_of_servers_and_of_settings_of_one(
+    runs: list[ServerRun], recorded: Callable[[str, object], None]
+) -> None:
+    """Runs that differ in links, precision, framework, batch and GPUs, all on one server in the second part.
+
+    The first run of a server that is named is the base, and a base has the same batch where it can.
+    """
+    several = [
+        variant(runs[0], server, links, minutes=minutes, precision=precision, **changed)
+        for server, links, minutes, precision, changed in (
+            ("a", "PCIe", 100.0, "fp16", {}), ("b", "NVLink", 80.0, "fp16", {}), ("a", "PCIe", 400.0, "fp32", {}),
+            ("a", "PCIe", 110.0, "fp16", {"framework": "tensorflow"}), ("a", "PCIe", 90.0, "fp16", {"batch": 3328.0}),
+            ("a", "PCIe", 160.0, "fp16", {"gpus": 2}),
+        )
+    ]  # fmt: skip
+    box = servers._distinct([
+        variant(runs[0], "box", minutes=minutes, precision=precision, batch=batch, gpus=gpus)
+        for minutes, precision, batch, gpus in (
+            (60.0, "fp32", 64.0, 1), (50.0, "fp32", 32.0, 1), (30.0, "fp16", 64.0, 1), (40.0, "fp32", 128.0, 2),
+        )
+    ])  # fmt: skip
+    two_epochs = replace(runs[0], side=replace(runs[0].side, phases={"first_epoch_s": 90.0, "epoch_s": 60.0}))
+    recorded("servers.json", {
+        "two": plain(servers.tables(runs, "new")), "base of two": servers.base_of(runs, None),
+        "links that the runs found": [run.links for run in runs], "several": plain(servers.tables(several, "a")),
+        "labels": [run.measured.label for run in box], "box": plain(servers.tables(box)),
+        "epochs": plain([servers.first_epochs([two_epochs])]),
+        "use": {run.server: utilisation.utilisation_of(run.side.logs) for run in runs},
+    })  # fmt: skip
     with pytest.raises(EncoreError, match="base"):
         servers.tables(runs, "newer")
-
-
-def test_links_precisions_frameworks_and_batches(runs: list[ServerRun]) -> None:
-    run = runs[0]
-    every = [
-        variant(run, "a", "PCIe", minutes=100.0, precision="fp16"),
-        variant(run, "b", "NVLink", minutes=80.0, precision="fp16"),
-        variant(run, "a", "PCIe", minutes=400.0, precision="fp32"),
-        variant(run, "a", "PCIe", minutes=110.0, precision="fp16", framework="tensorflow"),
-        variant(run, "a", "PCIe", minutes=90.0, precision="fp16", batch=3328.0),
-        variant(run, "a", "PCIe", minutes=160.0, precision="fp16", gpus=2),
-    ]
-    found = {table.title: list(rows(table)) for table in servers.tables(every, "a")}
-    (link,) = found["PCIe against NVLink"]
-    assert (link["speed-up %"], link["saved min"]) == pytest.approx((25.0, 20.0))
-    mixed = found["Single against mixed precision"][0]
-    assert (mixed["speed-up %"], mixed["saved min"], mixed["saved %"]) == pytest.approx((300.0, 300.0, 75.0))
-    assert {row["framework"] for row in found["Frameworks against each other"]} == {"mxnet", "tensorflow"}
-    assert [row["speed-up over the smallest"] for row in found["Batch variants"]] == pytest.approx([1.0, 100 / 90])
-    assert found["Scaling efficiency"][0]["efficiency"] == pytest.approx(160 / 90 / 2)
-
-
-def test_settings_of_one_server_have_names_of_their_own(runs: list[ServerRun]) -> None:
-    every = [
-        variant(runs[0], "box", minutes=60.0, precision="fp32", batch=64.0, gpus=1),
-        variant(runs[0], "box", minutes=50.0, precision="fp32", batch=32.0, gpus=1),
-        variant(runs[0], "box", minutes=30.0, precision="fp16", batch=64.0, gpus=1),
-        variant(runs[0], "box", minutes=40.0, precision="fp32", batch=128.0, gpus=2),
-    ]
-    named = servers._distinct(every)
-    assert [run.measured.label for run in named] == [
-        "box, fp32, batch 64 a GPU", "box, fp32, batch 32 a GPU", "box, fp16, batch 64 a GPU", "box, fp32",
-    ]  # fmt: skip
-    found = {table.title: list(rows(table)) for table in servers.tables(named)}
-    # The first one that was named is the base, and a base has the same batch where it can.
-    assert [row["times as fast"] for row in found["Score relative to box"]] == pytest.approx([1.5, 2.0, 1.2, 1.0])
-    assert [row["efficiency"] for row in found["Scaling efficiency"]] == pytest.approx([0.75])
-    assert [row["saved min"] for row in found["Single against mixed precision"]] == [30.0]
-
-
-def test_two_epochs_take_less_than_twice_the_first(runs: list[ServerRun]) -> None:
-    side = replace(runs[0].side, phases={"first_epoch_s": 90.0, "epoch_s": 60.0})
-    (row,) = rows(servers.first_epochs([replace(runs[0], side=side)]))
-    assert (row["one epoch min"], row["two epochs min"], row["two over one"]) == pytest.approx((1.5, 2.5, 5 / 3))
-
-
-def test_use_is_averaged_over_the_timed_part(runs: list[ServerRun]) -> None:
-    found = utilisation.utilisation_of(runs[1].side.logs)
-    assert found == {
-        "minutes": pytest.approx(10.0), "CPU %": 50.0, "memory MiB": 100.0, "GPUs": 2, "GPU %": 60.0,
-        "GPU memory MiB": None, "GPU watts": None, "PCIe sent": 2.0, "PCIe received": None,
-        "NVLink sent": pytest.approx(1024 / (10 * 60 - 2)), "NVLink received": None,
-    }  # fmt: skip
 
 
 def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
