@@ -19,8 +19,6 @@ from benchmarks.language.vocabulary import Vocabulary
 
 MARKS = 3
 """[CLS] and two [SEP]."""
-LEAST_LENGTH = 8
-"""Tokens of a sample: fewer leave no room for two segments and a masked word."""
 MASKED = 0.15
 SHORT = 0.1
 RANDOM_NEXT = 0.5

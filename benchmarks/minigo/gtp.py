@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, TextIO
 
@@ -225,9 +225,10 @@ def evaluator_of(model: str, size: int, implementation: str, batch: int) -> "tup
         precision="fp32",
         inference_batch=batch,
         parallel_leaves=batch,
-        **{field.name: getattr(shape, field.name) for field in fields(shape)},
+        board_size=shape.board_size,
+        features=shape.features,
     )
-    return importlib.import_module(f"{implementation}.training").load_evaluator(Path(model), config), rules
+    return importlib.import_module(f"{implementation}.evaluator").load_evaluator(Path(model), config), rules
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

@@ -43,8 +43,6 @@ TITLES = {
     "lamb": "LAMB, all tensors together, updates/s, next to one after the other",
 }
 LAMBS = {"lamb by tensors": "plain", "lamb": "fused"}
-ABSENT = -100
-"""Label of places without a masked word, which the loss leaves out."""
 
 
 class PlainNetwork(nn.Module):

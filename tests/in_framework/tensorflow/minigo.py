@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.minigo import models, schedule
+from benchmarks.minigo import gtp, models, schedule
 from benchmarks.minigo.tensorflow import frozen, model
 from benchmarks.minigo.tensorflow.data import synthetic_batch
 from benchmarks.minigo.tensorflow.evaluator import Evaluator, load_evaluator
@@ -100,7 +100,9 @@ def test_inference_is_the_equations_in_passes_of_one_size(training, tmp_path):
     planes = synthetic_batch(CONFIG)[0].numpy()[:40]
     logits, values = equations(values_of(training.network), planes, batch=False)
     training.save_model(tmp_path / "model.npz")
-    for evaluator in (Evaluator(training.network, 48), load_evaluator(tmp_path / "model.npz", CONFIG)):
+    player, rules = gtp.evaluator_of(str(tmp_path / "model.npz"), 5, "benchmarks.minigo.tensorflow", 48)
+    assert (rules.size, rules.features) == (5, CONFIG.features)
+    for evaluator in (Evaluator(training.network, 48), load_evaluator(tmp_path / "model.npz", CONFIG), player):
         found = evaluator(planes)
         assert np.abs(found[0] - softmax(logits)).max() < 1e-5 and np.abs(found[1] - values).max() < 1e-5
 
