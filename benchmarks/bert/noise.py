@@ -1,4 +1,4 @@
-"""A data set of noise with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+"""A synthetic data set with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 FACTS = (2, 5)
 """In a paragraph, at least and at most."""
 LONG_EVERY = 16
-"""Each so manyth paragraph has all facts and does not fit into one window."""
+"""Every 16th paragraph has all facts and does not fit into one window."""
 PARAGRAPHS = {"train": 2000, "test": 200}
 
 

@@ -68,8 +68,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     """Write rows, tables and their facts."""
     task = plan(listing.source or _synthetic_source(args, scratch), args, scratch, progress)
     parse(task)
-    malformed = judge_malformed(task, args.skip_corrupt)
-    common = judge_overlap(task, args.allow_overlap)
+    malformed = check_malformed(task, args.skip_corrupt)
+    common = check_overlap(task, args.allow_overlap)
     check_labels(task.parts["val"])
     task.workers.run("tables", "tables", stages.list_values, task.tables, lambda table: 1)
     rows = shuffle(task, args.seed)
@@ -131,7 +131,7 @@ def parse(task: Task) -> None:
     task.workers.run("parse", "bytes", stages.parse_part, every, lambda part: part.text.size)
 
 
-def judge_malformed(task: Task, skip: bool) -> int:
+def check_malformed(task: Task, skip: bool) -> int:
     """Count malformed rows; refuse more of them than an accident explains."""
     malformed = lines = 0
     first = ""
@@ -162,7 +162,7 @@ def judge_malformed(task: Task, skip: bool) -> int:
     return malformed
 
 
-def judge_overlap(task: Task, allowed: bool) -> int:
+def check_overlap(task: Task, allowed: bool) -> int:
     """Return how many rows of a test file are rows of the training file too; days and ends of a log are other clicks.
 
     Raises:

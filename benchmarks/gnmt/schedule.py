@@ -9,7 +9,7 @@ FIRST = 0.01
 
 
 def learning_rate(config: Any, step: int) -> float:
-    """Warm up exponentially, stay, and from ``remain_steps`` on decay by a factor at each interval, so many times.
+    """Warm up exponentially, stay, and from ``remain_steps`` on decay at each interval, ``decay_steps`` times at most.
 
     As WarmupMultiStepLR of NVIDIA's submissions has it (gnmt/implementations/pytorch/seq2seq/train/lr_scheduler.py),
     which counts the step that it is about to make from 1; ``step`` counts from 0 over the whole run.

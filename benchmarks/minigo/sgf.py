@@ -34,7 +34,7 @@ class Record:
     margin: Optional[float]
     """Points by which black is ahead as the record says; None where it was not counted."""
     result: str
-    """RE as it stands in the file."""
+    """RE as it is in the file."""
 
     def position(self) -> Position:
         """Return the position before the first move."""

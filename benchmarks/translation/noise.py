@@ -1,4 +1,4 @@
-"""A data set of noise with the sizes of a real one, to measure the speed of a step; nothing of it can be learnt."""
+"""A synthetic data set with the sizes of a real one, to measure the speed of a step; nothing of it can be learnt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 50
 
 
 def write(folder: Path, benchmark: str, entries: int, pairs: int = PAIRS) -> None:
-    """Write sentences of random tokens of a vocabulary of so many ``entries``."""
+    """Write sentences of random tokens of a vocabulary of ``entries``."""
     random = np.random.RandomState(0)
     counts = {"train": pairs, "test": TESTED}
     for part, count in counts.items():

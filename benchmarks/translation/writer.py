@@ -27,7 +27,7 @@ from benchmarks.translation import (
     TEST_FILES,
     TRAIN_FILES,
     VOCABULARY,
-    judge,
+    checks,
     segment,
     sources,
     stages,
@@ -96,16 +96,16 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     source = sources.extract(source, scratch, pool)
     task = plan(source, args, scratch, pool)
     task.run("clean", stages.clean)
-    left_out = judge.judge_cleaning(task.blocks, progress)
-    common = judge.judge_overlap(task.part("test"), task.part("train"), args.allow_overlap, progress)
+    left_out = checks.check_cleaning(task.blocks, progress)
+    common = checks.check_overlap(task.part("test"), task.part("train"), args.allow_overlap, progress)
     how = _split(task, args)
     task.run("encode", stages.encode)
-    judge.judge_unknown(task.blocks, progress)
+    checks.check_unknown(task.blocks, progress)
     entries = len(vocabulary.read(scratch / VOCABULARY))
     tokens = {part: _write_arrays(task.part(part), scratch, entries) for part in PARTS}
     _write_texts(task, scratch)
     if source.corpus == "wmt16" and source.form != WHOLE:
-        how["differs_from_submitted"] = judge.judge_submitted(task.blocks, progress)
+        how["differs_from_submitted"] = checks.compare_with_submitted(task.blocks, progress)
     counts = {part: sum(block.facts("clean")["kept"] for block in task.part(part)) for part in PARTS}
     return Content(
         name=source.name,
@@ -200,14 +200,14 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
     with in_one_step(scratch / CODES) as file:
         file.write(codes.encode())
     if given and source.form == SPLIT:
-        judge.judge_codes(given, task.part("train")[0])
+        checks.check_codes(given, task.part("train")[0])
     tokens: Counter[str] = Counter()
     split = str.split if source.form == SPLIT else segment.bpe(codes)
     for word, count in words.items():
         for token in split(word):
             tokens[token] += count
     if given and source.form != SPLIT:
-        judge.judge_foreign_codes(given, tokens, words)
+        checks.check_foreign_codes(given, tokens, words)
     # The most frequent first, equal ones by their text.
     vocabulary.write(scratch / VOCABULARY, sorted(tokens, key=lambda token: (-tokens[token], token)))
     return {"codes": given.name if given else "", "merges": args.merges if learns else 0}

@@ -259,10 +259,10 @@ def test_a_malformed_row_has_the_number_of_its_line_in_the_file(
     for number in (41, 65):  # in a later part of training, and in the rows that are held out
         (tmp_path / "train.txt").write_text("".join([*rows[:number], "x\n", *rows[number + 1 :]]))
         with pytest.raises(Problem, match=f"the first is line {number + 1} of {tmp_path / 'train.txt'}"):
-            judged(tmp_path)
+            malformed_rows(tmp_path)
 
 
-def judged(folder: Path) -> int:
+def malformed_rows(folder: Path) -> int:
     """Parse a folder's text, in this process, and return how many rows are malformed."""
     source = sources.list_source(folder, None, lambda size: None, lambda text: None)
     scratch = folder / "to" / "parts"
@@ -272,7 +272,7 @@ def judged(folder: Path) -> int:
     task = writer.plan(source, args, scratch, Progress(as_json=True))
     for part in (*task.parts["train"], *task.parts["val"]):
         stages.parse_part(part, lambda done, size: None)
-    return writer.judge_malformed(task, skip=False)
+    return writer.check_malformed(task, skip=False)
 
 
 def test_what_cannot_be_evaluated_or_read_is_refused_and_what_is_not_used_reported(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.translation import CODES, FILES, REFERENCES, VOCABULARY, bleu, judge, orders, segment, stages, wmt
+from benchmarks.translation import CODES, FILES, REFERENCES, VOCABULARY, bleu, checks, orders, segment, stages, wmt
 from benchmarks.translation import vocabulary as words
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.subtokens import Subtokens, read_dictionary, split_tokens
@@ -216,9 +216,9 @@ def test_codes_that_are_none_or_of_another_text_are_refused(tmp_path: Path) -> N
         path.write_text(text)
         with pytest.raises(Problem, match=found):
             segment.check_codes(path)
-    judge.judge_foreign_codes(path, {"a": 200, "b": 100}, {"word": 100})
+    checks.check_foreign_codes(path, {"a": 200, "b": 100}, {"word": 100})
     with pytest.raises(Problem, match=r"splits a word into 3\.1 tokens on average"):
-        judge.judge_foreign_codes(path, {"a": 310}, {"word": 100})
+        checks.check_foreign_codes(path, {"a": 310}, {"word": 100})
 
 
 def test_special_entries_have_the_ids_of_the_constants() -> None:

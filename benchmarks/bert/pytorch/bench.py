@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import NO_WORD, Batch, MicroBatch, TrainingInput, noise
+from benchmarks.bert.pytorch.data import NO_WORD, Batch, MicroBatch, TrainingInput, synthetic_batch
 from benchmarks.bert.pytorch.train import Training, build, train_step
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
@@ -35,10 +35,10 @@ from benchmarks.language.pytorch.plain import PlainEncoder, tables
 
 TITLES = {
     "bare": "plain padded PyTorch loop, sequences/s",
-    "synthetic": "training step, noise without padding, sequences/s",
+    "synthetic": "training step, synthetic data without padding, sequences/s",
     "real": "training step, real data, sequences/s",
     "input": "input pipeline alone, sequences/s",
-    "evaluation": "evaluation, noise without padding, sequences/s",
+    "evaluation": "evaluation, synthetic data without padding, sequences/s",
     "lamb by tensors": "LAMB, one tensor after the other, updates/s",
     "lamb": "LAMB, all tensors together, updates/s, next to one after the other",
 }
@@ -119,7 +119,7 @@ def in_turn(batches: List[List[Tuple[torch.Tensor, ...]]]) -> Callable[[], List[
 
 
 def evaluated(training: Training, part: MicroBatch) -> None:
-    """Evaluate a part of noise."""
+    """Evaluate a synthetic part."""
     training.network.eval()
     with training.mixed_precision():
         training.network.figures(part)
@@ -135,8 +135,10 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, 0.0)
 
-    synthetic = noise(config, training.vocabulary, ranks)
-    (sample,) = noise(replace(config, batch_size=config.eval_batch_size, accumulation=1), training.vocabulary, ranks)
+    synthetic = synthetic_batch(config, training.vocabulary, ranks)
+    (sample,) = synthetic_batch(
+        replace(config, batch_size=config.eval_batch_size, accumulation=1), training.vocabulary, ranks
+    )
     network = PlainNetwork(config, training.vocabulary).to(ranks.context)
     # Padded before the clock: the plain loop is not charged with its input.
     take = endless(data, replace(config, cuda_graph=False, fp8=False), ranks, inputs)

@@ -23,9 +23,9 @@ class Config:
     seed: int = 0  # draws weights, dropout and the order of the samples; a new one for each experiment
     round: Literal["v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.712  # share of the masked words that are predicted, at which the run stops
-    epochs: int = 1  # a run is one epoch of so many samples as max_samples and max_steps allow
+    epochs: int = 1  # a run is one epoch of as many samples as max_samples and max_steps allow
     max_steps: int = 13700  # at which the learning rate is 0
-    max_samples: int = 4500000  # gives up after so many, or after max_steps
+    max_samples: int = 4500000  # at most; a run also ends after max_steps
 
     # The network (Devlin et al. 2018, arXiv 1810.04805, BERT-Large)
     checkpoint: str = ""  # weights to begin with: a file, or its name in the data folder; empty draws them
@@ -48,7 +48,7 @@ class Config:
     # The input
     batch_size: int = 32  # samples per rank and step
     accumulation: int = 1  # parts of equal size that a batch is computed in
-    token_bucket: int = 512  # rows are filled up to a multiple of so many tokens, where cuda_graph or fp8 needs it
+    token_bucket: int = 512  # rows are filled up to a multiple of it, in tokens, where cuda_graph or fp8 needs it
     prefetch: int = 4  # batches built ahead by threads
 
     # The optimizer (You et al. 2020, arXiv 1904.00962; see benchmarks/common/torch/lamb.py)
@@ -76,7 +76,7 @@ class Config:
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
     fp8: bool = False  # products of the layers in FP8 by TransformerEngine, where the image has it
-    warm_up_steps: int = 3  # on noise, before the clock; 0 does none
+    warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
 
@@ -127,7 +127,7 @@ class Config:
                 f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}",
                 self.batch_size % self.accumulation != 0,
             ),
-            (f"width={self.width} must be a multiple of 64: LAMB reads so many weights at once", self.width % 64 != 0),
+            (f"width={self.width} must be a multiple of 64: LAMB reads 64 weights at once", self.width % 64 != 0),
             ("start_warmup_step must be 0 or below", self.start_warmup_step > 0),
             ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
             *(

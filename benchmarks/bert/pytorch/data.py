@@ -215,7 +215,7 @@ class EvaluationInput:
         return ready(part_of(self._samples, chosen), self._config, self._ranks, 1)
 
 
-def noise(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
+def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
     """A batch of samples of equal length, a seventh of their words masked.
 
     A micro-batch has about ``tokens``; by default it is as full as they come.

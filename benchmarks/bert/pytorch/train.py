@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.bert import events
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import Batch, EvaluationInput, MicroBatch, TrainingInput, noise
+from benchmarks.bert.pytorch.data import Batch, EvaluationInput, MicroBatch, TrainingInput, synthetic_batch
 from benchmarks.bert.pytorch.model import Network, decay_of, parts_of
 from benchmarks.bert.schedule import learning_rate
 from benchmarks.common.frameworks import pytorch
@@ -124,7 +124,7 @@ def flat_optimizer(network: Network, config: Config, ranks: Ranks, kernel: str) 
 def build(
     config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any], weights: Optional[Path] = None
 ) -> Training:
-    """Build with a checkpoint, given or fresh weights, ready: warmed up and captured on noise, before the clock.
+    """Build with a checkpoint, given or fresh weights, ready: warmed up before the clock.
 
     Raises Problem where a file of weights does not fit.
     """
@@ -192,24 +192,24 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def warm_up(training: Training) -> None:
-    """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
+    """Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before."""
     config = training.config
     with without_trace(training.optimizer, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):
-            example = noise(config, training.vocabulary, training.ranks)[0]
+            example = synthetic_batch(config, training.vocabulary, training.ranks)[0]
             abilities.compile_in_turns(lambda: training.micro_step(example), training.ranks)
             training.optimizer.gradients.zero_()
         if config.cuda_graph:
             training.micro_step = captured(
                 training.micro_step,
-                lambda tokens: noise(config, training.vocabulary, training.ranks, tokens)[0],
+                lambda tokens: synthetic_batch(config, training.vocabulary, training.ranks, tokens)[0],
                 config.batch_size // config.accumulation * config.positions,
                 config.token_bucket,
                 config.warm_up_steps,
             )
             training.optimizer.gradients.zero_()
         if config.warm_up_steps:
-            batch = noise(config, training.vocabulary, training.ranks)
+            batch = synthetic_batch(config, training.vocabulary, training.ranks)
             for _ in range(config.warm_up_steps):
                 train_step(training, batch, 0.0)
                 stopping.progress()

@@ -24,8 +24,8 @@ from benchmarks.bert_squad.pytorch.data import (
     Batch,
     TrainingInput,
     evaluation_batches,
-    noise,
     steps_per_epoch,
+    synthetic_batch,
 )
 from benchmarks.bert_squad.pytorch.train import build, logits, train_step
 from benchmarks.common.checks import bench
@@ -35,7 +35,7 @@ from benchmarks.language.pytorch.plain import PlainEncoder, tables
 
 TITLES = {
     "bare": "plain PyTorch loop on padded windows, sequences/s",
-    "synthetic": "training step, noise without padding, sequences/s",
+    "synthetic": "training step, synthetic data without padding, sequences/s",
     "real": "training step, real data, sequences/s",
     "input": "input pipeline alone, sequences/s",
     "evaluation": "answering in batches, sequences/s",
@@ -75,7 +75,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, 0.0)
 
-    synthetic = noise(config, training.vocabulary, ranks)
+    synthetic = synthetic_batch(config, training.vocabulary, ranks)
     evaluation = list(evaluation_batches(config, data.test, ranks))
     answered = next(islice(evaluation, len(evaluation) // 2, None))  # the longest come first
     loops = {

@@ -25,7 +25,7 @@ class Config:
     round: Literal["published"] = "published"  # none of MLPerf: the log has the lines of v0.7
     quality_target: float = 90.68  # F1 over the test questions, 0..100, at which the run stops
     epochs: int = 2  # the rate falls to 0 at the end of the last
-    stop_at_target: bool = True  # false trains all epochs and judges the best of them
+    stop_at_target: bool = True  # false trains all epochs and takes the best of them
     checkpoint: str = ""  # file of the pretrained weights to begin with; empty: random ones
 
     # The network (Devlin et al. 2018, arXiv 1810.04805, "large")
@@ -44,7 +44,7 @@ class Config:
     # The input
     sequence_length: int = 384  # tokens of a window, at most; the data set must have been cut to it
     batch_size: int = 4  # windows per rank and step
-    token_bucket: int = 512  # rows are filled up to a multiple of so many tokens, where cuda_graph needs it
+    token_bucket: int = 512  # rows are filled up to a multiple of it, in tokens, where cuda_graph needs it
     prefetch: int = 4  # batches built ahead by a thread
 
     # The optimizer
@@ -70,7 +70,7 @@ class Config:
     attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # auto: flash where a GPU has it
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward as one graph for each length of row
-    warm_up_steps: int = 3  # on noise, before the clock; 0 does none
+    warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 50  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
 

@@ -1,4 +1,4 @@
-"""Windows as batches without padding on this rank's device, built ahead on a thread, and a batch of noise."""
+"""Windows as batches without padding on this rank's device, built ahead on a thread, and a synthetic batch."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterat
             yield to_device(batch, ranks.context)
 
 
-def noise(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
-    """A batch of windows of equal length, of random tokens: about so many ``tokens``, by default as many as come."""
+def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
+    """A batch of windows of equal length, of random tokens: about ``tokens`` tokens, by default full windows."""
     count = config.batch_size
     length = max(2, min(tokens // count or config.sequence_length, config.sequence_length))
     draw = np.random.RandomState(config.seed % 2**32)

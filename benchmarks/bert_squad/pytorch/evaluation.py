@@ -69,7 +69,7 @@ def _of_all_ranks(rows: List[List[float]], ranks: Ranks) -> List[List[float]]:
     """Return the rows of all ranks, which may be of different numbers. As tensors: pickles run code."""
     if ranks.size == 1:
         return rows
-    # NCCL carries nothing that lies on a CPU.
+    # NCCL carries nothing that is on a CPU.
     mine = torch.tensor(rows, dtype=torch.float64, device=ranks.context).reshape(-1, FIELDS)
     counts = [torch.zeros((), dtype=torch.int64, device=ranks.context) for _ in range(ranks.size)]
     dist.all_gather(counts, torch.tensor(len(rows), device=ranks.context), group=pytorch.eager())

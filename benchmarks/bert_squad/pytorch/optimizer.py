@@ -18,7 +18,7 @@ def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]
 
     As apex's FusedAdam of run_squad.py, with bias_correction=False: with the moments m and v,
     w <- w - rate (m / (sqrt(v) + epsilon) + decay w). PyTorch's own always corrects, by 1 - beta ** steps:
-    ``without_correction`` starts it at so many steps that this is 1. The first ``decayed`` elements of the only
+    ``without_correction`` starts it at a number of steps at which this is 1. The first ``decayed`` elements of the only
     parameter have weight decay, the others none.
     """
     options: Dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}

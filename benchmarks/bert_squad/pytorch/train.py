@@ -24,8 +24,8 @@ from benchmarks.bert_squad.pytorch.data import (
     Batch,
     TrainingInput,
     evaluation_batches,
-    noise,
     steps_per_epoch,
+    synthetic_batch,
 )
 from benchmarks.bert_squad.pytorch.evaluation import answer, quality
 from benchmarks.bert_squad.pytorch.model import Network
@@ -88,7 +88,7 @@ class Training:
 
 
 def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build with a checkpoint, pretrained or fresh weights, ready: warmed up and captured on noise, before the clock.
+    """Build with a checkpoint, pretrained or fresh weights, ready: warmed up before the clock.
 
     Raises:
         Problem: the pretrained weights do not fit.
@@ -141,19 +141,19 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, 
 
 
 def warm_up(training: Training) -> None:
-    """Connect the ranks, compile and capture, by noise at rate 0; weights, optimizer and generators are as before."""
+    """Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before."""
     config, vocabulary, ranks = training.config, training.vocabulary, training.ranks
     with without_trace(training.optimizer, ranks):
         if config.cuda_graph:
             training.forward_and_backward = captured(
                 training.forward_and_backward,
-                lambda tokens: noise(config, vocabulary, ranks, tokens),
+                lambda tokens: synthetic_batch(config, vocabulary, ranks, tokens),
                 config.batch_size * config.sequence_length,
                 config.token_bucket,
                 config.warm_up_steps,
             )
             training.optimizer.gradients.zero_()
-        batch = noise(config, vocabulary, ranks)
+        batch = synthetic_batch(config, vocabulary, ranks)
         for _ in range(config.warm_up_steps):
             train_step(training, batch, 0.0)
             stopping.progress()

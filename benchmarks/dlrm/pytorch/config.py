@@ -26,7 +26,7 @@ class Config:
     seed: int = 0  # draws weights and the order of the rows; a new one for each experiment
     round: Literal["v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.8025  # AUC at which the run stops
-    epochs: int = 1  # gives up after so many
+    epochs: int = 1  # at most
 
     # The network (arXiv 1906.00091); the last width of bottom_mlp is that of the tables
     bottom_mlp: Tuple[int, ...] = (512, 256, 128)  # widths of the layers over the 13 numbers
@@ -52,7 +52,7 @@ class Config:
     embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted adds in a fixed order on a GPU too
     kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured before the first step, plain on CPUs
     cuda_graph: bool = True  # on a GPU: capture a step once and replay it
-    warm_up_steps: int = 3  # on noise, before the clock: chooses kernels, opens connections; 0 does none
+    warm_up_steps: int = 3  # on synthetic data, before the clock: chooses kernels, opens connections; 0 does none
 
     # The input
     shuffle: Literal["blocks", "rows"] = "blocks"  # order of 1,024-row blocks, or of rows held on the device

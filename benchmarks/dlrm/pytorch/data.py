@@ -273,7 +273,7 @@ class EvaluationInput:
 
 
 def synthetic_batch(config: Config, sizes: Sequence[int], ranks: Ranks, rows: int = 0) -> Batch:
-    """One batch of noise for tables of ``sizes``, laid out as a real one; default: of a training step."""
+    """One synthetic batch for tables of ``sizes``, laid out as a real one; default: of a training step."""
     size = rows or config.batch_size
     places = (Rows(size * ranks.size, 0, size * ranks.size), Rows(size, 0, size))
     words = Words.empty(len(sizes), len(sizes) * size * ranks.size, (NUMBERS + 1) * size)

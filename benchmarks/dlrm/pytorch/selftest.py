@@ -19,7 +19,7 @@ TABLE_ROWS = 500000
 
 
 def real_sizes(folder: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS) -> None:
-    """Write noise with tables that are larger than a GPU's caches."""
+    """Write synthetic data with tables that are larger than a GPU's caches."""
     random = np.random.RandomState(0)
     for split, count in (("train", rows), ("val", BLOCK_ROWS)):
         blocks.create(folder / f"{split}.bin", count)

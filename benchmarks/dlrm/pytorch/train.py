@@ -89,7 +89,7 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def warm_up(training: Training, sizes: Sequence[int]) -> None:
-    """Choose kernels, connect the ranks and capture, on noise and before the clock (MLPerf since v0.6).
+    """Choose kernels, connect the ranks and capture, on synthetic data before the clock (MLPerf since v0.6).
 
     The steps have rate 0, which changes nothing.
     """

@@ -29,7 +29,7 @@ from benchmarks.gnmt.pytorch.search import decode
 from benchmarks.gnmt.pytorch.train import build, train_step
 from benchmarks.translation.arrays import open_data
 from benchmarks.translation.orders import GNMT_MARKS
-from benchmarks.translation.pytorch.batches import Batch, noise
+from benchmarks.translation.pytorch.batches import Batch, synthetic_batch
 from benchmarks.translation.pytorch.bench import Parts, subject
 from benchmarks.translation.pytorch.loss import plain_loss
 
@@ -76,7 +76,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         longest=config.max_length_train - GNMT_MARKS,
         sentences=config.batch_size,
         tokens=config.batch_size * (mean + MARKS),
-        synthetic=noise(words, config.batch_size, length, ranks),
+        synthetic=synthetic_batch(words, config.batch_size, length, ranks),
         synthetic_tokens=2 * length * config.batch_size,
         step=lambda batch: train_step(training, batch, bench.RATE),
         plain_step=partial(plain_step, config, words, ranks.context),

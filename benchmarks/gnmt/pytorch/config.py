@@ -21,8 +21,8 @@ class Config:
     seed: int = 0  # draws weights, dropout and the order of the pairs; a new one for each experiment
     round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 24.0  # BLEU, 0 to 100, at which the run stops
-    epochs: int = 8  # gives up after so many
-    stop_at_target: bool = True  # false trains all epochs and judges the best of them
+    epochs: int = 8  # at most
+    stop_at_target: bool = True  # false trains all epochs and takes the best of them
 
     # The network (Wu et al. 2016, arXiv 1609.08144, as changed in "v2")
     width: int = 1024  # of embeddings, LSTM layers, attention and context

@@ -139,7 +139,7 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         state = Hypotheses(infer["decoder"], config.beam_size, (source, *infer["encoder"](source)), (zeros, zeros))
         return search(config, data.vocabulary.size, batch, state, ask)
 
-    return serving.judge(evaluation_input(config, data, serving.ALONE), data, decode, of_text(sacrebleu_score))
+    return serving.evaluate(evaluation_input(config, data, serving.ALONE), data, decode, of_text(sacrebleu_score))
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:

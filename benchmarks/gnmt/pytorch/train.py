@@ -1,4 +1,4 @@
-"""Train GNMT v2 in PyTorch: sentence pairs in, LSTMs with attention, translations judged by BLEU, MLPerf events out.
+"""Train GNMT v2 in PyTorch: sentence pairs in, LSTMs with attention, translations scored by BLEU, MLPerf events out.
 
     $ python -m benchmarks.gnmt.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.gnmt.pytorch.train --config config.json --data DATA --output OUT
@@ -33,7 +33,7 @@ from benchmarks.gnmt.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.pytorch import evaluation, operators
-from benchmarks.translation.pytorch.batches import Batch, TrainingInput, noise
+from benchmarks.translation.pytorch.batches import Batch, TrainingInput, synthetic_batch
 from benchmarks.translation.pytorch.state import Training, adam
 
 SCORES = {"bleu": evaluation.of_text(sacrebleu_score)}
@@ -62,7 +62,7 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
 def warm_up(training: Training) -> None:
     """Take the memory of the largest batch, as the submissions do, and open connections; changes nothing."""
     config = training.config
-    batch = noise(training.words, config.batch_size, config.max_length_train, training.ranks)
+    batch = synthetic_batch(training.words, config.batch_size, config.max_length_train, training.ranks)
     with without_trace(training.optimizer, training.ranks):
         for _ in range(config.warm_up_steps):
             train_step(training, batch, 0.0)

@@ -42,7 +42,7 @@ def captured(
 
     Args:
         eager: forward and backward; returns the loss.
-        example: noise of about a number of tokens, filled up.
+        example: synthetic data of about a number of tokens, filled up.
         longest: tokens of a row at most.
         bucket: tokens to a multiple of which rows are filled up.
         warm_up_steps: before the first capture, STEPS_BEFORE_CAPTURE at least.

@@ -54,7 +54,7 @@ def openings(size: int) -> List[List[int]]:
 
 
 def open_spiel(size: int, readouts: int, cut: int) -> float:
-    """Return playouts a second of OpenSpiel's search, from the same positions; ``cut`` ends games so many moves on."""
+    """Return playouts a second of OpenSpiel's search, from the same positions; games end after ``cut`` moves."""
     pyspiel: Any = importlib.import_module("pyspiel")
     seconds = 0.0
     for moves in openings(size):

@@ -75,7 +75,7 @@ class Config:
     loss_scale: float = 1.0  # factor on the loss before its gradients, for fp16
     supervised_steps: int = 0  # on the data set's games before the first generation
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
-    warm_up_steps: int = 3  # on noise, before the clock; 0 does none
+    warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
 
     # Evaluation
     gating_win_rate: float = 0.0  # of a new model against the present one, below which it does not play; 0: all do

@@ -72,7 +72,7 @@ def _bounds(part: range) -> Tuple[int, int]:
 
 
 def synthetic_batch(config: Config) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return one batch of noise, of the types of the real one."""
+    """Return one synthetic batch, of the types of the real one."""
     generator, size = np.random.RandomState(config.seed % 2**32), config.board_size
     planes = generator.randint(0, 2, (config.batch_size, size, size, models.PLANES[config.features]))
     policy = generator.dirichlet(np.ones(size**2 + 1), config.batch_size)

@@ -165,7 +165,7 @@ def predict(training: Training, planes: tf.Tensor) -> tf.Tensor:
 
 
 def warm_up(training: Training, step: Callable[..., Any]) -> None:
-    """Trace, compile, choose kernels and connect the ranks, on noise and before the clock (MLPerf since v0.6).
+    """Trace, compile, choose kernels and connect the ranks, on synthetic data and before the clock (MLPerf since v0.6).
 
     All variables are put back to what they were.
     """

@@ -110,7 +110,7 @@ def scored_users(config: Config) -> int:
 
 
 def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks) -> Callable[[], None]:
-    """Rank the held-out items of some users among candidates of noise."""
+    """Rank the held-out items of some users among synthetic candidates."""
     config, users = training.config, min(scored_users(training.config), data_set.users)
     negatives = np.random.RandomState(0).randint(data_set.items, size=(users, CANDIDATES - 1))
     some = data_set._replace(users=users, test_items=data_set.test_items[:users], negatives=negatives)

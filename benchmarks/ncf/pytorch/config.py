@@ -21,8 +21,8 @@ class Config:
     seed: int = 0  # draws weights, negatives and order; a new one for each experiment
     round: Literal["v0.5"] = "v0.5"  # of MLPerf, in whose dialect the log is
     quality_target: float = 0.635  # HR@10, as a share of 1, at which the run stops
-    epochs: int = 20  # gives up after so many
-    stop_at_target: bool = True  # false trains all epochs and judges the best of them
+    epochs: int = 20  # at most
+    stop_at_target: bool = True  # false trains all epochs and takes the best of them
 
     # The network (He et al. 2017, section 3.3)
     factors: int = 64  # width of the embeddings of the matrix factorisation

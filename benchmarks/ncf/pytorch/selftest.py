@@ -16,7 +16,7 @@ ML_20M = (138493, 26744, 19861770)
 
 
 def real_sizes(folder: Path, users: int = ML_20M[0], items: int = ML_20M[1], pairs: int = ML_20M[2]) -> None:
-    """Write noise with the sizes of ml-20m; nothing of it can be evaluated."""
+    """Write synthetic data with the sizes of ml-20m; nothing of it can be evaluated."""
     keys = np.unique(np.random.RandomState(0).randint(users * items, size=pairs, dtype=np.int64))
     arrays = {
         "train_users": keys // items,

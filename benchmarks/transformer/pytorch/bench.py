@@ -30,7 +30,7 @@ from benchmarks.transformer.pytorch.search import decode
 from benchmarks.transformer.pytorch.train import build, train_step
 from benchmarks.translation.arrays import open_data
 from benchmarks.translation.orders import MARKS
-from benchmarks.translation.pytorch.batches import PLAIN, Batch, noise
+from benchmarks.translation.pytorch.batches import PLAIN, Batch, synthetic_batch
 from benchmarks.translation.pytorch.bench import Parts, subject
 from benchmarks.translation.vocabulary import PAD
 
@@ -103,7 +103,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     orders, positions = order_of(config, data, ranks), len(training.network.positions)
     first, steps = orders(0), -(-len(data.test) // (config.eval_batch_size * ranks.size))
     length = max(2, config.max_length // 2)
-    synthetic = noise(training.words, max(1, config.batch_size // length), length, ranks)
+    synthetic = synthetic_batch(training.words, max(1, config.batch_size // length), length, ranks)
     network = PlainNetwork(config, len(training.network.table.weight), positions).to(ranks.context)
     parts = Parts(
         training,

@@ -24,8 +24,8 @@ class Config:
     seed: int = 0  # draws weights, dropout and the order of the batches; a new one for each experiment
     round: Literal["v0.5", "v0.6", "v0.7"] = "v0.7"  # of MLPerf, in whose dialect the log is
     quality_target: float = 25.0  # BLEU, 0..100, at which the run stops
-    epochs: int = 30  # gives up after so many
-    stop_at_target: bool = True  # false trains all epochs and judges the best of them
+    epochs: int = 30  # at most
+    stop_at_target: bool = True  # false trains all epochs and takes the best of them
 
     # The network (Vaswani et al. 2017, arXiv 1706.03762, "big")
     layers: int = 6  # of the encoder, and as many of the decoder
@@ -68,15 +68,15 @@ class Config:
     length_penalty: float = 0.6  # scores are divided by ((constant + length) / (constant + 1)) to this power
     length_constant: float = 5.0  # constant in it (arXiv 1609.08144, equation 14); 0: the length itself, as v0.5
     longest_factor: float = 1.0  # a translation ends after longest_factor times its source's tokens ...
-    longest_offset: int = 50  # ... plus so many
+    longest_offset: int = 50  # ... plus these
     eval_batch_size: int = 128  # sentences per rank that are translated at once
-    bleu: Literal["submitted", "plain"] = "submitted"  # judged: as in its round, or of text, cut at white space
+    bleu: Literal["submitted", "plain"] = "submitted"  # scored as in its round, or of text, cut at white space
 
     # How it runs
     kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of loss and norms; auto: measured at the start
     attention: Literal["auto", "fused", "plain"] = "auto"  # fused: PyTorch's own, which auto takes where it exists
     compile: bool = False  # on a GPU: torch.compile, for lengths that vary
-    warm_up_steps: int = 3  # on noise, before the clock; 0 does none
+    warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 100  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
 

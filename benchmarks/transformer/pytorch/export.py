@@ -128,7 +128,7 @@ def training_step(network: Network) -> Infer:
 
 
 def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
-    """BLEU of the translations of all test sentences, as the run judges them."""
+    """BLEU of the translations of all test sentences, as the run scores them."""
 
     def ask(tokens: torch.Tensor, position: int, state: Hypotheses) -> Tuple[torch.Tensor, None]:
         log_probabilities, added = state.ask(tokens)
@@ -143,7 +143,7 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         state = Hypotheses(infer["decoder"], config.beam, (source, memory), (cache,))
         return search(config, data.vocabulary.size, batch, state, ask)
 
-    return serving.judge(evaluation_input(config, data, serving.ALONE), data, decode, score_of(config))
+    return serving.evaluate(evaluation_input(config, data, serving.ALONE), data, decode, score_of(config))
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:

@@ -27,7 +27,7 @@ def decode(network: Network, words: int, batch: SourceBatch) -> List[List[int]]:
 def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
     """Translate a batch as submitted, whatever makes a ``step`` from a ``state``."""
     normalize = beam.length_penalty(config.length_penalty, config.length_constant)
-    # Of so many tokens, EOS included on both sides.
+    # In tokens, EOS included on both sides.
     longest = [int(config.longest_factor * length) + config.longest_offset for length in batch.source_lengths.tolist()]
     rules = beam.Rules(normalize, shortest=1, vocabulary=words)
     return beam.search(step, state, batch, beam=config.beam, longest=longest, rules=rules)

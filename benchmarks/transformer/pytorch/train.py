@@ -1,4 +1,4 @@
-"""Train the Transformer in PyTorch: batches of so many tokens in, translations judged by BLEU, MLPerf events out.
+"""Train the Transformer in PyTorch: batches counted in tokens in, translations scored by BLEU, MLPerf events out.
 
     $ python -m benchmarks.transformer.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.transformer.pytorch.train --config config.json --data DATA --output OUT
@@ -34,7 +34,7 @@ from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import fairseq_score, plain_score, sacrebleu_score, tokenized_score
 from benchmarks.translation.pytorch import evaluation, operators
-from benchmarks.translation.pytorch.batches import Batch, TrainingInput, noise
+from benchmarks.translation.pytorch.batches import Batch, TrainingInput, synthetic_batch
 from benchmarks.translation.pytorch.state import Training, adam
 
 
@@ -66,12 +66,12 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
 
 
 def warm_up(training: Training) -> None:
-    """Connect the ranks and compile, by steps on noise at rate 0; weights, optimizer and generators are as before."""
+    """Connect the ranks and compile, by steps at rate 0; weights, optimizer and generators are as before."""
     config = training.config
     if not config.warm_up_steps:
         return
     length = max(2, config.max_length // 2)
-    batch = noise(training.words, max(1, config.batch_size // length), length, training.ranks)
+    batch = synthetic_batch(training.words, max(1, config.batch_size // length), length, training.ranks)
     with without_trace(training.optimizer, training.ranks):
         if config.compile:
             abilities.compile_in_turns(lambda: training.network.loss_sum(batch).backward(), training.ranks)

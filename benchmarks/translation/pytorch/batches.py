@@ -198,7 +198,7 @@ def _arrived(batch: Any, device: torch.device) -> Any:
     return type(batch)(*(each.to(device, non_blocking=True) if torch.is_tensor(each) else each for each in batch))
 
 
-def noise(words: int, sentences: int, length: int, ranks: Ranks) -> Batch:
+def synthetic_batch(words: int, sentences: int, length: int, ranks: Ranks) -> Batch:
     """Return a batch of random tokens on each rank, whose sides have ``length`` and no padding: nothing is learnt."""
     tokens = torch.randint(EOS + 1, words, (2, sentences, length), generator=torch.Generator().manual_seed(1))
     tokens[:, :, -1] = EOS

@@ -94,7 +94,7 @@ def subject(parts: Parts) -> bench.Subject:
 
 
 def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callable[[int], Order]:
-    """Return batches of so many pairs of any of the admitted lengths."""
+    """Return batches of a number of pairs of any of the admitted lengths."""
     fitting = np.flatnonzero(np.maximum(data.train.source.lengths, data.train.target.lengths) <= longest)
     steps = len(fitting) // (sentences * ranks)
 

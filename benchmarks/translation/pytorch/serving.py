@@ -1,4 +1,4 @@
-"""What exported models of translation have in common: a search that asks a decoder's step, the judged text, the facts.
+"""What exported models of translation have in common: a search that calls a decoder's step, scores, facts.
 
 A sentence has ``beam`` hypotheses. What belongs to sentences has their axis first (B, ...), what belongs to hypotheses
 the axes of both (B, beam, ...): a server gets what the encoder found once a sentence.
@@ -72,7 +72,7 @@ def rows_of(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array).flatten(0, 1)
 
 
-def judge(batches: Iterable[SourceBatch], data: DataSet, decode: Decode, score: Score) -> Dict[str, float]:
+def evaluate(batches: Iterable[SourceBatch], data: DataSet, decode: Decode, score: Score) -> Dict[str, float]:
     """Return the BLEU of the translations of all test sentences."""
     run: Any = SimpleNamespace(interrupted=False, interruptible=iter)
     hypotheses = translate(batches, len(data.test), decode, ALONE, run) or []

@@ -323,7 +323,9 @@ def test_a_step_by_graphs_is_the_plain_one():
     Held.made.clear()
     config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "fills_rows": True, "warm_up_steps": 1})
     training = Training(CONFIG, 61, CPU)
-    step = captured(training.micro_step, lambda tokens: data.noise(config, 61, CPU, tokens)[0], 80, 16, 1, Held)
+    step = captured(
+        training.micro_step, lambda tokens: data.synthetic_batch(config, 61, CPU, tokens)[0], 80, 16, 1, Held
+    )
     for number in range(16):
         given = filled(micro_batch(number), CONFIG)
         assert largest(gradients(training, given, step), gradients(training, given)) == 0.0

@@ -11,7 +11,7 @@ import torch
 from benchmarks.bert_squad.arrays import Windows
 from benchmarks.bert_squad.pytorch import train
 from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.bert_squad.pytorch.data import chosen, filled, gathered, noise
+from benchmarks.bert_squad.pytorch.data import chosen, filled, gathered, synthetic_batch
 from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.bert_squad.pytorch.train import Training, train_step
 from benchmarks.bert_squad.schedule import learning_rate
@@ -110,7 +110,7 @@ def test_filled_rows_and_graphs_train_like_rows_without_padding(windows):
     config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "token_bucket": 32, "cuda_graph": True})
     training = Training(CONFIG, VOCABULARY, CPU, "plain", None)
     eager = training.forward_and_backward
-    graphs = captured(eager, lambda tokens: noise(config, VOCABULARY, CPU, tokens), 6 * 40, 32, 1, Held)
+    graphs = captured(eager, lambda tokens: synthetic_batch(config, VOCABULARY, CPU, tokens), 6 * 40, 32, 1, Held)
 
     def gradients(step, batch):
         training.optimizer.gradients.zero_()

@@ -91,7 +91,7 @@ def test_batches_are_those_of_the_order_from_any_position(rule, shape, ranks):
 
 
 def test_noise_has_no_padding(ranks):
-    batch, widths = fields(batches.noise(WORDS, 3, 5, ranks))
+    batch, widths = fields(batches.synthetic_batch(WORDS, 3, 5, ranks))
     assert (widths, batch["source_lengths"], batch["tokens"]) == ((5, 5, 5), [5, 5, 5], 15)
     assert (batch["all_tokens"], batch["sentences"]) == (15 * ranks.size, 3 * ranks.size)
     assert [row[0] for row in batch["target_in"]] == [BOS] * 3 and [row[-1] for row in batch["source"]] == [EOS] * 3

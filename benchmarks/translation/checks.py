@@ -23,7 +23,7 @@ MOST_UNKNOWN = 0.05
 """Share of tokens that the vocabulary lacks."""
 
 
-def judge_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int]:
+def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int]:
     """Count what was left out of training; refuse a part of which nothing is left, or a test part that has holes."""
     counts = dict.fromkeys(("kept", *REASONS), 0)
     first = ""
@@ -50,7 +50,7 @@ def _files(block: Block) -> str:
     return f"{block.names[0]} and {Path(block.names[1]).name}"
 
 
-def judge_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, progress: Progress) -> int:
+def check_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, progress: Progress) -> int:
     """Warn of pairs to test on that are trained on, or refuse them; return their number."""
 
     def pairs(blocks: Sequence[Block]) -> Iterator[bytes]:
@@ -61,7 +61,7 @@ def judge_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, 
     return source_checks.overlap(named, pairs(train), "pairs", allowed, progress)
 
 
-def judge_codes(codes: Path, block: Block) -> None:
+def check_codes(codes: Path, block: Block) -> None:
     """Refuse codes that split the words of a text in another way than it is split."""
     encode = segment.bpe(codes.read_text(encoding="utf-8"))
     for text in chain.from_iterable(islice(stages.read_pairs(block.path("clean")), SAMPLE_LINES)):
@@ -76,7 +76,7 @@ def judge_codes(codes: Path, block: Block) -> None:
             )
 
 
-def judge_foreign_codes(codes: Path, tokens: Mapping[str, int], words: Mapping[str, int]) -> None:
+def check_foreign_codes(codes: Path, tokens: Mapping[str, int], words: Mapping[str, int]) -> None:
     """Refuse codes that leave words in many parts: they come from another language or another kind of text."""
     parts = sum(tokens.values()) / sum(words.values())
     if parts > MOST_PARTS:
@@ -87,7 +87,7 @@ def judge_foreign_codes(codes: Path, tokens: Mapping[str, int], words: Mapping[s
         )
 
 
-def judge_unknown(blocks: Sequence[Block], progress: Progress) -> None:
+def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
     """Report tokens of the test part that training never sees; refuse a vocabulary that lacks too many of any part."""
     for part in PARTS:
         facts = [block.facts("encode") for block in blocks if block.part == part]
@@ -100,7 +100,7 @@ def judge_unknown(blocks: Sequence[Block], progress: Progress) -> None:
             progress.note(text)
 
 
-def judge_submitted(blocks: Sequence[Block], progress: Progress) -> str:
+def compare_with_submitted(blocks: Sequence[Block], progress: Progress) -> str:
     """Compare the split text with that of GNMT's submission; return and report where it differs, which is allowed."""
     sums = {(part, side): hashlib.md5() for part in PARTS for side in SIDES}
     for block in blocks:
