@@ -1,10 +1,9 @@
 """Long fuzzing of the reader, the scoring and the audit, in addition to the short runs of the tests.
 
-    python -m tools.fuzz_logs lines 1000000      # random and mutated lines
-    python -m tools.fuzz_logs coverage 300       # coverage-guided, needs atheris: seconds to run
+    python -m tools.fuzz_logs 1000000      # random and mutated lines
 
-``lines`` builds mutated logs, reads and judges them, until it has read that many lines. A run ends with an
-exception where the reader raises, takes more than a second for a log, or gives a time that is not the log's.
+Builds mutated logs, reads and judges them, until it has read that many lines. It ends with an exception where the
+reader raises, takes more than a second for a log, or gives a time that is not the log's.
 """
 
 import random
@@ -13,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.results.mutants import check_mutant, mutate
 from tests.results.result_logs import mll, resnet_v05, resnet_v07
 
 _SECONDS_PER_LOG = 1.0
@@ -44,8 +44,6 @@ def random_line(rng: random.Random) -> bytes:
 
 
 def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
-    from tests.results.mutants import check_mutant
-
     start = time.perf_counter()
     check_mutant(original, mutant, minutes, path)
     taken = time.perf_counter() - start
@@ -54,8 +52,6 @@ def judge(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
 
 
 def fuzz_lines(count: int) -> None:
-    from tests.results.mutants import mutate
-
     rng = random.Random()
     logs = originals()
     done = refused = 0
@@ -74,34 +70,5 @@ def fuzz_lines(count: int) -> None:
     print(f"{done} lines in {refused} logs: no exception, no hang, no wrong time")
 
 
-def fuzz_coverage(seconds: int) -> None:
-    # Nothing of Encore may be imported before this, or it is not instrumented.
-    import atheris
-
-    with atheris.instrument_imports():
-        from encore.results.audit import judge
-        from encore.results.logs import reader, run_log
-        from encore.results.scores import score
-    del reader
-    folder = tempfile.mkdtemp()
-    path = Path(folder) / "result_0.txt"
-    corpus = Path(folder) / "corpus"
-    corpus.mkdir()
-    for number, (log, _) in enumerate(originals()):
-        (corpus / str(number)).write_bytes(log)
-
-    def one(data: bytes) -> None:
-        path.write_bytes(data)
-        run = run_log.read_run(path)
-        judge.audit_score(score.score_runs(path.parent, [run]))
-        if (run.minutes is None) == (run.reason is None):
-            raise AssertionError("a log has either a time or a reason")
-
-    options = [f"-max_total_time={seconds}", "-max_len=20000", "-timeout=5"]
-    atheris.Setup([sys.argv[0], str(corpus), *options], one)
-    atheris.Fuzz()
-
-
 if __name__ == "__main__":
-    what, number = sys.argv[1], int(sys.argv[2])
-    fuzz_lines(number) if what == "lines" else fuzz_coverage(number)
+    fuzz_lines(int(sys.argv[1]))

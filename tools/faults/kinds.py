@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from encore.containers import engines, runtimes
 from encore.run import hints
-from tools.faults import data_sets, disks, jobs
+from tools.faults import data_sets, disks
 from tools.faults.data_sets import HARM, flip
-from tools.faults.trial import Trial, Verdict, differences, refusal, snapshot, steps, traceback_of, verdict_of
+from tools.faults.trial import Trial, Verdict, differences, snapshot, steps, traceback_of, verdict_of
 
 Fault = Callable[[Trial], Verdict]
 HANG_SECONDS = 15
@@ -63,18 +62,6 @@ def _resume_killed(trial: Trial) -> Verdict:
     trial.wait_for_records(encore, trial.moment.randrange(min(done + 1, every), every + 1))
     encore.kill()
     return trial.after(trial.ended(encore), killed=True)
-
-
-def _killed_container(engine: str, trial: Trial) -> Verdict:
-    """Kill the container of a run, where there is an engine with the benchmark's image."""
-    trial.options.extend(["--runtime", engine])
-    encore = trial.begin()
-    trial.wait_for_moment(encore)
-    if encore.poll() == 2:
-        return Verdict("not tried", refusal(trial.ended(encore)))
-    name = runtimes.container_name(trial.run / "experiment_0")
-    subprocess.run([engine, "kill", "--signal", "KILL", name], check=True, capture_output=True)
-    return trial.after(trial.ended(encore))
 
 
 # -- files ----------------------------------------------------------------------------------------------
@@ -181,7 +168,6 @@ FAULTS: dict[str, Fault] = {
         f"{number.name.lower()}-early": functools.partial(_early, number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
     },
-    **{f"sigkill-{engine}": functools.partial(_killed_container, engine) for engine in engines.BUILDERS},
     "sigkill-resume": _resume_killed,
     **{f"{how}-{file}": functools.partial(_harmed, how, file) for file in FILES for how in HARM},
     **{f"{how}-finished-state": functools.partial(_harmed_finished, how, "experiment-state") for how in HARM},
@@ -206,7 +192,6 @@ FAULTS: dict[str, Fault] = {
     "read-only-results": functools.partial(disks.read_only, "results"),
     "read-only-run": functools.partial(disks.read_only, "run"),
     "read-only-data": disks.read_only_data,
-    **{harm: functools.partial(jobs.job_fault, harm) for harm in jobs.HARM},
 }
 """Every fault by name."""
 
