@@ -111,9 +111,9 @@ def run(
     plan = planning.asked(plan)
     for check in planning.refuse(plan):
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
-    folder, python = runner.prepare_and_create(plan, hooks(screen, None, None))
+    folder = runner.prepare_and_create(plan, hooks(screen, None, None))
     with RunView(screen) as view:
-        ending = runner.execute(plan, folder, python, hooks(screen, view, folder), limits)
+        ending = runner.execute(plan, folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target)
 
 

@@ -120,8 +120,8 @@ def _training(choice: Choice, engine: Engine) -> str:
             ended=lambda experiment, outcome: None,
         )
         try:
-            run, python = runner.prepare_and_create(plan, quiet)
-            code = runner.execute(plan, run, python, quiet, Limits(hang_seconds=120.0)).code
+            run = runner.prepare_and_create(plan, quiet)
+            code = runner.execute(plan, run, quiet, Limits(hang_seconds=120.0)).code
         except EncoreError as error:
             return str(error)
         return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else run.experiments()[0].state().reason

@@ -1,5 +1,6 @@
 """Make all choices of a run, check them, and take them again from the passport of an earlier one."""
 
+import functools
 import math
 import os
 import secrets
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from encore import catalogue, files, launchers, paths
+from encore import catalogue, environment, files, launchers, paths
 from encore import configuration as configurations
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
@@ -94,6 +95,13 @@ class Plan:
         choice = self.configuration.choice
         name = f"{choice.benchmark.name}-{choice.implementation_name}-{self.configuration.system.system}"
         return f"{name}-{self.allocation.folder_mark}" if self.allocation else name
+
+    @functools.cached_property  # once: the checkout may change while a run lasts
+    def python(self) -> Path | None:
+        """The Python of a run on the host, which need not be there yet; None in an image."""
+        if self.target.runtime != "host":
+            return None
+        return self.target.python or environment.describe(self.configuration.choice.implementation.framework).python
 
     def launch(self, output: str) -> Launch:
         """Return how the ranks of the experiment in ``output`` are started."""

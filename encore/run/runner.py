@@ -59,11 +59,11 @@ def job_of(plan: Plan, output: Path) -> Job:
     return training_job(plan.configuration, places, mounts, plan.extra_environment, node.cores(), launch)
 
 
-def render(plan: Plan, output: Path, python: Path | None) -> Command:
-    """Return the command of the experiment in ``output`` on this machine; ``python`` on the host alone."""
+def render(plan: Plan, output: Path) -> Command:
+    """Return the command of the experiment in ``output`` on this machine."""
     job = job_of(plan, output)
-    if python is not None:
-        command = renderers.host(job, python, os.environ, given=plan.target.python is not None)
+    if plan.python is not None:
+        command = renderers.host(job, plan.python, os.environ, given=plan.target.python is not None)
     else:
         command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
     if plan.hosts:
@@ -77,23 +77,13 @@ def render(plan: Plan, output: Path, python: Path | None) -> Command:
 
 def dry_run_command(plan: Plan) -> Command:
     """Return the command that a run would execute, without making anything."""
-    output = plan.results / f"TIME-{plan.label}" / "experiment_0"
-    if plan.target.runtime != "host":
-        return render(plan, output, None)
-    return render(plan, output, _python(plan))
+    return render(plan, plan.results / f"TIME-{plan.label}" / "experiment_0")
 
 
-def _python(plan: Plan) -> Path:
-    """Return the Python of a run on the host, which need not be there yet."""
-    own = plan.target.python
-    return own or environment.describe(plan.configuration.choice.implementation.framework).python
-
-
-def ensure_python(plan: Plan, hooks: Hooks) -> Path | None:
-    """Return the user's Python or that of the framework's environment, made if need be; None in an image."""
-    if plan.target.runtime != "host" or plan.target.python is not None:
-        return plan.target.python
-    return environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
+def ensure_python(plan: Plan, hooks: Hooks) -> None:
+    """Make the framework's environment where the run needs it and it is not there."""
+    if plan.target.runtime == "host" and plan.target.python is None:
+        environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
 
 
 def as_shell(command: Command) -> str:
@@ -104,17 +94,17 @@ def as_shell(command: Command) -> str:
     )
 
 
-def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None]:
-    """Set up what is missing, check, and make the run folder; return it with the environment's Python."""
-    python = ensure_python(plan, hooks)
+def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
+    """Set up what is missing, check, and make the run folder."""
+    ensure_python(plan, hooks)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
         plan.data.mkdir(parents=True, exist_ok=True)
         small = data_sets.Preparation()
-        by = python or runtimes.preparation(plan.target, plan.data.name, plan.data, small)
+        by = plan.python or runtimes.preparation(plan.target, plan.data.name, plan.data, small)
         hooks.prepare_data(plan.data, by)
     refuse(plan)
-    check_nodes(plan, python)
+    check_nodes(plan)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set = {"id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)}
     seeds = list(plan.seeds)
@@ -122,7 +112,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
     server = links.this_server(plan.machine).as_json()
 
     def content(path: Path) -> dict[str, Any]:
-        command = render(plan, path / "experiment_0", python)
+        command = render(plan, path / "experiment_0")
         target = (plan.target.runtime, plan.target.as_json())
         facts = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
         facts["links"] = server
@@ -135,45 +125,44 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> tuple[RunFolder, Path | None
         facts["slurm"] = plan.allocation.as_json() if plan.allocation else None
         return facts
 
-    system = passport.system_description(plan.configuration, plan.machine, software(plan, python))
+    system = passport.system_description(plan.configuration, plan.machine, software(plan))
     config = plan.configuration.plain()
     shared = slurm_job.shared_stamp(plan.allocation) if plan.allocation else None
-    folder = run_folder.create(plan.results, plan.label, content, system, config, seeds, shared)
-    return folder, python
+    return run_folder.create(plan.results, plan.label, content, system, config, seeds, shared)
 
 
-def software(plan: Plan, python: Path | None) -> dict[str, str]:
-    """Return versions of what the ranks run on, from the environment of ``python`` or, without one, from the image."""
+def software(plan: Plan) -> dict[str, str]:
+    """Return versions of what the ranks run on, as its Python answered, else from the framework's environment."""
     answered = plan.target.facts.packages if plan.target.facts is not None else {}
-    installed = environment.packages(python) if python is not None and not answered else answered
+    installed = environment.packages(plan.python) if plan.python is not None and not answered else answered
     return environment.software(plan.configuration.choice.implementation.framework, installed)
 
 
-def check_nodes(plan: Plan, python: Path | None) -> None:
+def check_nodes(plan: Plan) -> None:
     """Refuse where another host of the run, or a node of its Slurm job, lacks what the run needs."""
     if plan.allocation is None and not plan.hosts[1:]:
         return
     with fitness.marked(plan.results) as mark:
-        needs = needs_of(plan, python, mark)
+        needs = needs_of(plan, mark)
         if plan.allocation is not None:
             found = nodes.check(plan.configuration.nodes, needs)
         else:
             # Containers are refused over ssh, so there is a Python.
-            found = connection.check(plan.hosts[1:], needs, paths.ROOT, python or Path(sys.executable))
+            found = connection.check(plan.hosts[1:], needs, paths.ROOT, plan.python or Path(sys.executable))
     preflight.refuse_failed(found)
 
 
-def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
+def needs_of(plan: Plan, mark: Path) -> list[Need]:
     """Return what every host of the run needs; ``mark`` was written to the results folder a moment ago."""
     target = plan.target
     needs = [
         fitness.same(plan.data / data_sets.PASSPORT, f"{fitness.SHARE}, or copy the data set there"),
         Need("shared", str(mark), fitness.SHARE),
     ]
-    if python is not None:
+    if plan.python is not None:
         needs.append(fitness.same(paths.BENCHMARKS, fitness.SHARE))
         other = "name one that all hosts have" if target.python else "set XDG_CACHE_HOME to a shared one"
-        needs.append(Need("executable", str(python), f"{fitness.SHARE}, or {other}"))
+        needs.append(Need("executable", str(plan.python), f"{fitness.SHARE}, or {other}"))
     if target.engine is not None:
         # The name, not the file: another node may have it elsewhere.
         program = Path(target.engine.program).name
@@ -193,7 +182,7 @@ def needs_of(plan: Plan, python: Path | None, mark: Path) -> list[Need]:
     return needs
 
 
-def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, limits: Limits) -> Ending:
+def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     """Run every experiment that has not ended yet; stops at the first that fails or is interrupted.
 
     A task of a Slurm array runs the experiment of its own number alone.
@@ -204,7 +193,7 @@ def execute(plan: Plan, folder: RunFolder, python: Path | None, hooks: Hooks, li
             if experiment.state().status in run_folder.FINISHED:
                 continue
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
-                outcome = _run_experiment(plan, experiment, python, hooks, signals, limits, owner)
+                outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
             if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
                 _note_ranks(folder, experiment, hooks)
             hooks.ended(experiment, outcome)
@@ -238,13 +227,7 @@ def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bo
 
 
 def _run_experiment(
-    plan: Plan,
-    experiment: Experiment,
-    python: Path | None,
-    hooks: Hooks,
-    signals: Signals,
-    limits: Limits,
-    owner: Owner,
+    plan: Plan, experiment: Experiment, hooks: Hooks, signals: Signals, limits: Limits, owner: Owner
 ) -> Outcome:
     started = experiment.state().started or files.utc_now()
     job = plan.allocation.name if plan.allocation else ""
@@ -263,7 +246,7 @@ def _run_experiment(
         experiment.set_state(state)
         hooks.experiment(experiment)
         published = _last_written(experiment.log) if experiment.result.exists() else 0
-        command = render(plan, experiment.folder, python)
+        command = render(plan, experiment.folder)
         if plan.allocation is None:
             outcome = run(command, experiment, owner, signals, hooks.progress, limits)
         else:
@@ -326,8 +309,7 @@ def _clear_remains(experiment: Experiment) -> None:
 
 def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
     """Return the command that would resume an experiment."""
-    plan = asked(plan_of(folder), start=False)
-    return render(plan, experiment.folder, _python(plan) if plan.target.runtime == "host" else None)
+    return render(asked(plan_of(folder), start=False), experiment.folder)
 
 
 def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
@@ -359,6 +341,6 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
             *preflight.check_devices(plan.configuration, plan.machine),
         ]
     )
-    python = ensure_python(plan, hooks)
-    check_nodes(plan, python)
-    return execute(plan, folder, python, hooks, limits)
+    ensure_python(plan, hooks)
+    check_nodes(plan)
+    return execute(plan, folder, hooks, limits)

@@ -284,8 +284,8 @@ def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool 
         if existing is not None:
             return runner.resume(existing, hooks(point, existing), limits).code
         plan = planning.asked(planning.make_plan(request_of(folder.study, point, folder.at(point))))
-        made, python = runner.prepare_and_create(plan, hooks(point, None))
-        return runner.execute(plan, made, python, hooks(point, made), limits).code
+        made = runner.prepare_and_create(plan, hooks(point, None))
+        return runner.execute(plan, made, hooks(point, made), limits).code
 
     return folders.measure(folder, one, resume_command(folder))
 
