@@ -80,35 +80,34 @@ def _value(
     functions: Mapping[str, Callable[..., Any]],
     operators: Mapping[type, Operator],
 ) -> Any:
-
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name):
-        return names(node.id)
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return tuple(inside(each) for each in node.elts)
-    if isinstance(node, ast.UnaryOp):
-        operand = inside(node.operand)
-        return not operand if isinstance(node.op, ast.Not) else -operand
-    if isinstance(node, ast.BinOp):
-        return _limited(operators[type(node.op)](inside(node.left), inside(node.right)))
-    if isinstance(node, ast.BoolOp):
-        wanted = isinstance(node.op, ast.Or)
-        *first, last = node.values
-        # The first that decides, and no one behind it is asked.
-        for each in first:
-            value = inside(each)
-            if bool(value) is wanted:
-                return value
-        return inside(last)
-    if isinstance(node, ast.Compare):
-        return operators[type(node.ops[0])](inside(node.left), inside(node.comparators[0]))
-    if isinstance(node, ast.IfExp):
-        return inside(node.body) if inside(node.test) else inside(node.orelse)
-    if isinstance(node, ast.Subscript):
-        return inside(node.value)[inside(node.slice)]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        return functions[node.func.id](*(inside(each) for each in node.args))
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return names(node.id)
+        case ast.Tuple() | ast.List():
+            return tuple(inside(each) for each in node.elts)
+        case ast.UnaryOp(op=ast.Not()):
+            return not inside(node.operand)
+        case ast.UnaryOp():
+            return -inside(node.operand)
+        case ast.BinOp():
+            return _limited(operators[type(node.op)](inside(node.left), inside(node.right)))
+        case ast.BoolOp(values=[*first, last]):
+            # The first that decides, and no one behind it is asked.
+            for each in first:
+                value = inside(each)
+                if bool(value) is isinstance(node.op, ast.Or):
+                    return value
+            return inside(last)
+        case ast.Compare():
+            return operators[type(node.ops[0])](inside(node.left), inside(node.comparators[0]))
+        case ast.IfExp():
+            return inside(node.body) if inside(node.test) else inside(node.orelse)
+        case ast.Subscript():
+            return inside(node.value)[inside(node.slice)]
+        case ast.Call(func=ast.Name(id=name)):
+            return functions[name](*(inside(each) for each in node.args))
     raise ValueError(f"{ast.dump(node)[:40]} is not read in an expression")
 
 

@@ -316,22 +316,23 @@ class _Run:
                 self._assign(word)
             return True
         named, rest = words[count], words[count + 1 :]
-        if named.text in _DECLARES:
-            self._declare(named.text, rest)
-        elif named.text in ("source", "."):
-            path = self._expander.words(rest[0].text, named.line) if rest else []
-            return self._reader.source(path[0] if path else UNKNOWN, self._script, named.line)
-        elif named.text == ":":
-            self._defaults(rest)
-        elif named.text == "unset":
-            for word in rest:
-                self._reader.state.variables.pop(word.text, None)
-        elif named.text == "exit":
-            raise _Exit
-        elif named.text == "eval":
-            self._invoke(rest, again=True)
-        elif named.text not in IGNORED:
-            self._invoke(words[count:])
+        match named.text:
+            case declares if declares in _DECLARES:
+                self._declare(declares, rest)
+            case "source" | ".":
+                path = self._expander.words(rest[0].text, named.line) if rest else []
+                return self._reader.source(path[0] if path else UNKNOWN, self._script, named.line)
+            case ":":
+                self._defaults(rest)
+            case "unset":
+                for word in rest:
+                    self._reader.state.variables.pop(word.text, None)
+            case "exit":
+                raise _Exit
+            case "eval":
+                self._invoke(rest, again=True)
+            case program if program not in IGNORED:
+                self._invoke(words[count:])
         return True
 
     def _invoke(self, words: list[Token], *, again: bool = False) -> None:

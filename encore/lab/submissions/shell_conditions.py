@@ -1,6 +1,7 @@
 """Decide ``[ ... ]`` and ``[[ ... ]]``: true, false, or not known here."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from encore.lab.submissions.shell_expansion import Expander, NotUnderstoodError, calculate
@@ -12,6 +13,9 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-gt": lambda a, b: a > b,
     "-ge": lambda a, b: a >= b, "-lt": lambda a, b: a < b, "-le": lambda a, b: a <= b,
 }  # fmt: skip
+
+_MOST_TOKENS = 500
+"""Of a condition: real ones have some tens."""
 
 IsFile = Callable[[str], "bool | None"]
 
@@ -25,89 +29,64 @@ def matches(text: str, patterns: Sequence[str]) -> bool:
 def holds(tokens: Sequence[Token], expander: Expander, is_file: IsFile) -> bool | None:
     """Return whether what is between the brackets holds; None where that is not known here."""
     try:
-        return _Condition(list(tokens), expander, is_file).whole()
+        return _Condition(expander, is_file).holds(tokens)
     except (IndexError, NotUnderstoodError):
         return None
 
 
-def _both(left: bool | None, right: bool | None) -> bool | None:
-    if left is False or right is False:
-        return False
-    return None if left is None or right is None else True
+_CERTAINTY = (False, None, True)
+"""What ``-a`` takes the least of and ``-o`` the most: what is not known is in between."""
 
 
-def _either(left: bool | None, right: bool | None) -> bool | None:
-    if left is True or right is True:
-        return True
-    return None if left is None or right is None else False
+def _parted(tokens: Sequence[Token], signs: Sequence[str]) -> list[list[Token]]:
+    """Return the tokens between the signs that are in no parentheses."""
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0 and token.text in signs:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
 
 
+@dataclass(frozen=True)
 class _Condition:
-    def __init__(self, tokens: list[Token], expander: Expander, is_file: IsFile) -> None:
-        self._tokens = tokens
-        self._expander = expander
-        self._is_file = is_file
-        self._at = 0
+    expander: Expander
+    is_file: IsFile
 
-    def whole(self) -> bool | None:
-        found = self._or()
-        return found if self._at == len(self._tokens) else None
+    def holds(self, tokens: Sequence[Token]) -> bool | None:
+        if len(tokens) > _MOST_TOKENS:
+            return None
+        for signs, choose in ((("||", "-o"), max), (("&&", "-a"), min)):
+            parts = _parted(tokens, signs)
+            if len(parts) > 1:
+                return choose(map(self.holds, parts), key=_CERTAINTY.index)
+        match [token.text for token in tokens]:
+            case ["!", *_]:
+                found = self.holds(tokens[1:])
+                return None if found is None else not found
+            case ["(", *_, ")"]:
+                return self.holds(tokens[1:-1])
+            case ["-z" | "-n" as sign, *operand] if len(operand) < 2:
+                # An expansion of nothing without quotes is no word at all to [.
+                value = self._value(tokens[1]) if operand else Value()
+                return (value.text == "") == (sign == "-z") if value.is_known else None
+            case [sign, *_] if sign in _FILE_TESTS:
+                value = self._value(tokens[1])
+                return self.is_file(value.text) if value.is_known else None
+            case [_]:
+                value = self._value(tokens[0])
+                return value.text != "" if value.is_known else None
+            case [_, sign, raw]:
+                return self._compared(self._value(tokens[0]), sign, raw, self._value(tokens[2]))
+        return None
 
-    def _text(self) -> str:
-        return self._tokens[self._at].text if self._at < len(self._tokens) else ""
+    def _value(self, token: Token) -> Value:
+        return self.expander.whole(token.text, token.line)
 
-    def _or(self) -> bool | None:
-        found = self._and()
-        while self._text() in ("||", "-o"):
-            self._at += 1
-            found = _either(found, self._and())
-        return found
-
-    def _and(self) -> bool | None:
-        found = self._not()
-        while self._text() in ("&&", "-a"):
-            self._at += 1
-            found = _both(found, self._not())
-        return found
-
-    def _not(self) -> bool | None:
-        if self._text() == "!":
-            self._at += 1
-            found = self._not()
-            return None if found is None else not found
-        if self._text() == "(":
-            self._at += 1
-            found = self._or()
-            self._at += self._text() == ")"
-            return found
-        return self._single()
-
-    def _value(self) -> Value:
-        token = self._tokens[self._at]
-        self._at += 1
-        return self._expander.whole(token.text, token.line)
-
-    def _single(self) -> bool | None:
-        sign = self._text()
-        if sign in ("-z", "-n"):
-            self._at += 1
-            # An expansion of nothing without quotes is no word at all to [.
-            value = self._value() if self._text() not in ("", "&&", "||", ")") else Value()
-            return (value.text == "") == (sign == "-z") if value.is_known else None
-        if sign in _FILE_TESTS:
-            self._at += 1
-            value = self._value()
-            return self._is_file(value.text) if value.is_known else None
-        left = self._value()
-        following = self._text()
-        if following in ("", "&&", "||", "-a", "-o", ")"):
-            return left.text != "" if left.is_known else None
-        self._at += 1
-        return self._compared(left, following)
-
-    def _compared(self, left: Value, sign: str) -> bool | None:
-        raw = self._text()
-        right = self._value()
+    def _compared(self, left: Value, sign: str, raw: str, right: Value) -> bool | None:
         if not (left.is_known and right.is_known):
             return None
         if sign in _NUMBERS:

@@ -1,6 +1,7 @@
 """Expand the words of a shell script: quotes, ``$NAME``, ``${NAME:-word}``, ``$((...))``; programs are never run."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -66,26 +67,18 @@ class Expander:
         array = _WHOLE_ARRAY.fullmatch(raw)
         if array and array[1] in self._state.variables:
             return list(self._state.variables[array[1]].values)
-        found: list[Value] = []
-        current: list[Value] | None = None
+        parts: list[Value | None] = []
         for piece in self._pieces(raw, line, 0):
-            if piece.ends_word:
-                found += [] if current is None else [joined(current)]
-                current = None
+            if piece.ends_word or piece.is_quoted:
+                parts.append(None if piece.ends_word else piece.value)
                 continue
-            if piece.is_quoted:
-                current = current or []
-                current.append(piece.value)
-                continue
-            parts = re.split(r"\s+", piece.value.text)
-            for number, part in enumerate(parts):
-                if number and current is not None:
-                    found.append(joined(current))
-                    current = None
-                if part or (not piece.value.is_known and len(parts) == 1):
-                    current = current or []
-                    current.append(Value(part, piece.value.sources, piece.value.is_known))
-        found += [] if current is None else [joined(current)]
+            texts = re.split(r"\s+", piece.value.text)
+            for number, text in enumerate(texts):
+                parts += [None] if number else []
+                if text or (not piece.value.is_known and len(texts) == 1):
+                    parts.append(Value(text, piece.value.sources, piece.value.is_known))
+        words = itertools.groupby(parts, lambda part: part is not None)
+        found = [joined(part for part in word if part is not None) for is_word, word in words if is_word]
         if len(found) > MOST_WORDS:
             raise ShellError(line, f"more than {MOST_WORDS:,} words")
         return found

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 MOST_NESTED = 40
 _OPERATORS = ("&&", "||", ";;", "|&", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", ">", "<", "|", "&", ";", "(", ")")
 _ENDS_WORD = frozenset(" \t\n;&|()<>")
+_CLOSING = {"(": ")", "{": "}"}
+_EXPANDED = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 
 IGNORED = frozenset({
@@ -40,73 +42,63 @@ class Token:
     """No space is between it and the one before."""
 
 
-def _end_of_quote(text: str, start: int, depth: int) -> int:
-    """Return the index behind the double quote that closes the one at ``start``."""
-    at = start + 1
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-        elif text[at] == '"':
-            return at + 1
-        elif text[at] in "$`":
-            at = end_of_expansion(text, at, depth)
-        else:
-            at += 1
-    raise ShellError(0, "a double quote is not closed")
-
-
 def end_of_expansion(text: str, start: int, depth: int = 0) -> int:
     """Return the index behind the expansion that begins with ``$`` or a back quote at ``start``."""
-    if depth > MOST_NESTED:
-        raise ShellError(0, f"more than {MOST_NESTED} expansions in each other")
     if text[start] == "`":
-        closing = text.find("`", start + 1)
-        if closing < 0:
-            raise ShellError(0, "a back quote is not closed")
-        return closing + 1
-    following = text[start + 1 : start + 2]
-    if following == "(":
+        return _behind(text, "`", start, "a back quote")
+    if text[start + 1 : start + 2] in _CLOSING:
         return end_of_group(text, start + 1, depth + 1)
-    if following == "{":
-        return end_of_group(text, start + 1, depth + 1)
-    name = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]").match(text, start + 1)
+    name = _EXPANDED.match(text, start + 1)
     return name.end() if name else start + 1
 
 
 def end_of_group(text: str, start: int, depth: int = 0) -> int:
     """Return the index behind the bracket that closes the one at ``start``, with regard to quotes in between."""
+    return _end(text, start, _CLOSING[text[start]], depth, f"{text[start]!r}")
+
+
+def _end(text: str, start: int, closing: str, depth: int, name: str) -> int:
+    """Return the index behind what closes the bracket or the double quote at ``start``."""
     if depth > MOST_NESTED:
-        raise ShellError(0, f"more than {MOST_NESTED} brackets in each other")
-    opening, closing = text[start], {"(": ")", "{": "}"}[text[start]]
+        raise ShellError(0, f"more than {MOST_NESTED} brackets and expansions in each other")
+    opening, quoted = text[start], closing == '"'
     at = start + 1
     while at < len(text):
         sign = text[at]
         if sign == closing:
             return at + 1
-        if sign == "#" and opening == "(" and text[at - 1] in " \t\n":
-            newline = text.find("\n", at)
-            at = len(text) if newline < 0 else newline
-        elif sign == opening:
+        if sign == opening:
             at = end_of_group(text, at, depth + 1)
+        elif sign == "#" and opening == "(" and text[at - 1] in " \t\n":
+            at = _line_end(text, at)
         else:
-            at = _after(text, at, depth)
-    raise ShellError(0, f"{opening!r} is not closed")
+            at = at + 1 if quoted and sign == "'" else _after(text, at, depth)
+    raise ShellError(0, f"{name} is not closed")
+
+
+def _behind(text: str, sign: str, start: int, name: str) -> int:
+    closing = text.find(sign, start + 1)
+    if closing < 0:
+        raise ShellError(0, f"{name} is not closed")
+    return closing + 1
+
+
+def _line_end(text: str, start: int) -> int:
+    end = text.find("\n", start)
+    return len(text) if end < 0 else end
 
 
 def _after(text: str, at: int, depth: int) -> int:
     """Return the index behind the quoted part, the expansion or the single sign at ``at``."""
-    sign = text[at]
-    if sign == "\\":
-        return at + 2
-    if sign == "'":
-        closing = text.find("'", at + 1)
-        if closing < 0:
-            raise ShellError(0, "a quote is not closed")
-        return closing + 1
-    if sign == '"':
-        return _end_of_quote(text, at, depth)
-    if sign in "$`":
-        return end_of_expansion(text, at, depth)
+    match text[at]:
+        case "\\":
+            return at + 2
+        case "'":
+            return _behind(text, "'", at, "a quote")
+        case '"':
+            return _end(text, at, '"', depth, "a double quote")
+        case "$" | "`":
+            return end_of_expansion(text, at, depth)
     return at + 1
 
 
@@ -123,8 +115,7 @@ def _skip_documents(text: str, at: int, documents: list[str]) -> int:
     """Return the index behind the here-documents whose bodies begin at ``at``."""
     for delimiter in documents:
         while at < len(text):
-            newline = text.find("\n", at)
-            end = len(text) if newline < 0 else newline
+            end = _line_end(text, at)
             line, at = text[at:end], end + 1
             if line.strip("\t") == delimiter:
                 break
@@ -145,8 +136,7 @@ def split(text: str) -> list[Token]:
         elif text[at] in " \t":
             at, spaced = at + 1, True
         elif text[at] == "#" and spaced:
-            newline = text.find("\n", at)
-            at = len(text) if newline < 0 else newline
+            at = _line_end(text, at)
         elif text[at] == "\n":
             found.append(Token("\n", line, is_word=False))
             at, spaced = _skip_documents(text, at + 1, documents), True
