@@ -1,5 +1,6 @@
 """``encore audit``: what a genuine set of result logs does not have."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from encore.cli.layout import console, say, text, write_json
 from encore.errors import ExitCode
 from encore.results.audit.judge import Audit, audit_path
 from encore.results.findings import Finding
+from encore.results.report import exchange
 from encore.results.words import count_of, round_of
 
 SEVERITY_STYLE = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -26,6 +28,7 @@ def audit(
         typer.Option("--against", metavar="DIR", help="Also look for these logs in this folder of others."),
     ] = None,
     as_json: options.Json = False,
+    format_: options.Format = "text",
 ) -> None:
     """Look for late starts, copies, impossible clocks and edited outliers in result logs.
 
@@ -36,9 +39,14 @@ def audit(
       encore audit results/20260101T120000Z-resnet-mxnet-cpu
 
       encore audit my_logs --against training_results_v0.7 --json
+
+      encore audit training_results_v5.1/NVIDIA --format sarif > audit.sarif
     """
+    form = options.one_form(format_, as_json)
     audits = audit_path(path, against or ())
-    if as_json:
+    if form in exchange.FORMATS:
+        sys.stdout.write(exchange.FORMATS[form]([(each.score.folder, each.findings) for each in audits]) + "\n")
+    elif form == "json":
         found = [each.as_json() for each in audits]
         write_json(found[0] if len(found) == 1 else found)
     else:

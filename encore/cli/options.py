@@ -1,7 +1,7 @@
 """Arguments and options that several commands take, with the same name and help in each."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -82,6 +82,10 @@ OptionalOutput = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Write CSV instead of a table.")]
+Format = Annotated[
+    Literal["text", "json", "sarif", "junit"],
+    typer.Option("--format", help="sarif: for code scanning; junit: for CI servers; json: as --json."),
+]
 
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -93,6 +97,15 @@ def one_format(**formats: bool) -> None:
     given = [f"--{name}" for name, chosen in formats.items() if chosen]
     if len(given) > 1:
         raise EncoreError(f"{' and '.join(given)} at once", expected="one output format", hint="give one of them")
+
+
+def one_form(format_: str, as_json: bool) -> str:
+    """Return the chosen form of what is printed; ``--json`` is the short form of one."""
+    if as_json and format_ not in ("text", "json"):
+        raise EncoreError(
+            f"--json and --format {format_} at once", expected="one output format", hint="give one of them"
+        )
+    return "json" if as_json else format_
 
 
 def known_round(name: str | None) -> str | None:

@@ -23,6 +23,7 @@ from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
 from encore.results.findings import ComplianceReport, Finding
+from encore.results.report import exchange
 from encore.results.scores.power import Energy, energy_of
 from encore.results.scores.score import Score, find_sets, official_in_words, score_folder
 from encore.results.table import Table
@@ -93,6 +94,7 @@ def check(
         bool, typer.Option("--details", help="Of a tree: every log, warnings and notes, not a line per set.")
     ] = False,
     as_json: options.Json = False,
+    format_: options.Format = "text",
 ) -> None:
     """Check result logs against the rules of their round, in plain words.
 
@@ -105,28 +107,34 @@ def check(
       encore check result_0.txt --ruleset 0.7.0 --json
 
       encore check training_results_v4.1/NVIDIA --package
+
+      encore check training_results_v5.1/NVIDIA --format sarif > check.sarif
     """
+    form = options.one_form(format_, as_json)
     if not path.exists():
         raise EncoreError(f"there is no {path}", expected="a result log or a folder of them", hint="check the path")
     if package:
-        _finish(check_trees(path, known_ruleset(ruleset)), [], as_json, details=True)
+        _finish(check_trees(path, known_ruleset(ruleset)), [], form, details=True)
         return
     sets = [files for _, files in find_sets(path)]
     if not sets:
         raise EncoreError(f"no result log in {path}", expected="result_0.txt, result_1.txt ...")
     if len(sets) == len(sets[0]) == 1:
-        _finish([check_alone(sets[0][0], ruleset)], [], as_json, details=True)
+        _finish([check_alone(sets[0][0], ruleset)], [], form, details=True)
         return
     with reading() as on_read:
         scores, reports = score_and_check(path, ruleset, on_read)
     with_points = any((report.ruleset or "") >= FIRST_RULESET for report in reports)
     found = [convergence_of(score) for score in scores] if with_points else []
-    _finish(reports, [each for each in found if each is not None], as_json, details=details or len(sets) == 1)
+    _finish(reports, [each for each in found if each is not None], form, details=details or len(sets) == 1)
 
 
-def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], as_json: bool, *, details: bool) -> None:
+def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], form: str, *, details: bool) -> None:
     """Write the reports; exit with 1 where one has an error that better data would not cure."""
-    if as_json:
+    if form in exchange.FORMATS:
+        every = [*reports, *map(report_of, sets)]
+        sys.stdout.write(exchange.FORMATS[form]([(report.path, report.findings) for report in every]) + "\n")
+    elif form == "json":
         found = [report.as_json() for report in reports]
         found += [{**report_of(each).as_json(), "convergence": each.as_json()} for each in sets]
         write_json(found[0] if len(found) == 1 else found)

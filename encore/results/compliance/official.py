@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import io
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -106,6 +107,7 @@ _REQUIRED = re.compile(
 _FAILED_ALL = re.compile(r"Failed checks for (\w+) : (.*)", re.DOTALL)
 _CONFIG = re.compile(r"training_\d+\.\d+\.\d+/[a-z0-9_]+\.yaml")
 _PER_KEY = 20
+_PLACE = frozenset({"file", "lineno"})
 TARGET_NOT_MET = "target_not_met"
 """Code of the finding that no evaluation reaches the quality target."""
 
@@ -330,8 +332,16 @@ def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
 
 
 def _value_in(message: str) -> str:
+    """Return the value of the event that a message quotes, and its metadata but for the place in the program."""
     _, _, after = message.partition("current line[v]=")
-    return " ".join(after.split())[:300] if after else "an event on which the rule cannot be evaluated"
+    try:
+        event, _ = json.JSONDecoder().raw_decode(after.strip())
+        value, metadata = json.dumps(event["value"]), event["metadata"]
+    except (ValueError, KeyError, TypeError):
+        return " ".join(after.split())[:300] if after else "an event on which the rule cannot be evaluated"
+    kept = {name: each for name, each in metadata.items() if name not in _PLACE}
+    more = f", metadata {json.dumps(kept)}" if kept else ""
+    return f"value {value}{more}"[:300]
 
 
 def _no_such_rules(name: str, ruleset: str) -> Finding:
