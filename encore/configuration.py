@@ -26,7 +26,7 @@ UNSUBMITTED = {
     "later": "submitted in a later round, trained by the rules of this one",
     "study": "a study, not a submission",
     "derived": "derived from a submission",
-    "small": "a small data set",
+    "small": "the toy data set",
 }
 """Why a system file of a kind is no submitted configuration, as it stands."""
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)

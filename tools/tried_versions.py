@@ -49,7 +49,7 @@ def installed(requirement: str, python: Path, work: Path, options: Sequence[str]
 
 
 def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.Tried:
-    """Train one epoch of the small data set; return what was seen."""
+    """Train one epoch of the toy data set; return what was seen."""
     variables = {**os.environ, "PYTHONPATH": str(folder)}
     results = work / "results" / f"{folder.name}-{choice.name}"
     # One epoch is all warm-up where there is any.

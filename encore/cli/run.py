@@ -71,7 +71,7 @@ def run(
 
     Examples:
 
-      encore run resnet 2                                       the small data set, on a CPU
+      encore run resnet 2                                       the toy data set, on a CPU
 
       encore run resnet 8 --system dgxa100 --data /data/imagenet --runs 5
 
@@ -189,7 +189,7 @@ def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> ru
     def prepare(directory: Path, by: Path | Command) -> None:
         from encore.cli.data import shown_progress
 
-        screen.print(f"making the small data set in {directory}")
+        screen.print(f"making the toy data set in {directory}")
         with shown_progress(screen) as on_update:
             data.prepare(directory.name, directory, data.Preparation(), by, on_update)
 

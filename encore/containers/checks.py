@@ -2,6 +2,7 @@
 
 import re
 import resource
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def check_horovod(target: Target, configuration: Configuration, needed: str = ""
 
 
 def check_preparation(target: Target, choice: Choice) -> list[Check]:
-    """Check that a Python of the user's has the packages by which the small data set is made."""
+    """Check that a Python of the user's has the packages by which the toy data set is made."""
     if target.facts is None or target.python is None:
         return []
     requirements = paths.REQUIREMENTS / images.find_row(choice).requirements
@@ -112,7 +113,9 @@ def check_preparation(target: Target, choice: Choice) -> list[Check]:
     missing = [name for name in dict.fromkeys(wanted) if name not in has]
     if not missing:
         return []
-    hint = f"{target.python} -m pip install --no-deps -r {requirements}, or make it first: encore data prepare"
+    # By this Python's pip: an environment of uv's has none.
+    install = f"{sys.executable} -m pip --python {target.python} install --no-deps -r {requirements}"
+    hint = f"{install}, or make it first: encore data prepare"
     found = f"{target.python} has no {', '.join(missing)}, by which the small one is made"
     return [Check("FAIL", "data set", found, f"{hint} {choice.benchmark.name}")]
 
@@ -136,7 +139,8 @@ def check_python(target: Target, configuration: Configuration) -> Check:
     if target.problem is not None or facts is None:
         return Check.of(target.problem or EncoreError(f"{target.python} was not asked"), "runtime")
     if facts.problems:
-        hint = f"install it there, such as with {target.python} -m pip, or name another Python"
+        install = f"{sys.executable} -m pip --python {target.python} install"
+        hint = f"install it there, such as with {install}, or name another Python"
         return Check("FAIL", "runtime", _cannot_import(target.python, facts, choice), hint)
     too_old = [each for each in _check_software(target, choice) if each.level == "FAIL"]
     if too_old:

@@ -19,6 +19,7 @@ class Gpu:
     index: int
     name: str
     memory_gib: float
+    """0 where the driver does not report it."""
     driver: str
     compute_capability: str | None
     """Such as ``9.0``; None where the driver is too old to report it."""
@@ -53,10 +54,12 @@ def _gpu(index: int, handle: Any) -> Gpu:
     import pynvml
 
     capability = nvml.known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    # A GPU that shares the memory of the CPU has none of its own to report.
+    memory = nvml.known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
     return Gpu(
         index=index,
         name=nvml.text(pynvml.nvmlDeviceGetName(handle)),
-        memory_gib=round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30, 1),
+        memory_gib=round(memory / 2**30, 1),
         driver=nvml.text(pynvml.nvmlSystemGetDriverVersion()),
         compute_capability=".".join(map(str, capability)) if capability else None,
     )

@@ -52,7 +52,7 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
             return [Check("WARN", "cores", f"{wanted} ranks share {machine.cores} cores", hint)]
         return [Check("OK", "cores", f"{wanted} ranks on {machine.cores} cores")]
     if not machine.gpus:
-        hint = "use --system cpu, which runs the same code on a small data set"
+        hint = "use --system cpu, which runs the same code on the toy data set"
         return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, none found on {machine.hostname}", hint)]
     if wanted > len(machine.gpus):
         hint = f"ask for at most {len(machine.gpus)}"
@@ -96,7 +96,7 @@ def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
     """Return the bytes that a rank may fill at most: those of its GPU, or its share of what is free on the CPU."""
     if machine is not None and configuration.get("device") == "cpu":
         return float(psutil.virtual_memory().available) / configuration.ranks_per_node
-    return min((gpu.memory_gib for gpu in machine.gpus) if machine else (), default=math.inf) * 2**30
+    return min((gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib) if machine else (), default=math.inf) * 2**30
 
 
 def check_results(results: Path, resumes: bool = False) -> Check:
@@ -159,7 +159,7 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     if configuration.get("device") == "cpu":
         return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
     if configuration.system.kind == "small":
-        return Check("OK", "configuration", "the small data set: tries the code, reproduces nothing")
+        return Check("OK", "configuration", "the toy data set: tries the code, reproduces nothing")
     if not configuration.is_submitted:
         return Check("WARN", "configuration", f"not a submitted configuration: {configuration.why_not_submitted}")
     full = configuration.choice.benchmark.full_data.name

@@ -99,7 +99,7 @@ def _secrets(choice: Choice, engine: Engine) -> str:
 
 
 def _training(choice: Choice, engine: Engine) -> str:
-    """Train one epoch on the small data set, with everything that a run does."""
+    """Train one epoch on the toy data set, with everything that a run does."""
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         # One epoch is all warm-up where there is any.
         has_warmup = "warmup_epochs" in configuration.field_types(choice.folder)

@@ -71,7 +71,7 @@ def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> di
     if configuration.get("device") == "cpu":
         text = "a CPU run: for trying the code, never a reproduction"
     elif system.kind == "small":
-        text = "the small data set on GPUs: for trying the code, never a reproduction"
+        text = "the toy data set on GPUs: for trying the code, never a reproduction"
     elif configuration.is_submitted and data_set["name"] != full:
         text = f"the submitted configuration of {system.submission or system.system}, on other data than {full}"
     elif configuration.is_submitted:

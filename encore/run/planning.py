@@ -87,7 +87,7 @@ class Plan:
     launcher: str = ""
     """Starts the ranks on ``hosts``; empty without them."""
     toy_data_set: str = ""
-    """Why the small data set is trained on a machine with GPUs, and on which device; empty where it was asked for."""
+    """Why the toy data set is trained on a machine with GPUs, and on which device; empty where it was asked for."""
 
     @property
     def label(self) -> str:
@@ -189,7 +189,7 @@ def spread_over(allocation: Allocation, request: Request, cluster: Cluster, mach
 def make_plan(request: Request, small_data: Path | None = None, allocation: Allocation | None = None) -> Plan:
     """Make all choices; EncoreError for names, numbers and combinations that cannot be.
 
-    ``small_data`` is where the small data set is made if not at its usual place; ``allocation`` is the Slurm
+    ``small_data`` is where the toy data set is made if not at its usual place; ``allocation`` is the Slurm
     job to plan for, by default the one that this process runs in.
     """
     choice, machine = catalogue.choose(request.name), node.this_node()
@@ -298,11 +298,11 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
-    """Return the preflight of a plan; the small data set, which is made on the way, need not be there yet."""
-    found = [preflight.Check("WARN", "small data set", plan.toy_data_set)] if plan.toy_data_set else []
+    """Return the preflight of a plan; the toy data set, which is made on the way, need not be there yet."""
+    found = [preflight.Check("WARN", "toy data set", plan.toy_data_set)] if plan.toy_data_set else []
     found += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
-        made = preflight.Check("OK", "data set", f"the small one will be made in {plan.data}")
+        made = preflight.Check("OK", "data set", f"the toy one will be made in {plan.data}")
         found = [made if check.name == "data set" else check for check in found]
         found += container_checks.check_preparation(plan.target, plan.configuration.choice)
     folders = [plan.data, plan.results]

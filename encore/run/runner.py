@@ -44,7 +44,7 @@ class Hooks:
 
     step: Callable[[str], None]
     prepare_data: Callable[[Path, Path | Command], object]
-    """Makes the small data set in this folder, with this Python or by this command."""
+    """Makes the toy data set in this folder, with this Python or by this command."""
     experiment: Callable[[Experiment], None]
     progress: Callable[[Progress], None]
     ended: Callable[[Experiment, Outcome], None]

@@ -240,7 +240,7 @@ def visible_gpus(machine: Node, caller: Mapping[str, str]) -> int:
 
 
 def prepare(place: Place) -> None:
-    """Make the small data set, unless it is there; EncoreError if the place lacks what the implementation imports."""
+    """Make the toy data set, unless it is there; EncoreError if the place lacks what the implementation imports."""
     ended = execute(place.command("train", "--help"), place.work, CHECK_SECONDS)
     if ended.code != 0:
         raise EncoreError(ended.lines[-1] if ended.lines else "no answer")

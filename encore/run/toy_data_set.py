@@ -14,7 +14,7 @@ from encore.machine.node import Node
 
 @dataclass(frozen=True)
 class ToyDataSet:
-    """Which system trains the small data set here, and why that one."""
+    """Which system trains the toy data set here, and why that one."""
 
     system: str
     why: str

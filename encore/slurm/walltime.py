@@ -26,7 +26,7 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
     """Return the time limit for ``runs`` runs one after the other; None where nothing was published."""
     system = configuration.system
     if system.kind == "small":
-        return Estimate(SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min a run of the small data set, and set-up")
+        return Estimate(SMALL_MINUTES * (1 + runs), f"{SMALL_MINUTES} min a run of the toy data set, and set-up")
     cell = _published(configuration)
     if cell is None or cell.score_minutes is None:
         return Estimate(None, "no published time of this configuration: the partition's own limit holds")

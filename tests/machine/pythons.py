@@ -7,7 +7,7 @@ from encore.containers.runtimes import Target
 from encore.machine.pythons import Facts
 
 PACKAGES = dict.fromkeys(("joblib", "mlperf_logging", "pillow", "scikit-learn", "scipy", "threadpoolctl"), "1")
-"""By which the small data set of resnet is made."""
+"""By which the toy data set of resnet is made."""
 
 
 def answered(**changes: Any) -> Target:

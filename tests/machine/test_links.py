@@ -1,6 +1,7 @@
 """Links of a machine as nvidia-smi and NVML report them, and traffic in the telemetry."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -156,3 +157,8 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         {**nothing, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001},
     ]  # fmt: skip
     assert binding.near_gpus(nvml.busses()) == () and node.gpus() == ()
+    named = {"nvmlDeviceGetName": lambda handle: b"NVIDIA GB10", "nvmlSystemGetDriverVersion": lambda: "580.1"}
+    for name, answer in named.items():
+        monkeypatch.setattr(Library, name, staticmethod(answer), raising=False)
+    found = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
+    assert node.gpus() == (found, replace(found, index=1))

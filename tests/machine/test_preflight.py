@@ -20,7 +20,7 @@ from encore.run import planning
 from tests.machine.machines import gpus_of, machine
 
 RESNET = catalogue.choose("resnet")
-ON_CPU = "use --system cpu, which runs the same code on a small data set"
+ON_CPU = "use --system cpu, which runs the same code on the toy data set"
 SLOWEST = "the slowest sets the pace; choose with CUDA_VISIBLE_DEVICES"
 
 

@@ -55,7 +55,7 @@ def test_a_python_without_the_framework_is_refused_with_what_it_lacks() -> None:
     check = checked(Path(sys.executable))
     assert check.level == "FAIL"
     assert "cannot import nvidia.dali.plugin.pytorch (ModuleNotFoundError" in check.found
-    assert f"{sys.executable} -m pip" in check.hint
+    assert f"{sys.executable} -m pip --python {sys.executable} install" in check.hint
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_small_set_needs_packages_that_a_framework_does_not_bring() -> None:
     (check,) = checks.check_preparation(answered(packages={"torch": "2.9", "Pillow": "11", "scipy": "1"}), CHOICE)
     assert check.level == "FAIL"
     assert "has no joblib, mlperf-logging, scikit-learn, threadpoolctl, by which" in check.found
-    assert "pip install --no-deps -r" in check.hint
+    assert "-m pip --python /apps/bin/python install --no-deps -r" in check.hint
     assert checks.check_preparation(answered(packages=PACKAGES), CHOICE) == []
 
 

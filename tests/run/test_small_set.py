@@ -46,7 +46,7 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypa
     assert found.makes_small_data
     assert found.toy_data_set == "no imagenet here: trains the toy data set, digits, on the GPUs (/apps/bin/python)"
     assert "FAIL" not in levels(found).values()
-    assert levels(found)["small data set"] == "WARN"
+    assert levels(found)["toy data set"] == "WARN"
     assert "never a reproduction" in passport._submission(configuration, {"name": "digits"})["text"]
     assert not configuration.is_submitted
 

@@ -451,7 +451,7 @@ def test_a_disk_that_is_full_at_the_end_hides_no_outcome(array_run: RunFolder, m
     monkeypatch.setattr(runner, "_clear_remains", full)
     plan, experiment = types.SimpleNamespace(allocation=None), array_run.experiments()[0]
     with ownership.owned(experiment, "") as mine:
-        given: Any = (plan, experiment, None, None, supervise.Signals(), None, mine)
+        given: Any = (plan, experiment, None, supervise.Signals(), None, mine)
         assert runner._run_experiment(*given).status == "failed"
     state = experiment.state()
     assert (state.status, state.reason) == ("failed", "the run folder cannot be written: No space left on device")
