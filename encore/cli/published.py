@@ -76,6 +76,9 @@ def published(
         accelerator=accelerator,
         division=division,
     )
+    if wanted_round is not None and not any(result.round == wanted_round for result in load_published()):
+        rounds = sorted({result.round for result in load_published()})
+        raise EncoreError(f"no published result of {wanted_round}", expected=", ".join(rounds))
     if sort is not None:
         results.sort(key=_ORDERS[sort])
     if as_table:

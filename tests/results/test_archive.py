@@ -11,7 +11,7 @@ from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.submissions.archive import check_package, write_archive
 from encore.results.scores.score import score_folder
-from tests.results.result_logs import START_MS, resnet_v05, resnet_v07, write_set
+from tests.results.result_logs import START_MS, flux1_v61, resnet_v05, resnet_v07, write_set
 
 
 def run_set(folder: Path, count: int = 5, first: int = 0, **changed: object) -> Path:
@@ -29,6 +29,15 @@ def test_the_checker_accepts_a_whole_set(tmp_path: Path) -> None:
     described = json.loads((package.folder / "systems" / "box.json").read_text())
     assert described["submitter"] == "MyLab"
     assert described["division"] == "closed"
+    verdict = check_package(package)
+    assert verdict.accepted is True, verdict.errors
+
+
+def test_the_checker_of_v61_accepts_a_whole_set(tmp_path: Path) -> None:
+    """Its system descriptions have other words for submission_status than the log."""
+    texts = [flux1_v61(40.0 + number, seed=number) for number in range(10)]
+    (package,) = write_archive([write_set(tmp_path / "box" / "flux1", texts)], tmp_path / "out", "MyLab")
+    assert json.loads((package.folder / "systems" / "box.json").read_text())["status"] == "Available on-premise"
     verdict = check_package(package)
     assert verdict.accepted is True, verdict.errors
 

@@ -26,10 +26,19 @@ from encore.errors import EncoreError
 from encore.results.compare.sides import Side, load_sides
 from encore.results.published.published import System
 from encore.results.published.systems import DESCRIPTION_FIELDS
+from encore.results.rules import is_before
 from encore.results.words import count_of
 
 _PLAIN_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 _CHECKED_SINCE = "v0.6"
+_AVAILABILITY_SINCE = "v4.0"
+_AVAILABILITY = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "research": "Research, Development, or Internal (RDI)",
+    "preview": "Preview",
+}
+"""The words that a system description has for a log's submission_status (mlperf-logging, system_desc_checker.py)."""
 _ERROR = re.compile(r"^(?:ERROR|CRITICAL)\s+-\s*(.*)")
 _ACCEPTED = ("FOUND NO ERRORS, SUCCESS", "ALL CHECKS PASSED")
 _MOST_ERRORS = 20
@@ -242,6 +251,8 @@ def _description(each: _Set) -> dict[str, Any]:
     if own.is_file():
         described = json.loads(own.read_text("utf-8"))
     described = {**_of_system(side.hardware), **described}
+    if not is_before(each.round, _AVAILABILITY_SINCE):
+        described["status"] = _AVAILABILITY.get(described["status"], described["status"])
     return {
         **described,
         "submitter": each.submitter,
