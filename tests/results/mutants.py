@@ -14,21 +14,21 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     """Return a few of the accidents that happen to logs."""
     for _ in range(rng.randint(1, 3)):
         at, length = rng.randrange(len(data) + 1), rng.randint(0, 60)
-        kind = rng.randrange(6)
-        if kind == 0:
-            data = data[:at]
-        elif kind == 1:
-            data = data[:at] + data[at + length :]
-        elif kind == 2:
-            data = data[:at] + rng.randbytes(length) + data[at:]
-        elif kind == 3:
-            data = data[:at] + data[at : at + length] + data[at:]
-        elif kind == 4:
-            flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in data[at : at + 2])
-            data = data[:at] + flipped + data[at + 2 :]
-        else:
-            other = rng.randrange(len(data) + 1)
-            data = data[:at] + data[other : other + length] + data[at:]
+        match rng.randrange(6):
+            case 0:
+                data = data[:at]
+            case 1:
+                data = data[:at] + data[at + length :]
+            case 2:
+                data = data[:at] + rng.randbytes(length) + data[at:]
+            case 3:
+                data = data[:at] + data[at : at + length] + data[at:]
+            case 4:
+                flipped = bytes(byte ^ (1 << rng.randrange(8)) for byte in data[at : at + 2])
+                data = data[:at] + flipped + data[at + 2 :]
+            case _:
+                other = rng.randrange(len(data) + 1)
+                data = data[:at] + data[other : other + length] + data[at:]
     return data
 
 

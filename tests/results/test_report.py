@@ -113,11 +113,7 @@ def test_files_of_a_report(page: Path) -> None:
     drawn = ElementTree.parse(page.parent / "time.svg").getroot()
     assert drawn.tag.endswith("}svg")
     assert "stroke" in (drawn[0].text or ""), "a file of its own brings its style along"
-    text = (page.parent / "report.md").read_text("utf-8")
-    assert "## Summary" in text
-    assert "**reproduced**" in text
-    assert "<script>" not in text
-    assert text.count("### Translations") == 1
+    assert "<script>" not in (page.parent / "report.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -240,13 +240,12 @@ def _is_same(study: Study, figure: StudyFigure, axes: Mapping[str, Value]) -> bo
     rules = study.published
     assert rules is not None
     model = str(axes.get(rules.model, ""))
-    if rules.models.get(model, model) != figure.model:
-        return False
-    if figure.gpus is not None and axes.get(study.program.ranks) != figure.gpus:
-        return False
-    if figure.batch is not None and axes.get(study.epoch.batch) != figure.batch:
-        return False
-    for axis, words in rules.context.items():
-        if axis in axes and figure.context in words.values() and words.get(str(axes[axis])) != figure.context:
-            return False
-    return True
+    return (
+        rules.models.get(model, model) == figure.model
+        and figure.gpus in (None, axes.get(study.program.ranks))
+        and figure.batch in (None, axes.get(study.epoch.batch))
+        and not any(
+            axis in axes and figure.context in words.values() and words.get(str(axes[axis])) != figure.context
+            for axis, words in rules.context.items()
+        )
+    )

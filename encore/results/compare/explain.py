@@ -161,8 +161,7 @@ def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
     """Yield the factors of the official scores, which the times that were measured do not have."""
     mine, other = scaling_factors(ours, theirs)
     if mine and other and abs(mine / other - 1) >= _SAME_SHARE:
-        found = _setting("score", "factor of the reference convergence", mine, other, 1.0)
-        if found is not None:
+        for found in _setting("score", "factor of the reference convergence", mine, other, 1.0):
             text = f"{found.sentence}: the official score is the time multiplied by it"
             yield replace(found, weight=1.0 + abs(mine / other - 1), sentence=text)
 
@@ -227,9 +226,7 @@ def _hyperparameters(ours: Side, theirs: Side) -> Iterator[Difference]:
         if _NOT_COMPARED.search(name) or (ours.benchmark, name) in _OUTCOMES:
             continue
         weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
-        found = _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
-        if found is not None:
-            yield found
+        yield from _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
 
 
 def _software(ours: System, theirs: System) -> Iterator[Difference]:
@@ -240,9 +237,7 @@ def _software(ours: System, theirs: System) -> Iterator[Difference]:
         other["operating_system"] = theirs.operating_system or ""
     for name in sorted(set(mine) & set(other)):
         if mine[name] and other[name]:
-            found = _setting("software", name, mine[name], other[name], _weight(name, _SOFTWARE, 0.03))
-            if found is not None:
-                yield found
+            yield from _setting("software", name, mine[name], other[name], _weight(name, _SOFTWARE, 0.03))
 
 
 def _topology(ours: System, theirs: System) -> Iterator[Difference]:
@@ -252,9 +247,7 @@ def _topology(ours: System, theirs: System) -> Iterator[Difference]:
             continue
         if name == "accelerator" and family(mine) == family(other) is not None:
             weight *= _ONE_SIDED
-        found = _setting("topology", name, mine, other, weight)
-        if found is not None:
-            yield found
+        yield from _setting("topology", name, mine, other, weight)
 
 
 def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
@@ -268,11 +261,9 @@ def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
         plain = name.removeprefix("configuration.")
         area: Area = "configuration" if plain != name else "environment"
         table = _HYPERPARAMETERS if area == "configuration" else _ENVIRONMENT
-        if plain == "seed":
-            continue
-        found = _setting(area, plain, ours.settings.get(name), theirs.settings.get(name), _weight(plain, table, 0.1))
-        if found is not None:
-            yield found
+        if plain != "seed":
+            weight = _weight(plain, table, 0.1)
+            yield from _setting(area, plain, ours.settings.get(name), theirs.settings.get(name), weight)
 
 
 def _submitted_environment(ours: Side, cell: PublishedResult | None) -> dict[str, object]:
@@ -293,10 +284,10 @@ def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> 
     return next((weight for pattern, weight in table if re.search(pattern, name)), default)
 
 
-def _setting(area: Area, name: str, ours: object, theirs: object, weight: float) -> Difference | None:
-    """Return the difference of two values; None where they are the same, as far as numbers can be."""
+def _setting(area: Area, name: str, ours: object, theirs: object, weight: float) -> Iterator[Difference]:
+    """Yield the difference of two values, unless they are the same, as far as numbers can be."""
     if _same(ours, theirs):
-        return None
+        return
     found = Difference(
         area=area,
         name=name,
@@ -307,12 +298,12 @@ def _setting(area: Area, name: str, ours: object, theirs: object, weight: float)
     )
     left, right = _finite(ours), _finite(theirs)
     if ours is None or theirs is None:
-        return replace(found, weight=weight * _ONE_SIDED)
-    if left is not None and right:
+        found = replace(found, weight=weight * _ONE_SIDED)
+    elif left is not None and right:
         ratio = left / right
         far = min(abs(math.log(ratio)) / math.log(2), 1.0) if ratio > 0 else 1.0
-        return replace(found, ratio=ratio, weight=weight * (0.2 + 0.8 * far))
-    return found
+        found = replace(found, ratio=ratio, weight=weight * (0.2 + 0.8 * far))
+    yield found
 
 
 def _same(ours: object, theirs: object) -> bool:
