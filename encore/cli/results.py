@@ -25,7 +25,7 @@ from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Ou
 from encore.results.findings import ComplianceReport, Finding
 from encore.results.report import exchange
 from encore.results.scores.power import Energy, energy_of
-from encore.results.scores.score import Score, find_sets, official_in_words, score_folder
+from encore.results.scores.score import Score, find_sets, official_score_text, score_folder
 from encore.results.table import Table
 from encore.results.words import count_of, round_of
 
@@ -198,7 +198,7 @@ def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, d
         how = next(run.round_found for run in score.runs if run.round_is_guess)
         say(screen, text(f"{where}: {score.round} is {how}: --round sets it", "yellow"))
     if detail and score.official_minutes is not None and score.scaling_factor is not None:
-        official = official_in_words(score.official_minutes, score.scaling_factor)
+        official = official_score_text(score.official_minutes, score.scaling_factor)
         say(screen, text(f"{where}: raw score {minutes_text(score.score_minutes)} minutes, {official}"))
     for flag in score.flags:
         say(screen, text(f"{where}: {flag.text}", "yellow"))

@@ -33,7 +33,7 @@ class Target:
     unit: str
     higher_is_better: bool = True
     limit: float = 1.0
-    """The end of the unit's range on the better side, as ATLEAST_ONE_CHECK has it: what lies there or beyond is no
+    """The end of the unit's range on the better side, as ATLEAST_ONE_CHECK has it: what is there or beyond is no
     such quality, but per cent in place of a fraction, for example."""
     slack: float = 0.0
     strict: bool = False

@@ -1,4 +1,4 @@
-"""`encore reproduce` on small made repositories: what maps, what does not, the system, the command, bad input."""
+"""`encore reproduce` on small synthetic repositories: what maps, what does not, the system, the command, bad input."""
 
 import ast
 import json

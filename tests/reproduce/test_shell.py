@@ -1,4 +1,4 @@
-"""The reader of shell scripts against bash itself, and against scripts that are made to hurt."""
+"""The reader of shell scripts against bash itself, and hostile scripts."""
 
 import subprocess
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_what_is_not_understood_is_reported_and_never_run(
     assert all(not each.value.is_known for each in state.variables.values() if each.file and each.text == "")
 
 
-HURTFUL: dict[str, Callable[[], str]] = {
+HOSTILE: dict[str, Callable[[], str]] = {
     "an open quote": lambda: "A=1\nB='x",
     "an open brace": lambda: "A=${B",
     "no fi": lambda: "if [ 1 = 1 ]; then A=1",
@@ -114,10 +114,10 @@ HURTFUL: dict[str, Callable[[], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HURTFUL)
-def test_a_hurtful_script_is_refused_or_noted(name: str) -> None:
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_script_is_refused_or_noted(name: str) -> None:
     try:
-        state = read(HURTFUL[name]())
+        state = read(HOSTILE[name]())
     except ShellError as error:
         assert error.reason
     else:

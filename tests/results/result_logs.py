@@ -230,7 +230,7 @@ def power_log(watts: list[float], *, start_ms: int = START_MS, efficiency: float
 
 
 def timed_log(train_s: float, evaluate_s: float, epochs: int = 4, start_s: float = 5.0, **values: object) -> str:
-    """Return a log with so many seconds of start, and per epoch of training and evaluation."""
+    """Return a log with these seconds of start, and per epoch of training and evaluation."""
     text, now = "", START_MS + start_s * 1000
     for epoch in range(1, epochs + 1):
         end, after = now + train_s * 1000, now + (train_s + evaluate_s) * 1000

@@ -76,7 +76,7 @@ def later(seconds: float, *keys: str) -> Callable[[str], str]:
 
 
 def late_stop(text: str, seconds: float) -> str:
-    """Return a log whose run_stop is so many seconds before its last evaluation."""
+    """Return a log whose run_stop is that many seconds before its last evaluation."""
     end = max(json.loads(line[9:])["time_ms"] for line in text.splitlines() if '"eval_accuracy"' in line)
     return retimed(text, lambda t, key: end - seconds * 1000 if key == "run_stop" else t)
 
@@ -93,7 +93,7 @@ def epochs_from(first: int) -> Callable[[str], str]:
 
 
 def short_first(seconds: float) -> Callable[[str], str]:
-    """Return a change that takes so many seconds from the time up to the first evaluation."""
+    """Return a change that takes that many seconds from the time up to the first evaluation."""
 
     def change(text: str) -> str:
         stop = min(number for number, line in enumerate(text.splitlines()) if '"eval_start"' in line)
@@ -209,7 +209,7 @@ def stating(number: int, factor: float = 1.0, of: int | None = None, step_time: 
 
 
 def seldom_evaluated(number: int, first: int) -> str:
-    """Return a log with its first evaluation after so many blocks, one of a minute after each later block, unmarked."""
+    """Return a log with its first evaluation after ``first`` blocks, one of a minute after each later one, unmarked."""
     noise = random.Random(number)
     quality = (*(round(0.3 + 0.02 * step + noise.uniform(-0.01, 0.01), 5) for step in range(15)), 0.7605)
     lines, done = [], 0

@@ -113,7 +113,7 @@ BROKEN_VALUES = BROKEN_NUMBERS | st.sampled_from(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_logs_and_passports_raise_nothing(tmp_path: Path, data: st.DataObject) -> None:
-    """Only EncoreError, whatever numbers stand in a log, a run.json or a system.json."""
+    """Only EncoreError, whatever numbers are in a log, a run.json or a system.json."""
     lines = resnet_v07(40.0, quality=(0.3, 0.5, 0.7605)).splitlines(keepends=True)
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(lines) - 1))

@@ -1,4 +1,4 @@
-"""System descriptions: keys and syntax as submitters have them, and accelerators told apart."""
+"""System descriptions: keys and syntax as submitters have them, and accelerators distinguished."""
 
 import json
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_the_log_lines_that_nvidia_took_for_descriptions_in_v06(tmp_path: Path) 
         (None, None, None),
     ],
 )
-def test_accelerators_are_told_apart(name: str | None, short: str | None, model: str | None) -> None:
+def test_accelerators_are_distinguished(name: str | None, short: str | None, model: str | None) -> None:
     assert (family(name), model_of(name)) == (short, model)
 
 

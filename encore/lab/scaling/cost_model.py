@@ -1,4 +1,4 @@
-"""What a training step costs on so many GPUs: compute, and an alpha-beta all-reduce of the gradients.
+"""The cost of a training step by number of GPUs: compute, and an alpha-beta all-reduce of the gradients.
 
     model = fit_steps([Point(gpus=8, time=0.148, samples_per_gpu=208), Point(gpus=16, nodes=2, ...)])
     print(model.predict(Point(gpus=64, nodes=8, time=0.0, samples_per_gpu=26)))

@@ -139,7 +139,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
 
 
 def options(curve: Curve, gpus: int, extrapolate: bool = False) -> tuple[Option, ...]:
-    """Return what a machine of so many GPUs can give a benchmark: measured counts, and powers of two between them.
+    """Return what a machine of ``gpus`` can give a benchmark: measured counts, and powers of two between them.
 
     Between two measured counts the minutes are interpolated, linearly in the logarithms of both. Outside they
     come from the cost model, where that is wanted. Counts that cost more GPUs and save no time are left out.
@@ -181,7 +181,7 @@ def interpolated(curve: Curve, gpus: int) -> float:
         if below <= gpus <= above:
             share = math.log(gpus / below) / math.log(above / below)
             return math.exp(math.log(slow) + share * (math.log(fast) - math.log(slow)))
-    raise ValueError(f"{gpus} GPUs lie outside {curve.least} to {curve.most}")
+    raise ValueError(f"{gpus} GPUs are outside {curve.least} to {curve.most}")
 
 
 def _predicted(curve: Curve, gpus: int) -> Option:

@@ -34,7 +34,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted value in the unit of the fitted ones, and where a measurement of it would lie."""
+    """A predicted value in the unit of the fitted ones, and where a measurement of it would be."""
 
     value: float
     low: float

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from encore.lab.scaling.curves import Option
 
 STATES = 400_000
-"""The search looks at so many states of single GPUs before it stops and says that it did."""
+"""States of single GPUs that the search looks at before it stops and reports that it did."""
 _MOST_RUNS = 100
 """Of more runs than this no schedule is searched: the list schedule is kept."""
 _TINY = 1e-9

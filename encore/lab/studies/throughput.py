@@ -187,8 +187,8 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
         columns=(what, "nodes", "precision", "global batch", speed, "95 % from", "95 % to"),
         formats={speed: ",.1f", "95 % from": ",.1f", "95 % to": ",.1f"},
         rows=tuple(rows),
-        note="By the cost model of docs/scaling.md, on as many nodes as stand there; the interval is where a "
-        f"measurement would lie. Empty where fewer than two numbers of {what} have ended.",
+        note="By the cost model of docs/scaling.md, on the number of nodes in its row; the interval is where a "
+        f"measurement would be. Empty where fewer than two numbers of {what} have ended.",
     )
 
 

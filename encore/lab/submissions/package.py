@@ -146,9 +146,9 @@ def _of_set(one: _Set, ruleset: str | None) -> Iterator[Finding]:
     elif numbers != list(range(len(numbers))):
         expected = f"result_0.txt to result_{len(numbers) - 1}.txt"
         yield _finding(f"{where}: the numbers of the files have gaps", expected, "number them from 0", "warning")
-    strange = [name for name in names if not _RESULT.fullmatch(name) and name not in _KNOWN_FILES]
-    if strange:
-        found = f"{where}: {count_of(len(strange), 'other file')}, such as {min(strange)[:60]}"
+    unexpected = [name for name in names if not _RESULT.fullmatch(name) and name not in _KNOWN_FILES]
+    if unexpected:
+        found = f"{where}: {count_of(len(unexpected), 'other file')}, such as {min(unexpected)[:60]}"
         yield _finding(found, "result_N.txt, scaling.json and power/ alone", "remove or rename them", "warning")
 
 

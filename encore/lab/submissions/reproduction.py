@@ -1,4 +1,4 @@
-"""Hold one published configuration against the systems here, key by key."""
+"""Compare one published configuration with the systems here, key by key."""
 
 import re
 from dataclasses import dataclass, replace
@@ -125,7 +125,7 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
     if _is_after(source.round, read.implementation.last_round):
         left = _left(read, [], common, None)
         return replace(made, implementation=None, left=left, refused=read.implementation.afterwards)
-    return _held(made, read, common, read.implementation)
+    return _as_system(made, read, common, read.implementation)
 
 
 def _no_mapping(benchmark: str, read: Scripts) -> str:
@@ -144,7 +144,7 @@ def _numbers(round_name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", round_name))
 
 
-def _held(made: Reproduction, read: Scripts, common: Common, implementation: Implementation) -> Reproduction:
+def _as_system(made: Reproduction, read: Scripts, common: Common, implementation: Implementation) -> Reproduction:
     choice = _choice(made.benchmark, implementation)
     rounds = list(choice.benchmark.rounds)
     facts = Facts(

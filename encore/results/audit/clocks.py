@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
-from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, in_words, milliseconds, starting_line
+from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, duration, milliseconds, starting_line
 from encore.results.compliance.own_rules import small_data_findings
 from encore.results.logs.run_log import Reason, RunLog
 from encore.results.logs.timing import intervals_of, length_of
@@ -39,7 +39,7 @@ def late_start(run: RunLog) -> Iterator[Oddity]:
     events += [(point.time_s, point.line, "eval_accuracy") for point in run.quality if point.time_s is not None]
     first = min(events, default=None)
     if first is not None and first[0] < run.start_s - _SLACK_S:
-        found = f"{in_words(run.start_s - first[0])} after {first[2]} in line {first[1]}"
+        found = f"{duration(run.start_s - first[0])} after {first[2]} in line {first[1]}"
         yield Oddity(found, run.path, starting_line(run))
 
 
@@ -72,7 +72,7 @@ def fast_beginning(run: RunLog) -> Iterator[Oddity]:
         unit = "samples" if run.quality[0].samples is not None or length is None else length.unit
         first = count_of(spans[0][2], unit.removesuffix("s"))
         yield Oddity(
-            f"{first} in the first {in_words(spans[0][1] - spans[0][0])}, at least {ratio:.2f} times as fast as "
+            f"{first} in the first {duration(spans[0][1] - spans[0][0])}, at least {ratio:.2f} times as fast as "
             "between any two later evaluations",
             run.path,
             run.quality[0].line,
@@ -92,7 +92,7 @@ def fast_middle(run: RunLog) -> Iterator[Oddity]:
         ratio = _above_others(run, spans[1:], number - 1)
         if ratio > _MUCH_FASTER:
             yield Oddity(
-                f"{in_words(spans[number][1] - spans[number][0])} before this evaluation, {ratio:.2f} times as fast as "
+                f"{duration(spans[number][1] - spans[number][0])} before this evaluation, {ratio:.2f} times as fast as "
                 "between any other two",
                 run.path,
                 run.quality[number].line,
@@ -150,7 +150,7 @@ def idle_before_start(run: RunLog) -> Iterator[Oddity]:
     """Yield a long wait between the end of the initialization and run_start."""
     ends = [phase.time_s for phase in run.phases if phase.name == "init_stop"]
     if run.start_s is not None and ends and run.start_s - max(ends) > _IDLE_S:
-        yield Oddity(f"{in_words(run.start_s - max(ends))} after init_stop", run.path, starting_line(run))
+        yield Oddity(f"{duration(run.start_s - max(ends))} after init_stop", run.path, starting_line(run))
 
 
 def implausible_time(run: RunLog) -> Iterator[Oddity]:
@@ -169,7 +169,7 @@ def implausible_time(run: RunLog) -> Iterator[Oddity]:
     elif run.start_s > time.time() + _DAY_S:
         yield Oddity(f"{_date(run.start_s)}, in the future", run.path, line)
     if run.stop_s is not None and run.stop_s - run.start_s > _LONGEST_S:
-        yield Oddity(f"a run of {in_words(run.stop_s - run.start_s)}", run.path, run.stops[0][0] if run.stops else line)
+        yield Oddity(f"a run of {duration(run.stop_s - run.start_s)}", run.path, run.stops[0][0] if run.stops else line)
 
 
 def _date(seconds: float) -> str:
@@ -193,7 +193,7 @@ def clock_backwards(run: RunLog) -> Iterator[Oddity]:
             # Rank 0 may write it first, and what others buffered comes after it.
             continue
         if latest is not None and at < latest[1] - _SLACK_S:
-            back = in_words(latest[1] - at)
+            back = duration(latest[1] - at)
             yield Oddity(f"{name} {back} before {latest[2]} in line {latest[0]}", run.path, line)
             return
         # What comes before run_start is for late_start to find.

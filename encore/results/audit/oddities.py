@@ -1,4 +1,4 @@
-"""What a rule of the audit is and what it hands out, and how times are put into words and whole numbers."""
+"""What a rule of the audit is and what it hands out, and how times become texts and whole numbers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def milliseconds(seconds: float) -> int:
     return round(max(-_LARGEST_S, min(seconds, _LARGEST_S)) * 1000)
 
 
-def in_words(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return ``12.3 s``, ``75.2 min`` or ``13.7 days``."""
     if abs(seconds) < _MINUTES_FROM_S:
         return f"{seconds:.4g} s"

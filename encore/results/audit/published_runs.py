@@ -174,7 +174,7 @@ def _near(ratio: float) -> float:
 
 
 def _by_chance(theirs: Sequence[float], ratio: float, matched: int) -> float:
-    """Return the probability that so many times, spread as these are, agree by themselves once the first one does."""
+    """Return the probability that ``matched`` times, spread as these are, agree by chance once the first one does."""
     span = (max(theirs) - min(theirs)) * ratio
     one = min(1.0, 2 * _near(ratio) * len(theirs) / span) if span > 0 else 1.0
     return one ** (matched - 1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from encore.results.audit.clocks import Span, seconds_without, spans_of
-from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, in_words
+from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, duration
 from encore.results.logs.run_log import RunLog, Stated
 from encore.results.logs.timing import intervals_of
 from encore.results.rules import BLEU_BENCHMARKS
@@ -25,7 +25,7 @@ def target_after_stop(run: RunLog) -> Iterator[Oddity]:
     times = [point.time_s for point in met if point.time_s is not None]
     if met and len(times) == len(met) and min(times) > run.stop_s + _SLACK_S:
         first = min(met, key=lambda point: point.time_s or 0.0)
-        yield Oddity(f"{in_words(min(times) - run.stop_s)} after run_stop", run.path, first.line)
+        yield Oddity(f"{duration(min(times) - run.stop_s)} after run_stop", run.path, first.line)
 
 
 def quality_units(run: RunLog) -> Iterator[Oddity]:
@@ -129,5 +129,5 @@ def _validation(run: RunLog) -> Iterator[Oddity]:
     clock = math.fsum(each.time_s - max(begin for begin in begins if begin <= each.time_s) for each in figures)
     stated = math.fsum(each.value for each in figures)
     if stated > clock * _FASTER and stated - clock > _LEAST_S:
-        found = f"{in_words(stated)} of validation by the log itself, {in_words(clock)} by its clock"
+        found = f"{duration(stated)} of validation by the log itself, {duration(clock)} by its clock"
         yield Oddity(found, run.path, figures[0].line)

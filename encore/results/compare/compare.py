@@ -18,7 +18,7 @@ from typing import Any
 
 from encore.results.compare.digest import submission
 from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
-from encore.results.compare.sides import Side, scores_in_words, with_official_scores
+from encore.results.compare.sides import Side, scores_compared, with_official_scores
 from encore.results.logs.timing import Curve
 from encore.results.published.systems import family
 from encore.results.rules import data_size
@@ -146,9 +146,9 @@ def reasons_for(verdict: Verdict, decisive: Factor, per_length: Factor | None, w
         Verdict.REPRODUCED: f"shown to be within {percent}",
         Verdict.UNDECIDED: f"shown neither within {percent} nor beyond",
     }
-    reasons = [f"{_in_words(decisive)}: {shown.get(verdict, f'shown to be more than {percent} apart')}"]
+    reasons = [f"{_factor_text(decisive)}: {shown.get(verdict, f'shown to be more than {percent} apart')}"]
     if verdict is not Verdict.REPRODUCED and per_length is not None and per_length.is_beyond(within):
-        reasons.append(_in_words(per_length))
+        reasons.append(_factor_text(per_length))
     return reasons
 
 
@@ -181,7 +181,7 @@ def what_would_decide(ours: Sample, theirs: Sample, more: int | None, within: fl
         yield f"even {MOST_FURTHER_RUNS} more runs would not decide, if mean and spread stay as they are: {why}"
 
 
-def _in_words(factor: Factor) -> str:
+def _factor_text(factor: Factor) -> str:
     text = f"{factor.name}: {factor.ours:.4g} against {factor.theirs:.4g}, ratio {factor.ratio or 0.0:.3f}"
     if factor.interval is not None:
         text += f" (90 %: {factor.interval[0]:.3f} to {factor.interval[1]:.3f})"
@@ -466,7 +466,7 @@ def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
         return
     if ours.division and theirs.division and ours.division != theirs.division:
         yield f"{ours.division} division against {theirs.division}, which has other rules"
-    yield from scores_in_words(ours, theirs)
+    yield from scores_compared(ours, theirs)
     if not same_runs(ours, theirs):
         yield from _hardware_caveats(ours, theirs, how)
     if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:

@@ -22,7 +22,7 @@ from encore.results.published.descriptions import described
 from encore.results.published.published import PublishedResult, System
 from encore.results.published.systems import nearest_description, rounds_system
 from encore.results.rules import Target, is_before, rule_for, targets_of
-from encore.results.scores.score import SCALED_SINCE, Flag, Lack, Score, official, official_in_words, score_folder
+from encore.results.scores.score import SCALED_SINCE, Flag, Lack, Score, official, official_score_text, score_folder
 from encore.results.statistics import Sample
 
 _PASSPORT_LIMIT = 1 << 22
@@ -383,7 +383,7 @@ def _official(side: Side, factor: float) -> Side:
     return replace(side, score=score, scaling_factor=factor, score_kind="official")
 
 
-def scores_in_words(ours: Side, theirs: Side) -> Iterator[str]:
+def scores_compared(ours: Side, theirs: Side) -> Iterator[str]:
     """Say which scores are compared, where the two kinds differ."""
     factors = [side.scaling_factor or 1.0 for side in (ours, theirs)]
     if factors == [1.0, 1.0]:
@@ -395,7 +395,7 @@ def scores_in_words(ours: Side, theirs: Side) -> Iterator[str]:
     named = {"yours": ours, theirs.label: theirs}
     lacking = [name for name, side in named.items() if side.scaling_factor is None]
     known = [
-        f"; {name}: {official_in_words(side.score.estimate * side.scaling_factor, side.scaling_factor)}"
+        f"; {name}: {official_score_text(side.score.estimate * side.scaling_factor, side.scaling_factor)}"
         for name, side in named.items()
         if side.scaling_factor is not None and side.score is not None
     ]

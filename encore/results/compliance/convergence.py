@@ -273,7 +273,7 @@ def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) ->
         round=score.round,
         benchmark=score.benchmark,
         outcome=Outcome.PASSED if passed else Outcome.TOO_FEW,
-        explanation=(how, *_in_words(mean, point, unit, float(factor), bool(passed))),
+        explanation=(how, *_conclusions(mean, point, unit, float(factor), bool(passed))),
         unit=unit,
         global_batch=batch,
         mean=mean,
@@ -313,7 +313,7 @@ def _dropped(benchmark: str | None) -> int:
     return known.dropped if known else 1
 
 
-def _in_words(mean: float, point: Point, unit: str, factor: float, passed: bool) -> Iterator[str]:
+def _conclusions(mean: float, point: Point, unit: str, factor: float, passed: bool) -> Iterator[str]:
     limit = f"a mean of fewer than {shown(point.least)} would be too few"
     yield f"{shown(mean)} {unit} to the target, the reference {shown(point.mean)}; {limit}"
     if not passed:

@@ -57,7 +57,7 @@ _REWRITES = (
     (re.compile(r"\s+"), " "),
 )
 
-_REMEDIES = {
+_HINTS = {
     "eval_accuracy": "train until the target is reached; a run that stops before it has no time",
     "run_start": "log run_start once, from rank 0, after init_stop and before the first data is touched",
     "run_stop": "log run_stop once, from rank 0, with metadata status success or aborted",
@@ -91,8 +91,8 @@ def expectation(key: str, test: str, *, any_event: bool = False) -> str:
 def hint_for(key: str, *, often: str | None = None) -> str:
     """Return what to do about a finding on ``key``; ``often``: how often the rule wants it, where it is missing."""
     for name in key.split(" or "):
-        if name in _REMEDIES:
-            return _REMEDIES[name]
+        if name in _HINTS:
+            return _HINTS[name]
     if often:
         return f"log {key} {often}, from rank 0"
     return f"bring {key} within the round's rules, or submit to the open division" if key else "read the log there"

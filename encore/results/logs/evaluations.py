@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from encore.results.logs.reader import Event, number_of
 
 _MOST = 100_000
-"""Public logs have up to some hundred evaluations; what comes after so many is no training."""
+"""Public logs have up to some hundred evaluations; what comes after this many is no training."""
 _RECENT = 8
 _VALUES = 16
 _TEXT_LIMIT = 400
@@ -72,7 +72,7 @@ class Evaluations:
 
 
 def _values(value: object, name: str) -> dict[str, float]:
-    """Return numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or lie deeper, under "accuracy"."""
+    """Return numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or are deeper, under "accuracy"."""
     if isinstance(value, list) and len(value) == len(_BOX_AND_MASK):
         value = dict(zip(_BOX_AND_MASK, value, strict=True))
     if isinstance(value, dict):

@@ -16,7 +16,7 @@ from encore.results.logs.run_log import Phase, RunLog
 
 _TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
 _STEPS_FROM = {"unet3d": 10_000}
-"""No run of any round trained for so many epochs: a larger number is one of steps or samples."""
+"""No run of any round trained for this many epochs: a larger number is one of steps or samples."""
 _STEPS_FROM_ELSE = 1000
 _SLACK_S = 1.0
 MOST_POINTS = 30

@@ -139,7 +139,7 @@ class Panel:
             self._path(f"{_DRAWN.get(form, 'm')} {_style(style)}", "".join(spots))
 
     def whiskers(self, spans: Sequence[Span], style: str | int, aside: float = 0.0) -> None:
-        """Draw intervals as upright lines, cut at the axes, so many pixels aside that two do not hide each other."""
+        """Draw intervals as vertical lines, cut at the axes, ``aside`` pixels from their x."""
         inside = ((x, max(low, self.y.low), min(high, self.y.high)) for x, low, high in spans)
         ends = ((_n(self.x(x) + aside), _n(self.y(low)), _n(self.y(high))) for x, low, high in inside)
         if spans:

@@ -398,6 +398,6 @@ def official(minutes: float | None, factor: float | None) -> float | None:
     return minutes * factor if minutes is not None and factor is not None else None
 
 
-def official_in_words(minutes: float, factor: float) -> str:
+def official_score_text(minutes: float, factor: float) -> str:
     """Return ``official score 13.218 minutes (x 1.0042, reference convergence)``."""
     return f"official score {minutes:.3f} minutes (x {factor:.4f}, reference convergence)"
