@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import pytest
 
 from encore import catalogue, configuration, paths
 from encore.machine import processes
-from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run
+from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, records
 
 InFramework = Callable[..., str]
 """Runs a program of tests/in_framework: in_mxnet, in_pytorch, in_tensorflow."""
@@ -214,25 +214,71 @@ def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
 
 
-def trained_once(
-    factory: pytest.TempPathFactory,
-    write_config: Callable[..., Path],
-    start: Callable[[Path, Path, int], list[subprocess.Popen[str]]],
-) -> Callable[..., Path]:
-    """Trains without disturbance, once for each number of ranks and settings; returns the output.
+@dataclass(frozen=True)
+class BareRuns:
+    """Trainings of one implementation in PyTorch on one data set, rank by rank as any launcher starts them."""
 
-    ``write_config`` takes a path, ranks and settings, ``start`` a configuration, an output folder and ranks.
-    """
+    module: str
+    python: Path
+    folder: Path
+    """The data set."""
+    write_config: Callable[..., Path]
+    """Takes a path, ranks and settings."""
+    factory: pytest.TempPathFactory
+    whole: dict[tuple[int, tuple[str, ...]], Path] = field(default_factory=dict)
 
-    @cache
-    def trained(ranks: int, *settings: str) -> Path:
-        output = factory.mktemp("unbroken") / "run"
-        config = write_config(output.parent / "config.json", ranks, *settings)
-        ended = finish(start(config, output, ranks))
+    def start(self, output: Path, ranks: int, *settings: str) -> list[subprocess.Popen[str]]:
+        """Start the ranks of a run, or of one that resumes."""
+        config = self.write_config(output.with_suffix(".json"), ranks, *settings)
+        return start_ranks(self.module, self.python, config, self.folder, output, ranks)
+
+    def end(self, output: Path, ranks: int, *settings: str) -> Path:
+        """Train to the end, from where the run in ``output`` was stopped; returns it."""
+        ended = finish(self.start(output, ranks, *settings))
         assert [code for code, _ in ended] == [0] * ranks, ended
         return output
 
-    return trained
+    def uninterrupted(self, ranks: int, *settings: str) -> Path:
+        """Train without disturbance, once for each number of ranks and settings; returns the output."""
+        key = ranks, settings
+        if key not in self.whole:
+            self.whole[key] = self.end(self.factory.mktemp("uninterrupted") / "run", ranks, *settings)
+        return self.whole[key]
+
+    def stop(self, output: Path, ranks: int, *settings: str, once: Callable[[], bool]) -> None:
+        """Train until something holds and send SIGTERM to one rank: all stop at the same place."""
+        children = self.start(output, ranks, *settings)
+        wait_until(lambda: children[0].poll() is not None or once(), "the place to stop at")
+        assert children[0].poll() is None, children[0].communicate()
+        children[-1].send_signal(signal.SIGTERM)
+        assert [code for code, _ in finish(children)] == [0] * ranks
+        assert records(output / "metrics.jsonl", "end")[-1]["outcome"] == "interrupted"
+
+    def refused(self, output: Path, ranks: int, *settings: str, code: int = 2) -> str:
+        """Return the last words of a run that ends with an exit code and no traceback on all ranks."""
+        ended = finish(self.start(output, ranks, *settings))
+        assert [found for found, _ in ended] == [code] * ranks, ended
+        assert "Traceback" not in "".join(words for _, words in ended)
+        return ended[0][1]
+
+
+def bare_runs(module: str, data_set: str, write_config: Callable[..., Path]) -> Any:
+    """Return the fixture ``runs`` of a module: its trainings on the data set of the fixture ``data_set``."""
+
+    @pytest.fixture(scope="module", name="runs")
+    def runs(
+        request: pytest.FixtureRequest, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> BareRuns:
+        return BareRuns(module, pytorch_python, request.getfixturevalue(data_set), write_config, tmp_path_factory)
+
+    return runs
+
+
+def assert_resumed(output: Path, uninterrupted: Path) -> None:
+    """A run that was stopped and resumed has the losses and evaluations of one that was not."""
+    ours, theirs = (each / "metrics.jsonl" for each in (output, uninterrupted))
+    assert losses(ours) == losses(theirs)
+    assert evaluations(ours) == evaluations(theirs)
 
 
 def assert_none_left(ranks: list[psutil.Process]) -> None:
@@ -241,8 +287,7 @@ def assert_none_left(ranks: list[psutil.Process]) -> None:
 
 def assert_same_run(folder: Path, unbroken: Path) -> None:
     """An experiment that was stopped and resumed reads like one that was not: curve, evaluations and log."""
-    assert losses(folder / "metrics.jsonl") == losses(unbroken / "metrics.jsonl")
-    assert evaluations(folder / "metrics.jsonl") == evaluations(unbroken / "metrics.jsonl")
+    assert_resumed(folder, unbroken)
     logs = [[event["key"] for event in logged(each.parent / "result_0.txt")] for each in (folder, unbroken)]
     assert logs[0] == logs[1]
 

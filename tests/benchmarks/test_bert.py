@@ -1,9 +1,6 @@
 """BERT: schedule, training on ranks, resume and bad input; network and step are in tests/in_framework/pytorch."""
 
 import json
-import subprocess
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +9,8 @@ import pytest
 
 from benchmarks.bert import events, schedule
 from encore import catalogue, configuration, data
-from tests import trainings
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import InFramework, exported, finish, trained_once, write_small_config
+from tests.trainings import BareRuns, InFramework, assert_resumed, bare_runs, exported, write_small_config
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +65,12 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return write_small_config(path, "bert", ranks, (*SHORT, *size, *settings))
 
 
-start_ranks = partial(trainings.start_ranks, "benchmarks.bert.pytorch.train")
+runs = bare_runs("benchmarks.bert.pytorch.train", "text", write_config)
+DRY = ("dropout=0.0", "attention_dropout=0.0")
 
 
-@pytest.fixture(scope="module")
-def unbroken(pytorch_python: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Trains without disturbance, once for each number of ranks and settings; its output."""
-
-    def start(config: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-        return start_ranks(pytorch_python, config, text, output, ranks)
-
-    return trained_once(tmp_path_factory, write_config, start)
-
-
-def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
-    outputs = [unbroken(ranks, "dropout=0.0", "attention_dropout=0.0") for ranks in (1, 2)]
+def test_two_ranks_train_like_one(runs: BareRuns) -> None:
+    outputs = [runs.uninterrupted(ranks, *DRY) for ranks in (1, 2)]
     first, second = (losses(output / "metrics.jsonl") for output in outputs)
     assert len(first) == len(second) == 24
     # The same samples and weights: sums in another order are the only difference, and training lets it grow.
@@ -92,45 +79,33 @@ def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
     assert two["masked_loss"] == pytest.approx(one["masked_loss"], rel=1e-4)
 
 
-def test_run_stopped_in_the_middle_of_an_accumulation_resumes_as_an_unbroken_one(
-    pytorch_python: Path, in_pytorch: InFramework, text: Path, unbroken: Callable[..., Path], tmp_path: Path
+def test_run_stopped_in_the_middle_of_an_accumulation_resumes_as_an_uninterrupted_one(
+    in_pytorch: InFramework, text: Path, runs: BareRuns, tmp_path: Path
 ) -> None:
-    expected = unbroken(2) / "metrics.jsonl"
     output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2)
-    metrics = output / "metrics.jsonl"
     # One rank is asked in the first of eight parts, both stop behind the third; the warm-up is a step, too.
     first_part = (1 + STEPS) * PARTS + 1
     in_pytorch("bert_stop.py", str(first_part), str(config), str(text), str(output), ranks=2)
-    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    assert records(output / "metrics.jsonl", "end")[-1]["outcome"] == "interrupted"
     (checkpoint,) = (output / "checkpoint").iterdir()
     state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     assert (state["step"], state["inside_step"]) == (STEPS, True)
-    ended = finish(start_ranks(pytorch_python, config, text, output, 2))
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert losses(metrics) == losses(expected)
-    assert evaluations(metrics) == evaluations(expected)
-    keys = [[event["key"] for event in logged(each / "result.txt")] for each in (output, unbroken(2))]
+    assert_resumed(runs.end(output, 2), runs.uninterrupted(2))
+    keys = [[event["key"] for event in logged(each / "result.txt")] for each in (output, runs.uninterrupted(2))]
     assert keys[0] == keys[1]
     assert keys[0].count("train_samples") == 1
 
 
-def test_a_run_begins_with_the_weights_of_another(
-    pytorch_python: Path, text: Path, unbroken: Callable[..., Path], tmp_path: Path
-) -> None:
-    dry = ("dropout=0.0", "attention_dropout=0.0")
-    (trained,) = (unbroken(1, *dry) / "checkpoint").glob("step_00000024/shared")
-    settings = (*dry, f"checkpoint={trained}", "max_steps=2", "eval_start_samples=64")
-    config = write_config(tmp_path / "config.json", 1, *settings)
-    output = tmp_path / "second"
-    assert finish(start_ranks(pytorch_python, config, text, output, 1))[0][0] == 0
-    before, after = losses(unbroken(1, *dry) / "metrics.jsonl"), losses(output / "metrics.jsonl")
-    assert after[0] < before[1], "it goes on where the other one ended"
+def test_a_run_begins_with_the_weights_of_another(runs: BareRuns, tmp_path: Path) -> None:
+    first = runs.uninterrupted(1, *DRY)
+    (trained,) = (first / "checkpoint").glob("step_00000024/shared")
+    settings = (*DRY, f"checkpoint={trained}", "max_steps=2", "eval_start_samples=64")
+    second = runs.end(tmp_path / "second", 1, *settings)
+    before, after = (losses(output / "metrics.jsonl") for output in (first, second))
+    assert after[0] < before[1], "it continues where the other one ended"
     # A network of another size is refused, and each weight that does not fit is named.
-    config = write_config(tmp_path / "config.json", 1, *settings, "inner_width=128")
-    ((code, words),) = finish(start_ranks(pytorch_python, config, text, tmp_path / "third", 1))
-    assert code == 2
+    words = runs.refused(tmp_path / "third", 1, *settings, "inner_width=128")
     assert "bert.encoder.layer.0.intermediate.dense.weight has [64, 64] instead of [128, 64]" in words
-    assert "Traceback" not in words
 
 
 def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, text: Path, tmp_path: Path) -> None:
@@ -170,11 +145,5 @@ def test_bench_shows_every_kind(encore: Encore, text: Path) -> None:
     ],
     ids=["batch", "positions", "checkpoint"],
 )
-def test_what_cannot_train_is_refused(
-    pytorch_python: Path, text: Path, tmp_path: Path, settings: tuple[str, ...], words: str
-) -> None:
-    config = write_config(tmp_path / "config.json", 1, *settings)
-    ((code, said),) = finish(start_ranks(pytorch_python, config, text, tmp_path / "run", 1))
-    assert code == 2
-    assert words in said
-    assert "Traceback" not in said
+def test_what_cannot_train_is_refused(runs: BareRuns, tmp_path: Path, settings: tuple[str, ...], words: str) -> None:
+    assert words in runs.refused(tmp_path / "run", 1, *settings)

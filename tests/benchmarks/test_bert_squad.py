@@ -3,13 +3,8 @@
 import json
 import re
 import resource
-import signal
-import subprocess
 import tarfile
-import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,9 +22,16 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 from encore import catalogue, configuration, data, paths
-from tests import trainings
-from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import exported, finish, trained_once, with_other_offsets, write_small_config
+from tests.conftest import Encore, evaluations, logged, losses, only_run, quality
+from tests.trainings import (
+    BareRuns,
+    assert_resumed,
+    bare_runs,
+    exported,
+    steps_so_far,
+    with_other_offsets,
+    write_small_config,
+)
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
@@ -311,21 +313,11 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return write_small_config(path, "bert-squad", ranks, (*SHORT, f"batch_size={GLOBAL_BATCH // ranks}", *settings))
 
 
-start_ranks = partial(trainings.start_ranks, "benchmarks.bert_squad.pytorch.train")
+runs = bare_runs("benchmarks.bert_squad.pytorch.train", "made_set", write_config)
 
 
-@pytest.fixture(scope="module")
-def unbroken(pytorch_python: Path, made_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Trains two epochs without disturbance, once for each number of ranks and settings; its output."""
-
-    def start(config: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-        return start_ranks(pytorch_python, config, made_set, output, ranks)
-
-    return trained_once(tmp_path_factory, write_config, start)
-
-
-def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
-    one, two = (unbroken(ranks) for ranks in (1, 2))
+def test_two_ranks_train_like_one(runs: BareRuns) -> None:
+    one, two = (runs.uninterrupted(ranks) for ranks in (1, 2))
     first, second = (losses(output / "metrics.jsonl") for output in (one, two))
     assert len(first) == len(second) > 2 * STEPS
     # The same windows and weights: sums in another order are the only difference.
@@ -336,8 +328,8 @@ def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
     assert same > 0.97 * len(answered[0])
 
 
-def test_scores_of_a_run_are_those_of_its_predictions(unbroken: Callable[..., Path], made_set: Path) -> None:
-    output, asked = unbroken(2), open_data(made_set).questions
+def test_scores_of_a_run_are_those_of_its_predictions(runs: BareRuns) -> None:
+    output, asked = runs.uninterrupted(2), open_data(runs.folder).questions
     predicted = json.loads((output / "predictions.json").read_text(encoding="utf-8"))
     expected = scores.score([predicted[each.id] for each in asked], [each.references for each in asked])
     last = evaluations(output / "metrics.jsonl")[-1]
@@ -348,25 +340,13 @@ def test_scores_of_a_run_are_those_of_its_predictions(unbroken: Callable[..., Pa
     assert all(sum(span["probability"] for span in spans) == pytest.approx(1) for spans in listed.values())
 
 
-def test_stopped_and_resumed_run_is_an_unbroken_one(
-    pytorch_python: Path, made_set: Path, unbroken: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_stopped_and_resumed_run_is_an_uninterrupted_one(runs: BareRuns, tmp_path: Path) -> None:
     settings = ("dropout=0.1", "attention_dropout=0.1")
-    expected = unbroken(2, *settings) / "metrics.jsonl"
-    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2, *settings)
-    children = start_ranks(pytorch_python, config, made_set, output, 2)
+    output = tmp_path / "stopped"
     metrics = output / "metrics.jsonl"
-    while not metrics.exists() or len(records(metrics, "step")) < STEPS // 2:
-        assert children[0].poll() is None, children[0].communicate()
-        time.sleep(0.01)
-    children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
-    assert [code for code, _ in finish(children)] == [0, 0]
-    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    runs.stop(output, 2, *settings, once=lambda: steps_so_far(metrics) >= STEPS // 2)
     assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
-    ended = finish(start_ranks(pytorch_python, config, made_set, output, 2))
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert losses(metrics) == losses(expected)
-    assert evaluations(metrics) == evaluations(expected)
+    assert_resumed(runs.end(output, 2, *settings), runs.uninterrupted(2, *settings))
     assert len(evaluations(metrics)) == 2
 
 
@@ -423,14 +403,8 @@ def test_bench_shows_every_kind(encore: Encore, made_set: Path) -> None:
     ],
     ids=["batch", "length", "weights"],
 )
-def test_what_cannot_be_trained_is_refused(
-    pytorch_python: Path, made_set: Path, tmp_path: Path, setting: str, words: str
-) -> None:
-    config = write_config(tmp_path / "config.json", 1, setting)
-    ((code, said),) = finish(start_ranks(pytorch_python, config, made_set, tmp_path / "run", 1))
-    assert code == 2, said
-    assert words in said
-    assert "Traceback" not in said
+def test_what_cannot_be_trained_is_refused(runs: BareRuns, tmp_path: Path, setting: str, words: str) -> None:
+    assert words in runs.refused(tmp_path / "run", 1, setting)
 
 
 def test_memory_that_is_too_small_ends_with_what_to_lower(encore: Encore, made_set: Path, tmp_path: Path) -> None:

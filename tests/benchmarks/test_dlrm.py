@@ -5,13 +5,11 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,14 +22,8 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.dlrm import blocks, criteo, schedule, sources, stages, writer
 from benchmarks.dlrm.placement import place
 from encore import catalogue, configuration, data, paths
-from tests import trainings
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import (
-    exported,
-    finish,
-    steps_so_far,
-    write_small_config,
-)
+from tests.trainings import BareRuns, assert_resumed, bare_runs, exported, steps_so_far, write_small_config
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
 CONSTANT_RATE_LOSS = 0.5269
@@ -304,39 +296,19 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return write_small_config(path, "dlrm", ranks, ("log_interval=1", *settings))
 
 
-start_ranks = partial(trainings.start_ranks, "benchmarks.dlrm.pytorch.train")
-
-
-def train(python: Path, folder: Path, output: Path, ranks: int, *settings: str) -> list[tuple[int, str]]:
-    config = write_config(output.parent / f"{output.name}.json", ranks, *settings)
-    return finish(start_ranks(python, config, folder, output, ranks))
-
-
+runs = bare_runs("benchmarks.dlrm.pytorch.train", "clicks", write_config)
 SHORT = ("epochs=2", "quality_target=1.0")
 
 
-@pytest.fixture(scope="module")
-def unbroken(pytorch_python: Path, clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Trains two epochs without disturbance, once for each number of ranks and settings; the metrics stream."""
-
-    @cache
-    def trained(ranks: int, *settings: str) -> Path:
-        output = tmp_path_factory.mktemp("unbroken") / "run"
-        ended = train(pytorch_python, clicks, output, ranks, *SHORT, *settings)
-        assert [code for code, _ in ended] == [0] * ranks, ended
-        return output / "metrics.jsonl"
-
-    return trained
-
-
-def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
-    one, two = (losses(unbroken(ranks)) for ranks in (1, 2))
+def test_two_ranks_train_like_one(runs: BareRuns) -> None:
+    metrics = [runs.uninterrupted(ranks, *SHORT) / "metrics.jsonl" for ranks in (1, 2)]
+    one, two = map(losses, metrics)
     assert len(one) == 256
     # The same rows and weights: sums in another order are the only difference, and training lets it grow.
     assert two[:128] == pytest.approx(one[:128], abs=1e-4)
     assert two == pytest.approx(one, abs=5e-3)
-    found = [evaluations(unbroken(ranks))[-1] for ranks in (1, 2)]
-    assert quality(found[1]) == pytest.approx(quality(found[0]), abs=1e-3)
+    found = [quality(evaluations(each)[-1]) for each in metrics]
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -347,47 +319,28 @@ def test_two_ranks_train_like_one(unbroken: Callable[..., Path]) -> None:
         (1, ("eval_batch_size=4", "cache_eval_data=false"), (64, 128)),
     ],
 )
-def test_stopped_and_resumed_run_is_an_unbroken_one(
-    pytorch_python: Path,
-    clicks: Path,
-    unbroken: Callable[..., Path],
-    tmp_path: Path,
-    ranks: int,
-    settings: tuple[str, ...],
-    stops: tuple[int, ...],
+def test_stopped_and_resumed_run_is_an_uninterrupted_one(
+    runs: BareRuns, tmp_path: Path, ranks: int, settings: tuple[str, ...], stops: tuple[int, ...]
 ) -> None:
-    config = write_config(tmp_path / "config.json", ranks, *SHORT, *settings)
-    output = tmp_path / "stopped"
+    output, settings = tmp_path / "stopped", (*SHORT, *settings)
     metrics = output / "metrics.jsonl"
     for steps in stops:
-        children = start_ranks(pytorch_python, config, clicks, output, ranks)
-        while steps_so_far(metrics) < steps:
-            assert children[0].poll() is None
-            time.sleep(0.01)
-        children[-1].send_signal(signal.SIGTERM)  # one rank is told, all stop at the same step
-        assert [code for code, _ in finish(children)] == [0] * ranks
-        assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+        runs.stop(output, ranks, *settings, once=lambda steps=steps: steps_so_far(metrics) >= steps)  # type: ignore[misc]
         assert {path.name[:5] for path in (output / "checkpoint").iterdir()} == {"step_"}
-    ended = finish(start_ranks(pytorch_python, config, clicks, output, ranks))
-    assert [code for code, _ in ended] == [0] * ranks, ended
-    assert losses(metrics) == losses(unbroken(ranks, *settings))
+    assert_resumed(runs.end(output, ranks, *settings), runs.uninterrupted(ranks, *settings))
     assert len(evaluations(metrics)) == 2
-    assert evaluations(metrics) == evaluations(unbroken(ranks, *settings))
 
 
-def test_bad_data_is_refused(pytorch_python: Path, clicks: Path, tmp_path: Path) -> None:
+def test_bad_data_is_refused(runs: BareRuns, tmp_path: Path) -> None:
     def refusal(folder: Path, ranks: int = 1, code: int = 2) -> str:
         output = tmp_path / f"{folder.name}-{ranks}"
-        ended = train(pytorch_python, folder, output, ranks)
-        assert [found for found, _ in ended] == [code] * ranks, ended
+        words = replace(runs, folder=folder).refused(output, ranks, code=code)
         # Only the rows themselves are looked at after the clock has started.
         assert (output / "result.txt").exists() == (code == 1)
-        assert "Traceback" not in ended[0][1]
-        return ended[0][1]
+        return words
 
     def changed(name: str) -> Path:
-        shutil.copytree(clicks, tmp_path / name)
-        return tmp_path / name
+        return Path(shutil.copytree(runs.folder, tmp_path / name))
 
     folder = changed("negative")
     with (folder / "train.bin").open("r+b") as file:

@@ -1,10 +1,7 @@
 """NCF: whole runs on tiny data, sources and bad input; its network and sampler are in tests/in_framework/pytorch."""
 
-import os
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,10 +12,11 @@ from encore import data, paths
 from encore.errors import EncoreError
 from encore.results.compliance.compliance import check
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import PATIENCE, recorded
+from tests.trainings import BareRuns, assert_resumed, bare_runs, recorded, steps_so_far, write_small_config
 
-# The real model on a tenth of the small system's width, for runs of seconds.
-SMALL = ("--set", "layers=[32,16,8]", "--set", "factors=8", "--set", "stop_at_target=false")
+SMALL = ("layers=[32,16,8]", "factors=8", "stop_at_target=false", "epochs=3", "eval_batch_size=16384")
+"""Three epochs of 15 steps; each evaluation takes many batches, so that a signal may come within one."""
+STEPS = 45
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +34,7 @@ def test_two_ranks_reach_the_target_and_the_log_passes(encore: Encore, tastes: P
     done = encore("run", "ncf", "2", "--data", str(tastes), "--results", str(tmp_path), "--seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = only_run(tmp_path)
+    recorded(folder / "experiment_0")
     report = check(folder / "result_0.txt")
     assert report.ruleset == "0.5.0"
     errors = [each for each in report.findings if each.severity == "error" and each.kind != "small_data"]
@@ -44,57 +43,30 @@ def test_two_ranks_reach_the_target_and_the_log_passes(encore: Encore, tastes: P
     assert records(folder / "experiment_0" / "metrics.jsonl", "end")[0]["outcome"] == "reached"
 
 
-def train(encore: Encore, data_set: Path, results: Path, ranks: int, *more: str) -> Path:
-    results.mkdir(exist_ok=True)
-    base = ("--data", str(data_set), "--results", str(results), "--seed", "5", *SMALL)
-    done = encore("run", "ncf", str(ranks), *base, *more)
-    assert done.returncode in (0, 3), done.stdout + done.stderr
-    return recorded(only_run(results) / "experiment_0") / "metrics.jsonl"
+def write_config(path: Path, ranks: int, *settings: str) -> Path:
+    """config.json of the small system, of a tenth of its width, with a fixed seed."""
+    return write_small_config(path, "ncf", ranks, (*SMALL, *settings))
 
 
-# Three epochs of 15 steps; each evaluation takes many batches, so that a signal may come within one.
-THREE_EPOCHS = ("--set", "epochs=3", "--set", "eval_batch_size=16384")
+runs = bare_runs("benchmarks.ncf.pytorch.train", "tastes", write_config)
 
 
-@pytest.fixture(scope="module")
-def whole(encore: Encore, tastes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The metrics stream of a run on one rank that nothing disturbed."""
-    return train(encore, tastes, tmp_path_factory.mktemp("whole") / "results", 1, *THREE_EPOCHS)
-
-
-def test_ranks_agree(encore: Encore, tastes: Path, tmp_path: Path, whole: Path) -> None:
-    two = train(encore, tastes, tmp_path / "two", 2, *THREE_EPOCHS)
-    assert len(losses(two)) == len(losses(whole)) == 45
+def test_ranks_agree(runs: BareRuns) -> None:
+    metrics = [runs.uninterrupted(ranks) / "metrics.jsonl" for ranks in (1, 2)]
+    one, two = map(losses, metrics)
+    assert len(one) == len(two) == STEPS
     # The same pairs in the same steps: only the order of the sums differs.
-    assert losses(two) == pytest.approx(losses(whole), rel=1e-4)
-    scores = [[quality(each) for each in evaluations(path)] for path in (two, whole)]
-    assert scores[0] == pytest.approx(scores[1], abs=0.01)
+    assert two == pytest.approx(one, rel=1e-4)
+    scores = [[quality(each) for each in evaluations(path)] for path in metrics]
+    assert scores[1] == pytest.approx(scores[0], abs=0.01)
 
 
-def test_resume_is_exact(tastes: Path, tmp_path: Path, pytorch_python: Path, whole: Path) -> None:
-    expected = losses(whole)
-    # The same run, stopped in the middle of an epoch and resumed, by hand as in a container.
+def test_resume_in_the_middle_of_an_epoch_is_exact(runs: BareRuns, tmp_path: Path) -> None:
     output = tmp_path / "stopped"
-    output.mkdir()
-    command = [
-        str(pytorch_python), "-m", "benchmarks.ncf.pytorch.train", "--config",
-        str(whole.parent / "config.json"), "--data", str(tastes), "--output", str(output),
-    ]  # fmt: skip
-    variables = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    child = subprocess.Popen(command, cwd=paths.ROOT, env=variables)
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and child.poll() is None:
-        metrics = output / "metrics.jsonl"
-        if metrics.exists() and len(metrics.read_text().splitlines()) > 20:
-            child.send_signal(signal.SIGTERM)
-            break
-        time.sleep(0.01)
-    assert child.wait(timeout=PATIENCE) == 0
-    assert records(output / "metrics.jsonl", "end")[0]["outcome"] == "interrupted"
-    assert 0 < len(losses(output / "metrics.jsonl")) < len(expected)
-    subprocess.run(command, cwd=paths.ROOT, env=variables, check=True)
-    assert losses(output / "metrics.jsonl") == expected
-    assert evaluations(output / "metrics.jsonl") == evaluations(whole)
+    metrics = output / "metrics.jsonl"
+    runs.stop(output, 1, once=lambda: steps_so_far(metrics) >= STEPS // 3 + 2)
+    assert 0 < len(losses(metrics)) < STEPS
+    assert_resumed(runs.end(output, 1), runs.uninterrupted(1))
 
 
 # -- data ---------------------------------------------------------------------------------------------

@@ -2,9 +2,6 @@
 
 import json
 import signal
-import subprocess
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,20 +16,20 @@ from benchmarks.transformer import events as transformer_events
 from benchmarks.transformer import schedule as transformer_schedule
 from encore import catalogue, configuration, data
 from encore.results.compliance.compliance import check
-from tests import trainings
-from tests.conftest import Encore, evaluations, inside, logged, losses, only_run, quality, records
+from tests.conftest import Encore, evaluations, inside, logged, losses, only_run, quality
 from tests.trainings import (
     SEED,
+    BareRuns,
     Started,
     assert_none_left,
+    assert_resumed,
     assert_same_run,
+    bare_runs,
     evaluated,
     exported,
-    finish,
     result,
     resumed_as_printed,
     steps_so_far,
-    trained_once,
     wait_until,
     write_small_config,
 )
@@ -199,7 +196,6 @@ SHORT = ("epochs=2", "quality_target=100.0", "width=16", "layers=3", "max_length
 GLOBAL_BATCH = 192
 STEPS = 20
 """Less than an epoch has."""
-start_ranks = partial(trainings.start_ranks, "benchmarks.gnmt.pytorch.train")
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
@@ -208,24 +204,13 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return write_small_config(path, "gnmt", ranks, (*SHORT, size, *settings), "v0.6" if ranks == 1 else "v0.7")
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(
-    pytorch_python: Path, language: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
-    """Trains two epochs, once for each number of ranks; its output."""
-
-    def start(config: Path, output: Path, ranks: int) -> list[subprocess.Popen[str]]:
-        return start_ranks(pytorch_python, config, language, output, ranks)
-
-    return trained_once(tmp_path_factory, write_config, start)
-
-
+runs = bare_runs("benchmarks.gnmt.pytorch.train", "language", write_config)
 gnmt_alone = pytest.mark.parametrize("name", ["gnmt"], indirect=True)
 
 
 @gnmt_alone
-def test_two_ranks_train_like_one(uninterrupted: Callable[..., Path]) -> None:
-    one, two = (uninterrupted(ranks) for ranks in (1, 2))
+def test_two_ranks_train_like_one(runs: BareRuns) -> None:
+    one, two = (runs.uninterrupted(ranks) for ranks in (1, 2))
     first, second = (losses(output / "metrics.jsonl") for output in (one, two))
     assert len(first) == len(second) > 2 * STEPS
     # The same pairs and weights: sums in another order are the only difference, and training lets it grow.
@@ -240,41 +225,28 @@ def test_two_ranks_train_like_one(uninterrupted: Callable[..., Path]) -> None:
 
 @gnmt_alone
 def test_ranks_stopped_in_training_and_in_evaluation_and_resumed_are_uninterrupted_ones(
-    pytorch_python: Path, language: Path, uninterrupted: Callable[..., Path], tmp_path: Path
+    runs: BareRuns, tmp_path: Path
 ) -> None:
-    expected = uninterrupted(2) / "metrics.jsonl"
-    output, config = tmp_path / "stopped", write_config(tmp_path / "config.json", 2)
+    expected, output = runs.uninterrupted(2), tmp_path / "stopped"
     metrics, log = output / "metrics.jsonl", output / "result.txt"
-
-    def stopped_once(reached: Callable[[], bool]) -> None:
-        children = start_ranks(pytorch_python, config, language, output, 2)
-        wait_until(lambda: children[0].poll() is not None or reached(), "the place to stop at")
-        assert children[0].poll() is None, children[0].communicate()
-        children[-1].send_signal(signal.SIGTERM)  # one rank is asked, all stop at the same place
-        assert [code for code, _ in finish(children)] == [0, 0]
-        assert records(metrics, "end")[-1]["outcome"] == "interrupted"
+    # An evaluation has more batches than a signal needs to come within it.
+    for once in (
+        lambda: steps_so_far(metrics) >= STEPS // 2,
+        lambda: "eval_start" in log.read_text(encoding="utf-8"),
+    ):
+        runs.stop(output, 2, once=once)
         assert evaluations(metrics) == [], "it was stopped before the first evaluation was over"
-
-    # So many batches has an evaluation that the signal comes within it.
-    stopped_once(lambda: steps_so_far(metrics) >= STEPS // 2)
-    stopped_once(lambda: "eval_start" in log.read_text(encoding="utf-8"))
-    assert len(losses(metrics)) == len(losses(expected)) // 2
-    ended = finish(start_ranks(pytorch_python, config, language, output, 2))
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert losses(metrics) == losses(expected)
-    assert evaluations(metrics) == evaluations(expected)
+    assert len(losses(metrics)) == len(losses(expected / "metrics.jsonl")) // 2
+    assert_resumed(runs.end(output, 2), expected)
 
 
 # -- what is refused ------------------------------------------------------------------------------------
 
 
 @gnmt_alone
-def test_too_large_a_batch_is_refused(pytorch_python: Path, language: Path, tmp_path: Path) -> None:
-    config = write_config(tmp_path / "config.json", 2, "batch_size=8000")
-    ended = finish(start_ranks(pytorch_python, config, language, tmp_path / "run", 2))
-    assert [code for code, _ in ended] == [2, 2], ended
-    assert "set a smaller batch_size, take fewer ranks, or more data" in ended[0][1]
-    assert "Traceback" not in ended[0][1] + ended[1][1]
+def test_too_large_a_batch_is_refused(runs: BareRuns, tmp_path: Path) -> None:
+    words = runs.refused(tmp_path / "run", 2, "batch_size=8000")
+    assert "set a smaller batch_size, take fewer ranks, or more data" in words
 
 
 @pytest.mark.parametrize(
