@@ -31,9 +31,7 @@ import numpy as np
 
 from benchmarks.bert_squad.answers import Places
 from benchmarks.common.data import passport
-from benchmarks.common.data.arrays import differences, mapped
-from benchmarks.common.data.passport import prepare_again
-from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.arrays import check_sizes, mapped, opening
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 
@@ -131,20 +129,16 @@ def open_data(folder: Path) -> DataSet:
         Problem: there is none, it is half-written, or its files are not those of its passport.
     """
     found = passport.read(folder)
-    try:
+    with opening(folder, "bert-squad"):
         train, test = (
             Windows(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
         )
         data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
-        problems = check(data)
-    except (OSError, EOFError, ValueError, KeyError) as error:
-        raise Problem(f"{folder}: {error!r}", "a data set for bert-squad", prepare_again(folder)) from None
-    if problems:
-        raise problems[0]
+        check(data)
     return data
 
 
-def check(data: DataSet) -> List[Problem]:
+def check(data: DataSet) -> None:
     """Compare the sizes of arrays and files with the passport and with each other, and read none of them."""
     folder, splits, facts = data.folder, data.passport["splits"], data.passport["facts"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
@@ -154,4 +148,4 @@ def check(data: DataSet) -> List[Problem]:
         expected += [(f"values in {part}_{name}", len(getattr(windows, name)), count) for name in OF_WINDOWS]
         tokens = len(windows.tokens)
         expected += [(f"values in {part}_{name}", len(getattr(windows, name)), tokens) for name in OF_TOKENS]
-    return differences(folder, data.passport, expected)
+    check_sizes(folder, data.passport, expected)

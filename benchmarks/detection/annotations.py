@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from benchmarks.common.data import passport
-from benchmarks.common.data.arrays import differences
+from benchmarks.common.data.arrays import check_sizes, opening
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection.preparation import ARRAYS
@@ -133,15 +133,11 @@ def open_data(folder: Path) -> DataSet:
         Problem: there is none, it is half-written, or its files are not those of its passport.
     """
     found = passport.read(folder)
-    try:
+    with opening(folder, "detection"):
         parts = {part: _open_part(folder, part) for part in PARTS}
         categories = tuple(Category(int(number), str(name)) for number, name in found["facts"]["categories"])
         data = DataSet(parts["train"], parts["val"], categories, found, folder)
-        problems = check(data)
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise Problem(f"{folder}: {error!r}", "a data set for detection", prepare_again(folder)) from None
-    if problems:
-        raise problems[0]
+        check(data)
     return data
 
 
@@ -156,12 +152,12 @@ def _open_part(folder: Path, part: str) -> Part:
     return Part(folder / images_folder(part), folder / json_file(part), folder / boxes_file(part), **arrays)
 
 
-def check(data: DataSet) -> List[Problem]:
+def check(data: DataSet) -> None:
     """Compare the lengths of the arrays and files with the passport, and read none of them: no clock runs yet."""
     expected = []
     for name, part in (("train", data.train), ("val", data.val)):
         if not part.boxes_json.exists():
-            return [Problem(f"{part.boxes_json} is missing", "SSD's boxes", prepare_again(data.folder))]
+            raise Problem(f"{part.boxes_json} is missing", "SSD's boxes", prepare_again(data.folder))
         count, objects = data.passport["splits"][name]["count"], len(part.boxes)
         lengths = {"files": count, "sizes": count, "image_ids": count, "offsets": count + 1}
         lengths.update({"labels": objects, "areas": objects, "crowds": objects, "polygon_offsets": objects + 1})
@@ -169,4 +165,4 @@ def check(data: DataSet) -> List[Problem]:
             (f"entries in {array_file(name, array)}", len(getattr(part, array)), length)
             for array, length in lengths.items()
         ]
-    return differences(data.folder, data.passport, expected)
+    check_sizes(data.folder, data.passport, expected)

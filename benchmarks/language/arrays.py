@@ -21,14 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, List, Mapping, Tuple
+from typing import Any, Mapping, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import passport
-from benchmarks.common.data.arrays import differences, mapped
-from benchmarks.common.data.passport import prepare_again
-from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.arrays import check_sizes, mapped, opening
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 
@@ -146,20 +144,16 @@ def open_data(folder: Path) -> DataSet:
         Problem: there is none, it is half-written, or its files are not those of its passport.
     """
     found = passport.read(folder)
-    try:
+    with opening(folder, "BERT"):
         train, test = (
             Samples(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
         )
         data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
-        problems = check(data)
-    except (OSError, EOFError, ValueError, KeyError) as error:
-        raise Problem(f"{folder}: {error!r}", "a data set for BERT", prepare_again(folder)) from None
-    if problems:
-        raise problems[0]
+        check(data)
     return data
 
 
-def check(data: DataSet) -> List[Problem]:
+def check(data: DataSet) -> None:
     """Compare the sizes of arrays and files with the passport, and read none of them: the clock does not run yet."""
     folder, splits = data.folder, data.passport["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, data.passport["facts"]["vocabulary"])]
@@ -168,4 +162,4 @@ def check(data: DataSet) -> List[Problem]:
         sizes = [("offsets", samples.offsets, count + 1), ("second", samples.second, count)]
         sizes += [("next", samples.next, count), ("masked_offsets", samples.masked_offsets, count + 1)]
         expected += [(f"values in {part}_{name}", len(array), want) for name, array, want in sizes]
-    return differences(folder, data.passport, expected)
+    check_sizes(folder, data.passport, expected)

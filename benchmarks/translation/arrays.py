@@ -23,9 +23,7 @@ from typing import Any, List, Mapping
 import numpy as np
 
 from benchmarks.common.data import passport
-from benchmarks.common.data.arrays import differences
-from benchmarks.common.data.passport import prepare_again
-from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.arrays import check_sizes, opening
 from benchmarks.translation import PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, vocabulary
 from benchmarks.translation.vocabulary import Vocabulary
 
@@ -93,18 +91,14 @@ def open_data(folder: Path) -> DataSet:
         Problem: there is none, it is half-written, or its files are not those of its passport.
     """
     found = passport.read(folder)
-    facts = found["facts"]
-    try:
+    with opening(folder, "translation"):
+        facts = found["facts"]
         pairs = {part: Pairs(*(_sentences(folder, part, side) for side in SIDES)) for part in PARTS}
         language = facts["target_language"] if facts["detokenized"] else None
         entries = Vocabulary(vocabulary.read(folder / VOCABULARY), facts["kind"], language)
         languages = facts["source_language"], facts["target_language"]
-    except (OSError, EOFError, ValueError, KeyError) as error:
-        raise Problem(f"{folder}: {error!r}", "a data set for translation", prepare_again(folder)) from None
-    data = DataSet(pairs["train"], pairs["test"], entries, *languages, found, folder)
-    problems = check(data)
-    if problems:
-        raise problems[0]
+        data = DataSet(pairs["train"], pairs["test"], entries, *languages, found, folder)
+        check(data)
     return data
 
 
@@ -117,11 +111,11 @@ def _sentences(folder: Path, part: str, side: str) -> Sentences:
     return Sentences(tokens, np.load(str(folder / f"{part}_{side}_offsets.npy"), mmap_mode="r"))
 
 
-def check(data: DataSet) -> List[Problem]:
+def check(data: DataSet) -> None:
     """Compare the sizes of arrays and files with the passport, and read none of them."""
     folder, facts, splits = data.folder, data.passport["facts"], data.passport["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
     for part, pairs in (("train", data.train), ("test", data.test)):
         for side, sentences in (("source", pairs.source), ("target", pairs.target)):
             expected.append((f"sentences in {part}_{side}", len(sentences), splits[part]["count"]))
-    return differences(folder, data.passport, expected)
+    check_sizes(folder, data.passport, expected)

@@ -115,6 +115,9 @@ def test_a_set_is_verified_to_its_last_byte(toy_folder: Path, tmp_path: Path) ->
     (folder / REFERENCES).write_text("one line\n")
     with pytest.raises(Problem, match=r"9 bytes in test_references\.txt"):
         open_data(folder)
+    (folder / REFERENCES).unlink()
+    with pytest.raises(Problem, match=r"test_references\.txt"):
+        open_data(folder)
     (folder / "train_source.npy").write_bytes(b"")
     with pytest.raises(Problem, match="prepare it again"):
         open_data(folder)

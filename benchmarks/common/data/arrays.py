@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO, List, Mapping, Sequence, Tuple
+from typing import Any, BinaryIO, Iterator, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -44,13 +45,23 @@ def mapped(path: Path, kind: str) -> np.ndarray:
     return array
 
 
-def differences(folder: Path, passport: Mapping[str, Any], expected: Sequence[Expected]) -> List[Problem]:
-    """Return what is not as ``expected``, and each file whose size is not the passport's; reads no file."""
+@contextmanager
+def opening(folder: Path, kind: str) -> Iterator[None]:
+    """Open a data set for ``kind``.
+
+    Raises:
+        Problem: in place of what a missing, damaged or other file or fact raises.
+    """
+    try:
+        yield
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise Problem(f"{folder}: {error!r}", f"a data set for {kind}", prepare_again(folder)) from None
+
+
+def check_sizes(folder: Path, passport: Mapping[str, Any], expected: Sequence[Expected]) -> None:
+    """Refuse what is not as ``expected``, and a file whose size is not the passport's; reads no file."""
     files = [file for split in passport["splits"].values() for file in split["files"]]
     sizes = [(f"bytes in {each['name']}", (folder / each["name"]).stat().st_size, each["bytes"]) for each in files]
-    again = prepare_again(folder)
-    return [
-        Problem(f"{folder}: {got:,} {what}", f"{want:,}", again)
-        for what, got, want in (*expected, *sizes)
-        if got != want
-    ]
+    for what, got, want in (*expected, *sizes):
+        if got != want:
+            raise Problem(f"{folder}: {got:,} {what}", f"{want:,}", prepare_again(folder))
