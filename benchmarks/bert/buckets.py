@@ -15,7 +15,8 @@ from benchmarks.bert.masking import stream
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.files import allocate, in_one_step
 from benchmarks.common.data.workers import Report
-from benchmarks.language.arrays import ARRAYS, Samples
+from benchmarks.language import ARRAYS
+from benchmarks.language.arrays import Samples
 
 SIZES = ("samples", "tokens", "masked")
 _UNIT = {

@@ -8,7 +8,7 @@ from typing import Dict, Tuple
 import numpy as np
 
 from benchmarks.common.checks.selftest import write_passport
-from benchmarks.language import arrays
+from benchmarks.language import ARRAYS, VOCABULARY
 from benchmarks.language.vocabulary import SPECIAL
 
 SAMPLES = {"train": 1 << 13, "test": 512}
@@ -37,8 +37,8 @@ def write(folder: Path, entries: int = 30522, length: int = 512, predictions: in
     """Write samples of up to ``length`` tokens of a vocabulary of ``entries``."""
     for part, count in SAMPLES.items():
         for name, array in sample_arrays(count, length, predictions, entries).items():
-            np.save(str(folder / f"{part}_{name}.npy"), array.astype(arrays.ARRAYS[name]))
+            np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))
     words: Tuple[str, ...] = (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL))))
-    (folder / arrays.VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    (folder / VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     facts = {"vocabulary": entries, "sequence_length": length, "max_predictions": predictions}
     write_passport(folder, "bert", SAMPLES, facts)

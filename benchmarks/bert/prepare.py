@@ -16,16 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common.data import prepare
-
-FILES = (
-    *(
-        f"{part}_{name}.npy"
-        for part in ("train", "test")
-        for name in ("tokens", "offsets", "second", "masked_places", "masked_labels", "masked_offsets", "next")
-    ),
-    "vocabulary.txt",
-)
-"""As in arrays.py, which needs numpy; a test compares them."""
+from benchmarks.language import FILES
 
 
 def _add_options(options: argparse._ArgumentGroup) -> None:

@@ -14,7 +14,8 @@ from benchmarks.bert.sources import Source
 from benchmarks.common.data.prepare import Content, Split
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Workers
-from benchmarks.language.arrays import PARTS, VOCABULARY, Samples, part_files
+from benchmarks.language import PARTS, VOCABULARY, part_files
+from benchmarks.language.arrays import Samples
 
 VERSION = "1"
 """Raise it when the same source and options give other bytes: unfinished parts are then made again."""

@@ -9,8 +9,7 @@ from typing import Optional
 from benchmarks.bert import stages
 from benchmarks.bert.evaluation import Chosen
 from benchmarks.common.data.progress import Progress
-from benchmarks.language import learning, vocabulary, wordpiece
-from benchmarks.language.arrays import VOCABULARY
+from benchmarks.language import VOCABULARY, learning, vocabulary, wordpiece
 
 MOST_SHARDS = 32
 """Whose words are counted, spread over the text: more words would not fit into bounded memory, nor change much."""

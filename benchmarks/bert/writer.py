@@ -23,8 +23,7 @@ from benchmarks.common.data.prepare import Content, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
-from benchmarks.language import vocabulary
-from benchmarks.language.arrays import PARTS
+from benchmarks.language import PARTS, vocabulary
 
 BLOCK_BYTES = 8 << 20
 """Text of a block, about."""

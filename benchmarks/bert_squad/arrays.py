@@ -29,29 +29,15 @@ from typing import Any, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from benchmarks.bert_squad import ARRAYS, OF_TOKENS, OF_WINDOWS, PARAGRAPHS, PARTS, VOCABULARY
 from benchmarks.bert_squad.answers import Places
 from benchmarks.common.data import passport
 from benchmarks.common.data.arrays import check_sizes, mapped, opening
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 
-PARTS = ("train", "test")
-VOCABULARY, PARAGRAPHS = "vocabulary.txt", "test_paragraphs.jsonl"
-OF_TOKENS = {"tokens": "<u2", "begins": "<u2", "ends": "<u2", "best": "|u1"}
-OF_WINDOWS = {"second": "<u2", "start": "<u2", "end": "<u2", "question": "<i4"}
-ARRAYS = {**OF_TOKENS, "offsets": "<i8", **OF_WINDOWS}
-"""Names and types, in the order of Windows."""
 LONGEST_PARAGRAPH = (1 << 16) - 1
 """Characters."""
-
-
-def part_files(part: str) -> Tuple[str, ...]:
-    """Return the names of the files of a part."""
-    names = tuple(f"{part}_{name}.npy" for name in ARRAYS)
-    return (*names, VOCABULARY) if part == "train" else (*names, PARAGRAPHS)
-
-
-FILES = (*part_files("train"), *part_files("test"))
 
 
 @dataclass(frozen=True)

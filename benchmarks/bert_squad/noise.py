@@ -8,7 +8,7 @@ from typing import Dict, Tuple
 
 import numpy as np
 
-from benchmarks.bert_squad import arrays
+from benchmarks.bert_squad import ARRAYS, PARAGRAPHS, VOCABULARY
 from benchmarks.common.checks.selftest import write_passport
 from benchmarks.language.vocabulary import SPECIAL
 
@@ -45,11 +45,11 @@ def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
     """Write windows of up to ``length`` tokens of a vocabulary of ``entries``."""
     for part, count in WINDOWS.items():
         for name, array in window_arrays(count, length, entries).items():
-            np.save(str(folder / f"{part}_{name}.npy"), array.astype(arrays.ARRAYS[name]))
+            np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))
     words: Tuple[str, ...] = (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL))))
-    (folder / arrays.VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    (folder / VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     context = "w " * length
     asked = [{"id": str(number), "question": "w", "answers": ["w w w"]} for number in range(WINDOWS["test"])]
-    (folder / arrays.PARAGRAPHS).write_text(json.dumps({"context": context, "questions": asked}) + "\n")
+    (folder / PARAGRAPHS).write_text(json.dumps({"context": context, "questions": asked}) + "\n")
     facts = {"vocabulary": entries, "sequence_length": length, "questions": WINDOWS}
     write_passport(folder, "bert-squad", WINDOWS, facts)

@@ -13,17 +13,8 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
+from benchmarks.bert_squad import FILES
 from benchmarks.common.data import prepare
-
-FILES = (
-    *(
-        f"{part}_{name}.npy"
-        for part in ("train", "test")
-        for name in ("tokens", "begins", "ends", "best", "offsets", "second", "start", "end", "question")
-    ),
-    "vocabulary.txt",
-    "test_paragraphs.jsonl",
-)
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:

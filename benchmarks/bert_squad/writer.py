@@ -10,16 +10,18 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
 
-from benchmarks.bert_squad import made, squad, windows
-from benchmarks.bert_squad.arrays import (
+from benchmarks.bert_squad import (
     ARRAYS,
-    LONGEST_PARAGRAPH,
     OF_TOKENS,
     PARAGRAPHS,
     PARTS,
     VOCABULARY,
+    made,
     part_files,
+    squad,
+    windows,
 )
+from benchmarks.bert_squad.arrays import LONGEST_PARAGRAPH
 from benchmarks.bert_squad.squad import Paragraph
 from benchmarks.bert_squad.windows import Cut, Window
 from benchmarks.common.data import source_checks

@@ -1,1 +1,27 @@
 """English text for language models: WordPiece tokens, and arrays of samples without padding."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+PARTS = ("train", "test")
+VOCABULARY = "vocabulary.txt"
+ARRAYS = {
+    "tokens": "<u2",
+    "offsets": "<i8",
+    "second": "<u2",
+    "masked_places": "<u2",
+    "masked_labels": "<u2",
+    "masked_offsets": "<i8",
+    "next": "|u1",
+}
+"""Names and types of the arrays of pretraining data, in the order of arrays.Samples."""
+
+
+def part_files(part: str) -> Tuple[str, ...]:
+    """Return the names of the arrays of a part."""
+    return tuple(f"{part}_{name}.npy" for name in ARRAYS)
+
+
+FILES = (*part_files("train"), *part_files("test"), VOCABULARY)
+"""Files of prepared pretraining data, as arrays.py describes them."""

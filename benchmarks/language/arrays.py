@@ -27,29 +27,8 @@ import numpy as np
 
 from benchmarks.common.data import passport
 from benchmarks.common.data.arrays import check_sizes, mapped, opening
-from benchmarks.language import vocabulary
+from benchmarks.language import ARRAYS, PARTS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import Vocabulary
-
-PARTS = ("train", "test")
-VOCABULARY = "vocabulary.txt"
-ARRAYS = {
-    "tokens": "<u2",
-    "offsets": "<i8",
-    "second": "<u2",
-    "masked_places": "<u2",
-    "masked_labels": "<u2",
-    "masked_offsets": "<i8",
-    "next": "|u1",
-}
-"""Names and types, in the order of Samples."""
-
-
-def part_files(part: str) -> Tuple[str, ...]:
-    """Return the names of the arrays of a part."""
-    return tuple(f"{part}_{name}.npy" for name in ARRAYS)
-
-
-FILES = (*part_files("train"), *part_files("test"), VOCABULARY)
 
 
 def within(counts: np.ndarray) -> np.ndarray:

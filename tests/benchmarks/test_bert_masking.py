@@ -9,7 +9,8 @@ from benchmarks.bert import (
     masking,
 )
 from benchmarks.bert.masking import Documents
-from benchmarks.language.arrays import ARRAYS, Samples
+from benchmarks.language import ARRAYS
+from benchmarks.language.arrays import Samples
 from tests.bert_data import (
     NUMBERS,
     drawn_samples,

@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.bert_squad import answers, made, schedule, scores, squad, windows, writer
 from benchmarks.bert_squad.answers import Places
-from benchmarks.bert_squad.arrays import FILES, open_data
-from benchmarks.bert_squad.prepare import DATA_SET
+from benchmarks.bert_squad.arrays import open_data
 from benchmarks.bert_squad.squad import Answer, Paragraph, Question
 from benchmarks.bert_squad.windows import Cut
 from benchmarks.common.data.problem import Problem
@@ -222,10 +221,6 @@ def test_small_set_has_every_answer_in_its_windows(made_set: Path) -> None:
     assert len(found.test) > len(found.questions), "some paragraphs have several windows"
     again = made.paragraphs("test", 0)
     assert again == made.paragraphs("test", 0) != made.paragraphs("test", 1)
-
-
-def test_files_of_the_command_line_are_those_of_the_arrays() -> None:
-    assert set(DATA_SET.files) == set(FILES)
 
 
 CONTEXT = "Ada lives in Old Bray. Ben lives in New Alton."

@@ -55,7 +55,9 @@ def opening(folder: Path, kind: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise Problem(f"{folder}: {error!r}", f"a data set for {kind}", prepare_again(folder)) from None
+        # The text of an OSError names the file, its representation does not.
+        found = str(error) if isinstance(error, OSError) else repr(error)
+        raise Problem(f"{folder}: {found}", f"a data set for {kind}", prepare_again(folder)) from None
 
 
 def check_sizes(folder: Path, passport: Mapping[str, Any], expected: Sequence[Expected]) -> None:

@@ -26,7 +26,7 @@ from benchmarks.bert.pytorch.model import Network, decay_of
 from benchmarks.bert.pytorch.train import Training, flat_optimizer, train_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language import arrays
+from benchmarks.language import ARRAYS, arrays
 from benchmarks.language.pytorch import attention, checkpoint, fp8
 from benchmarks.language.pytorch.encoder import Encoder, Shape
 from benchmarks.language.pytorch.graphs import captured
@@ -46,7 +46,7 @@ CHECKPOINT = Path(__file__).parents[2] / "samples" / "bert_checkpoint"
 
 def samples(count=9, longest=LONGEST, entries=ENTRIES):
     found = noise.sample_arrays(count, longest, 4, entries)
-    return arrays.Samples(*(found[name].astype(dtype) for name, dtype in arrays.ARRAYS.items()))
+    return arrays.Samples(*(found[name].astype(dtype) for name, dtype in ARRAYS.items()))
 
 
 def initialized(shape, attention_name="grouped"):

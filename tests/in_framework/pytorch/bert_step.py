@@ -13,7 +13,7 @@ from benchmarks.bert.pytorch.data import EvaluationInput, TrainingInput, part_of
 from benchmarks.bert.pytorch.train import Training, train_step, warm_up
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language import arrays
+from benchmarks.language import ARRAYS, arrays
 
 RANKS = (1, 2)
 ENTRIES, LONGEST, STEPS, SAMPLES, RATE = 61, 20, 4, 37, 0.02
@@ -35,7 +35,7 @@ def ranks():
 @pytest.fixture(scope="module")
 def samples():
     found = noise.sample_arrays(SAMPLES, LONGEST, 3, ENTRIES)
-    return arrays.Samples(*(found[name].astype(dtype) for name, dtype in arrays.ARRAYS.items()))
+    return arrays.Samples(*(found[name].astype(dtype) for name, dtype in ARRAYS.items()))
 
 
 @pytest.fixture(scope="module")
