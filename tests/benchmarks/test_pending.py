@@ -1,40 +1,47 @@
 """Evaluations that end while training continues, without a framework: lines, agreement, checkpoints, failures."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import Wording
-from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
-from tests.benchmarks.test_run_loop import FRAMEWORK, START, Config, handlers, keys
+from tests.benchmarks.loop import START, Training, handlers, keys, stop_at
 from tests.conftest import records
 
 __all__ = ["handlers"]
 EPOCHS, STEPS = 4, 5
+SSD = Wording("ssd", accuracy_first=True)
 
 
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two looks at an evaluator."""
+def evaluators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No pause between two looks at an evaluator, which every run closes, and lets finish unless it was interrupted."""
     monkeypatch.setattr("benchmarks.common.run.run.pause", lambda: None)
+    Evaluator.made.clear()
+    yield
+    assert all(each.closed for each in Evaluator.made)
+    assert Evaluator.made[-1].finished
 
 
 class Evaluator:
     """Has the oldest result at the last of ``polls`` looks; its files are those of the run's folder."""
+
+    made: ClassVar[list["Evaluator"]] = []
 
     def __init__(self, folder: Path, quality: Callable[[int], float], polls: int) -> None:
         self._folder, self._quality, self._polls = folder / "found", quality, polls
         self._left, self._queue = polls, list[int]()
         self.fails_at = 0
         self.closed = self.finished = False
+        self.made.append(self)
 
     def open(self) -> None:
         self._folder.mkdir(exist_ok=True)
@@ -73,40 +80,9 @@ def by_epochs(concurrently: bool = True, interval: int = 0, stops: bool = True) 
     return timelines.by_epochs(config, STEPS, lambda epoch: True, stops, concurrently)
 
 
-class Training:
-    """Steps are counted by its only weight; after each epoch the evaluator is given the number of steps."""
-
-    def __init__(self, output: Path, timeline: Timeline, quality: Callable[[int], float], polls: int) -> None:
-        output.mkdir(exist_ok=True)
-        self.run = Run(Config({"map": 0.5}), FRAMEWORK, Path("data"), output, Wording("ssd", accuracy_first=True))
-        self.timeline = timeline
-        self.weight = int(self.run.saved["weight"]) if self.run.resumed else 0
-        self.evaluator = Evaluator(output, quality, polls)
-
-    def go(self, on_step: Any = None, on_batch: Any = None) -> str:
-        run = self.run
-        with run.initialization():
-            run.log({"global_batch_size": 4})
-        try:
-            with run.timed(self.timeline):
-                run.register_state(lambda: {"weight": self.weight})
-                run.use(self.evaluator)
-                for _ in run.blocks():
-                    for step in run.steps():
-                        self.weight += 1
-                        if on_step:
-                            on_step(step)
-                        run.report(float(step), 0.5)
-                    if run.evaluates():
-                        for batch in run.interruptible(range(4)):
-                            if on_batch:
-                                on_batch(batch)
-                        run.evaluated_later(self.weight)
-        finally:
-            assert self.evaluator.closed
-        outcome = records(run.output / "metrics.jsonl", "end")[-1]["outcome"]
-        assert self.evaluator.finished == (outcome != "interrupted")
-        return outcome
+def start(output: Path, timeline: Timeline, quality: Callable[[int], float], polls: int) -> Training:
+    """A training whose evaluator is given the number of steps after each epoch."""
+    return Training(output, timeline, {"map": 0.5}, SSD, Evaluator(output, quality, polls))
 
 
 def low(epoch: int) -> float:
@@ -119,7 +95,7 @@ def results(folder: Path) -> list[tuple[int, float]]:
 
 def test_training_continues_and_the_result_comes_later(tmp_path: Path) -> None:
     """As in the submitted logs of Mask R-CNN: the block ends before its evaluation."""
-    assert Training(tmp_path, by_epochs(), low, polls=2).go() == "not_reached"
+    assert start(tmp_path, by_epochs(), low, polls=2).go() == "not_reached"
     assert keys(tmp_path) == [
         *START,
         *("+block_start 1x1", "+epoch_start 1", "-epoch_stop 1", "-block_stop 1", "+eval_start 1"),
@@ -149,7 +125,7 @@ def test_training_continues_and_the_result_comes_later(tmp_path: Path) -> None:
 def test_the_run_ends_at_the_evaluation_that_reached_the_targets(
     tmp_path: Path, polls: int, steps: int, end: list[str]
 ) -> None:
-    training = Training(tmp_path, by_epochs(), lambda epoch: 0.5, polls)
+    training = start(tmp_path, by_epochs(), lambda epoch: 0.5, polls)
     assert training.go() == "reached"
     assert training.weight == steps
     assert keys(tmp_path)[-6:] == end
@@ -159,7 +135,7 @@ def test_the_run_ends_at_the_evaluation_that_reached_the_targets(
 
 def test_an_evaluation_begins_when_the_one_before_it_has_ended(tmp_path: Path) -> None:
     """Or the checker of v0.6 refuses the log."""
-    assert Training(tmp_path, by_epochs(), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=40).go() == "reached"
+    assert start(tmp_path, by_epochs(), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=40).go() == "reached"
     assert results(tmp_path) == [(1, 0.1), (2, 0.5)]
     lines = [line for line in keys(tmp_path) if "eval" in line]
     assert lines == [line for n in (1, 2) for line in (f"+eval_start {n}", f"eval_accuracy {n}", f"-eval_stop {n}")]
@@ -167,12 +143,12 @@ def test_an_evaluation_begins_when_the_one_before_it_has_ended(tmp_path: Path) -
 
 @pytest.mark.parametrize("polls", [1, 40])
 def test_a_run_that_is_not_to_stop_has_all_results(tmp_path: Path, polls: int) -> None:
-    assert Training(tmp_path, by_epochs(stops=False), lambda epoch: 0.6, polls).go() == "reached"
+    assert start(tmp_path, by_epochs(stops=False), lambda epoch: 0.6, polls).go() == "reached"
     assert results(tmp_path) == [(epoch, 0.6) for epoch in range(1, EPOCHS + 1)]
 
 
 def test_an_evaluation_that_is_waited_for_has_the_lines_of_any_other(tmp_path: Path) -> None:
-    training = Training(tmp_path, by_epochs(concurrently=False), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=3)
+    training = start(tmp_path, by_epochs(concurrently=False), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=3)
     assert training.go() == "reached"
     assert keys(tmp_path)[len(START) :] == [
         *("+block_start 1x1", "+epoch_start 1", "-epoch_stop 1"),
@@ -182,10 +158,6 @@ def test_an_evaluation_that_is_waited_for_has_the_lines_of_any_other(tmp_path: P
     ]
 
 
-def stop_at(wanted: int | None) -> Callable[[int], None]:
-    return lambda number: signal.raise_signal(signal.SIGTERM) if number == wanted else None
-
-
 @pytest.mark.parametrize("concurrently", [True, False])
 @pytest.mark.parametrize("polls", [1, 4, 40])
 @pytest.mark.parametrize("place", [*((None, step) for step in range(0, EPOCHS * STEPS, 3)), (0, None), (3, None)])
@@ -193,17 +165,18 @@ def test_a_stopped_run_loses_no_evaluation(
     tmp_path: Path, concurrently: bool, polls: int, place: tuple[int | None, int | None]
 ) -> None:
     batch, step = place
-    start = partial(Training, timeline=by_epochs(concurrently), quality=low, polls=polls)
-    first = start(tmp_path)
-    assert first.go(stop_at(step), stop_at(batch)) == "interrupted"
-    second = start(tmp_path)
+    begin = partial(start, timeline=by_epochs(concurrently), quality=low, polls=polls)
+    first = begin(tmp_path)
+    assert first.go(None, stop_at(step), stop_at(batch)) == "interrupted"
+    assert not first.evaluator.finished
+    second = begin(tmp_path)
     assert second.weight == first.weight
     assert second.go() == "not_reached"
     assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
     lines = keys(tmp_path)
     # Where the lines of a result are depends on when it came.
     once = tmp_path / "once"
-    start(once).go()
+    begin(once).go()
     assert sorted(lines) == sorted(keys(once))
     for epoch in range(1, EPOCHS + 1):
         begun, ended = lines.index(f"+eval_start {epoch}"), lines.index(f"-eval_stop {epoch}")
@@ -211,7 +184,7 @@ def test_a_stopped_run_loses_no_evaluation(
 
 
 def test_a_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> None:
-    training = Training(tmp_path, by_epochs(), low, polls=1000)
+    training = start(tmp_path, by_epochs(), low, polls=1000)
     polled, poll = [], training.evaluator.poll
 
     def stop_after_training() -> Any:
@@ -223,7 +196,7 @@ def test_a_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> 
 
     training.evaluator.poll = stop_after_training  # type: ignore[method-assign]
     assert training.go() == "interrupted"
-    again = Training(tmp_path, by_epochs(), low, polls=2)
+    again = start(tmp_path, by_epochs(), low, polls=2)
     assert again.weight == EPOCHS * STEPS
     assert again.go() == "not_reached"
     assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
@@ -231,7 +204,7 @@ def test_a_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> 
 
 def test_a_run_killed_after_it_reached_its_targets_ends_when_it_is_resumed(tmp_path: Path) -> None:
     """A checkpoint between the result and the end of the run, as of an epoch that ends there."""
-    training = Training(tmp_path, by_epochs(), lambda epoch: 0.5, polls=1)
+    training = start(tmp_path, by_epochs(), lambda epoch: 0.5, polls=1)
 
     def die(step: int) -> None:
         if training.run._reached:
@@ -239,8 +212,8 @@ def test_a_run_killed_after_it_reached_its_targets_ends_when_it_is_resumed(tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.go(die)
-    again = Training(tmp_path, by_epochs(), lambda epoch: 0.1, polls=1)
+        training.go(None, die)
+    again = start(tmp_path, by_epochs(), lambda epoch: 0.1, polls=1)
     assert again.go() == "reached"
     assert results(tmp_path) == [(1, 0.5)]
 
@@ -250,13 +223,13 @@ def test_a_run_killed_after_it_reached_its_targets_ends_when_it_is_resumed(tmp_p
 def test_an_evaluator_that_fails_ends_the_run_and_loses_nothing(
     tmp_path: Path, concurrently: bool, fails_at: int
 ) -> None:
-    first = Training(tmp_path, by_epochs(concurrently), low, polls=2)
+    first = start(tmp_path, by_epochs(concurrently), low, polls=2)
     first.evaluator.fails_at = fails_at
     with pytest.raises(SystemExit, match=r"the evaluator was killed\n  hint: resume the run"):
         first.go()
     assert "run_stop" not in (tmp_path / "result.txt").read_text(encoding="utf-8")
     assert not records(tmp_path / "metrics.jsonl", "end")
-    second = Training(tmp_path, by_epochs(concurrently), low, polls=2)
+    second = start(tmp_path, by_epochs(concurrently), low, polls=2)
     assert second.weight == first.weight
     assert second.go() == "not_reached"
     assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
@@ -264,11 +237,11 @@ def test_an_evaluator_that_fails_ends_the_run_and_loses_nothing(
 
 def test_files_are_kept_for_the_checkpoints_that_need_them(tmp_path: Path) -> None:
     """The newest checkpoint is damaged: the one before it had the first evaluation still to come."""
-    training = Training(tmp_path, by_epochs(interval=1), low, polls=5)
-    assert training.go(stop_at(STEPS + 4)) == "interrupted"
+    training = start(tmp_path, by_epochs(interval=1), low, polls=5)
+    assert training.go(None, stop_at(STEPS + 4)) == "interrupted"
     older, newest = sorted((tmp_path / "checkpoint").iterdir())
     (newest / "shared").unlink()
-    again = Training(tmp_path, by_epochs(interval=1), low, polls=2)
+    again = start(tmp_path, by_epochs(interval=1), low, polls=2)
     assert f"step_{again.weight:08d}" == older.name
     assert again.go() == "not_reached"
     assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]

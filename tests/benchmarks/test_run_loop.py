@@ -2,11 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -17,113 +16,27 @@ import pytest
 
 from benchmarks.common.run import checkpoints, choices
 from benchmarks.common.run import timeline as timelines
-from benchmarks.common.run.input_wait import InputWait
 from benchmarks.common.run.mllog import MLLog, Wording
-from benchmarks.common.run.ranks import Lagged, Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
 from benchmarks.dlrm import events as dlrm
 from benchmarks.resnet import events as resnet
 from encore import catalogue, configuration
+from tests.benchmarks.loop import (
+    FRAMEWORK,
+    START,
+    STEPS,
+    WORDING,
+    Config,
+    Training,
+    every_two_steps,
+    handlers,
+    keys,
+    stop_at,
+)  # fmt: skip
 from tests.conftest import logged, records
 
-STEPS = 3
-"""Of an epoch."""
-WORDING = Wording("some")
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """A run takes SIGTERM and SIGINT over."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
-
-
-class Sums:
-    """Sums of a single rank."""
-
-    def __init__(self, ranks: Ranks, name: str) -> None:
-        self._lagged = Lagged()
-        self.drain = self._lagged.drain
-
-    def send(self, loss: float | None, stop: bool, *more: Any) -> list[float] | None:
-        return self._lagged.send(lambda: [loss or 0.0, float(stop), *map(float, more)])
-
-
-FRAMEWORK = SimpleNamespace(
-    start=lambda config: Ranks(0, 1, 0, 1, None),
-    finish=lambda: None,
-    barrier=lambda: None,
-    connect=lambda ranks: None,
-    synchronize=lambda: None,
-    total=list,
-    save=checkpoints.save_arrays,
-    load=checkpoints.load_arrays,
-    LaggedSums=Sums,
-    input_wait=lambda ranks: InputWait(),
-    arithmetic=lambda ranks: {"tf32": {"matmul": True}},
-)
-
-
-@dataclass(frozen=True)
-class Config:
-    """What Run reads of a configuration."""
-
-    targets: Mapping[str, float]
-    seed: int = 7
-    batch_size: int = 4
-    log_interval: int = 1
-    checkpoint_interval: int = 0
-    round: str = "v0.7"
-    kernels: str = "auto"
-    optimizer_kernel: str = "auto"
-
-
-class Training:
-    """A training whose only weight counts its steps; ``qualities`` gives those of each evaluation."""
-
-    def __init__(
-        self,
-        output: Path,
-        timeline: Timeline,
-        targets: Mapping[str, float],
-        wording: Wording = WORDING,
-        log_interval: int = 1,
-        round_name: str = "v0.7",
-    ) -> None:
-        config = Config(targets, log_interval=log_interval, round=round_name)
-        self.run = Run(config, FRAMEWORK, Path("data"), output, wording)
-        self.timeline = timeline
-        self.weight = int(self.run.saved["weight"]) if self.run.resumed else 0
-        self.evaluated: list[int] = []
-
-    def go(self, qualities: Callable[[int], Mapping[str, float]], on_step: Any = None, on_batch: Any = None) -> str:
-        """Train to the end; returns the outcome."""
-        run = self.run
-        with run.initialization():
-            run.log({"global_batch_size": 4})
-        with run.timed(self.timeline):
-            run.register_state(lambda: {"weight": self.weight}, lambda: {"input": bytes([self.weight])})
-            for _ in run.blocks():
-                for step in run.steps():
-                    assert step == self.weight
-                    self.weight += 1
-                    if on_step:
-                        on_step(step)
-                    run.report(float(step), 0.5)
-                if run.evaluates():
-                    for batch in run.interruptible(range(6)):
-                        if on_batch:
-                            on_batch(batch)
-                    if run.interrupted:
-                        run.evaluated(None)
-                        continue
-                    self.evaluated.append(self.weight)
-                    run.evaluated(qualities(self.weight))
-        assert run.finish() == 0
-        return records(run.output / "metrics.jsonl", "end")[-1]["outcome"]
+__all__ = ["handlers"]
 
 
 def by_epochs(epochs: int, rule: Callable[[int], bool] = lambda epoch: True, interval: int = 0) -> Timeline:
@@ -131,33 +44,6 @@ def by_epochs(epochs: int, rule: Callable[[int], bool] = lambda epoch: True, int
     return timelines.by_epochs(SimpleNamespace(epochs=epochs, checkpoint_interval=interval), STEPS, rule)
 
 
-def every_two_steps(epochs: int) -> Timeline:
-    """Evaluations inside epochs, and after the last step."""
-    steps = epochs * STEPS
-    return Timeline(
-        steps_per_epoch=STEPS,
-        epochs=epochs,
-        evaluates_after=lambda step: step % 2 == 0 or step == steps,
-        checkpoints_after=lambda step: False,
-        epoch_num=lambda step: 1 + step / STEPS,
-        evaluates_inside_epochs=True,
-    )
-
-
-def keys(output: Path) -> list[str]:
-    """Events of a log, shortened: ``+`` starts, ``-`` ends, and what the metadata counts."""
-    marks = {"INTERVAL_START": "+", "INTERVAL_END": "-", "POINT_IN_TIME": ""}
-    found = []
-    for line in (output / "result.txt").read_text(encoding="utf-8").splitlines():
-        event = json.loads(line.removeprefix(":::MLLOG "))
-        meta = event["metadata"]
-        number = meta.get("epoch_num", meta.get("first_epoch_num", ""))
-        count = f"x{meta['epoch_count']}" if "epoch_count" in meta else ""
-        found.append(f"{marks[event['event_type']]}{event['key']} {number}{count}".strip())
-    return found
-
-
-START = ["+init_start", "seed", "global_batch_size", "-init_stop", "+run_start"]
 NEVER: Callable[[int], Mapping[str, float]] = lambda weight: {"accuracy": 0.0}  # noqa: E731
 
 
@@ -258,7 +144,7 @@ def test_the_start_notes_what_the_libraries_read(tmp_path: Path, monkeypatch: py
 
 
 def test_lines_of_the_oldest_round(tmp_path: Path) -> None:
-    training = Training(tmp_path, by_epochs(1), {"hit_rate": 0.1}, Wording("ncf"), round_name="v0.5")
+    training = Training(tmp_path, by_epochs(1), {"hit_rate": 0.1}, Wording("ncf"), round="v0.5")
     assert training.go(lambda weight: {"hit_rate": 0.2}) == "reached"
     lines = (tmp_path / "result.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split(") ", 1)[1] for line in lines] == [
@@ -296,12 +182,7 @@ def test_a_stopped_run_resumes_as_if_it_had_not_stopped(
     start = partial(Training, timeline=timeline, targets={"accuracy": 0.5})
     batch, step = place
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    for folder in (whole, broken):
-        folder.mkdir()
     start(whole).go(NEVER)
-
-    def stop_at(wanted: int | None) -> Callable[[int], None]:
-        return lambda number: signal.raise_signal(signal.SIGTERM) if number == wanted else None
 
     first = start(broken)
     assert first.go(NEVER, stop_at(step), stop_at(batch)) == "interrupted"
@@ -321,7 +202,7 @@ def test_what_auto_became_is_recorded_and_a_resumed_run_takes_it_again(tmp_path:
     first = Training(tmp_path, by_epochs(2), {"accuracy": 0.5})
     choices.record("optimizer_kernel", "apex")
     choices.record("kernels", {"gather": "triton"})
-    assert first.go(NEVER, lambda step: signal.raise_signal(signal.SIGTERM) if step == 1 else None) == "interrupted"
+    assert first.go(NEVER, stop_at(1)) == "interrupted"
     (init_stop, *_) = [each for each in logged(tmp_path / "result.txt") if each["key"] == "init_stop"]
     assert init_stop["metadata"]["choices"] == taken
     second = Training(tmp_path, by_epochs(2), {"accuracy": 0.5})
@@ -354,7 +235,7 @@ def test_a_run_stopped_between_two_records_has_the_same_mean_losses(tmp_path: Pa
     timeline = timelines.by_epochs(SimpleNamespace(epochs=1, checkpoint_interval=0), 12, lambda epoch: True)
     start = partial(Training, tmp_path, timeline, {"accuracy": 0.5}, log_interval=5)
     first = start()
-    assert first.go(NEVER, lambda step: step == 5 and signal.raise_signal(signal.SIGTERM)) == "interrupted"
+    assert first.go(NEVER, stop_at(5)) == "interrupted"
     assert first.weight == 8, "between the records of steps 5 and 10"
     assert start().go(NEVER) == "not_reached"
     found = [(each["step"], each["loss"]) for each in records(tmp_path / "metrics.jsonl", "step")]
@@ -365,7 +246,7 @@ def test_epochs_of_one_step_can_be_stopped(tmp_path):
     """What the ranks vote is read some steps later, or at the end of an epoch."""
     timeline = timelines.by_epochs(SimpleNamespace(epochs=9, checkpoint_interval=0), 1, lambda epoch: epoch == 8)
     first = Training(tmp_path, timeline, {"accuracy": 0.5})
-    assert first.go(NEVER, lambda step: step == 2 and signal.raise_signal(signal.SIGTERM)) == "interrupted"
+    assert first.go(NEVER, stop_at(2)) == "interrupted"
     assert first.run.position == 3
     assert Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER) == "not_reached"
 
@@ -404,12 +285,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
     timeline = by_epochs(6, interval=2)
-
-    def stop(step: int) -> None:
-        if step == 13:
-            signal.raise_signal(signal.SIGTERM)
-
-    assert Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER, stop) == "interrupted"
+    assert Training(tmp_path, timeline, {"accuracy": 0.5}).go(NEVER, stop_at(13)) == "interrupted"
     older, newest = sorted((tmp_path / "checkpoint").iterdir())
     DAMAGES[damage](newest / name)
     again = Training(tmp_path, timeline, {"accuracy": 0.5})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.run.run import Run
-from tests.benchmarks.test_run_loop import FRAMEWORK, WORDING, Config, every_two_steps, handlers, keys
+from tests.benchmarks.loop import FRAMEWORK, WORDING, Config, every_two_steps, handlers, keys
 from tests.conftest import records
 
 __all__ = ["handlers"]
