@@ -1,4 +1,4 @@
-"""ResNet's input: batches in every framework, the operators that DALI gets on a GPU, and what the input makes wait."""
+"""ResNet's input: batches in every framework, and what the input makes wait."""
 
 from pathlib import Path
 from typing import Any
@@ -77,69 +77,7 @@ def test_an_error_of_a_queued_step_ends_the_training() -> None:
         wait.take()
 
 
-@pytest.fixture(scope="module")
-def graphs(in_mxnet: InFramework) -> Any:
-    """The operators of the pipelines on a GPU."""
-    return result(in_mxnet("graph_on_gpus.py"))
-
-
-def test_decoders_get_what_the_submissions_gave_them(graphs: Any) -> None:
-    """As common/dali.py of NVIDIA's v0.6, v0.7 and v2.1 submissions of ResNet in MXNet."""
-    decoders = [
-        graphs["plain"]["training"]["decoders__ImageRandomCrop"],
-        graphs["plain"]["evaluation"]["decoders__Image"],
-        graphs["cached"]["training"]["decoders__Image"],
-        graphs["cached"]["evaluation"]["decoders__Image"],
-    ]
-    for decoder in decoders:
-        assert (decoder["device"], decoder["affine"]) == ("mixed", "False")
-        assert decoder["device_memory_padding"] == decoder["host_memory_padding"] == str(64 * 2**20)
-        assert float(decoder["hw_decoder_load"]) == 0.5
-        assert decoder["preallocate_height_hint"] == "6430"
-    assert [decoder["preallocate_width_hint"] for decoder in decoders] == ["5980", "5980", "0", "0"]
-    assert ["bytes_per_sample_hint" in decoder for decoder in decoders] == [False, False, True, True]
-    for plain in decoders[:2]:
-        assert not [name for name in plain if name.startswith("cache")]
-    for cached in decoders[2:]:
-        assert cached["bytes_per_sample_hint"] == "[1315942, ]"
-        assert (cached["cache_size"], cached["cache_type"], cached["cache_threshold"]) == ("6144", "threshold", "0")
-
-
-def test_decoder_of_a_newer_dali_gets_no_hint_of_its_outputs(graphs: Any) -> None:
-    """nvImageCodec's decoder ends when its outputs are allocated already; all else is as for an old one."""
-    for split in ("training", "evaluation"):
-        old, new = graphs["cached"][split], graphs["nvImageCodec"][split]
-        decoder = dict(old["decoders__Image"])
-        del decoder["bytes_per_sample_hint"]
-        assert new == {**old, "decoders__Image": decoder}
-
-
-def test_a_decoder_cache_keeps_to_its_shard(graphs: Any) -> None:
-    """Else a rank has other images in each epoch, and the cache hardly ever hits."""
-    caching = ("stick_to_shard", "skip_cached_images", "lazy_init")
-    for split in ("training", "evaluation"):
-        reader = graphs["cached"][split]["readers__MXNet"]
-        assert [reader.get(name) for name in caching] == ["True"] * 3, split
-        assert (reader["shard_id"], reader["num_shards"], reader["dont_use_mmap"]) == ("3", "8", "True")
-    assert not set(caching) & set(graphs["plain"]["training"]["readers__MXNet"])
-    assert graphs["plain"]["evaluation"]["readers__MXNet"]["pad_last_batch"] == "True"
-
-
-def test_crops_get_their_hints_and_labels_are_on_the_gpu(graphs: Any) -> None:
-    for split, operator in (("training", "RandomResizedCrop"), ("evaluation", "Resize")):
-        crop, normalize = (graphs["cached"][split][name] for name in (operator, "CropMirrorNormalize"))
-        assert (crop["device"], normalize["device"]) == ("gpu", "gpu")
-        assert (crop["bytes_per_sample_hint"], crop["temp_buffer_hint"]) == ("[165581, ]", "355568328")
-        assert normalize["bytes_per_sample_hint"] == "[441549, ]"
-        assert [graphs[name][split]["outputs"] for name in ("plain", "cached")] == [["gpu", "gpu"]] * 2
-
-
-def test_resizing_smooths_only_where_it_was_submitted(graphs: Any) -> None:
-    """DALI did so by its triangular filter alone until 1.16, which made it the default of the linear one."""
-    for name, smooth in (("plain", "False"), ("cached", "True")):
-        operators = [of for split in graphs[name].values() for of in split.items()]
-        assert [of["antialias"] for operator, of in operators if "Resize" in operator] == [smooth] * 2
-    assert graphs["resizing before 1.16"] == [{}, {"min_filter": "DALIInterpType.INTERP_TRIANGULAR"}]
+def test_only_later_submissions_resize_with_antialiasing() -> None:
     choice = catalogue.choose("resnet")
     systems = [system for system in catalogue.systems(choice) if system.kind in ("submitted", "later")]
     found = [configuration.resolve(choice, each, each.nodes, each.gpus_per_node, []) for each in systems]

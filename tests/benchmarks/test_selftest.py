@@ -84,7 +84,7 @@ def test_steps_are_counted_from_record_to_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_choice_of_a_varied_field_is_a_check(name: str, tmp_path: Path) -> None:
     bench = bench_of(name, tmp_path, "gpu")
-    found = set(selftest.names(bench.suite, bench.base))
+    found = set(selftest.checks(bench.suite, bench.base))
     assert set(selftest.FIXED) < found
     fields = selftest.defaults(bench.suite)
     assert {entry.partition("=")[0] for entry in (*bench.suite.varied, *bench.suite.settings)} <= set(fields)

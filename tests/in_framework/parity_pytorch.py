@@ -22,27 +22,12 @@ from tests.in_framework import parity_task
 CPU = torch.device("cpu")
 
 
-def export_weights(network, config):
-    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
-    state = network.state_dict()
-    return {model.neutral_name(name): tensor.detach().float().cpu().numpy().copy() for name, tensor in state.items()}
-
-
-def import_weights(network, arrays, config):
-    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
-    with torch.no_grad():
-        for name, tensor in network.state_dict().items():
-            tensor.copy_(torch.from_numpy(np.asarray(arrays[model.neutral_name(name)])))
-
-
 def network_with(config, arrays):
     network = model.place(model.build(config), config, CPU)
-    import_weights(network, arrays, config)
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            tensor.copy_(torch.from_numpy(arrays[model.neutral_name(name)]))
     return network
-
-
-def exported(config, arrays):
-    return export_weights(network_with(config, arrays), config)
 
 
 def images_of(config, batch):
@@ -70,7 +55,7 @@ def optimized(config, arrays, gradients, rates):
             # In the parameter's own memory order, as a backward pass leaves it.
             parameter.grad = torch.empty_like(parameter).copy_(torch.from_numpy(gradient[model.neutral_name(name)]))
         trainer.step()
-    return export_weights(network, config)
+    return {model.neutral_name(name): tensor.detach().numpy() for name, tensor in network.state_dict().items()}
 
 
 def trained(config, arrays, data, rates):
@@ -85,12 +70,6 @@ def trained(config, arrays, data, rates):
     return first, np.array(losses)
 
 
-functions = SimpleNamespace(
-    logits=logits,
-    loss_and_gradients=loss_and_gradients,
-    exported=exported,
-    optimized=optimized,
-    trained=trained,
-)
+functions = SimpleNamespace(logits=logits, loss_and_gradients=loss_and_gradients, optimized=optimized, trained=trained)
 found = parity_task.run(Config, functions, Path(sys.argv[2]))
 print(json.dumps(parity_task.differences(found, sys.argv[1])))

@@ -1,6 +1,6 @@
 """What each framework computes for the parity tests, in NumPy alone: weights, a batch, gradients, rates.
 
-A program parity_FRAMEWORK.py has five functions over these, and run() makes one file of their results.
+A program parity_FRAMEWORK.py has four functions over these, and run() makes one file of their results.
 """
 
 import dataclasses
@@ -90,7 +90,6 @@ def run(config_class, framework: SimpleNamespace, data):
         found[f"gradients {depth}"] = np.concatenate(
             [gradients[name].ravel() for name in weights.trained_names(config)]
         )
-        found.update({f"exported {depth} {name}": array for name, array in framework.exported(config, arrays).items()})
     for name in ("sgd", "lars"):
         config = optimizer_config(config_class, name)
         # Rates of a warm-up and of the decay after it.

@@ -33,25 +33,11 @@ def export_arrays(values):
     return {name: _from_tensorflow(name, value.numpy()) for name, value in values.items()}
 
 
-def export_weights(network):
-    """All weights and statistics under the names and with the axes of benchmarks/resnet/weights.py."""
-    return export_arrays(network.variables)
-
-
-def import_weights(network, arrays):
-    """Set all weights and statistics to what ``export_weights`` of any implementation returned."""
-    for name, variable in network.variables.items():
-        variable.assign(model.to_tensorflow(name, arrays[name]))
-
-
 def network_with(config, arrays):
     network = model.build(config)
-    import_weights(network, arrays)
+    for name, variable in network.variables.items():
+        variable.assign(model.to_tensorflow(name, arrays[name]))
     return network
-
-
-def exported(config, arrays):
-    return export_weights(network_with(config, arrays))
 
 
 def tensors_of(batch):
@@ -76,7 +62,7 @@ def optimized(config, arrays, gradients, rates):
     for gradient, rate in zip(gradients, rates):
         mine = [tf.constant(model.to_tensorflow(name, gradient[name])) for name in network.trained]
         step(mine, tf.constant(rate, tf.float32))
-    return export_weights(network)
+    return export_arrays(network.variables)
 
 
 def trained(config, arrays, data, rates):
@@ -93,13 +79,7 @@ def trained(config, arrays, data, rates):
 
 
 tensorflow.start(SimpleNamespace(device="cpu", precision="fp32"))
-functions = SimpleNamespace(
-    logits=logits,
-    loss_and_gradients=loss_and_gradients,
-    exported=exported,
-    optimized=optimized,
-    trained=trained,
-)
+functions = SimpleNamespace(logits=logits, loss_and_gradients=loss_and_gradients, optimized=optimized, trained=trained)
 found = parity_task.run(Config, functions, Path(sys.argv[2]))
 tensorflow.finish()
 print(json.dumps(parity_task.differences(found, sys.argv[1])))

@@ -90,6 +90,7 @@ def measure(
 ) -> Tuple[Dict[str, Any], Optional[float]]:
     """Measure the samples per second of each loop, measured in turn, and the share of waiting with real data."""
     loops = {name: loop for name, loop in subject.loops.items() if not only or name in only}
+    titles = {**TITLES, **subject.titles}
     speeds: Dict[str, List[float]] = {name: [] for name in loops}
     shares: List[float] = []
     for name, loop in loops.items():
@@ -98,7 +99,7 @@ def measure(
             # Else a device would report one loop's error in the next one.
             synchronize()
         except Exception:
-            print(f"failed: {({**TITLES, **subject.titles})[name]}", file=sys.stderr)
+            print(f"failed: {titles[name]}", file=sys.stderr)
             raise
     for number in range(repeats):
         for name, loop in loops.items():
@@ -119,7 +120,7 @@ def measure(
         against = speeds.get(subject.against.get(name, "bare"), [])
         ratios = [value / base for value, base in zip(values, against)]
         measured[name] = {
-            "title": {**TITLES, **subject.titles}[name],
+            "title": titles[name],
             "median": statistics.median(values),
             "least": min(values),
             "most": max(values),

@@ -21,13 +21,13 @@ import math
 import shutil
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
     Any,
     Callable,
     Dict,
-    Iterator,
     List,
     Mapping,
     Optional,
@@ -149,6 +149,9 @@ def write_passport(folder: Path, benchmark: str, counts: Mapping[str, int], fact
     passport.write(content, folder)
 
 
+Check = Callable[[Bench], Result]
+
+
 # -- the checks --------------------------------------------------------------------------------------
 
 
@@ -212,9 +215,8 @@ def device(bench: Bench) -> Result:
     return compared(as_far_as(other, bench.losses({})), other, bench.suite.device)
 
 
-def variant(bench: Bench, name: str) -> Result:
+def variant(settings: Mapping[str, Any], tolerance: Tolerance, bench: Bench) -> Result:
     """Compare another value of a field with the base."""
-    settings, tolerance = variants(bench.suite, bench.base)[name]
     return compared(bench.losses(settings), bench.losses({}), tolerance)
 
 
@@ -282,7 +284,7 @@ def on_all_gpus(bench: Bench) -> Result:
     return Result("OK", f"{what}, ended within {EXIT_SECONDS:.0f} s of the training's end{words}")
 
 
-def program(bench: Bench, module: str) -> Result:
+def program(module: str, bench: Bench) -> Result:
     """Run a program that checks by itself; its last line is what it found."""
     folder = bench.work / module
     shutil.rmtree(str(folder), ignore_errors=True)
@@ -292,7 +294,7 @@ def program(bench: Bench, module: str) -> Result:
     return Result("OK", lines[-1] if lines else "")
 
 
-FIXED = {
+FIXED: Mapping[str, Check] = {
     "device": device,
     "defaults": as_on_gpus,
     "defaults on all GPUs": on_all_gpus,
@@ -304,13 +306,14 @@ FIXED = {
 """Checks of every implementation, the most telling first."""
 
 
-def names(suite: Suite, base: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of all checks."""
-    yield from FIXED
-    if suite.real_images is not None:
-        yield INPUT
-    yield from suite.programs
-    yield from variants(suite, base)
+def checks(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Check]:
+    """Return all checks by name, in their order."""
+    return {
+        **FIXED,
+        **({INPUT: real_input} if suite.real_images is not None else {}),
+        **{name: partial(program, module) for name, module in suite.programs.items()},
+        **{name: partial(variant, *each) for name, each in variants(suite, base).items()},
+    }
 
 
 def check(bench: Bench, name: str) -> Result:
@@ -318,13 +321,7 @@ def check(bench: Bench, name: str) -> Result:
     if bench.device == "cpu" and name.startswith(ONLY_ON_GPU):
         return Result("SKIPPED", "needs a GPU")
     try:
-        if name in FIXED:
-            return FIXED[name](bench)
-        if name == INPUT:
-            return real_input(bench)
-        if name in bench.suite.programs:
-            return program(bench, bench.suite.programs[name])
-        return variant(bench, name)
+        return checks(bench.suite, bench.base)[name](bench)
     except Skipped as reason:
         return Result("SKIPPED", str(reason))
     except Failed as problem:
@@ -348,7 +345,7 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
     what.add_argument("--check", metavar="NAME", help="the check to make")
     arguments = parser.parse_args(argv)
     bench = Bench(suite, arguments)
-    known = list(names(suite, bench.base))
+    known = list(checks(suite, bench.base))
     if arguments.list:
         print(json.dumps(known))
         return 0
@@ -365,7 +362,7 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
 def listed(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
     """Return the names of the checks on a GPU by implementation's module, each with its small configuration."""
     suites = {module: importlib.import_module(f"{module}.selftest").SUITE for module in small}
-    return {module: list(names(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}
+    return {module: list(checks(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}
 
 
 if __name__ == "__main__":

@@ -222,13 +222,18 @@ class Rates:
 @contextmanager
 def unchanged(network: torch.nn.Module, optimizer: FlatOptimizer) -> Iterator[None]:
     """Put back what steps inside change, in place, since a graph holds these very tensors."""
-    scale = (
-        {} if optimizer.scale is None else {name: each.clone() for name, each in optimizer.scale.state_dict().items()}
-    )
-    with optimizers.unchanged(network, optimizer.inner):
+    with kept_scale(optimizer), optimizers.unchanged(network, optimizer.inner):
         yield
-    if optimizer.scale is not None:
-        optimizer.scale.restore(scale)
+
+
+@contextmanager
+def kept_scale(optimizer: FlatOptimizer) -> Iterator[None]:
+    """Put back the loss scale, if there is one."""
+    scale = optimizer.scale
+    kept = {name: each.clone() for name, each in scale.state_dict().items()} if scale else {}
+    yield
+    if scale:
+        scale.restore(kept)
 
 
 def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
-from benchmarks.common.torch.flat_optimizer import FlatOptimizer
+from benchmarks.common.torch.flat_optimizer import FlatOptimizer, kept_scale
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of the ranks' dropout."""
@@ -23,22 +23,14 @@ def seed_dropout(seed: int, ranks: Ranks) -> None:
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
     """Draw on the CPU from ``seed``, and leave the generator as it was: a checkpoint has brought its state."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    yield
-    torch.set_rng_state(state)
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 @contextmanager
 def without_trace(optimizer: FlatOptimizer, ranks: Ranks) -> Iterator[None]:
     """Let steps at rate 0 be taken inside, and reset the optimizer, the loss scale and the generators behind them."""
-    on_gpu = ranks.context.type == "cuda"
-    generators = torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None
-    scale = {name: value.clone() for name, value in optimizer.scale.state_dict().items()} if optimizer.scale else {}
-    yield
-    optimizers.reset(optimizer.inner)
-    if optimizer.scale:
-        optimizer.scale.restore(scale)
-    torch.set_rng_state(generators[0])
-    if generators[1] is not None:
-        torch.cuda.set_rng_state(generators[1])
+    with kept_scale(optimizer), torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
+        yield
+        optimizers.reset(optimizer.inner)

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import statistics
 import sys
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -214,27 +215,16 @@ def choose(
     words = []
     for name in names:
         if names[name] == "auto":
-            names[name], found = _measure(operators[name], device, dtype, sizes[name], time or seconds)
+            candidates = {kind: partial(implementation, operators[name], kind) for kind in ("plain", "triton")}
+            names[name], found = _fastest_right(
+                operators[name], candidates, device, dtype, sizes[name], time or seconds
+            )
             words.append(f"{name} {names[name]} ({found})")
         else:
             words.append(f"{name} {names[name]}")
     _report(ranks, words)
     choices.record("kernels", names)
     return names
-
-
-def _measure(
-    operator: Operator, device: torch.device, dtype: torch.dtype, sizes: Mapping[str, Any], time: Time
-) -> Tuple[str, str]:
-    def measure(name: str) -> float:
-        if name == "triton":
-            found = error(operator, device, dtype)
-            if found > tolerance(device, dtype):
-                raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
-        return time(operator.example(implementation(operator, name), device, dtype, **sizes))
-
-    chosen, words = fastest({name: lambda name=name: measure(name) for name in ("plain", "triton")}, device)  # type: ignore[misc]
-    return chosen, ", ".join(f"{name} {text}" for name, text in words.items())
 
 
 def or_other(
@@ -245,24 +235,33 @@ def or_other(
     ranks: Ranks,
     dtype: torch.dtype,
     sizes: Mapping[str, Any],
-    time: Optional[Time] = None,
 ) -> str:
     """Return the other's name where it is right and faster than ``best``; rank 0 prints what was measured."""
-    device = ranks.context
+    candidates = {best: partial(implementation, operator, best), other.name: lambda: other.implementation}
+    chosen, words = _fastest_right(operator, candidates, ranks.context, dtype, sizes, seconds)
+    _report(ranks, [f"{name} {chosen} ({words})"])
+    return chosen
 
-    def time_of(implementation: Any) -> float:
-        return (time or seconds)(operator.example(implementation, device, dtype, **sizes))
 
-    def time_of_other() -> float:
-        found = distance_of(operator, other.implementation, device, dtype)
+def _fastest_right(
+    operator: Operator,
+    candidates: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: Mapping[str, Any],
+    time: Time,
+) -> Tuple[str, str]:
+    """Return the fastest that gives what the plain path gives, and what was measured; a candidate loads itself."""
+
+    def measure(load: Callable[[], Any]) -> float:
+        candidate = load()
+        found = 0.0 if candidate is operator.plain else distance_of(operator, candidate, device, dtype)
         if found > tolerance(device, dtype):
             raise ArithmeticError(f"wrong by {found:.3g} of the largest value")
-        return time_of(other.implementation)
+        return time(operator.example(candidate, device, dtype, **sizes))
 
-    ours = implementation(operator, best)
-    chosen, words = fastest({best: lambda: time_of(ours), other.name: time_of_other}, device)
-    _report(ranks, [f"{name} {chosen} ({', '.join(f'{key} {text}' for key, text in words.items())})"])
-    return chosen
+    chosen, words = fastest({name: partial(measure, load) for name, load in candidates.items()}, device)
+    return chosen, ", ".join(f"{name} {text}" for name, text in words.items())
 
 
 def _report(ranks: Ranks, words: Sequence[str]) -> None:
