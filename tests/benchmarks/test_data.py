@@ -220,7 +220,8 @@ def test_other_options_start_over(benchmark: str, source: Path, tmp_path: Path) 
 def test_a_full_disk_is_one_line(benchmark: str, source: Path, tmp_path: Path) -> None:
     code, lines = prepare(benchmark, source, tmp_path / "to", limit=200)
     assert code == 1
-    assert problem(lines).startswith(f"no room to write on in {tmp_path / 'to'}")
+    assert problem(lines) == f"no room to write on in {tmp_path / 'to'}: File too large"
+    assert "finished parts are kept" in lines[-1]["error"]["hint"]
     assert not [path for path in (tmp_path / "to" / "parts").glob("*.*") if path.suffix[1:].isdigit()]
     assert prepare(benchmark, source, tmp_path / "to")[0] == 0
 

@@ -22,6 +22,7 @@ import mxnet as mx
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run import configuration
 from benchmarks.common.run.stopping import end_process
+from benchmarks.common.run.timing import seconds_of
 from benchmarks.study.mxnet import data, readings
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.training import (
@@ -54,40 +55,27 @@ def staged_step(training: Training, batch: Batch) -> Dict[str, float]:
     """
     mx.nd.waitall()
     began = time.perf_counter()
-    fp_bp = seconds_of(lambda: forward_backward(training, batch))
-    wu = seconds_of(lambda: weight_update(training))
+    fp_bp = seconds_of(lambda: forward_backward(training, batch), 1, mx.nd.waitall)
+    wu = seconds_of(lambda: weight_update(training), 1, mx.nd.waitall)
     step = time.perf_counter() - began
-    return {"fp_bp": fp_bp, "wu": wu, "step": step, "metric": seconds_of(lambda: metric(training, batch))}
-
-
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Return how long a call takes, with all that it left to the devices."""
-    began = time.perf_counter()
-    call()
-    mx.nd.waitall()
-    return time.perf_counter() - began
-
-
-def block_of_steps(training: Training, batches: Next, steps: int) -> float:
-    """Return seconds per step of a block without waits."""
-    mx.nd.waitall()
-    began = time.perf_counter()
-    for _ in range(steps):
-        train_step(training, batches())
-    mx.nd.waitall()
-    return (time.perf_counter() - began) / steps
+    after = seconds_of(lambda: metric(training, batch), 1, mx.nd.waitall)
+    return {"fp_bp": fp_bp, "wu": wu, "step": step, "metric": after}
 
 
 def timed(training: Training, batches: Next) -> Dict[str, Any]:
     """Return the times of steps: first step, blocks without waits, and steps with a wait after each stage."""
     config, place = training.config, training.place
-    first = block_of_steps(training, batches, 1)
-    warm = block_of_steps(training, batches, 1)
+
+    def block_of_steps(steps: int) -> float:
+        """Return seconds per step of a block without waits."""
+        return seconds_of(lambda: train_step(training, batches()), steps, mx.nd.waitall)
+
+    first, warm = block_of_steps(1), block_of_steps(1)
     # Rank 0 decides: a rank with more steps than the others would wait for them for ever.
     steps = int(place.first_from_all(float(min(_MOST_STEPS, max(1, math.ceil(config.block_seconds / warm))))))
     blocks, staged = [], []
     for _ in range(config.blocks):
-        blocks.append(block_of_steps(training, batches, steps))
+        blocks.append(block_of_steps(steps))
         staged.append([staged_step(training, batches()) for _ in range(min(steps, 3))])
     # One value a block, as for the steps: those within a block are alike, those of two blocks see the machine drift.
     stages = {name: [sum(each[name] for each in block) / len(block) for block in staged] for name in staged[0][0]}
