@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from encore import data, paths
 from encore.cli.data import describe
+from tests.preparing import notes, passport, run
 
 
 def write_pictures(folder: Path) -> None:
@@ -110,37 +110,12 @@ def source(benchmark: str, tmp_path: Path) -> Path:
     return tmp_path / "raw"
 
 
-def run(benchmark: str, *words: object, limit: int | None = None, before: str = "") -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and JSON lines of a benchmark's command line, after some lines of Python ``before`` it."""
-    driver = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
-    driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
-
-    def restrict() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    words = (*words, "--workers", 1, "--progress", "json")
-    command = [sys.executable, "-c", driver, *map(str, words)]
-    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def prepare(benchmark: str, source: Path, to: Path, *words: object, **how: Any) -> tuple[int, list[dict[str, Any]]]:
     return run(benchmark, source, "-o", to, "--name", "mine", *words, **how)
 
 
 def problem(lines: list[dict[str, Any]]) -> str:
     return str(lines[-1]["error"]["found"])
-
-
-def notes(lines: list[dict[str, Any]]) -> str:
-    return "\n".join(line.get("note", "") for line in lines)
-
-
-def passport(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
-    return content
 
 
 @every_benchmark

@@ -4,9 +4,9 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from benchmarks.detection import preparation, scenes
 from benchmarks.detection.annotations import DataSet, open_data
 from encore import data, paths
 from encore.errors import EncoreError
+from tests import preparing
+from tests.preparing import notes, passport
 from tests.trainings import with_other_offsets
 
 Image = pytest.importorskip("PIL.Image")
@@ -83,23 +85,7 @@ def opened(published: Path, tmp_path_factory: pytest.TempPathFactory) -> DataSet
     return open_data(folder)
 
 
-def run(*words: object, before: str = "", benchmark: str = "ssd") -> tuple[int, list[dict[str, Any]]]:
-    """Return exit code and JSON lines of the command line, after some lines of Python ``before`` it."""
-    driver = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
-    driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
-    command = [sys.executable, "-c", driver, *map(str, words), "--workers", "1", "--progress", "json"]
-    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def notes(lines: list[dict[str, Any]]) -> str:
-    return "\n".join(line.get("note", "") for line in lines)
-
-
-def passport(folder: Path) -> Content:
-    content: Content = json.loads((folder / "dataset.json").read_text())
-    return content
+run = partial(preparing.run, "ssd")
 
 
 # -- what is written ------------------------------------------------------------------------------------
@@ -139,15 +125,15 @@ def test_the_passport_states_the_counts(opened: DataSet) -> None:
 
 def test_one_data_set_serves_both_benchmarks(published: Path, opened: DataSet, tmp_path: Path) -> None:
     for benchmark in preparation.BENCHMARKS:
-        assert run("--verify", opened.folder, benchmark=benchmark)[0] == 0
+        assert preparing.run(benchmark, "--verify", opened.folder)[0] == 0
         assert data.check_data(opened.folder, benchmark).name == published.name
     with pytest.raises(EncoreError, match="holds the data set"):
         data.check_data(opened.folder, "gnmt")
     # Where there is no error, nothing is skipped, and the JSON files keep their bytes.
-    assert run(published, "-o", tmp_path / "to", "--skip-flawed", benchmark="maskrcnn")[0] == 0
+    assert preparing.run("maskrcnn", published, "-o", tmp_path / "to", "--skip-flawed")[0] == 0
     found = passport(tmp_path / "to")
     assert found == passport(opened.folder) | {name: found[name] for name in ("how", "sha256")}
-    code, lines = run(published, "-o", opened.folder, benchmark="maskrcnn")
+    code, lines = preparing.run("maskrcnn", published, "-o", opened.folder)
     assert (code, "nothing to do" in notes(lines)) == (0, True)
 
 

@@ -237,7 +237,10 @@ def or_other(
     sizes: Mapping[str, Any],
 ) -> str:
     """Return the other's name where it is right and faster than ``best``; rank 0 prints what was measured."""
-    candidates = {best: partial(implementation, operator, best), other.name: lambda: other.implementation}
+    candidates: Dict[str, Callable[[], Any]] = {
+        best: partial(implementation, operator, best),
+        other.name: lambda: other.implementation,
+    }
     chosen, words = _fastest_right(operator, candidates, ranks.context, dtype, sizes, seconds)
     _report(ranks, [f"{name} {chosen} ({words})"])
     return chosen
