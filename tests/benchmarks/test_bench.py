@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.common.checks import bench
+from benchmarks.common.data.problem import Problem
 
 
 def nothing() -> None:
@@ -38,6 +39,8 @@ def test_some_loops_alone() -> None:
     measured, share = bench.measure(bench.Subject("a", 10, loops), nothing, 1, 1, ["evaluation"])
     assert (list(measured), share) == (["evaluation"], None)
     assert measured["evaluation"]["ratio"] is None, "of a bare loop that was not measured"
+    with pytest.raises(Problem, match=r"no loop sythetic\n  expected: bare, real, evaluation"):
+        bench.refuse_unknown(bench.Subject("a", 10, loops), ["real", "sythetic"])
 
 
 def test_a_loop_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,12 +72,10 @@ def test_near_the_limit_is_a_warning_and_an_unknown_memory_none() -> None:
 
 
 def test_accumulation_comes_first_where_an_implementation_has_it() -> None:
-    resolved = configured("resnet-pytorch", "batch_size=1024")
-    found = compatibility.check_memory(resolved, gpu(39.6))
-    if compatibility.ACCUMULATION in resolved.values:
-        assert found.hint == "--set accumulation_steps=2, which keeps the global batch"
-    else:
-        assert found.hint.endswith("another global batch")
+    found = compatibility.check_memory(configured("resnet-pytorch", "batch_size=1024"), gpu(39.6))
+    assert found.hint == "--set accumulation_steps=2, which keeps the global batch"
+    found = compatibility.check_memory(configured("resnet", "batch_size=1024"), gpu(39.6))
+    assert found.hint.endswith("another global batch")
 
 
 def test_a_run_on_gpus_of_the_host_is_checked_too() -> None:

@@ -85,6 +85,13 @@ def training_loop(
     return loop
 
 
+def refuse_unknown(subject: Subject, only: Sequence[str]) -> None:
+    """Raise Problem where ``only`` names a loop that the subject does not have."""
+    unknown = [name for name in only if name not in subject.loops]
+    if unknown:
+        raise Problem(f"no loop {', '.join(unknown)}", ", ".join(subject.loops), "--only LOOP")
+
+
 def measure(
     subject: Subject, synchronize: Callable[[], None], steps: int, repeats: int, only: Sequence[str] = ()
 ) -> Tuple[Dict[str, Any], Optional[float]]:
@@ -166,6 +173,7 @@ def _main(
         if not arguments.any_data:
             configuration.refuse_misfits(config, arguments.data, ranks.size)
         subject = prepare(config, ranks, arguments.data)
+        refuse_unknown(subject, arguments.only)
     except (choices.UnavailableError, Problem) as problem:
         raise SystemExit(str(problem)) from None
     steps = 1 if epochs else arguments.steps
