@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict
 
 import numpy as np
 
 from benchmarks.common.checks.selftest import write_passport
-from benchmarks.language import ARRAYS, VOCABULARY
+from benchmarks.language import ARRAYS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
 SAMPLES = {"train": 1 << 13, "test": 512}
@@ -38,7 +38,6 @@ def write(folder: Path, entries: int = 30522, length: int = 512, predictions: in
     for part, count in SAMPLES.items():
         for name, array in sample_arrays(count, length, predictions, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))
-    words: Tuple[str, ...] = (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL))))
-    (folder / VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    vocabulary.write(folder / VOCABULARY, (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL)))))
     facts = {"vocabulary": entries, "sequence_length": length, "max_predictions": predictions}
     write_passport(folder, "bert", SAMPLES, facts)

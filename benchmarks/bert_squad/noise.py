@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict
 
 import numpy as np
 
 from benchmarks.bert_squad import ARRAYS, PARAGRAPHS, VOCABULARY
 from benchmarks.common.checks.selftest import write_passport
+from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
 WINDOWS = {"train": 1 << 13, "test": 512}
@@ -46,8 +47,7 @@ def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
     for part, count in WINDOWS.items():
         for name, array in window_arrays(count, length, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))
-    words: Tuple[str, ...] = (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL))))
-    (folder / VOCABULARY).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    vocabulary.write(folder / VOCABULARY, (*SPECIAL, *(f"w{number}" for number in range(entries - len(SPECIAL)))))
     context = "w " * length
     asked = [{"id": str(number), "question": "w", "answers": ["w w w"]} for number in range(WINDOWS["test"])]
     (folder / PARAGRAPHS).write_text(json.dumps({"context": context, "questions": asked}) + "\n")

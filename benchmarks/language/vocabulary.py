@@ -30,15 +30,6 @@ class Vocabulary:
         """The id of each entry."""
         return {entry: place for place, entry in enumerate(self.entries)}
 
-    def index(self, text: str) -> int:
-        """Return the id of an entry, or that of [UNK]."""
-        return self.places.get(text, self.unk)
-
-    @cached_property
-    def pad(self) -> int:
-        """The id of [PAD]."""
-        return self.places["[PAD]"]
-
     @cached_property
     def unk(self) -> int:
         """The id of [UNK]."""

@@ -61,7 +61,7 @@ PUBLISHED = {
 def test_published_vocabulary_gives_the_pieces_of_hugging_face(tmp_path: Path) -> None:
     path = next(unpack("bert_vocab.tar.xz", tmp_path).rglob("vocab.txt"))
     known = vocabulary.read(path)
-    assert (known.size, known.pad, known.cls, known.mask) == (30522, 0, 101, 103)
+    assert (known.size, known.unk, known.cls, known.mask) == (30522, 100, 101, 103)
     tokenizer = Tokenizer(known)
     assert {text: " ".join(tokenizer.pieces(text)) for text in PUBLISHED} == PUBLISHED
 
