@@ -48,7 +48,7 @@ class Bucket(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file that says that it is done."""
+        """The file of its facts, which marks it as done."""
         return Path(self.folder) / f"{self.part}-{self.number:05}.bucket.json"
 
 

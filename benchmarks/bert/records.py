@@ -58,7 +58,7 @@ class Packed(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file that says that it is done."""
+        """The file of its facts, which marks it as done."""
         return Path(f"{self.stem}.convert.json")
 
     @property

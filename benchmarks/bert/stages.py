@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file that says that it is done."""
+        """The file of its facts, which marks it as done."""
         return Path(f"{self.stem}.clean.json")
 
 
@@ -67,7 +67,7 @@ class Shard(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file that says that it is done."""
+        """The file of its facts, which marks it as done."""
         return Path(f"{self.stem}.mask.json")
 
 

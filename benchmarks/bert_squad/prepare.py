@@ -5,7 +5,7 @@
     $ python -m benchmarks.bert_squad.prepare --verify /data/squad
 
 Writes the files that benchmarks/bert_squad/arrays.py describes and, last, dataset.json. Give an interrupted command
-again and it starts over. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+again and it starts over. Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
 from __future__ import annotations

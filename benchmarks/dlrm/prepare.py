@@ -5,7 +5,7 @@
     $ python -m benchmarks.dlrm.prepare --verify /data/criteo
 
 Writes train.bin val.bin tables.bin and, last, dataset.json. Give an interrupted command again and it continues.
-Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
 from __future__ import annotations

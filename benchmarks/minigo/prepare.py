@@ -5,7 +5,7 @@
     $ python -m benchmarks.minigo.prepare --verify /data/go-9x9
 
 Writes moves.npy starts.npy outcomes.npy target.npz and, last, dataset.json. Exit code 0: done; 2: refused, nothing was
-changed; 1: broke on the way; 130: interrupted.
+changed; 1: failed; 130: interrupted.
 """
 
 from __future__ import annotations

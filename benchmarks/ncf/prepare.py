@@ -5,7 +5,7 @@
     $ python -m benchmarks.ncf.prepare --verify /data/ml-20m
 
 Writes train_users.npy train_items.npy test_items.npy test_negatives.npy and, last, dataset.json. Exit code 0:
-done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     $ python -m benchmarks.transformer.prepare --verify /data/wmt
 
 Writes the files that benchmarks/translation/arrays.py describes and, last, dataset.json. Give an interrupted command
-again and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
+again and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
 from __future__ import annotations

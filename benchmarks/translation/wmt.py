@@ -1,4 +1,4 @@
-"""WMT's published text, English and German: which archives, which of their members, and what is known of their bytes.
+"""WMT's published text, English and German: which archives, which of their members, and their known checksums.
 
 GNMT was submitted with WMT16's news task (download_dataset.sh, v0.5 to v0.7), the Transformer with WMT17's
 (preprocess.py, v0.6 and v0.7). Archives are read as streams and nothing but the members that are named here is

@@ -14,7 +14,7 @@ MANY_STEPS = 1e6
 
 
 def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]:
-    """Return Adam without the correction of the bias by the name of each implementation at hand.
+    """Return Adam without the correction of the bias by the name of each available implementation.
 
     As apex's FusedAdam of run_squad.py, with bias_correction=False: with the moments m and v,
     w <- w - rate (m / (sqrt(v) + epsilon) + decay w). PyTorch's own always corrects, by 1 - beta ** steps:

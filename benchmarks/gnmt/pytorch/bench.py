@@ -36,7 +36,7 @@ from benchmarks.translation.pytorch.loss import plain_loss
 DECODED = 32
 """Sentences of a batch that is translated on a CPU, at most: it takes seconds for them."""
 MARKS = 3
-"""Tokens of a pair besides those of the data: BOS and EOS of the source, EOS of the target."""
+"""Tokens of a pair in addition to those of the data: BOS and EOS of the source, EOS of the target."""
 
 
 def plain_step(

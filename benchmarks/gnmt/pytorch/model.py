@@ -208,7 +208,7 @@ class Decoding:
     """The state of a decoder that advances by one token for each of B * beam hypotheses, in the order of sentences."""
 
     def __init__(self, network: GNMT, encoded: Encoded, beam: int, cells: Optional[Cells] = None) -> None:
-        """Begin, or go on from ``cells``."""
+        """Begin, or continue from ``cells``."""
         self._network, self._encoded, self._beam = network, encoded, beam
         rows, width = len(encoded.context) * beam, encoded.context.shape[2]
         zeros = encoded.context.new_zeros(rows, width)

@@ -149,7 +149,7 @@ def fill(places: Tensors, found: Tensors, path: Path, may_have: Sequence[str] = 
         places: memory by Hugging Face's names.
         found: weights by the same.
         path: of their file, for messages.
-        may_have: beginnings of names that the file may have besides.
+        may_have: beginnings of names that the file may have in addition.
 
     Raises:
         Problem: weights are missing or unexpected or have other shapes; names each.

@@ -15,7 +15,7 @@ from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_lea
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, besides where the data and the results are."""
+    """Everything that train.py needs to know, except where the data and the results are."""
 
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores

@@ -288,7 +288,7 @@ class State:
     """
 
     def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, held: torch.Tensor) -> None:
-        """Go on from ``held``: (layers, 2, beam * sentences, heads, positions, width / heads)."""
+        """Continue from ``held``: (layers, 2, beam * sentences, heads, positions, width / heads)."""
         self.beam, self.mask, self.memories, self.held = beam, mask, memories, held
 
     @classmethod
