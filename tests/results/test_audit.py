@@ -82,32 +82,31 @@ def late_stop(text: str, seconds: float) -> str:
 
 
 def epochs_from(first: int) -> Callable[[str], str]:
-    def change(_: int, event: Event) -> None:
-        metadata = event["metadata"]
-        if isinstance(metadata, dict) and "epoch_num" in metadata:
-            metadata["epoch_num"] = metadata["epoch_num"] // 4 + first - 1
-        if isinstance(metadata, dict) and "first_epoch_num" in metadata:
-            metadata["first_epoch_num"] += first - 1
-
-    return lambda text: changed(text, change)
+    """Return a change that numbers epochs and blocks from ``first`` on."""
+    named = {"epoch_num": lambda number: number // 4 + first - 1, "first_epoch_num": lambda number: number + first - 1}
+    return lambda text: changed(
+        text,
+        lambda _, event: event["metadata"].update({
+            name: named[name](number) for name, number in event["metadata"].items() if name in named
+        }),
+    )  # fmt: skip
 
 
 def short_first(seconds: float) -> Callable[[str], str]:
     """Return a change that takes that many seconds from the time up to the first evaluation."""
 
-    def change(text: str) -> str:
-        stop = min(number for number, line in enumerate(text.splitlines()) if '"eval_start"' in line)
-        return changed(text, lambda n, event: event.update(time_ms=event["time_ms"] + 1000 * seconds * (n < stop)))
+    return lambda text: changed(
+        text,
+        lambda n, event: event.update(
+            time_ms=event["time_ms"] + 1000 * seconds * ('"eval_start"' not in "".join(text.splitlines()[: n + 1]))
+        ),
+    )
 
-    return change
 
-
-def one_back(seconds: float) -> Callable[[str], str]:
-    def change(_: int, event: Event) -> None:
-        if event["key"] == "epoch_stop" and event["metadata"]["epoch_num"] == 16:
-            event["time_ms"] -= 1000 * seconds
-
-    return lambda text: changed(text, change)
+def one_back(text: str, seconds: float) -> str:
+    """Return a log in which one epoch_stop is ``seconds`` earlier."""
+    times = [json.loads(line[9:])["time_ms"] for line in text.splitlines() if '"epoch_stop"' in line]
+    return retimed(text, lambda t, key: t - 1000 * seconds if (key, t) == ("epoch_stop", times[3]) else t)
 
 
 def ending(text: str, taken_ms: int) -> str:
@@ -127,11 +126,9 @@ def again(key: str, seconds: float, **metadata: object) -> str:
 
 
 def percent(text: str, factor: float) -> str:
-    def change(_: int, event: Event) -> None:
-        if event["key"] == "eval_accuracy":
-            event["value"] *= factor
-
-    return changed(text, change)
+    return changed(
+        text, lambda _, event: event.update(value=event["value"] * factor) if event["key"] == "eval_accuracy" else None
+    )
 
 
 def moved_code(text: str) -> str:
@@ -244,7 +241,7 @@ CASES: dict[str, tuple[Callable[[], Files], Callable[[], Files]]] = {
         lambda: each(later(-60, "init_start", "init_stop")),
     ),
     "implausible_time": (lambda: last(retimed(genuine(4), lambda t, _: t / 1000)), honest),
-    "clock_backwards": (lambda: last(one_back(600)(genuine(4))), lambda: last(one_back(0.5)(genuine(4)))),
+    "clock_backwards": (lambda: last(one_back(genuine(4), 600)), lambda: last(one_back(genuine(4), 0.5))),
     "round_start": (lambda: last(genuine(4, start=ROUND)), lambda: last(genuine(4, start=ROUND + 1))),
     "round_times": (
         lambda: last(retimed(genuine(4), lambda t, _: t - t % 1000)),
