@@ -158,13 +158,14 @@ def trained(rates=(0.01,) * 6, rate=None, **changes):
 
 
 def test_every_precision_trains():
-    found = {precision: trained(precision=precision) for precision in ("fp32", "bf16", "fp16")}
-    assert found["bf16"] == pytest.approx(found["fp32"], rel=0.08)
-    assert found["fp16"] == pytest.approx(found["fp32"], rel=0.05)
+    # At a small rate: at 0.01 the loss falls by half in five steps, and a rounding error grows to a tenth of it.
+    found = {precision: trained((1e-4,) * 6, precision=precision) for precision in ("fp32", "bf16", "fp16")}
+    assert found["bf16"] == pytest.approx(found["fp32"], rel=0.02)
+    assert found["fp16"] == pytest.approx(found["fp32"], rel=0.005)
     assert found["bf16"] != found["fp32"] != found["fp16"]
-    as_on_gpus = trained(precision="fp16", layout="NHWC", pad_channels=True)
-    assert max(losses[-1] / losses[0] for losses in (found["fp32"], as_on_gpus)) < 0.8
-    assert trained(warm_up_steps=2) == found["fp32"], "a warm-up leaves nothing behind"
+    faster, as_on_gpus = trained(), trained(precision="fp16", layout="NHWC", pad_channels=True)
+    assert max(losses[-1] / losses[0] for losses in (faster, as_on_gpus)) < 0.8
+    assert trained(warm_up_steps=2) == faster, "a warm-up leaves nothing behind"
 
 
 def test_a_rate_on_the_device_is_the_same_rate():
