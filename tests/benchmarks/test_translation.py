@@ -24,7 +24,6 @@ from tests.trainings import (
     assert_none_left,
     assert_resumed,
     assert_same_run,
-    bare_runs,
     evaluated,
     exported,
     result,
@@ -204,7 +203,12 @@ def write_config(path: Path, ranks: int, *settings: str) -> Path:
     return write_small_config(path, "gnmt", ranks, (*SHORT, size, *settings), "v0.6" if ranks == 1 else "v0.7")
 
 
-runs = bare_runs("benchmarks.gnmt.pytorch.train", "language", write_config)
+@pytest.fixture(scope="module")
+def runs(language: Path, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> BareRuns:
+    """GNMT's trainings."""
+    return BareRuns("benchmarks.gnmt.pytorch.train", pytorch_python, language, write_config, tmp_path_factory)
+
+
 gnmt_alone = pytest.mark.parametrize("name", ["gnmt"], indirect=True)
 
 
