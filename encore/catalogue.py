@@ -280,7 +280,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, ValueError) as error:
         raise EncoreError(f"{path} is not valid TOML: {error}", hint="fix the file") from error
 
 

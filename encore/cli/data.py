@@ -1,9 +1,8 @@
 """``encore data``: prepare, verify and list data sets."""
 
-import json
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from typer.core import TyperCommand
 from encore import catalogue, configuration, data
 from encore.catalogue import Choice
 from encore.cli import options
+from encore.cli.layout import write_json
 from encore.containers import checks, runtimes
 from encore.containers.runtimes import Target
 from encore.environment import ensure_environment
@@ -58,7 +58,7 @@ def prepare(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another data set.")] = False,
     runtime: Annotated[str, typer.Option(help="host, or a container runtime that has the benchmark's image.")] = "host",
     python: options.Python = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Turn raw data into the files that training reads; an interrupted preparation resumes.
 
@@ -118,7 +118,7 @@ def verify(
     directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
     quick: Annotated[bool, typer.Option("--quick/--full", help="Sizes and ends of the files, or every byte.")] = False,
     python: options.Python = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare a data set with its manifest; exit code 2 when they differ.
 
@@ -131,7 +131,7 @@ def verify(
       encore data verify resnet /data/imagenet --quick
     """
     if benchmark is None:
-        _list_data()
+        _list_data(as_json)
         return
     choice = catalogue.choose(benchmark)
     folder = directory or data.default_directory(choice.benchmark.name)
@@ -139,10 +139,7 @@ def verify(
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
         problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)
     if as_json:
-        findings = [
-            {"found": problem.found, "expected": problem.expected, "hint": problem.hint} for problem in problems
-        ]
-        typer.echo(json.dumps({"directory": str(folder), "whole": not problems, "findings": findings}))
+        write_json(_verified(folder, problems))
     elif not problems:
         how = "quick look" if quick else "every byte"
         typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
@@ -152,9 +149,19 @@ def verify(
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _list_data() -> None:
-    # Lines and not a table: folders are long, and a wrapped path cannot be copied.
-    for benchmark, directory, state in data.data_folders():
+def _verified(folder: Path, problems: Sequence[EncoreError]) -> dict[str, Any]:
+    findings = [{"found": each.found, "expected": each.expected, "hint": each.hint} for each in problems]
+    return {"directory": str(folder), "whole": not problems, "findings": findings}
+
+
+def _list_data(as_json: bool) -> None:
+    """Print each data set below ``data/``: in lines, since a table would wrap paths, which could not be copied."""
+    known = data.data_folders()
+    if as_json:
+        found = [(name, folder, [each] if isinstance(each, EncoreError) else []) for name, folder, each in known]
+        write_json([{"benchmark": name, **_verified(folder, problems)} for name, folder, problems in found])
+        return
+    for benchmark, directory, state in known:
         line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
         typer.echo(f"{benchmark:<12}{line}")
 

@@ -37,6 +37,8 @@ def doctor(
 
       encore doctor --slurm --cluster slurm/cluster.example.toml
     """
+    if cluster is not None and not slurm:
+        raise EncoreError("--cluster without --slurm", hint="add --slurm")
     machine = node.this_node()
     _report(machine, cluster_check.check(cluster) if slurm else _all(machine), as_json)
 

@@ -221,7 +221,9 @@ def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunF
     """Show one experiment after the other to its end; return their states then."""
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
-        raise EncoreError(f"{folder.path.name} has no run of job {subject.job}", hint=f"see: {hints.command('status')}")
+        folder.passport()  # refuses a damaged folder
+        whose = f" of job {subject.job}" if subject.job else ""
+        raise EncoreError(f"{folder.path.name} has no experiment{whose}", hint=f"see: {hints.command('status')}")
     count = len(folder.experiments())
     states: list[State] = []
     with RunView(screen) as view:

@@ -1,5 +1,6 @@
 """Arguments and options that several commands take, with the same name and help in each."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -39,7 +40,10 @@ DropCaches = Annotated[
 ]
 HangSeconds = Annotated[
     float,
-    typer.Option(help="End a run in which no rank makes a step for so long, the first 3 times as long; 0: never."),
+    typer.Option(
+        min=0.0,
+        help="End a run in which no rank makes a step for this time, the first for 3 times this time; 0: never.",
+    ),
 ]
 StopSeconds = Annotated[
     float | None,
@@ -61,7 +65,7 @@ Hosts = Annotated[
     str | None, typer.Option("--hosts", help="Hosts to reach by ssh, with GPUs: n1:4,n2:4; this one first.")
 ]
 Cluster = Annotated[Path | None, typer.Option(help="Cluster file; see docs/slurm.md.")]
-Engine = Annotated[str | None, typer.Option(help="docker or podman; default: the first that answers.")]
+Engine = Annotated[Literal["docker", "podman"] | None, typer.Option(help="Default: the first that answers.")]
 Resume = Annotated[Path | None, typer.Option(help="Resume what is in this folder.")]
 
 # What it is compared with.
@@ -116,6 +120,15 @@ def known_round(name: str | None) -> str | None:
     if found not in ROUNDS:
         raise EncoreError(f"there is no round {name!r}", expected=", ".join(ROUNDS), hint="name one of these")
     return found
+
+
+def numbers(option: str, given: str) -> tuple[int, ...]:
+    """Return ``1,2,4`` as numbers; EncoreError for anything but whole numbers from 1 on."""
+    with suppress(ValueError):
+        found = tuple(int(part) for part in given.split(","))
+        if min(found) >= 1:
+            return found
+    raise EncoreError(f"{option} {given}", expected="whole numbers from 1 on, such as 1,2,4", hint=f"{option} 1,2,4")
 
 
 def as_path(given: Any) -> Path | None:

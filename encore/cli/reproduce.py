@@ -9,7 +9,7 @@ import typer
 from rich import markup
 from rich.console import Console
 
-from encore import configuration, names
+from encore import configuration
 from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
 from encore.containers import images
@@ -19,7 +19,6 @@ from encore.lab.submissions.expressions import NoValueError
 from encore.lab.submissions.reproduction import Reproduction
 from encore.lab.submissions.reproduction import reproduce as read_configuration
 from encore.lab.submissions.source import Source, name_of, open_source
-from encore.results.rules import ROUNDS
 from encore.results.words import count_of
 from encore.run import hints
 
@@ -66,7 +65,7 @@ def reproduce(
 
     Nothing of the folder is run: its scripts are read. See docs/reproduce.md.
     """
-    opened = open_source(source, config, _round(round_name))
+    opened = open_source(source, config, options.known_round(round_name))
     every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [each for each in every if isinstance(each, Reproduction)]
     if len(every) > 1 and (start or output):
@@ -91,15 +90,6 @@ def _how_to_name(made: Reproduction) -> str:
         return ""
     folder = made.choice.folder.parent.name
     return f"in a systems folder of benchmarks/{folder} it is --system {made.system.system} --round {made.system.round}"
-
-
-def _round(given: str | None) -> str | None:
-    if given is None:
-        return None
-    name = f"v{given.lower().removeprefix('v')}"
-    if name not in ROUNDS:
-        raise names.unknown("round", given, ROUNDS)
-    return name
 
 
 def _one_is_needed(source: Path, opened: Source, *options: str) -> None:

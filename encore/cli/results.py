@@ -96,7 +96,7 @@ def check(
     as_json: options.Json = False,
     format_: options.Format = "text",
 ) -> None:
-    """Check result logs against the rules of their round, in plain words.
+    """Check result logs against the rules of their round, and explain each finding.
 
     Exits with 1 where one has an error that better data would not cure.
 

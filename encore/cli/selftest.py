@@ -21,9 +21,10 @@ COLOURS = {"OK": "green", "FAIL": "red", "SKIPPED": "yellow"}
 
 def selftest(
     benchmarks: Annotated[list[str] | None, typer.Argument(help="Benchmarks, such as resnet; default: all.")] = None,
-    device: Annotated[str, typer.Option(help="gpu or cpu: what to check.")] = "gpu",
+    device: Annotated[Literal["gpu", "cpu"], typer.Option(help="What to check.")] = "gpu",
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Make the checks whose names begin so; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only the checks whose names begin with this; repeatable."),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Seconds for all checks; what is left then is skipped: exit code 3.")
@@ -48,7 +49,7 @@ def selftest(
     """
     request = Request(
         benchmarks=tuple(benchmarks or ()),
-        device=_device(device),
+        device=device,
         runtime=runtime,
         image=image,
         python=python,
@@ -72,12 +73,6 @@ def selftest(
         raise typer.Exit(ExitCode.NOT_REACHED)
     if not any(row.result == "OK" for row in rows):
         raise EncoreError("nothing was checked", expected="at least one check that can run", hint="see SKIPPED above")
-
-
-def _device(name: str) -> Literal["gpu", "cpu"]:
-    if name not in ("gpu", "cpu"):
-        raise EncoreError(f"--device {name}", expected="gpu or cpu")
-    return "gpu" if name == "gpu" else "cpu"
 
 
 def _refuse(request: Request) -> None:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from encore import names
 from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
@@ -31,8 +30,8 @@ def serve(
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Folder of the model repository; default: DIR/triton."),
     ] = None,
-    runtime: Annotated[str, typer.Option(help="docker, podman or host.")] = "docker",
-    device: Annotated[str | None, typer.Option(help="cpu or gpu; default: cpu on the host, else gpu.")] = None,
+    runtime: Annotated[Literal["docker", "podman", "host"], typer.Option(help="What the server runs in.")] = "docker",
+    device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="Default: cpu on the host, else gpu.")] = None,
     image: Annotated[str | None, typer.Option(help="Image in place of NGC's.")] = None,
     python: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Python with nvidia-pytriton and tritonclient.")
@@ -85,10 +84,12 @@ def serve(
         max_batch=max_batch_size,
         delay_us=max_queue_delay_microseconds,
         instances=instance_count,
-        device=_device(runtime, device),
+        device=device or ("cpu" if runtime == "host" else "gpu"),
     )
     ports = Ports(http_port, grpc_port, metrics_port)
-    load = Load(batches=_numbers("--batches", batches), clients=_numbers("--clients", clients), requests=requests)
+    load = Load(
+        batches=options.numbers("--batches", batches), clients=options.numbers("--clients", clients), requests=requests
+    )
     target = (output or source / "triton").absolute()
     planned = [repositories.plan(model, target) for model in models]
     # Parts have one format and one framework.
@@ -123,23 +124,6 @@ def serve(
                 child.wait()
                 raise server.explain(log, f"the server ended with exit code {child.returncode}")
     _report(screen, found, as_json)
-
-
-def _device(runtime: str, device: str | None) -> str:
-    if runtime not in serving.RUNTIMES:
-        raise names.unknown("runtime", runtime, serving.RUNTIMES)
-    wanted = device or ("cpu" if runtime == "host" else "gpu")
-    if wanted not in ("cpu", "gpu"):
-        raise names.unknown("device", wanted, ("cpu", "gpu"))
-    return wanted
-
-
-def _numbers(option: str, given: str) -> tuple[int, ...]:
-    with suppress(ValueError):
-        numbers = tuple(int(part) for part in given.split(","))
-        if all(number > 0 for number in numbers):
-            return numbers
-    raise EncoreError(f"{option} {given!r}", expected="numbers above 0 such as 1,8")
 
 
 def _place(

@@ -114,6 +114,7 @@ def _measure(
     root = (results or paths.default_results()).absolute()
     label = f"study-{study.name}"
     folder = Folder(Path(resume).absolute() if resume else root / label, study)
+    only = _named(folder, point)
     if dry_run:
         _print_points(folder, as_json)
         return
@@ -124,7 +125,7 @@ def _measure(
     if submit:
         screen.print(measuring.submit(folder, {"partition": partition} if partition else {}))
         return
-    code = _measure_points(folder, _named(folder, point))
+    code = _measure_points(folder, only)
     if point is None:
         _report_study(folder.path, as_json)
     raise typer.Exit(code)
@@ -209,7 +210,7 @@ def report(
     """
     paths_of = [Path(each) for each in inputs]
     study = paths_of[0] / folders.STUDY
-    if len(inputs) == 1 and study.is_file() and "program" in read_json(study)["study"]:
+    if len(inputs) == 1 and study.is_file() and "program" in (read_json(study).get("study") or ()):
         _report_study(paths_of[0], as_json)
     elif len(inputs) == 2 and all(path.is_file() for path in paths_of):
         tables = [kernels_in_common.in_common(*map(kernels_in_common.read_kernels, paths_of))]

@@ -93,7 +93,7 @@ def sweep(
     Exit codes: 0 every point has ended, whatever it reached; 2 refused, 1 a point failed, 130 interrupted.
     """
     screen = console(stderr=as_json, soft_wrap=True)
-    wanted = _numbers("--predict", predict) if predict is not None else ()
+    wanted = options.numbers("--predict", predict) if predict is not None else ()
     if resume is not None:
         refuse_with_resume(context, "study folder", "submit", "hang_seconds", "stop_seconds", "predict")
         study = folders.open_folder(resume, Sweep)
@@ -125,8 +125,8 @@ def _sweep(given: Mapping[str, Any]) -> Sweep:
     name = catalogue.choose(given["benchmark"]).name
     return Sweep(
         request=as_request({**given, **points, **absolute, "benchmark": name, "host_list": given["hosts"]}),
-        gpus=_numbers("--gpus-per-node", given["gpus_per_node"] or str(len(node.this_node().gpus) or 1)),
-        nodes=_numbers("--nodes", given["nodes"]),
+        gpus=options.numbers("--gpus-per-node", given["gpus_per_node"] or str(len(node.this_node().gpus) or 1)),
+        nodes=options.numbers("--nodes", given["nodes"]),
         precisions=_names(given["precision"]),
         images=_names(given["images"]),
         mode="strong" if given["strong"] else "weak",
@@ -145,17 +145,6 @@ def _refuse(screen: Console, grid: Sweep, results: Path, submit: bool, predicts:
         )
     for point, check in sweeps.refuse(grid, results, submit):
         screen.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}")
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """Return ``1,2,4`` as numbers."""
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise EncoreError(f"{option} {text}", expected="whole numbers from 1 on, such as 1,2,4", hint=f"{option} 1,2,4")
-    return found
 
 
 def _names(text: str | None) -> tuple[str, ...]:

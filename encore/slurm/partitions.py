@@ -42,7 +42,7 @@ class Partition:
         return max((group.gpus for group in self.groups if group.gpus is not None), default=None)
 
     def nodes(self, gpus: int = 0, kind: str = "", up: bool = False) -> int:
-        """Return how many nodes have so many GPUs, of a type where one is given; ``up``: those that are up now."""
+        """Return how many nodes have this many GPUs, of a type where one is given; ``up``: those that are up now."""
         return sum(
             group.nodes
             for group in self.groups

@@ -105,7 +105,7 @@ def _tasks(numbers: Sequence[int]) -> str:
 
 
 def gpus(count: int, cluster: Cluster) -> dict[str, str]:
-    """Return the option by which so many GPUs of a node are asked for; none where Slurm does not manage them."""
+    """Return the option that asks for this many GPUs of a node; none where Slurm does not manage them."""
     if not count or cluster.gpu_option == "none":
         return {}
     typed = f"{cluster.gpu_type}:{count}" if cluster.gpu_type else str(count)

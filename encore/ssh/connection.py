@@ -1,6 +1,6 @@
 """What Encore itself asks of other hosts by ssh: whether a run can take place there, and to end what is left.
 
-User, port and key of a host belong in ``~/.ssh/config``, which mpirun and horovodrun heed as well.
+User, port and key of a host belong in ``~/.ssh/config``, which mpirun and horovodrun read, too.
 """
 
 import json

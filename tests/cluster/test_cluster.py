@@ -118,7 +118,7 @@ def test_the_warning_before_the_time_limit_requeues_and_resumes(jobs: Jobs, unbr
     assert jobs.state(job)["status"] == "reached"
     assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken.losses
     assert "resuming" in jobs.log(job)
-    assert "resume with: " not in jobs.log(job), "it goes on by itself"
+    assert "resume with: " not in jobs.log(job), "it resumes by itself"
     nobody_is_left(jobs)
 
 
@@ -128,7 +128,7 @@ def ranks_of(jobs: Jobs, job: str) -> list[psutil.Process]:
 
 
 def goes_on(rank: psutil.Process) -> bool:
-    """Whether a suspended rank has been told to stop, or already runs again or has ended: Slurm sends SIGCONT, too."""
+    """Whether a suspended rank was signalled to stop, or already runs again or has ended: Slurm sends SIGCONT, too."""
     try:
         return rank.status() != psutil.STATUS_STOPPED or is_told(rank, signal.SIGTERM)
     except (psutil.NoSuchProcess, FileNotFoundError):
@@ -144,7 +144,7 @@ def test_the_time_limit_itself_is_survived(jobs: Jobs) -> None:
     ranks = ranks_of(jobs, job)
     for rank in ranks:
         rank.suspend()
-    wait_for(lambda: all(map(goes_on, ranks)), "the ranks are told", PATIENCE)
+    wait_for(lambda: all(map(goes_on, ranks)), "the ranks get SIGTERM", PATIENCE)
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.resume()
@@ -207,7 +207,7 @@ def test_a_preempted_job_goes_on(jobs: Jobs, unbroken: Unbroken) -> None:
     jobs.start_again(job)
     jobs.wait_for_state(job, "COMPLETED")
     assert losses(jobs.folder(job) / "experiment_0" / "metrics.jsonl") == unbroken.losses
-    assert "resume with: " not in jobs.log(job), "it goes on by itself"
+    assert "resume with: " not in jobs.log(job), "it resumes by itself"
 
 
 def test_the_tasks_of_an_array_share_a_run_folder(jobs: Jobs) -> None:

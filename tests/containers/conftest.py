@@ -103,7 +103,7 @@ def docker(engine_folder: Path, request: pytest.FixtureRequest) -> Iterator[Engi
 
 @pytest.fixture(scope="session")
 def docker_with_pytorch(docker: EngineUnderTest) -> EngineUnderTest:
-    """The Docker engine with PyTorch's stand-in and the image of ncf besides."""
+    """The Docker engine with PyTorch's stand-in and the image of ncf."""
     make("standin", "FRAMEWORK=pytorch", "ENGINE=docker", environment=docker.environment)
     make("build-ncf", "BASE=standin", "ENGINE=docker", environment=docker.environment)
     return docker

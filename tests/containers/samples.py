@@ -28,7 +28,7 @@ CALLER = {
 
 
 def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
-    """Return a benchmark's job on so many GPUs, or on one core for 0."""
+    """Return a benchmark's job on this many GPUs, or on one core for 0."""
     chosen = choice or catalogue.choose("resnet")
     of_kind = {kind: [each.system for each in catalogue.systems(chosen) if each.kind == kind] for kind in ON_GPUS}
     there = next(systems for systems in of_kind.values() if systems)
@@ -55,5 +55,5 @@ def container(runtime: str, **facts: object) -> Container:
 
 
 def rendered(runtime: str, gpus: int, **facts: object) -> Command:
-    """Return a job of so many GPUs on a runtime."""
+    """Return a job of this many GPUs on a runtime."""
     return RENDERERS[runtime](job(gpus), container(runtime, **facts))

@@ -179,7 +179,7 @@ def test_gpus_that_the_engine_refuses_at_the_start() -> None:
 def test_unknown_runtime_and_engine(run: Callable[..., Ran]) -> None:
     for command, said in (
         ((*RUN, "--runtime", "dokcer"), "did you mean 'docker'?"),
-        ((*BUILD, "--engine", "enroot"), "enroot does not build images"),
+        ((*BUILD, "--engine", "enroot"), "'enroot' is not one of 'docker', 'podman'"),
     ):
         done = run(*command)
         assert (done.returncode, said in done.stderr) == (2, True)

@@ -71,7 +71,7 @@ def test_bad_host_files_are_refused(tmp_path: Path) -> None:
 
 
 def rendered(launcher: str, nodes: int) -> str:
-    """Return the command of a run on so many nodes with 8 GPUs each, a word group a line."""
+    """Return the command of a run on this many nodes with 8 GPUs each, a word group a line."""
     over = tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
     choice = catalogue.choose("resnet")
     resolved = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])

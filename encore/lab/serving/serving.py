@@ -20,7 +20,6 @@ from encore.lab.serving.model_config import PYTHON_BACKEND, Backend, Settings
 from encore.lab.serving.repository import SERVED, Repository
 from encore.lab.serving.server import Ports
 
-RUNTIMES = ("docker", "podman", "host")
 ENVIRONMENT = "serving"
 PORTABLE = "onnx"
 """The format that the environment of `encore serve` runs; any other needs the framework that wrote it."""

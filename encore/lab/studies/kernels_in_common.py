@@ -35,13 +35,12 @@ def read_kernels(path: Path) -> Kernels:
     """Return the kernels of a file; EncoreError where it is neither form."""
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise EncoreError(f"{path} cannot be read: {error.strerror}", expected="a table of kernels") from error
-    if text.lstrip().startswith("{"):
-        step = json.loads(text).get("step") or {}
-        if "kernels" in step:
-            found = {each["name"]: float(each["seconds"]) for each in step["kernels"]}
-            return Kernels(path.stem, found, float(step["busy_seconds"]))
+        step = json.loads(text).get("step") or {} if text.lstrip().startswith("{") else {}
+    except (OSError, ValueError) as error:
+        raise EncoreError(f"{path} cannot be read: {error}", expected="a table of kernels") from error
+    if "kernels" in step:
+        found = {each["name"]: float(each["seconds"]) for each in step["kernels"]}
+        return Kernels(path.stem, found, float(step["busy_seconds"]))
     lines = text.splitlines()
     start = next((number for number, line in enumerate(lines) if _TIME in line and _NAME in line), None)
     if start is None:
