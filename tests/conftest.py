@@ -67,8 +67,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 IN_FRAMEWORK = paths.ROOT / "tests" / "in_framework"
-LAUNCHERS = {"pytorch": ("torchrun", "--standalone", "--nproc-per-node"), "kernels": ()}
+LAUNCHERS = {"pytorch": ("torchrun", "--standalone", "--nproc-per-node")}
 """Of a file on more than one rank, where it is not Horovod's."""
+
+
+def on_ranks(framework: str, ranks: int) -> list[str]:
+    """Return what starts a Python program on so many ranks."""
+    launcher = LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np"))
+    starts = [*launcher, str(ranks)] if ranks > 1 else []
+    return starts if starts[:1] == ["torchrun"] else [*starts, "python"]
 
 
 class FrameworkFile(pytest.File):
@@ -95,16 +102,13 @@ class InFramework(pytest.Item):
     def runtest(self) -> None:
         framework = self.path.parent.name
         python = with_pytest(environment.ensure_environment(framework))
-        launcher = LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np"))
-        command = [*launcher, str(self.size)] if self.size > 1 else ["python"]
-        command += ["python"] if launcher[:1] == ("horovodrun",) and self.size > 1 else []
         # tests/conftest.py needs what no framework's environment has.
         options = ["--quiet", "--no-header", "--override-ini=addopts=", "--import-mode=importlib"]
         if self.size > 1:
             # A rank that goes on after a failure would wait for the others in a collective for ever.
             options.append("--exitfirst")
-        command += ["-m", "pytest", *options, "-p", "no:cacheprovider", f"--confcutdir={IN_FRAMEWORK}"]
-        command.append(str(self.path))
+        options += ["-p", "no:cacheprovider", f"--confcutdir={IN_FRAMEWORK}", str(self.path)]
+        command = [*on_ranks(framework, self.size), "-m", "pytest", *options]
         own = {"TRITON_INTERPRET": "1"} if framework == "kernels" else {}
         with tempfile.TemporaryDirectory() as together:
             done = in_environment(python, command, {**own, "TOGETHER": together})
@@ -183,7 +187,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
 
 @pytest.fixture(scope="session")
 def digits(mxnet_python: Path, shared: Shared) -> Path:
-    """The small data set of resnet."""
+    """The toy data set of resnet."""
     return shared.made("digits", lambda folder: prepared("resnet", folder, mxnet_python)) / "resnet"
 
 
@@ -249,12 +253,10 @@ def in_environment(python: Path, command: Sequence[str], own: Mapping[str, str] 
 
 
 @cache
-def inside(python: Path, launcher: tuple[str, ...], program: str, *arguments: str) -> str:
+def inside(framework: str, ranks: int, program: str, *arguments: str) -> str:
     """Run a program in tests/in_framework in a framework's environment, once per arguments; return its output."""
-    command = [*launcher, "python", f"tests/in_framework/{program}", *arguments]
-    if launcher[:1] == ("torchrun",):
-        command.remove("python")
-    done = in_environment(python, command)
+    command = [*on_ranks(framework, ranks), f"tests/in_framework/{program}", *arguments]
+    done = in_environment(environment.ensure_environment(framework), command)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -264,13 +266,7 @@ def runs_in(framework: str) -> Any:
 
     @pytest.fixture(scope="session", name=f"in_{framework}")
     def run_in() -> Callable[..., str]:
-        python = environment.ensure_environment(framework)
-
-        def run(program: str, *arguments: str, ranks: int = 1) -> str:
-            launcher = LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np"))
-            return inside(python, () if ranks == 1 else (*launcher, str(ranks)), program, *arguments)
-
-        return run
+        return lambda program, *arguments, ranks=1: inside(framework, ranks, program, *arguments)
 
     return run_in
 

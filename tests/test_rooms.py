@@ -2,14 +2,13 @@
 
 import ast
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-from encore import paths
+from tools.architecture import imported, modules, room
 
 LAYERS = (
-    ("",),
+    ("encore",),
     ("machine",),
     ("results",),
     ("results.logs",),
@@ -26,45 +25,12 @@ LAYERS = (
     ("lab.studies",),
     ("cli",),
 )
-"""From the ground up, "" for the modules of encore/ itself; rooms of one layer do not import each other.
+"""From the ground up, "encore" for the modules of encore/ itself; rooms of one layer do not import each other.
 
 What a run needs comes first, the lab stands on it, and the command line alone is above both.
 """
-HOUSES = ("results", "lab")
-"""Rooms that have rooms."""
 FLOOR = {room: number for number, layer in enumerate(LAYERS) for room in layer}
-
-
-def name_of(path: Path) -> str:
-    """Return ``encore.run.judge`` for its file, and ``encore.run`` for the package's."""
-    parts = path.relative_to(paths.ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(path): path for path in (paths.ROOT / "encore").rglob("*.py")}
-PACKAGES = {module for module, path in MODULES.items() if path.name == "__init__.py"}
-
-
-def room(module: str) -> str:
-    """Return the room of a module; empty for one of encore/ itself."""
-    parts = module.split(".")[1:]
-    if module not in PACKAGES:
-        parts = parts[:-1]
-    return ".".join(parts[: 2 if parts[:1] and parts[0] in HOUSES else 1])
-
-
-def imported(module: str, tree: ast.Module | None = None) -> set[str]:
-    """Return the modules of encore that a module needs: at its top, in a function, or by ``python -m NAME``."""
-    found = set()
-    for node in ast.walk(tree or ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {node.value} - PACKAGES
-    # The version in encore/__init__.py is on the ground floor.
-    return {name for name in found if name in MODULES and name not in (module, "encore")}
+MODULES = modules("encore")
 
 
 def climbs(module: str, needed: set[str]) -> list[str]:
@@ -84,7 +50,8 @@ def test_every_room_has_a_layer() -> None:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    TopologicalSorter({module: imported(module) - PACKAGES for module in MODULES}).prepare()
+    packages = {module for module, path in MODULES.items() if path.name == "__init__.py"}
+    TopologicalSorter({module: imported(module) - packages for module in MODULES}).prepare()
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,21 @@ def room(module: str) -> str:
     return ".".join(parts[: 2 if parts[:1] and parts[0] in HOUSES[house] else 1]) or house
 
 
-def imported(module: str) -> set[str]:
-    """Return the modules of the same house that a module names in an import or, as ``python -m`` does, in a string."""
+def imported(module: str, tree: ast.Module | None = None) -> set[str]:
+    """Return the modules of the same house that a module needs: at its top, in a function, or by ``python -m NAME``."""
     house = module.partition(".")[0]
-    found = set()
-    for node in ast.walk(ast.parse(modules(house)[module].read_text(encoding="utf-8"))):
+    found, named = set(), set()
+    for node in ast.walk(tree or ast.parse(modules(house)[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in found if name in modules(house) and name not in (module, house)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named.add(node.value)
+    known = modules(house)
+    found |= {name for name in named & set(known) if known[name].name != "__init__.py"}
+    # The version in encore/__init__.py is on the ground floor.
+    return {name for name in found if name in known and name not in (module, house)}
 
 
 def rooms(house: str) -> dict[str, set[str]]:

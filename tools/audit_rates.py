@@ -27,7 +27,7 @@ LEAST_RUNS = 3
 LATE_S = 600.0
 STRETCH = 1.18
 EVERY = 10
-"""One set in so many is faked: a set has some 30 fakes."""
+"""One set in ten is faked: a set has some 30 fakes."""
 RENAMED = "the logs of another system, in a folder of one's own"
 LOOKED_UP = frozenset(rule.name for rule in RULES if rule.in_digests)
 

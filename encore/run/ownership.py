@@ -161,7 +161,7 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
             alive = [each for each in found if not each.has_ended]
             if not alive:
                 return ""
-            return "waits in the queue to go on with" if all(each.waits for each in alive) else "is running"
+            return "waits in the queue to resume" if all(each.waits for each in alive) else "is running"
     return "is running" if _renews(owner, experiment) else ""
 
 

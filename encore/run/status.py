@@ -398,7 +398,7 @@ def _is_run(path: Path) -> bool:
 
 
 def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
-    """Return all that lives, and so many of the rest (None: all); the newest first."""
+    """Return all that lives, and ``most`` of the rest (None: all); the newest first."""
     folders = run_folders(results)
     rows = [row for folder in folders for row in rows_of(folder, jobs)]
     known = {row.job.partition("_")[0] for row in rows if row.job}

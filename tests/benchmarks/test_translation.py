@@ -139,12 +139,12 @@ def test_exported_parts_translate_like_the_run(
 ) -> None:
     # So small a model is slower on many threads.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    format_name, python = {"gnmt": ("onnx", serving_python), "transformer": ("torch-export", pytorch_python)}[name]
+    format_name, place = {"gnmt": ("onnx", "serving"), "transformer": ("torch-export", "pytorch")}[name]
     content = exported(encore, reached, tmp_path / "exported", format_name)
     if name == "transformer":
         evaluated(encore, tmp_path / "exported", reached, content, "--max-batch-size", "512")
     assert list(content["parts"]) == ["encoder", "decoder"]
-    found = result(inside(python, (), "exported_step.py", str(tmp_path / "exported" / "decoder")))
+    found = result(inside(place, 1, "exported_step.py", str(tmp_path / "exported" / "decoder")))
     assert found["apart"] > 0.1, "hypotheses that are all alike show nothing"
     assert found["largest"] < 1e-4
 

@@ -36,9 +36,9 @@ LOSSES = (0.5, 0.4, 0.3)
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Trial:
-    """A trial whose unbroken run is made of text."""
+    """A trial whose uninterrupted run is made of text."""
     bench = Bench("dlrm", tmp_path / "dlrm", seed=1)
-    for results in (bench.work / "unbroken", bench.work / "trial"):
+    for results in (bench.work / "uninterrupted", bench.work / "trial"):
         run = results / "results" / "run"
         (run / "experiment_0").mkdir(parents=True)
         (run / "run.json").write_text("{}", encoding="ascii")
@@ -47,7 +47,7 @@ def trial(tmp_path: Path) -> Trial:
         lines = [json.dumps(line) for line in (*steps, {"kind": "eval", "qualities": {"x": 0.5}, "time": 2.0})]
         (run / "experiment_0" / "metrics.jsonl").write_text("\n".join(lines), encoding="ascii")
     # Else it would be trained.
-    bench.__dict__["unbroken"] = bench.work / "unbroken" / "results" / "run"
+    bench.__dict__["uninterrupted"] = bench.work / "uninterrupted" / "results" / "run"
     return Trial(bench, bench.work / "trial", random.Random(1))
 
 
@@ -73,7 +73,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_that_differs_is_a_fault(trial: Trial, change: str) -> None:
-    assert trial.judged(trial.run, Done(3, ""), {}).kind == "as unbroken"
+    assert trial.judged(trial.run, Done(3, ""), {}).kind == "as uninterrupted"
     act, found = CHANGES[change]
     act(trial.run)
     verdict = trial.judged(trial.run, Done(3, ""), {})
@@ -93,7 +93,9 @@ def test_a_refusal_says_what_to_do_and_changes_nothing(trial: Trial) -> None:
     assert "refused and changed run.json" in trial.judged(trial.run, Done(2, said), before).text
 
 
-@pytest.mark.parametrize(("said", "kind"), [(f"error: it does not run: lost, {GONE}", "as unbroken"), ("no", "FAULT")])
+@pytest.mark.parametrize(
+    ("said", "kind"), [(f"error: it does not run: lost, {GONE}", "as uninterrupted"), ("no", "FAULT")]
+)
 def test_ranks_may_end_before_they_are_cancelled(
     trial: Trial, monkeypatch: pytest.MonkeyPatch, said: str, kind: str
 ) -> None:
@@ -119,4 +121,4 @@ def test_the_short_list_of_faults_is_survived(
     assert faults.main(["dlrm", *options]) == 0, capsys.readouterr().out
     verdicts = json.loads(found.read_text(encoding="utf-8"))
     assert [each["fault"] for each in verdicts] == [*SHORT]
-    assert {each["verdict"] for each in verdicts} == {"as unbroken", "refused"}
+    assert {each["verdict"] for each in verdicts} == {"as uninterrupted", "refused"}

@@ -170,7 +170,7 @@ def test_a_job_that_slurm_hides_keeps_its_run(
     [
         ("RUNNING", "job 29 is running experiment 1"),
         ("COMPLETING", "job 29 is running experiment 1"),
-        ("PENDING", "job 29 waits in the queue to go on with experiment 1"),
+        ("PENDING", "job 29 waits in the queue to resume experiment 1"),
         ("FAILED", ""),
         (None, ""),
     ],

@@ -111,13 +111,19 @@ SEEN = "a GPU was used up to 97 % with 9,000 MiB; not given by NVML: power_watts
         ([IDLE, BUSY], "gpu", f"OK 2 readings; {SEEN}"),
         ([IDLE], "gpu", "FAIL 1 readings; a GPU was used up to 0 % with 400 MiB; not given by NVML: power_watts"),
         ([IDLE], "cpu", "OK 1 readings of the machine, none of a GPU (--device cpu)"),
+        (
+            [{**BUSY, "use_percent": None}],
+            "gpu",
+            "FAIL 1 readings; a GPU was used up to 0 % with 9,000 MiB; not given by NVML: power_watts, use_percent",
+        ),
+        ([{}], "gpu", "FAIL 1 readings; a GPU was used up to 0 % with 0 MiB"),
         ([], "gpu", "FAIL no reading"),
     ],
 )
 def test_telemetry_must_have_seen_the_gpu_at_work(
     tmp_path: Path, states: list[dict[str, int | None]], device: str, expected: str
 ) -> None:
-    (tmp_path / "telemetry").write_text("".join(json.dumps({"gpus": [each]}) + "\n" for each in states))
+    (tmp_path / "telemetry").write_text("".join(json.dumps({"gpus": [each] if each else []}) + "\n" for each in states))
     row = selftest_speed.telemetry_row(tmp_path / "telemetry", device)
     assert f"{row.result} {row.found}" == expected
 
@@ -298,7 +304,6 @@ def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> N
 
 def test_images_of_real_size_and_a_full_evaluation_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
     names = ("resnet-pytorch", "ssd", "maskrcnn", "ncf")
-    where = ("--device", "cpu", "--python", str(pytorch_python), "--json")
     # Rates are not compared here, whatever else the machine does.
     where = ("--device", "cpu", "--python", str(pytorch_python), "--check-seconds", "600", "--time-limit", "1500")
     done = encore("selftest", *names, *where, "--json", "--only", "input", "--only", "evaluation", timeout=600)

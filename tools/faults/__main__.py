@@ -1,11 +1,11 @@
-"""Break runs in every way that a machine and its user can, and compare what is left with an unbroken run.
+"""Break runs in every way that a machine and its user can, and compare what is left with an uninterrupted run.
 
     $ .venv/bin/python -m tools.faults ncf --faults sigkill-rank,flipped-shared
     $ .venv/bin/python -m tools.faults all --seed 3 --work /var/tmp/faults --json faults.json
 
 Each fault happens at a random moment, or place in a file, of a training on the toy data set; the run is resumed as the
-printed hint says. The verdict is "as unbroken" (losses, evaluations and log events are those of the unbroken run),
-"refused" (with what to do, and nothing is changed), or FAULT. Exit code 1 where there is one.
+printed hint says. The verdict is "as uninterrupted" (losses, evaluations and log events are those of the uninterrupted
+run), "refused" (with what to do, and nothing is changed), or FAULT. Exit code 1 where there is one.
 """
 
 import argparse
@@ -88,7 +88,8 @@ def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, 
     verdicts: Verdicts = {}
     for name in names:
         bench = Bench(name, work / name, seed)
-        print(f"{name}: the unbroken run is {bench.unbroken}", flush=True)  # with its data set, before any fault
+        # Made with its data set, before any fault.
+        print(f"{name}: the uninterrupted run is {bench.uninterrupted}", flush=True)
         for fault in faults:
             started = time.monotonic()
             if seconds < 0:

@@ -64,7 +64,7 @@ def prepare_command(trial: Trial, folder: Path) -> str:
 
 def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
     """Judge a preparation by the files of the one that nothing happened to."""
-    _ = trial.bench.unbroken  # makes it
+    _ = trial.bench.uninterrupted  # makes it
     if done.code:
         return Verdict("FAULT", f"prepare ends with {done.code}: {done.output[-400:]}")
     other = [
@@ -80,7 +80,7 @@ def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
 def killed_preparation(number: signal.Signals, trial: Trial) -> Verdict:
     """Stop a preparation at some moment, and give the command again."""
     folder = trial.folder / "data"
-    _ = trial.bench.unbroken
+    _ = trial.bench.uninterrupted
     child = trial.spawn(prepare_command(trial, folder))
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(trial.moment.uniform(0.5, 3))

@@ -16,7 +16,7 @@ from tools.faults.trial import Trial, Verdict, aside, traceback_of
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Callable[[str], object]]:
-    """Mount a file system of so many bytes; yields what mounts it again with other options."""
+    """Mount a file system of ``size`` bytes; yields what mounts it again with other options."""
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     try:
@@ -48,7 +48,7 @@ def _size(folder: Path) -> int:
 def full_disk(trial: Trial) -> Verdict:
     """Let the disk fill up at some moment of the run; with room again it resumes."""
     # Once and a half: two checkpoints stay, and a third is written before the first goes.
-    size = int(_size(trial.bench.unbroken) * trial.moment.uniform(0.1, 1.2))
+    size = int(_size(trial.bench.uninterrupted) * trial.moment.uniform(0.1, 1.2))
     if not can_mount():
         return _limited(trial, trial.moment.uniform(0.1, 0.9))
     with mounted(trial.results, max(size, 2**16)) as remount:
@@ -64,7 +64,7 @@ def full_disk(trial: Trial) -> Verdict:
 
 def _limited(trial: Trial, share: float) -> Verdict:
     """Do the same with a limit on the size of a file."""
-    largest = max(path.stat().st_size for path in trial.bench.unbroken.rglob("*") if path.is_file())
+    largest = max(path.stat().st_size for path in trial.bench.uninterrupted.rglob("*") if path.is_file())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * share), before[1]))
     try:
@@ -77,7 +77,7 @@ def _limited(trial: Trial, share: float) -> Verdict:
 @mounting
 def full_disk_preparation(trial: Trial) -> Verdict:
     """Let the disk fill up under a preparation; with room again the same command ends it."""
-    _ = trial.bench.unbroken
+    _ = trial.bench.uninterrupted
     folder = trial.folder / "data"
     with mounted(folder, max(2**16, int(_size(trial.bench.data) * trial.moment.uniform(0.1, 0.9)))) as remount:
         done = trial.do(prepare_command(trial, folder))

@@ -58,7 +58,7 @@ def _resume_killed(trial: Trial) -> Verdict:
     """Kill the resume as well."""
     run = trial.copied(trial.bench.stopped)
     encore = trial.spawn(hints.resume(run))
-    done, every = len(steps(run)), len(steps(trial.bench.unbroken))
+    done, every = len(steps(run)), len(steps(trial.bench.uninterrupted))
     trial.wait_for_records(encore, trial.moment.randrange(min(done + 1, every), every + 1))
     encore.kill()
     return trial.after(trial.ended(encore), killed=True)
@@ -93,7 +93,7 @@ def _harmed(how: str, file: str, trial: Trial) -> Verdict:
 
 def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
     """Harm a file of a finished run and resume it: its result stays in any case."""
-    run = trial.copied(trial.bench.unbroken)
+    run = trial.copied(trial.bench.uninterrupted)
     HARM[how](FILES[file](run, trial), trial)
     before = snapshot(run)
     verdict = trial.resumed(run)
@@ -128,7 +128,7 @@ def _two_resumes(trial: Trial) -> Verdict:
     """Resume twice at once: one runs, the other is refused, or finds nothing left to do."""
     run = trial.copied(trial.bench.stopped)
     codes = sorted(child.wait() for child in [trial.spawn(hints.resume(run)) for _ in range(2)])
-    found = [*differences(run, trial.bench.unbroken), *trial.left()]
+    found = [*differences(run, trial.bench.uninterrupted), *trial.left()]
     if codes not in ([2, 3], [3, 3]):
         found.append(f"exit codes {codes}")
     return verdict_of(found)
@@ -140,7 +140,7 @@ def _resume_of_the_living(trial: Trial) -> Verdict:
     trial.wait_for_moment(encore)
     second = trial.do(hints.resume(trial.run))
     code = encore.wait()
-    found = [*differences(trial.run, trial.bench.unbroken), *trial.left()]
+    found = [*differences(trial.run, trial.bench.uninterrupted), *trial.left()]
     if code != 3 or second.code not in (2, 3) or traceback_of(second):
         found.append(f"exit codes {code} and {second.code}: {second.output[-300:]}")
     return verdict_of(found)
@@ -150,7 +150,9 @@ def _two_runs(trial: Trial) -> Verdict:
     """Start two runs in the same second with one results folder: each gets its own."""
     codes = [child.wait() for child in [trial.begin() for _ in range(2)]]
     runs = sorted(path.parent for path in trial.results.glob("[!.]*/run.json"))
-    found = [f"{run.name}: {each}" for run in runs for each in differences(run, trial.bench.unbroken)] + trial.left()
+    found = [
+        f"{run.name}: {each}" for run in runs for each in differences(run, trial.bench.uninterrupted)
+    ] + trial.left()
     if codes != [3, 3] or len(runs) != 2:
         found.append(f"exit codes {codes}, {len(runs)} run folders")
     return verdict_of(found)

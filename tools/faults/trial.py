@@ -1,4 +1,4 @@
-"""What a fault is tried on: a benchmark with its unbroken run, a run that was stopped, and the verdict."""
+"""What a fault is tried on: a benchmark with its uninterrupted run, a run that was stopped, and the verdict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CACHES = ("torchinductor_", "__pycache__", "__autograph")
 TEMPORARY = ("*.writing", "writing_*", "*.partial")
 REPORTED = ("ranks", "heartbeat", "telemetry.jsonl", "state.json", "owner.json", ".owner.lock")
 """What a resume may write before its ranks have refused the checkpoints."""
-Kind = Literal["as unbroken", "refused", "FAULT", "not tried"]
+Kind = Literal["as uninterrupted", "refused", "FAULT", "not tried"]
 
 
 def settings(name: str) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class Verdict:
     text: str = ""
 
 
-def verdict_of(found: list[str], otherwise: Verdict = Verdict("as unbroken")) -> Verdict:
+def verdict_of(found: list[str], otherwise: Verdict = Verdict("as uninterrupted")) -> Verdict:
     """Return the verdict that lists what was found, where that is anything."""
     return Verdict("FAULT", "; ".join(found)) if found else otherwise
 
@@ -91,16 +91,16 @@ class Bench:
         return self.work.parent / "data" / catalogue.choose(self.name).benchmark.name
 
     @functools.cached_property
-    def unbroken(self) -> Path:
+    def uninterrupted(self) -> Path:
         """The run that nothing happens to."""
         python = environment.ensure_environment(catalogue.choose(self.name).implementation.framework)
         data.prepare(self.data.name, self.data, data.Preparation(), python)
-        return self._made("unbroken", lambda trial: trial.ended(trial.begin()), 3)
+        return self._made("uninterrupted", lambda trial: trial.ended(trial.begin()), 3)
 
     @functools.cached_property
     def stopped(self) -> Path:
         """A run that was stopped in its second epoch: it has a checkpoint from there, and one of the first's end."""
-        count = len(steps(self.unbroken))
+        count = len(steps(self.uninterrupted))
         return self._made("stopped", lambda trial: _stop(trial, count // 2 + 1, count), 130)
 
     def _made(self, name: str, make: Callable[[Trial], Done], code: int) -> Path:
@@ -198,7 +198,7 @@ class Trial:
     # -- moments -----------------------------------------------------------------------------------------
 
     def wait_for_records(self, encore: subprocess.Popen[str], count: int) -> None:
-        """Wait until the training has reported so many losses, or has ended."""
+        """Wait until the training has reported ``count`` losses, or has ended."""
         end = time.monotonic() + LONGEST_SECONDS
         while encore.poll() is None and time.monotonic() < end:
             for metrics in self.results.glob("[!.]*/experiment_0/metrics.jsonl"):
@@ -208,7 +208,7 @@ class Trial:
 
     def wait_for_moment(self, encore: subprocess.Popen[str]) -> None:
         """Wait for some moment of the training: after a step, and a part of a second more."""
-        self.wait_for_records(encore, self.moment.randrange(1, len(steps(self.bench.unbroken))))
+        self.wait_for_records(encore, self.moment.randrange(1, len(steps(self.bench.uninterrupted))))
         time.sleep(self.moment.uniform(0, 0.2))
 
     def ranks(self) -> list[int]:
@@ -249,10 +249,10 @@ class Trial:
         return self.resumed(self.run, printed[-1] if printed else "")
 
     def judged(self, run: Path, done: Done, before: dict[str, str]) -> Verdict:
-        """Judge what a resume has left: the run as unbroken, or refused and as it was."""
+        """Judge what a resume has left: the run as uninterrupted, or refused and as it was."""
         found = [*self.left(), *(["a traceback"] if traceback_of(done) else [])]
         if done.code in (0, 3):
-            found += differences(run, self.bench.unbroken)
+            found += differences(run, self.bench.uninterrupted)
         elif done.code in (1, 2) and "hint: " in done.output:
             changed = {name for name, _ in before.items() ^ snapshot(run).items()}
             if done.code == 1:
@@ -261,7 +261,9 @@ class Trial:
             found += [f"refused and changed {name}" for name in sorted(changed)]
         else:
             found.append(f"exit code {done.code}: {done.output[-400:]}")
-        return verdict_of(found, Verdict("as unbroken") if done.code in (0, 3) else Verdict("refused", refusal(done)))
+        return verdict_of(
+            found, Verdict("as uninterrupted") if done.code in (0, 3) else Verdict("refused", refusal(done))
+        )
 
     def left(self) -> list[str]:
         """Return processes and temporary files that should not be there."""
@@ -299,15 +301,15 @@ def steps(run: Path) -> list[tuple[int, float]]:
     return [(each["step"], each["loss"]) for each in records(run / "experiment_0" / "metrics.jsonl", "step")]
 
 
-def differences(run: Path, unbroken: Path) -> list[str]:
-    """Say in what a run differs from the unbroken one: losses, evaluations, log events in their order."""
+def differences(run: Path, uninterrupted: Path) -> list[str]:
+    """Say in what a run differs from the uninterrupted one: losses, evaluations, log events in their order."""
     numbers = [number for number, _ in steps(run)]
-    mine, other = (evaluations(each / "experiment_0" / "metrics.jsonl") for each in (run, unbroken))
+    mine, other = (evaluations(each / "experiment_0" / "metrics.jsonl") for each in (run, uninterrupted))
     wrong = {
         "steps are there twice": sorted(set(numbers)) != numbers,
-        "other losses": steps(run) != steps(unbroken),
+        "other losses": steps(run) != steps(uninterrupted),
         "other evaluations": mine != other,
-        "other log events": events(run) != events(unbroken),
+        "other log events": events(run) != events(uninterrupted),
     }
     return [text for text, is_so in wrong.items() if is_so]
 
