@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -36,31 +36,18 @@ OnStep = Callable[[str], None]
 """Called with what is being done, in a few words."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Platform:
-    """What compiled code depends on, besides its sources and the framework."""
-
-    python: str
-    mpi: str
-    """Such as ``Open MPI 4.1.4``; empty without MPI."""
-    distribution: str
-    """Such as ``debian 12``."""
-    glibc: str
-    machine: str
-
-
-def this_platform(python: str, mpi: bool) -> Platform:
-    """Return this machine's platform, with an interpreter of this version."""
+def this_platform(python: str, mpi: bool) -> dict[str, str]:
+    """Return what compiled code depends on besides its sources and the framework; ``python`` is such as 3.11."""
     release = {}
     with contextlib.suppress(OSError):
         release = platform.freedesktop_os_release()
-    return Platform(
-        python=python,
-        mpi=_mpi_version() if mpi else "",
-        distribution=f"{release.get('ID', '')} {release.get('VERSION_ID', '')}",
-        glibc=platform.libc_ver()[1],
-        machine=platform.machine(),
-    )
+    return {
+        "python": python,
+        "mpi": _mpi_version() if mpi else "",
+        "distribution": f"{release.get('ID', '')} {release.get('VERSION_ID', '')}",
+        "glibc": platform.libc_ver()[1],
+        "machine": platform.machine(),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,13 +188,13 @@ def build_switches(horovod: Horovod, mpi: bool) -> dict[str, str]:
 
 
 def wheel_folder(
-    framework: str, requirements: Path, horovod: Horovod, built_on: Platform, switches: Mapping[str, str]
+    framework: str, requirements: Path, horovod: Horovod, built_on: Mapping[str, str], switches: Mapping[str, str]
 ) -> Path:
     """Return where the wheel of a build of Horovod is, whether or not it was built already."""
     patterns = catalogue.framework(framework).software[framework]
     pins = re.findall(r"^[\w.-]+==\S+", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     compiled_against = [pin for pin in pins if any(fnmatch.fnmatch(pin.split("==")[0], p) for p in patterns)]
-    content = [compiled_against, horovod.version, asdict(built_on), dict(switches), _toolchain()]
+    content = [compiled_against, horovod.version, dict(built_on), dict(switches), _toolchain()]
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     return paths.cache_folder() / "wheels" / f"horovod-{framework}-{key}"
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -185,7 +185,7 @@ def test_the_key_of_a_wheel_has_all_that_compiled_code_depends_on(tmp_path: Path
     def key(text: str, switches: dict[str, str], **facts: str) -> Path:
         requirements = tmp_path / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")
-        here = replace(environment.this_platform("3.11", mpi=False), **facts)
+        here = {**environment.this_platform("3.11", mpi=False), **facts}
         return environment.wheel_folder("mxnet", requirements, horovod, here, switches)
 
     first = key("mxnet==1.9.1\nidna==3.20\n", {})
@@ -193,9 +193,9 @@ def test_the_key_of_a_wheel_has_all_that_compiled_code_depends_on(tmp_path: Path
     others = {
         key("mxnet==1.9.2\nidna==3.20\n", {}),
         key("mxnet==1.9.1\nidna==3.20\n", {"HOROVOD_GPU_OPERATIONS": "NCCL"}),
-        *(key("mxnet==1.9.1\n", {}, **{field.name: "other"}) for field in fields(environment.Platform)),
+        *(key("mxnet==1.9.1\n", {}, **{name: "other"}) for name in environment.this_platform("3.11", mpi=False)),
     }
-    assert len(others - {first}) == 2 + len(fields(environment.Platform))
+    assert len(others - {first}) == 2 + 5
 
 
 def test_versions_are_named_as_in_a_system_description(mxnet_python: Path) -> None:

@@ -11,18 +11,17 @@ from encore import catalogue, environment, names, paths
 from encore.containers import building, dockerfiles, engines, images
 from encore.containers.building import OnLine
 from encore.containers.engines import Engine
-from encore.environment import Platform
 from encore.errors import EncoreError
 
 ROOT_IMAGE = f"{building.PREFIX}/debian:bookworm"
 """The bare Debian that the stand-ins are built on."""
-PLATFORM = Platform(
-    python="3.11",
-    mpi="Open MPI 4.1.4",
-    distribution="debian 12",
-    glibc="2.36",
-    machine=platform.machine(),
-)
+PLATFORM = {
+    "python": "3.11",
+    "mpi": "Open MPI 4.1.4",
+    "distribution": "debian 12",
+    "glibc": "2.36",
+    "machine": platform.machine(),
+}
 """Of Debian bookworm: what is downloaded for the image must fit its Python, not this machine's."""
 
 
@@ -62,7 +61,7 @@ def download_commands(framework: str) -> list[list[str]]:
     entry = catalogue.framework(framework)
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
     pip += ["--dest", str(wheels(framework))]
-    for_image = ["--python-version", PLATFORM.python, "--only-binary", ":all:"]
+    for_image = ["--python-version", PLATFORM["python"], "--only-binary", ":all:"]
     commands = [[*pip, *for_image, "--requirement", str(paths.REQUIREMENTS / entry.requirements)]]
     if entry.horovod and not compiled_horovod(framework):
         # Its source: it is compiled in the image, against the image's framework and MPI.

@@ -122,9 +122,9 @@ def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
     entry = catalogue.framework("mxnet")
     assert entry.horovod is not None
     switches = environment.build_switches(entry.horovod, mpi=True)
-    for distribution in ("ubuntu 24.04", standins.PLATFORM.distribution):
+    for distribution in ("ubuntu 24.04", standins.PLATFORM["distribution"]):
         assert standins.compiled_horovod("mxnet") is None
-        built_on = dataclasses.replace(standins.PLATFORM, distribution=distribution)
+        built_on = {**standins.PLATFORM, "distribution": distribution}
         requirements = paths.REQUIREMENTS / entry.requirements
         folder = environment.wheel_folder("mxnet", requirements, entry.horovod, built_on, switches)
         folder.mkdir(parents=True)
@@ -136,7 +136,7 @@ def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
     own = {name: str(paths.REQUIREMENTS / catalogue.framework(name).requirements) for name in commands}
     assert fetched == {name: [own[name], *(["horovod==0.28.1"] if name == "tensorflow" else [])] for name in own}
     first = commands["pytorch"][0]
-    assert first[first.index("--python-version") + 1] == standins.PLATFORM.python
+    assert first[first.index("--python-version") + 1] == standins.PLATFORM["python"]
     assert first[first.index("--dest") + 1] == str(paths.ROOT / "build" / "wheels" / "pytorch")
     assert "!build/wheels" in (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
 
