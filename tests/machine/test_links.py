@@ -1,15 +1,20 @@
 """Links of a machine as nvidia-smi and NVML report them, and traffic in the telemetry."""
 
+import json
 import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from encore import paths
+from encore.files import text_of
 from encore.machine import binding, links, node, nvml, processes, telemetry
 from encore.machine.links import Server, parse_topology
 from tests.machine.machines import machine
+from tests.trainings import wait_until
 
 SAMPLES = paths.ROOT / "tests" / "samples" / "topology"
 
@@ -162,3 +167,15 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Library, name, staticmethod(answer), raising=False)
     found = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
     assert node.gpus() == (found, replace(found, index=1))
+
+
+def test_telemetry_is_sampled_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
+    path, sampled = tmp_path / "telemetry.jsonl", telemetry.Telemetry(tmp_path / "telemetry.jsonl")
+    sampled.start()
+    wait_until(lambda: text_of(path).count("\n") > 2, "three samples", seconds=60)
+    sampled.stop()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    times = [json.loads(line)["time"] for line in lines]
+    assert times == sorted(times) and set(json.loads(lines[0])) == {*telemetry.sample_host(), "gpus"}
+    assert "telemetry" not in {thread.name for thread in threading.enumerate()}
