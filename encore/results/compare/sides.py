@@ -281,10 +281,8 @@ def _hardware(score: Score, first: RunLog | None) -> System:
 
 def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
     """Return what a run.json says of how the run was made, flat, by dotted names."""
-    found: dict[str, object] = {}
-    for name in ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node"):
-        if passport.get(name) is not None:
-            found[name] = passport[name]
+    whole = ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node")
+    found: dict[str, object] = {name: passport[name] for name in whole if passport.get(name) is not None}
     for part, names in (
         ("code", ("commit", "uncommitted_sha256")),
         ("data", ("name", "id")),

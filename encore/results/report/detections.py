@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
-from encore.results.report.shown import files_of, read
+from encore.results.report.shown import first_read
 
 FILE = "detections.jsonl"
 """In the folder of an experiment: one JSON object per image."""
@@ -116,11 +116,7 @@ class Detected(BaseModel):
 
 def images_of(folder: Path | None) -> list[Detected]:
     """Return the images of the first experiment that has some, the best from the best on, then the worst."""
-    for path in files_of(folder, FILE):
-        found = list(read(path, Detected, _MOST_LINES, _LONGEST_LINE))
-        if found:
-            return found
-    return []
+    return first_read(folder, FILE, Detected, _MOST_LINES, _LONGEST_LINE)[1]
 
 
 def shown_in_report(images: Sequence[Detected]) -> list[Detected]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from encore.results.report.panel import Panel, padded
 from encore.results.report.set_figures import Plot
-from encore.results.report.shown import files_of, read
+from encore.results.report.shown import first_read, read
 from encore.results.table import Table
 
 FILE, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
@@ -174,21 +174,16 @@ def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int
 
     A resumed run writes a generation again: its last line counts.
     """
-    for path in files_of(folder, FILE):
-        found = {each.generation: each for each in read(path, Generation, *_LIMITS)}
-        if found:
-            matches = {each.generation: each for each in read(path.with_name(EVALUATIONS), Evaluation, *_LIMITS)}
-            return dict(sorted(found.items())), dict(sorted(matches.items()))
-    return {}, {}
+    path, lines = first_read(folder, FILE, Generation, *_LIMITS)
+    evaluations = read(path.with_name(EVALUATIONS), Evaluation, *_LIMITS) if lines else ()
+    found, matches = {each.generation: each for each in lines}, {each.generation: each for each in evaluations}
+    return dict(sorted(found.items())), dict(sorted(matches.items()))
 
 
 def game_of(folder: Path | None) -> Game | None:
     """Return the shown game of the last generation of the first experiment that has one."""
-    for path in files_of(folder, GAMES):
-        found = list(read(path, Game, *_LIMITS))
-        if found:
-            return max(reversed(found), key=lambda game: game.generation)
-    return None
+    games = reversed(first_read(folder, GAMES, Game, *_LIMITS)[1])
+    return max(games, key=lambda game: game.generation, default=None)
 
 
 # -- the board ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from encore.results.report.shown import files_of, read
+from encore.results.report.shown import first_read
 from encore.results.table import Cell, Table
 
 FILE = "translations.jsonl"
@@ -37,24 +37,21 @@ class Translation(BaseModel):
 
 def translations_table(folder: Path | None) -> Table | None:
     """Return the best and the worst translations of the first experiment that has some; None without any."""
-    for path in files_of(folder, FILE):
-        found = sorted(
-            read(path, Translation, _MOST_LINES, _LONGEST_LINE), key=lambda each: (-each.bleu, -each.chrf, each.index)
-        )
-        if not found:
-            continue
-        best = [_row("best", each) for each in found[:SHOWN]]
-        worst = [_row("worst", each) for each in reversed(found[SHOWN:][-SHOWN:])]
-        number = path.parent.name.rpartition("_")[2]
-        return Table(
-            title="Translations, best and worst by BLEU and chrF of the sentence",
-            columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
-            formats={"BLEU": ".1f", "chrF": ".1f"},
-            rows=(*best, *worst),
-            note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
-            f"quality of the run. Texts longer than {LONGEST} characters are cut.",
-        )
-    return None
+    path, every = first_read(folder, FILE, Translation, _MOST_LINES, _LONGEST_LINE)
+    if not every:
+        return None
+    found = sorted(every, key=lambda each: (-each.bleu, -each.chrf, each.index))
+    best = [_row("best", each) for each in found[:SHOWN]]
+    worst = [_row("worst", each) for each in reversed(found[SHOWN:][-SHOWN:])]
+    number = path.parent.name.rpartition("_")[2]
+    return Table(
+        title="Translations, best and worst by BLEU and chrF of the sentence",
+        columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
+        formats={"BLEU": ".1f", "chrF": ".1f"},
+        rows=(*best, *worst),
+        note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
+        f"quality of the run. Texts longer than {LONGEST} characters are cut.",
+    )
 
 
 def _row(which: str, each: Translation) -> tuple[Cell, ...]:
