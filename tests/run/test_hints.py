@@ -20,7 +20,7 @@ from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.machine import processes
-from encore.run import hints, run_folder, supervise
+from encore.run import hints, passport, run_folder, supervise
 from encore.run.follow import Progress
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.runner import Ending
@@ -191,3 +191,21 @@ def test_a_damaged_checkpoint_is_named_once_by_the_run(tmp_path: Path) -> None:
             view.update(progress)
     said = "checkpoint step_00000004 is damaged (rank_1 differs from its checksum): experiment 1/1 resumed from"
     assert screen.export_text().count(f"{said} the one before it, step 2") == 1
+
+
+def test_a_secret_is_not_kept_and_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = passport.parse_environment(("MY_TOKEN=hush", "NOTE=a=b", "OWN"), {"OWN": "x"})
+    kept = passport.redact(given)
+    assert kept == {"MY_TOKEN": passport.REDACTED, "NOTE": "a=b", "OWN": "x"}
+    words = ["run", "--env=MY_TOKEN=hush", "MY_TOKEN=hush", "NOTE=a=b"]
+    hidden = [f"{start}MY_TOKEN={passport.REDACTED}" for start in ("--env=", "")]
+    assert passport.redact_arguments(words) == ["run", *hidden, "NOTE=a=b"]
+    monkeypatch.delenv("MY_TOKEN", raising=False)
+    with pytest.raises(EncoreError, match="the run was given MY_TOKEN, whose value is not kept") as refused:
+        passport.restore(kept, "encore run --resume RUN")
+    assert refused.value.hint == "set it again: MY_TOKEN=VALUE encore run --resume RUN"
+    monkeypatch.setenv("MY_TOKEN", "hush")
+    assert passport.restore(kept, "") == given
+    for setting, found in (("1x=2", "names no variable"), ("NONE", "the variable is not set")):
+        with pytest.raises(EncoreError, match=found):
+            passport.parse_environment((setting,), {})
