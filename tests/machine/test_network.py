@@ -56,7 +56,7 @@ def test_what_the_kernel_reports_is_read(tmp_path: Path) -> None:
             files[f"sys/class/infiniband/{adapter}/ports/1/{file}"] = f"{value}\n"
     files["proc/net/route"] = (
         "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
-        "eth9\t00000000\t0100A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n"
+        "ens9\t00000000\t0100A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n"
         "eth0\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
         "eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
     )
