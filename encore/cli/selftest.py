@@ -1,5 +1,6 @@
 """``encore selftest``: does everything that only a GPU takes work on this machine?"""
 
+import itertools
 import tempfile
 import time
 from dataclasses import asdict
@@ -96,12 +97,10 @@ def _run(request: Request, work: Path, screen: Console) -> list[Row]:
         rows = list(test.skipped)
         for row in rows:
             _line(screen, row)
-        count = f"/{len(plan)}"
-        done = [0]
+        numbers = itertools.count(1)
 
         def start(name: str, check: str) -> None:
-            done[0] += 1
-            status.update(f"{done[0]}{count} {name} {check}")
+            status.update(f"{next(numbers)}/{len(plan)} {name} {check}")
 
         for row in test.run(plan, start):
             rows.append(row)

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from encore import catalogue, names, paths
 from encore.errors import EncoreError
 
-RUNTIMES = ("auto", "host", "docker", "podman", "apptainer", "enroot", "pyxis")
-
 MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")
 """Plugins that srun --mpi may list (srun(1))."""
 CPU_BIND = re.compile(

@@ -9,7 +9,7 @@ from encore.errors import EncoreError
 CALL_SECONDS = 30.0
 """The controller answers in milliseconds; one that does not answer at all is given up after this long."""
 
-REMEDIES = (
+HINTS = (
     ("configuration source", "go to a login node of the cluster, or set SLURM_CONF to its slurm.conf"),
     ("Unable to contact slurm controller", "the controller does not answer: ask who runs the cluster"),
     ("Invalid job id", "look at your jobs with: encore status"),
@@ -72,7 +72,7 @@ def explain(program: str, stderr: str) -> EncoreError:
     """Return what a program refused, in one line, with a hint where one is known."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
     worst = next((line for mark in ("fatal: ", "error: ") for line in lines if mark in line), lines[0])
-    hint = next((what for symptom, what in REMEDIES if symptom in stderr), "")
+    hint = next((what for symptom, what in HINTS if symptom in stderr), "")
     return EncoreError(f"{program}: {re.sub(r'^.*?(fatal|error): ', '', worst)}", hint=hint)
 
 

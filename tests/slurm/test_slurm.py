@@ -281,6 +281,8 @@ def test_doctor_checks_the_cluster_file_against_the_cluster(tmp_path: Path, monk
         "WARN network: no interface z9 on this node", "OK requeue: allowed: jobs resume after the time limit and after"
         " a lost node",
     ]  # fmt: skip
+    (check,) = cluster_check._folders(cluster.Cluster(results=tmp_path))
+    assert (check.level, check.found) == ("OK", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     for folder, said in ((results, f"{results} does not exist"), (tmp_path, f"{tmp_path} is not writable")):
         (check,) = cluster_check._folders(cluster.Cluster(results=folder))
@@ -301,17 +303,6 @@ def test_the_home_folder_is_put_in_and_other_values_are_kept(tmp_path: Path, mon
     assert [str(path) for path in paths_of] == [
         "/home/me/data", "/scratch/me/r", "/home/me/i.sif", "/home/me/env/bin/python",
     ]  # fmt: skip
-
-
-def test_a_results_folder_that_does_not_exist_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def level(folder: Path) -> str:
-        (check,) = cluster_check._folders(cluster.Cluster(results=folder))
-        return f"{check.level} {check.found}"
-
-    assert level(tmp_path) == f"OK {tmp_path}"
-    assert level(tmp_path / "none") == f"WARN {tmp_path / 'none'} does not exist"
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    assert level(tmp_path / "none") == f"FAIL {tmp_path / 'none'} does not exist"
 
 
 def test_the_example_of_a_cluster_file_is_valid() -> None:
