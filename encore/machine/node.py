@@ -74,7 +74,7 @@ def _operating_system() -> str:
 
 def cores() -> int:
     """Return cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def this_node() -> Node:

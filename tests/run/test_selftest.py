@@ -255,7 +255,7 @@ def test_the_table_fits_into_eighty_columns() -> None:
     ("arguments", "message"),
     [
         (("ncf",), "this machine has no GPU: nothing was checked"),
-        (("--device", "tpu"), "expected: gpu or cpu"),
+        (("--device", "tpu"), "'tpu' is not one of 'gpu', 'cpu'"),
         (("nfc",), "did you mean 'ncf'?"),
         (("--python", "/none"), "no such file"),
         (("--python", sys.executable, "--image", "a"), "one of them"),
