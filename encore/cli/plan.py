@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from encore.cli import options
-from encore.cli.layout import console, print_result, say, text, write_json
+from encore.cli.layout import console, put, say, text, write_json
 from encore.errors import EncoreError
 from encore.lab.scaling.curves import DEFAULT, Curve, load_curves
 from encore.lab.scaling.curves import options as options_of
@@ -83,8 +83,7 @@ def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Cu
 
 def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> None:
     screen = console()
-    for table in (schedule_table(schedule), steady_table(steady)):
-        print_result(table)
+    put((schedule_table(schedule), steady_table(steady)), as_json=False)
     for line in sentences(jobs, schedule, steady):
         say(screen, text(line))
     say(screen, text(f"curves: {', '.join(sources)}", "dim"))

@@ -275,8 +275,7 @@ def show_report(made: Report, output: Path | None, as_json: bool, *, printed: bo
         return
     for notice in made.notices:
         say(screen, text(notice, "bold"))
-    for table in [*made.tables, *made.studies]:
-        print_result(table)
+    put([*made.tables, *made.studies], as_json=False)
 
 
 def _report_study(folder: Path, as_json: bool) -> None:

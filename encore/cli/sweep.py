@@ -9,7 +9,7 @@ from rich.console import Console
 
 from encore import catalogue, paths
 from encore.cli import options
-from encore.cli.layout import console, print_result, show, tables_as_json, write_json
+from encore.cli.layout import console, put, show, tables_as_json, write_json
 from encore.cli.live import RunView
 from encore.cli.run import as_request, hooks, refuse_with_resume
 from encore.configuration import describe_scale
@@ -203,8 +203,7 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
     if as_json:
         write_json({"study": str(study.path), "tables": tables_as_json(tables)})
         return
-    for table in tables:
-        print_result(table)
+    put(tables, as_json=False)
     for standing in dict.fromkeys(judge.standing(run) for run in runs if run is not None):
         screen.print(standing)
     if written:
