@@ -210,6 +210,17 @@ def test_bad_submissions_are_refused(options: tuple[str, ...], said: str) -> Non
     assert said in str(done.exception)
 
 
+@pytest.mark.parametrize(("option", "refused"), [("gpus-per-node", True), ("gres", True), ("none", False)])
+def test_a_cluster_of_gpus_needs_a_system_to_be_named(option: str, refused: bool, tmp_path: Path) -> None:
+    """Where Slurm is asked for no GPUs, the nodes may have none."""
+    file = tmp_path / "cluster.toml"
+    file.write_text(f'runtime = "host"\ngpus_per_node = 2\ngpu_option = "{option}"\n', encoding="utf-8")
+    where = ("--cluster", str(file), "--results", str(tmp_path))
+    done = CliRunner().invoke(app, ["submit", "resnet", *where, "--dry-run"])
+    assert ("no system named" in str(done.exception)) is refused, done.output
+    assert done.exit_code == (1 if refused else 0), done.output
+
+
 def test_without_slurm_nothing_is_submitted(encore: Encore, tmp_path: Path) -> None:
     done = encore("submit", "resnet", environment={"PATH": str(tmp_path)})
     assert (done.returncode, "no Slurm here" in done.stderr) == (2, True)
