@@ -23,11 +23,13 @@ else:
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Data that is read from a file, in which an unknown key is an error."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Horovod(_Strict):
+class Horovod(Strict):
     """How Horovod is compiled for a framework."""
 
     version: str
@@ -35,7 +37,7 @@ class Horovod(_Strict):
     without: tuple[str, ...]
 
 
-class Framework(_Strict):
+class Framework(Strict):
     """An entry of environments.toml: what is said of a framework, once for all of its implementations."""
 
     title: str
@@ -68,7 +70,7 @@ class _Frameworks(RootModel[dict[str, Framework]]):
     pass
 
 
-class Implementation(_Strict):
+class Implementation(Strict):
     """One framework's training code of a benchmark."""
 
     framework: str
@@ -79,7 +81,7 @@ class Implementation(_Strict):
     """The lowest versions that it was seen to train with, by their names in a system description."""
 
 
-class Quality(_Strict):
+class Quality(Strict):
     """What a benchmark is trained to reach; Mask R-CNN has two."""
 
     title: str
@@ -89,7 +91,7 @@ class Quality(_Strict):
     """Its name in eval_accuracy, where a benchmark has several; empty: the name in benchmark.toml."""
 
 
-class Round(_Strict):
+class Round(Strict):
     """What an MLPerf Training round asks of a benchmark; of one that MLPerf has not, what its publication reports."""
 
     targets: dict[str, float]
@@ -98,7 +100,7 @@ class Round(_Strict):
     """Runs that a score is made of."""
 
 
-class Role(_Strict):
+class Role(Strict):
     """What some of a run's ranks do where not all do the same; a rank may have several roles, or all."""
 
     title: str
@@ -115,7 +117,7 @@ class Role(_Strict):
         return range(count) if self.place == "first" else range(size - count, size)
 
 
-class FullData(_Strict):
+class FullData(Strict):
     """The data set of the submissions."""
 
     name: str
@@ -123,7 +125,7 @@ class FullData(_Strict):
     eval_samples: int
 
 
-class SmallData(_Strict):
+class SmallData(Strict):
     """The data set that the benchmark makes itself, for machines without the full one."""
 
     name: str
@@ -131,7 +133,7 @@ class SmallData(_Strict):
     """System file that trains on it."""
 
 
-class Weights(_Strict):
+class Weights(Strict):
     """Trained weights that every submitted system of some rounds began with."""
 
     rounds: tuple[str, ...] = ()
@@ -149,7 +151,7 @@ class Weights(_Strict):
     """Where the digests are published."""
 
 
-class Difference(_Strict):
+class Difference(Strict):
     """A part of the submissions that no system can set, and what a run has in its place."""
 
     what: str
@@ -159,7 +161,7 @@ class Difference(_Strict):
     here: str
 
 
-class Benchmark(_Strict):
+class Benchmark(Strict):
     """benchmark.toml: a task, once for all of its implementations."""
 
     name: str
@@ -215,7 +217,7 @@ class Benchmark(_Strict):
         return {name: logged[log_name] for name, log_name in names.items() if log_name in logged}
 
 
-class System(_Strict):
+class System(Strict):
     """systems/*.toml: the values of one configuration, with the place that they were read from."""
 
     kind: Literal["submitted", "later", "study", "derived", "small"]

@@ -18,8 +18,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from encore import catalogue, configuration, names, paths
+from encore.catalogue import Strict
 from encore.errors import EncoreError
-from encore.lab.studies.folder import Definition, Strict
+from encore.lab.studies.folder import Definition
 from encore.run.planning import Request
 
 DATA = Path(__file__).parent / "data"

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from encore import files
+from encore.catalogue import Strict
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 from encore.run import run_folder
@@ -40,12 +41,6 @@ class Keyed(Protocol):
     @property
     def axes(self) -> Mapping[str, Any]:
         """The values that make the point."""
-
-
-class Strict(BaseModel):
-    """Data that is read from a file, in which an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Definition(Strict):

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from encore import catalogue, names
+from encore.catalogue import Strict
 from encore.lab.studies.definition import DATA
-from encore.lab.studies.folder import Strict
 from encore.lab.studies.results import in_percent, ratio
 from encore.lab.studies.sweep import Sweep
 from encore.lab.studies.throughput import Result, devices
@@ -152,10 +152,6 @@ def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Seq
 def _printed(
     figures: Sequence[StudyFigure], quantity: str, framework: Framework, precision: str | None, gpus: int
 ) -> str:
-    same = [
-        each.printed
-        for each in figures
-        if (each.quantity, each.precision, each.gpus) == (quantity, precision, gpus)
-        and each.context.startswith(framework.printed)
-    ]
-    return same[0] if same else ""
+    wanted = (quantity, precision, gpus)
+    same = (each for each in figures if (each.quantity, each.precision, each.gpus) == wanted)
+    return next((each.printed for each in same if each.context.startswith(framework.printed)), "")

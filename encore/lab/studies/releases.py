@@ -5,8 +5,6 @@ The published figures of a benchmark are in ``published_releases.toml``; they ar
 
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from encore import catalogue, paths
 from encore.lab.studies.throughput import Result
 from encore.results.report.figures import Figure, bars
@@ -16,10 +14,8 @@ TITLE = "Speed-up by release of the image"
 MEASURED = "this sweep"
 
 
-class PublishedRelease(BaseModel):
+class PublishedRelease(catalogue.Strict):
     """One bar of a published figure."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     release: str
     machine: str
@@ -27,10 +23,8 @@ class PublishedRelease(BaseModel):
     """Over the first one of its figure."""
 
 
-class PublishedReleases(BaseModel):
+class PublishedReleases(catalogue.Strict):
     """A published figure of releases."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str
     conditions: str

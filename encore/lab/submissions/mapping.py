@@ -12,21 +12,17 @@ from fnmatch import fnmatch, fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from encore import paths
-from encore.catalogue import parse
+from encore.catalogue import Strict, parse
 from encore.lab.submissions.expressions import NoValueError, evaluate
 from encore.lab.submissions.shell_values import LONGEST_VALUE, Value, joined
 
 _MOST_SETTINGS = 5000
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Implementation(_Strict):
+class Implementation(Strict):
     """One submitted implementation of a benchmark, and how its options become keys."""
 
     title: str
@@ -67,20 +63,20 @@ class Implementation(_Strict):
     """
 
 
-class Submitted(_Strict):
+class Submitted(Strict):
     """One benchmark's file."""
 
     implementation: tuple[Implementation, ...]
 
 
-class Machine(_Strict):
+class Machine(Strict):
     """A system that the names of configurations begin with."""
 
     name: str
     accelerator: str
 
 
-class Common(_Strict):
+class Common(Strict):
     """What all submissions share."""
 
     read: tuple[str, ...]

@@ -162,9 +162,7 @@ def implausible_time(run: RunLog) -> Iterator[Oddity]:
     if run.start_s is None:
         return
     if run.start_s < _FIRST_ROUND_S:
-        unit = ""
-        if run.start_s >= _FIRST_ROUND_S / 1000:
-            unit = ": seconds where milliseconds belong"
+        unit = ": seconds where milliseconds belong" if run.start_s >= _FIRST_ROUND_S / 1000 else ""
         yield Oddity(f"{_date(run.start_s)}{unit}", run.path, line)
     elif run.start_s > time.time() + _DAY_S:
         yield Oddity(f"{_date(run.start_s)}, in the future", run.path, line)
@@ -210,12 +208,9 @@ def round_start(run: RunLog) -> Iterator[Oddity]:
 def round_times(run: RunLog) -> Iterator[Oddity]:
     """Yield a log in which every time is a whole second, where its format has milliseconds."""
     times = [phase.time_s for phase in run.phases]
-    if "mlperf" not in run.dialects and len(times) >= _LEAST_TIMES and _whole(times):
+    whole = all(milliseconds(each) % 1000 == 0 for each in times)
+    if "mlperf" not in run.dialects and len(times) >= _LEAST_TIMES and whole:
         yield Oddity(f"{len(times)} times, each a whole second", run.path, starting_line(run))
-
-
-def _whole(times: list[float]) -> bool:
-    return all(milliseconds(each) % 1000 == 0 for each in times)
 
 
 def several_starts(run: RunLog) -> Iterator[Oddity]:

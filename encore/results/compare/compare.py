@@ -358,7 +358,8 @@ def _judge(
     obstacles = list(_obstacles(ours, theirs, match.how))
     if obstacles:
         return Verdict.NOT_COMPARABLE, obstacles, None
-    if _missed_too_often(ours):
+    # The round's rule decides where the set is whole; a single run that missed is no score either.
+    if ours.score is None or ours.lack is Lack.NOT_CONVERGED:
         why = ours.missing or f"none of {ours.runs} runs has a time"
         unusable = any(not run.converged and run.reason not in NOT_CONVERGED for run in ours.logs)
         verdict = Verdict.NOT_COMPARABLE if unusable else Verdict.NOT_CONVERGED
@@ -370,13 +371,6 @@ def _judge(
         return Verdict.NOT_COMPARABLE, doubts, None
     verdict, decisive = decide(score, per_length, lengths, within, single=ours.score.count == 1)
     return verdict, reasons_for(verdict, decisive, per_length, within), decisive
-
-
-def _missed_too_often(ours: Side) -> bool:
-    """Judge by the round's rule where the set is whole; a single run that missed is no score either."""
-    if ours.score is None:
-        return True
-    return ours.lack is Lack.NOT_CONVERGED
 
 
 def _explanations(ours: Side) -> list[str]:

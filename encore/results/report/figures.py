@@ -46,7 +46,11 @@ class Figure:
 def all_figures(measurements: Sequence[Measurement], baseline: str | None = None) -> list[Figure]:
     """Return every figure that these measurements fill."""
     found: list[Figure | None] = [
-        *(each for benchmark in _benchmarks(measurements) for each in quality_curves(measurements, benchmark)),
+        *(
+            figure
+            for name in dict.fromkeys(m.benchmark for m in measurements)
+            for figure in quality_curves(measurements, name)
+        ),
         *time_over_gpus(measurements),
         efficiency(measurements),
         bars("releases", by_release(measurements), label=(0, 1, 2), value=4, axis="speed-up"),
@@ -91,7 +95,8 @@ def _quality(ours: Sequence[Measurement], name: str, over: str, key: str) -> Fig
     panel.axes(padded([x for x, _ in points], 0.02), padded(levels), over, quality, whole=whole)
     several = len(curves) > len(having[:_MOST_LINES])
     for number, curve in curves:
-        _line(panel, curve.points, number, marks=len(points) <= _MOST_MARKS)
+        panel.line(curve.points, number)
+        panel.marks(curve.points if len(points) <= _MOST_MARKS else (), number)
     for number, each in enumerate(having[:_MOST_LINES], 1):
         panel.marks([curve.points[-1] for index, curve in curves if index == number and several], number)
         panel.name(number, each.label)
@@ -166,7 +171,8 @@ def over_gpus(
     for position, (name, points) in enumerate(lines):
         number = numbers[position] if numbers else position + 1
         panel.whiskers((spans or {}).get(name, ()), number, _ASIDE * (position - (len(lines) - 1) / 2))
-        _line(panel, points, number)
+        panel.line(points, number)
+        panel.marks(points, number)
         panel.name(number, name)
     if linear:
         panel.name(None, "linear")
@@ -209,15 +215,5 @@ def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[Point]]]
     return [(name, sorted(points.items())) for name, points in grouped.items() if len(points) > 1]
 
 
-def _benchmarks(measurements: Sequence[Measurement]) -> list[str]:
-    return list(dict.fromkeys(each.benchmark for each in measurements))
-
-
 def _real(value: Any) -> float:
     return float(value or 0.0)
-
-
-def _line(panel: Panel, points: Sequence[Point], number: int, *, marks: bool = True) -> None:
-    panel.line(points, number)
-    if marks:
-        panel.marks(points, number)
