@@ -36,7 +36,7 @@ Environment = Annotated[
     typer.Option("--env", metavar="NAME[=VALUE]", help="Pass an environment variable to the ranks."),
 ]
 DropCaches = Annotated[
-    bool | None, typer.Option(help="Drop the page cache before each run; default: not for a small data set.")
+    bool | None, typer.Option(help="Drop the page cache before each run; default: not for a toy data set.")
 ]
 HangSeconds = Annotated[
     float,

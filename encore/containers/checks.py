@@ -116,7 +116,7 @@ def check_preparation(target: Target, choice: Choice) -> list[Check]:
     # By this Python's pip: an environment of uv's has none.
     install = f"{sys.executable} -m pip --python {target.python} install --no-deps -r {requirements}"
     hint = f"{install}, or make it first: encore data prepare"
-    found = f"{target.python} has no {', '.join(missing)}, by which the small one is made"
+    found = f"{target.python} has no {', '.join(missing)}, by which the toy data set is made"
     return [Check("FAIL", "data set", found, f"{hint} {choice.benchmark.name}")]
 
 

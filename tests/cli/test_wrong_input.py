@@ -32,6 +32,7 @@ CASES = {
     "archive EMPTY -o EMPTY/new": "no MLPerf log in EMPTY",
     "plan 8 resnet --curves BINARY": "BINARY has no column benchmark",
     "sweep resnet --gpus-per-node 1,x": "whole numbers from 1 on",
+    "sweep resnet --gpus-per-node 5000 --dry-run": "--gpus-per-node 5000",
     "sweep --resume EMPTY": "EMPTY is no folder of a study",
     "study run nothing": "unknown study 'nothing'",
     "study run multi-gpu --small --point 99 --dry-run": "no point 99",
