@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import networks
 from benchmarks.resnet.inputs import TrainingInput
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model, optimizer
@@ -31,7 +32,7 @@ def network_with(config, arrays):
 
 
 def images_of(config, batch):
-    return torch.from_numpy(batch[0]).to(memory_format=model.memory_format(config))
+    return torch.from_numpy(batch[0]).to(memory_format=networks.memory_format(config.layout))
 
 
 def logits(config, arrays, batch):

@@ -7,12 +7,12 @@ are those of benchmarks/resnet/weights.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import List, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.common.torch import networks
 from benchmarks.resnet import architecture
 from benchmarks.resnet.pytorch import operators
 from benchmarks.resnet.pytorch.config import Config
@@ -105,14 +105,9 @@ def use(network: nn.Module, chosen: operators.Chosen) -> None:
             module.operators = chosen
 
 
-def memory_format(config: Config) -> torch.memory_format:
-    """The order of the axes in memory that config.layout asks for."""
-    return torch.channels_last if config.layout == "NHWC" else torch.contiguous_format
-
-
 def place(network: nn.Module, config: Config, device: torch.device) -> nn.Module:
     """Move the network to its device, its weights in the layout of the configuration."""
-    return network.to(device=device, memory_format=memory_format(config))
+    return network.to(device=device, memory_format=networks.memory_format(config.layout))
 
 
 def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
@@ -125,15 +120,3 @@ def neutral_name(name: str) -> str:
     module, _, part = name.rpartition(".")
     is_norm = module.rpartition(".")[2].startswith("norm")
     return f"{module}.{NEUTRAL_PARTS[part]}" if is_norm else name
-
-
-def statistics(network: nn.Module) -> List[torch.Tensor]:
-    """The running means and variances of all batch-norm layers: what ranks do not share."""
-    return list(network.buffers())
-
-
-@torch.no_grad()
-def set_statistics(network: nn.Module, values: Sequence[torch.Tensor]) -> None:
-    """Give the batch-norm layers what ``statistics`` returned."""
-    for buffer, value in zip(statistics(network), values):
-        buffer.copy_(value)

@@ -22,7 +22,7 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities, optimizers
+from benchmarks.common.torch import abilities, networks, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured, on_side_stream, repeated
 from benchmarks.resnet import events
 from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
@@ -60,7 +60,7 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
         sgd.make_capturable(ranks.context)
     training = Training(network, distributed.wrap(network, config, ranks), sgd, config)
     if saved:
-        model.set_statistics(network, saved["statistics"])
+        networks.set_statistics(network, saved["statistics"])
     return warm_up(training, ranks)
 
 
@@ -98,7 +98,7 @@ def train_step(training: Training, images: torch.Tensor, labels: torch.Tensor, r
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
     """Top-1 accuracy over all validation images of all ranks, or None if the run is to stop."""
     network, device = training.network, run.ranks.context
-    pytorch.average_tensors(model.statistics(network))  # all ranks evaluate one network
+    pytorch.average_tensors(networks.statistics(network))  # all ranks evaluate one network
     network.eval()
     correct = torch.zeros(1, device=device)
     counted = 0
@@ -161,7 +161,7 @@ def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any
     """Return what a rank has for itself: the state of its input, and its own running statistics."""
     return {
         "input": batches.checkpoint(),
-        "statistics": [tensor.cpu() for tensor in model.statistics(training.network)],
+        "statistics": [tensor.cpu() for tensor in networks.statistics(training.network)],
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import List, Sequence, Tuple
+from typing import Tuple
 
 import numpy as np
 import torch
@@ -147,23 +147,6 @@ def build(config: Config, classes: int, norm: Norm) -> SSD:
     """Build the network on the CPU in fp32, its weights initialized from config.seed."""
     torch.manual_seed(config.seed)
     return SSD(config, classes, norm)
-
-
-def memory_format(config: Config) -> torch.memory_format:
-    """The order of the axes in memory that config.layout asks for."""
-    return torch.channels_last if config.layout == "NHWC" else torch.contiguous_format
-
-
-def statistics(network: nn.Module) -> List[torch.Tensor]:
-    """The running means and variances of all batch-norms: what ranks do not share."""
-    return list(network.buffers())
-
-
-@torch.no_grad()
-def set_statistics(network: nn.Module, values: Sequence[torch.Tensor]) -> None:
-    """Give the batch-norm layers what ``statistics`` returned."""
-    for buffer, value in zip(statistics(network), values):
-        buffer.copy_(value)
 
 
 WEIGHTS = "a ResNet-34 in torchvision's names (resnet34-333f7ec4.pth and later ones)"

@@ -20,7 +20,7 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities, optimizers
+from benchmarks.common.torch import abilities, networks, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, unchanged
 from benchmarks.detection.annotations import open_data
@@ -49,7 +49,7 @@ class Training:
         network = model.build(config, classes, norm)
         if backbone is not None:
             model.load_backbone(network, backbone)
-        self.network = network.to(device=ranks.context, memory_format=model.memory_format(config))
+        self.network = network.to(device=ranks.context, memory_format=networks.memory_format(config.layout))
         self.defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).to(ranks.context)
         apex = None if config.cuda_graph else optimizers.find_apex()
         candidates = optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
@@ -88,7 +88,7 @@ def build(
     if saved:
         training.network.load_state_dict(saved["network"])
         training.optimizer.restore(saved)
-        model.set_statistics(training.network, saved["statistics"])
+        networks.set_statistics(training.network, saved["statistics"])
     return training
 
 
@@ -119,7 +119,7 @@ def local_loss(training: Training, batch: Batch) -> torch.Tensor:
 def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Detections]:
     """Detections of all ranks in all validation images, each in one rank's share; None but on rank 0, or to stop."""
     if training.config.average_statistics:  # else each rank evaluates its images with its own, as v0.5 and v0.6
-        pytorch.average_tensors(model.statistics(training.network))
+        pytorch.average_tensors(networks.statistics(training.network))
     training.network.eval()
     found = [empty()]
     for images, positions in run.interruptible(evaluation.one_pass()):
@@ -162,7 +162,7 @@ def state_dict(training: Training) -> Dict[str, Any]:
 
 def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
     """What a rank has for itself: the state of its input, and its own running statistics."""
-    statistics: List[torch.Tensor] = [tensor.cpu() for tensor in model.statistics(training.network)]
+    statistics: List[torch.Tensor] = [tensor.cpu() for tensor in networks.statistics(training.network)]
     return {**batches.state_dict(), "statistics": statistics}
 
 

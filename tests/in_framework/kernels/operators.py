@@ -10,7 +10,7 @@ from triton.runtime.interpreter import GridExecutor
 from benchmarks.common.checks import compare_kernels
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import kernels
+from benchmarks.common.torch import kernels, networks
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.pytorch import config as dlrm_config
 from benchmarks.dlrm.pytorch import operators
@@ -61,7 +61,7 @@ def resnet_gradients(wanted):
     images = torch.rand(input_shape(config), generator=torch.Generator().manual_seed(1)).permute(0, 3, 1, 2)
     network(images).square().sum().backward()
     gradients = [parameter.grad for parameter in network.parameters()]
-    return [*gradients, *resnet_model.statistics(network), network.eval()(images)]
+    return [*gradients, *networks.statistics(network), network.eval()(images)]
 
 
 @pytest.mark.parametrize("step", [dlrm_step, resnet_gradients])

@@ -10,7 +10,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.common.torch import abilities
+from benchmarks.common.torch import abilities, networks
 from benchmarks.resnet import memory
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.pytorch import distributed, model, optimizer, train
@@ -48,7 +48,7 @@ def logits(**changes):
     images = torch.rand((2, 3, 32, 32), generator=torch.Generator().manual_seed(9))
     network = model.place(model.build(config), config, CPU).eval()
     with torch.no_grad(), autocast(CPU, config.precision):
-        return network(images.to(memory_format=model.memory_format(config))).float()
+        return network(images.to(memory_format=networks.memory_format(config.layout))).float()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""What networks with convolutions and batch-norms share: the order of their axes, and what ranks do not share."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+import torch
+from torch import nn
+
+
+def memory_format(layout: str) -> torch.memory_format:
+    """The order of the axes in memory that a configuration's ``layout`` asks for."""
+    return torch.channels_last if layout == "NHWC" else torch.contiguous_format
+
+
+def statistics(network: nn.Module) -> List[torch.Tensor]:
+    """The running means and variances of all batch-norms: what ranks do not share."""
+    return list(network.buffers())
+
+
+@torch.no_grad()
+def set_statistics(network: nn.Module, values: Sequence[torch.Tensor]) -> None:
+    """Give the batch-norms what ``statistics`` returned."""
+    for buffer, value in zip(statistics(network), values):
+        buffer.copy_(value)
