@@ -23,6 +23,8 @@ PASSPORT = "dataset.json"
 PARTS = "parts"
 """Folder of an unfinished preparation, inside the data folder."""
 SCHEMA = 1
+PUBLISHED = paths.BENCHMARKS / "common" / "data" / "published_sets.json"
+"""What is known of published data sets, for the names that they may have."""
 STOP_SECONDS = 10.0
 """Time that a child gets to stop after SIGINT."""
 LAST_LINES = 5
@@ -73,6 +75,8 @@ class DataPassport:
     """All benchmarks that read it, where it is more than one."""
     unlisted_bytes: int = 0
     """Size of the files that are too many to be listed, such as images."""
+    unearned: str = ""
+    """Why it is not the published data set whose name it has; empty where it is, or has another name."""
 
     @property
     def bytes(self) -> int:
@@ -290,6 +294,7 @@ def read_passport(directory: Path) -> DataPassport:
             files={str(file["name"]): int(file["bytes"]) for file in files},
             shared_with=tuple(map(str, facts.get("shared_with", ()))),
             unlisted_bytes=sum(int(split.get("unlisted_bytes", 0)) for split in splits.values()),
+            unearned=_shortfall(facts),
         )
     except (FileNotFoundError, NotADirectoryError):
         raise _absent(directory) from None
@@ -297,6 +302,25 @@ def read_passport(directory: Path) -> DataPassport:
         raise EncoreError(f"{path}: {error.strerror}", expected="a readable passport", hint=again) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise EncoreError(f"{path} is damaged", expected="a data set's passport", hint=again) from None
+
+
+def _shortfall(facts: Mapping[str, Any]) -> str:
+    """Say what a passport lacks of the published data set that it names, as its preparation judges it."""
+    known = json.loads(PUBLISHED.read_text(encoding="utf-8")).get(facts["name"])
+    if known is None:
+        return ""
+    if not known["exactly"]:
+        return "no count of it is published"
+    least, checksums = known.get("at_least", {}), known.get("checksums", {})
+    differing = []
+    for path, wanted in {**known["exactly"], **least, **checksums}.items():
+        found: Any = facts
+        for key in path.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        found = len(found) if isinstance(found, list) else found
+        if not isinstance(found, type(wanted)) or (found < wanted if path in least else found != wanted):
+            differing.append(f"{path} {found} for {wanted if path in checksums else format(wanted, ',')}")
+    return ", ".join(differing)
 
 
 def _absent(directory: Path) -> EncoreError:

@@ -89,6 +89,9 @@ def check_data_set(
         return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
     for found, expected, hint in misfits:
         return Check("FAIL", "data set", f"{passport.name} in {data}: {found}; expected {expected}", hint), passport
+    if passport.unearned:
+        found = f"{data} is called {passport.name} and is not: {passport.unearned}"
+        return Check("WARN", "data set", found, "give the published data set, or go on with it as own data"), passport
     return Check("OK", "data set", f"{passport.name} in {data}"), passport
 
 
@@ -163,6 +166,8 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     if not configuration.is_submitted:
         return Check("WARN", "configuration", f"not a submitted configuration: {configuration.why_not_submitted}")
     full = configuration.choice.benchmark.full_data.name
+    if passport is not None and passport.unearned:
+        return Check("WARN", "configuration", f"submitted with {full}, this is own data: {passport.unearned}")
     if passport is not None and passport.name != full:
         return Check("WARN", "configuration", f"submitted with {full}, this is {passport.name}")
     return Check("OK", "configuration", f"every value as submitted: {configuration.system.source}")

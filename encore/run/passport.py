@@ -72,7 +72,7 @@ def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> di
         text = "a CPU run: for trying the code, never a reproduction"
     elif system.kind == "small":
         text = "the toy data set on GPUs: for trying the code, never a reproduction"
-    elif configuration.is_submitted and data_set["name"] != full:
+    elif configuration.is_submitted and (data_set["name"] != full or data_set.get("unearned")):
         text = f"the submitted configuration of {system.submission or system.system}, on other data than {full}"
     elif configuration.is_submitted:
         text, submitted = f"the submitted configuration of {system.submission or system.system}", True

@@ -107,6 +107,8 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     check_nodes(plan)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
     data_set = {"id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)}
+    if found.unearned:
+        data_set["unearned"] = found.unearned
     seeds = list(plan.seeds)
     trained = weights.as_json(weights.weight_files(plan.configuration, plan.data))
     server = links.this_server(plan.machine).as_json()

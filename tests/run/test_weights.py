@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,8 @@ def test_keys_of_weights_are_keys_of_the_configuration() -> None:
 
 
 def test_a_submitted_configuration_on_other_data_is_no_submission() -> None:
-    found = [passport._submission(submitted("bert"), {"name": name}) for name in ("wikipedia", "own data")]
-    assert [each["submitted"] for each in found] == [True, False]
-    assert found[1]["text"].endswith("on other data than wikipedia")
+    unearned = {"name": "wikipedia", "unearned": "splits.val.count 9 for 10,000"}
+    data: tuple[dict[str, Any], ...] = ({"name": "wikipedia"}, {"name": "own data"}, unearned)
+    found = [passport._submission(submitted("bert"), each) for each in data]
+    assert [each["submitted"] for each in found] == [True, False, False]
+    assert all(each["text"].endswith("on other data than wikipedia") for each in found[1:])

@@ -1,7 +1,7 @@
 """The names of published data sets, which a data set has only with the counts and checksums that are known of them.
 
-``published_sets.json`` has what a passport must say, by a dotted path into it. A name without any count in it cannot be
-earned.
+``published_sets.json`` has what a passport must say, by a dotted path into it; the host side reads the same file. A
+name without any count in it cannot be earned.
 """
 
 from __future__ import annotations
