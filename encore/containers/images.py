@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from encore import files, names, paths
-from encore.catalogue import Choice, Difference, System, parse
+from encore.catalogue import Choice, Difference, Strict, System, parse
 from encore.errors import EncoreError
 
 CONTAINERS = paths.ROOT / "containers"
@@ -18,11 +18,7 @@ STANDIN = "standin"
 """Name of the CPU base in place of a release."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Release(_Strict):
+class Release(Strict):
     """One NGC image; an empty fact is one that no source states."""
 
     framework: str
@@ -48,7 +44,7 @@ class Release(_Strict):
         return f"nvcr.io/nvidia/{self.framework}:{self.tag}"
 
 
-class Server(_Strict):
+class Server(Strict):
     """A release of Triton Inference Server, and what of `encore export` it serves."""
 
     release: str
@@ -68,7 +64,7 @@ class Server(_Strict):
         return f"nvcr.io/nvidia/tritonserver:{self.tag}"
 
 
-class Row(_Strict):
+class Row(Strict):
     """What a benchmark's image adds to its base."""
 
     title: str
@@ -80,13 +76,13 @@ class Row(_Strict):
     """Environment variable by which that folder is found."""
 
 
-class StandIn(_Strict):
+class StandIn(Strict):
     """What the CPU stand-in of a framework's base holds beyond what all hold."""
 
     packages: dict[str, str] = Field(default_factory=dict)
 
 
-class Submitted(_Strict):
+class Submitted(Strict):
     """The base that a round's submission was built on, and why today's is another."""
 
     round: str
@@ -97,7 +93,7 @@ class Submitted(_Strict):
     why: str
 
 
-class Images(_Strict):
+class Images(Strict):
     """All of images.toml."""
 
     default: dict[str, str]

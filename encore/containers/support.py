@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from encore import catalogue, files
-from encore.catalogue import Choice, Implementation
+from encore.catalogue import Choice, Implementation, Strict
 from encore.containers import images
 from encore.containers.compatibility import version
 from encore.containers.images import Release
@@ -18,10 +16,8 @@ from encore.machine.preflight import Check
 TRIED = images.CONTAINERS / "tried.json"
 
 
-class Tried(BaseModel):
+class Tried(Strict):
     """One training that was tried: with which versions, where and when, and what came of it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     implementation: str
     """Its name on the command line."""

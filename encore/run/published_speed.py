@@ -5,19 +5,17 @@ They are in ``published_speed.toml`` and ``measured.toml`` in the benchmark's fo
 
 import re
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from encore import catalogue, paths
-from encore.catalogue import Choice
+from encore.catalogue import Choice, Strict
 
 LEAST_SHARE = 0.7
 """Of what was measured of this GPU before, below which a speed is too slow, whatever the machine around it."""
 
 
-class Figure(BaseModel):
+class Figure(Strict):
     """What one GPU of a family trained per second."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     gpu: str
     """Part of the GPU's name, such as A100."""
@@ -31,10 +29,8 @@ class Figure(BaseModel):
     date: str = ""
 
 
-class Result(BaseModel):
+class Result(Strict):
     """A line of the table of measured results in a benchmark's README."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     what: str
     value: str
@@ -45,10 +41,8 @@ class Result(BaseModel):
     """A command, a test file, or how else it was measured."""
 
 
-class Figures(BaseModel):
+class Figures(Strict):
     """A file of figures; one of this project's measurements may have results of other kinds too."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     figures: tuple[Figure, ...] = ()
     devices: dict[str, str] = Field(default_factory=dict)

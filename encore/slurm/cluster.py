@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from encore import catalogue, names, paths
+from encore.catalogue import Strict
 from encore.errors import EncoreError
 
 MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")
@@ -36,10 +37,8 @@ OWN_OPTIONS = {
 """Options that Encore gives sbatch, and what to do instead of giving them once more."""
 
 
-class Cluster(BaseModel):
+class Cluster(Strict):
     """All keys are optional; an unknown one is refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     partition: str = ""
     account: str = ""

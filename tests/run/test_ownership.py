@@ -24,7 +24,7 @@ from encore.run import control, hints, ownership, run_folder, status
 from encore.run.ownership import Owner
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import placement, queue
-from tests.run.test_status import job
+from tests.slurm.jobs import job
 
 
 @pytest.fixture

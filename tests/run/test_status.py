@@ -25,6 +25,7 @@ from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
 from tests.conftest import TINY, Encore, Study
+from tests.slurm.jobs import job
 from tests.trainings import (
     PATIENCE,
     Started,
@@ -155,21 +156,6 @@ def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
 
 
 # -- states ---------------------------------------------------------------------------------------------
-
-
-def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "") -> Job:
-    number = name.replace("_", "00")
-    return Job(
-        name=name,
-        number=number,
-        state=state,
-        nodes=2,
-        seconds=60.0,
-        submitted="2026-11-20T19:14:27",
-        user=user or queue.this_user(),
-        reason=reason,
-        title=title,
-    )
 
 
 def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm: str = "") -> RunFolder:

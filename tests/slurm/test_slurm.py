@@ -42,7 +42,7 @@ from encore.slurm.allocation import Allocation
 from encore.slurm.partitions import Partition
 from encore.slurm.script import Wanted
 from tests.conftest import Encore
-from tests.run.test_status import job
+from tests.slurm.jobs import job
 
 GOLDEN = paths.ROOT / "tests" / "golden" / "slurm"
 IMAGES = {

@@ -176,7 +176,7 @@ def known() -> list[str]:
 
 def load(name: str, small: bool = False) -> Study:
     """Return the study ``name``, or that of a TOML file; EncoreError for one that cannot be."""
-    path = Path(name) if name.endswith(".toml") else DATA / f"{name}.toml"
+    path = Path(name) if name.endswith(".toml") or "/" in name else DATA / f"{name}.toml"
     if not path.is_file():
         if path.parent != DATA:
             raise EncoreError(f"no file {path}", hint="name the TOML file of the study")
