@@ -1,5 +1,6 @@
 """A run over hosts that ssh reaches: its checks, its launcher, and the end of what is left there."""
 
+import functools
 import ipaddress
 import os
 import platform
@@ -56,6 +57,8 @@ def addresses(name: str) -> frozenset[str]:
     return _resolved(name) or _resolved(by_ssh(name))
 
 
+# A name that no server knows is answered late, and a dry run of a study asks for each of its hosts at each point.
+@functools.cache
 def _resolved(name: str) -> frozenset[str]:
     try:
         return frozenset(str(each[4][0]) for each in socket.getaddrinfo(name, None))
