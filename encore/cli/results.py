@@ -110,11 +110,11 @@ def check(
 
       encore check training_results_v5.1/NVIDIA --format sarif > check.sarif
     """
-    form = options.one_form(format_, as_json)
+    form, ruleset = options.one_form(format_, as_json), known_ruleset(ruleset)
     if not path.exists():
         raise EncoreError(f"there is no {path}", expected="a result log or a folder of them", hint="check the path")
     if package:
-        _finish(check_trees(path, known_ruleset(ruleset)), [], form, details=True)
+        _finish(check_trees(path, ruleset), [], form, details=True)
         return
     sets = [files for _, files in find_sets(path)]
     if not sets:

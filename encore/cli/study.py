@@ -210,7 +210,8 @@ def report(
     """
     paths_of = [Path(each) for each in inputs]
     study = paths_of[0] / folders.STUDY
-    if len(inputs) == 1 and study.is_file() and "program" in (read_json(study).get("study") or ()):
+    asked = read_json(study).get("study") if len(inputs) == 1 and study.is_file() else None
+    if isinstance(asked, dict) and "program" in asked:
         _report_study(paths_of[0], as_json)
     elif len(inputs) == 2 and all(path.is_file() for path in paths_of):
         tables = [kernels_in_common.in_common(*map(kernels_in_common.read_kernels, paths_of))]

@@ -9,7 +9,13 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 
-FILES = {"BINARY": b"\xff\xfe\0", "CUT": b'{"step": {', "DAMAGED/run.json": b"[", "OTHER/study.json": b"{}"}
+FILES = {
+    "BINARY": b"\xff\xfe\0",
+    "CUT": b'{"step": {',
+    "DAMAGED/run.json": b"[",
+    "OTHER/study.json": b"{}",
+    "NUMBER/study.json": b'{"study": 5}',
+}
 CASES = {
     # Words in capitals are FILES, and an empty folder.
     "resnt": "unknown command 'resnt'",
@@ -38,6 +44,8 @@ CASES = {
     "study run multi-gpu --small --point 99 --dry-run": "no point 99",
     "study report CUT CUT": "CUT cannot be read",
     "study report OTHER": "no MLPerf log in OTHER",
+    "study report NUMBER": "no MLPerf log in NUMBER",
+    "study run EMPTY/grid.txt": "no file EMPTY/grid.txt",
     "study report EMPTY": "no MLPerf log in EMPTY",
     "reproduce EMPTY": "EMPTY has no config_*.sh",
     "reproduce EMPTY --round 9": "there is no round '9'",
@@ -46,6 +54,8 @@ CASES = {
     "serve EMPTY --runtime enroot --dry-run": "'enroot' is not one of",
     "play resnet model": "resnet is no game",
     "published --markdown": "--markdown without --table",
+    "published --round 6.1": "no published result of v6.1",
+    "check OTHER --ruleset 9.9": "there is no ruleset '9.9'",
 }
 
 
