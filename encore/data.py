@@ -328,7 +328,7 @@ def _absent(directory: Path) -> EncoreError:
         return EncoreError(
             f"there is no data set in {directory}: no such folder",
             expected="the folder of a prepared data set",
-            hint="encore data prepare makes one, --data names another; encore data verify shows those that are there",
+            hint="correct --data; encore data verify shows those that are there",
         )
     if (directory / PARTS).exists():
         return EncoreError(
