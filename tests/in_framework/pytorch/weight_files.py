@@ -49,23 +49,21 @@ def resnet34() -> OrderedDict:
 class Names(pickle.Pickler):
     """Writes the names of the tar: a tensor is its number, a parameter the class with its tensor."""
 
+    tensors: dict  # of each parameter by its id: its ``data`` is another object each time
+
     def persistent_id(self, thing: object) -> object:
         return str(id(thing)) if type(thing) is torch.Tensor else None
 
     def reducer_override(self, thing: object) -> object:
         if not isinstance(thing, torch.nn.Parameter):
             return NotImplemented
-        return torch.nn.Parameter, (TENSORS[id(thing)],), (True, False, OrderedDict())
-
-
-TENSORS: dict = {}
-"""Tensor of each parameter: its ``data`` is another object each time."""
+        return torch.nn.Parameter, (self.tensors[id(thing)],), (True, False, OrderedDict())
 
 
 def write_tar(path: Path, content: OrderedDict) -> None:
     """As torch.save did before 2017: one storage and one tensor for each name."""
-    TENSORS.update({id(each): each.data for each in content.values() if isinstance(each, torch.nn.Parameter)})
-    tensors = [TENSORS.get(id(each), each) for each in content.values()]
+    parameters = {id(each): each.data for each in content.values() if isinstance(each, torch.nn.Parameter)}
+    tensors = [parameters.get(id(each), each) for each in content.values()]
     storages, places, names = io.BytesIO(), io.BytesIO(), io.BytesIO()
     for part in (storages, places):
         pickle.dump(len(tensors), part, 2)
@@ -75,7 +73,9 @@ def write_tar(path: Path, content: OrderedDict) -> None:
         pickle.dump((id(tensor), number, torch.FloatTensor), places, 2)
         places.write(struct.pack(f"<{2 + 2 * tensor.dim()}q", tensor.dim(), *tensor.shape, *tensor.stride(), 0))
     pickle.dump([], storages, 2)
-    Names(names, 2).dump(content)
+    pickler = Names(names, 2)
+    pickler.tensors = parameters
+    pickler.dump(content)
     facts = io.BytesIO(pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2))
     with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
         for name, part in (("sys_info", facts), ("pickle", names), ("tensors", places), ("storages", storages)):
