@@ -30,8 +30,6 @@ class Strict(BaseModel):
 
 
 class Horovod(Strict):
-    """How Horovod is compiled for a framework."""
-
     version: str
     with_: str = Field(alias="with")
     without: tuple[str, ...]
@@ -42,28 +40,21 @@ class Framework(Strict):
 
     title: str
     requirements: str
-    python: tuple[str, ...]
-    """Minor versions, the best first."""
+    python: tuple[str, ...]  # Minor versions, the best first
     disk_gib: float
-    check: str
-    """Python that proves that an environment works."""
-    image_check: str = ""
-    """Module that the test of an image runs in addition."""
+    check: str  # Python that proves that an environment works
+    image_check: str = ""  # Module that the test of an image runs in addition
+    # How ranks find and reach each other, and so what can start them.
     communication: Literal["horovod", "torch.distributed"]
-    """How ranks find and reach each other, and so what can start them."""
-    imports: tuple[str, ...]
-    """Modules that every rank imports, in this order."""
-    cuda: str
-    """Expression over them: the version of CUDA that it was built with; empty without."""
-    gpus: str
-    """Expression over them: the number of GPUs that it sees."""
+    imports: tuple[str, ...]  # Modules that every rank imports, in this order
+    cuda: str  # Expression over them: the version of CUDA that it was built with; empty without
+    gpus: str  # Expression over them: the number of GPUs that it sees
+    # Names of a system description, each with the patterns of the packages that have its version.
     software: dict[str, tuple[str, ...]]
-    """Names of a system description, each with the patterns of the packages that have its version."""
     horovod: Horovod | None = None
+    # Variables of the ranks without which an image may take another precision for ``precision=fp32``.
     fp32: dict[str, str] = Field(default_factory=dict)
-    """Variables of the ranks without which an image may take another precision for ``precision=fp32``."""
-    exports: tuple[str, ...] = ()
-    """Formats in which a trained model is written, the best first; see docs/serving.md."""
+    exports: tuple[str, ...] = ()  # Formats in which a trained model is written, the best first; see docs/serving.md
 
 
 class _Frameworks(RootModel[dict[str, Framework]]):
@@ -71,45 +62,34 @@ class _Frameworks(RootModel[dict[str, Framework]]):
 
 
 class Implementation(Strict):
-    """One framework's training code of a benchmark."""
-
-    framework: str
-    """Names the environment (requirements/environments.toml) and the container base."""
-    module: str
-    """Python package that holds train.py, config.py and bench.py."""
+    framework: str  # Names the environment (requirements/environments.toml) and the container base
+    module: str  # Python package that holds train.py, config.py and bench.py
+    # The lowest versions that it was seen to train with, by their names in a system description.
     needs: dict[str, str] = Field(default_factory=dict)
-    """The lowest versions that it was seen to train with, by their names in a system description."""
 
 
 class Quality(Strict):
     """What a benchmark is trained to reach; Mask R-CNN has two."""
 
     title: str
-    config: str
-    """Field of Config that holds its target."""
-    log_name: str = ""
-    """Its name in eval_accuracy, where a benchmark has several; empty: the name in benchmark.toml."""
+    config: str  # Field of Config that holds its target
+    log_name: str = ""  # Its name in eval_accuracy, where a benchmark has several; empty: the name in benchmark.toml
 
 
 class Round(Strict):
     """What an MLPerf Training round asks of a benchmark; of one that MLPerf has not, what its publication reports."""
 
-    targets: dict[str, float]
-    """Value of each quality at which the clock stops, in the quality's own unit."""
-    runs: int
-    """Runs that a score is made of."""
+    targets: dict[str, float]  # Value of each quality at which the clock stops, in the quality's own unit
+    runs: int  # Runs that a score is made of
 
 
 class Role(Strict):
     """What some of a run's ranks do where not all do the same; a rank may have several roles, or all."""
 
     title: str
-    config: str
-    """Field of Config with the number of ranks that have it; 0: all."""
-    place: Literal["first", "last"]
-    """Which of the ranks those are."""
-    trains: bool = False
-    """Their batches together are the global batch."""
+    config: str  # Field of Config with the number of ranks that have it; 0: all
+    place: Literal["first", "last"]  # Which of the ranks those are
+    trains: bool = False  # Their batches together are the global batch
 
     def ranks(self, config: Mapping[str, Any], size: int) -> range:
         """Return the ranks of ``size`` that have this role in a resolved configuration."""
@@ -118,8 +98,6 @@ class Role(Strict):
 
 
 class FullData(Strict):
-    """The data set of the submissions."""
-
     name: str
     train_samples: int
     eval_samples: int
@@ -129,34 +107,25 @@ class SmallData(Strict):
     """The data set that the benchmark makes itself, for machines without the full one."""
 
     name: str
-    system: str
-    """System file that trains on it."""
+    system: str  # System file that trains on it
 
 
 class Weights(Strict):
     """Trained weights that every submitted system of some rounds began with."""
 
-    rounds: tuple[str, ...] = ()
-    """Empty: all."""
+    rounds: tuple[str, ...] = ()  # Empty: all
     title: str
-    file: str
-    """Its name, under which the data folder may hold it."""
-    also: tuple[str, ...] = ()
-    """Files that have to be next to it."""
-    source: str
-    """Where to get it."""
+    file: str  # Its name, under which the data folder may hold it
+    also: tuple[str, ...] = ()  # Files that have to be next to it
+    source: str  # Where to get it
+    # Digests of the files that count as this one, or what they begin with.
     checksums: dict[Literal["md5", "sha256"], tuple[str, ...]] = Field(default_factory=dict)
-    """Digests of the files that count as this one, or what they begin with."""
-    published: str = ""
-    """Where the digests are published."""
+    published: str = ""  # Where the digests are published
 
 
 class Difference(Strict):
-    """A part of the submissions that no system can set, and what a run has in its place."""
-
     what: str
-    rounds: tuple[str, ...] = ()
-    """Empty: all."""
+    rounds: tuple[str, ...] = ()  # Empty: all
     submitted: str
     here: str
 
@@ -164,22 +133,19 @@ class Difference(Strict):
 class Benchmark(Strict):
     """benchmark.toml: a task, once for all of its implementations."""
 
-    name: str
-    """As the command line takes it; its folder is a Python package: ``_`` for each ``-``."""
+    name: str  # As the command line takes it; its folder is a Python package: ``_`` for each ``-``
     title: str
     area: str
     data_set: str
     qualities: dict[str, Quality] = Field(min_length=1)
     default_implementation: str
     default_round: str
+    # Keys in units of the learning rate, which follow the global batch with it.
     rates: tuple[str, ...] = ("learning_rate",)
-    """Keys in units of the learning rate, which follow the global batch with it."""
+    # By the key that names a file of trained weights to begin with, or is empty: those of the submissions.
     weights: dict[str, tuple[Weights, ...]] = Field(default_factory=dict)
-    """By the key that names a file of trained weights to begin with, or is empty: those of the submissions."""
-    differences: tuple[Difference, ...] = ()
-    """Besides the image, which containers/images.toml has."""
-    roles: dict[str, Role] = Field(default_factory=dict)
-    """By name; empty where all ranks do the same."""
+    differences: tuple[Difference, ...] = ()  # Besides the image, which containers/images.toml has
+    roles: dict[str, Role] = Field(default_factory=dict)  # By name; empty where all ranks do the same
     implementations: dict[str, Implementation]
     rounds: dict[str, Round]
     full_data: FullData
@@ -193,7 +159,6 @@ class Benchmark(Strict):
         return self
 
     def targets(self, config: Mapping[str, Any]) -> dict[str, float]:
-        """Return the target of each quality in a resolved configuration."""
         return {name: config[each.config] for name, each in self.qualities.items()}
 
     def submitted_weights(self, round_name: str) -> dict[str, Weights]:
@@ -220,29 +185,26 @@ class Benchmark(Strict):
 class System(Strict):
     """systems/*.toml: the values of one configuration, with the place that they were read from."""
 
+    # submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
+    # derived: worked out from a submission for other GPUs; small: for trying the code.
     kind: Literal["submitted", "later", "study", "derived", "small"]
-    """submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
-    derived: worked out from a submission for other GPUs; small: for trying the code."""
     round: str
     system: str
     submitter: str
-    submission: str
-    """Name of the result folder in the round's repository; empty where there is none."""
+    submission: str  # Name of the result folder in the round's repository; empty where there is none
+    # What it was submitted or published with; empty: any. With another one it is not the same configuration.
     framework: str = ""
-    """What it was submitted or published with; empty: any. With another one it is not the same configuration."""
     source: str
     nodes: int = Field(ge=1)
     gpus_per_node: int = Field(ge=1)
     accelerator: str
-    keep_global_batch: bool = False
-    """With another number of ranks: keep the global batch, not the batch of a rank."""
+    keep_global_batch: bool = False  # With another number of ranks: keep the global batch, not the batch of a rank
     config: dict[str, Any]
+    # Values that one implementation must have instead of those in ``config``.
     implementations: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Values that one implementation must have instead of those in ``config``."""
+    # Environment variables of the ranks, by the file in ``source`` that sets them.
     environment: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Environment variables of the ranks, by the file in ``source`` that sets them."""
-    file: str = ""
-    """Name of the file, set when it is read."""
+    file: str = ""  # Name of the file, set when it is read
 
     @model_validator(mode="after")
     def _sets_each_variable_once(self) -> System:
@@ -262,7 +224,6 @@ class Choice:
 
     @property
     def implementation(self) -> Implementation:
-        """The implementation's entry in benchmark.toml."""
         return self.benchmark.implementations[self.implementation_name]
 
     @property
@@ -273,12 +234,10 @@ class Choice:
 
     @property
     def folder(self) -> Path:
-        """Folder of the implementation."""
         return paths.ROOT / Path(*self.implementation.module.split("."))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse ``path``; EncoreError names the file and the line that is wrong."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -287,7 +246,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:
-    """Read ``path`` into ``model``, over ``defaults``; EncoreError names the first key that is wrong."""
     try:
         return model.model_validate({**defaults, **read_toml(path)})
     except ValidationError as error:
@@ -300,7 +258,7 @@ def parse(model: type[Parsed], path: Path, **defaults: Any) -> Parsed:
 
 
 def _keys_next_to(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that the model has at the place of one that it has not."""
+    # The keys that the model has at the place of one that it has not.
     for part in place[:-1]:
         field = model.model_fields.get(str(part)) or model.model_fields.get("root")
         nested = (field.annotation, *typing.get_args(field.annotation)) if field else ()
@@ -309,7 +267,6 @@ def _keys_next_to(model: type[BaseModel], place: tuple[int | str, ...]) -> list[
 
 
 def framework(name: str) -> Framework:
-    """Return the framework's entry in environments.toml; EncoreError offers the nearest name."""
     known = parse(_Frameworks, paths.REQUIREMENTS / "environments.toml").root
     if name not in known:
         raise names.unknown("framework environment", name, known)
@@ -317,7 +274,6 @@ def framework(name: str) -> Framework:
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    """Return every benchmark by name."""
     files = sorted(paths.BENCHMARKS.glob("*/benchmark.toml"))
     return {benchmark.name: benchmark for benchmark in (parse(Benchmark, file) for file in files)}
 
@@ -333,7 +289,6 @@ def choices() -> dict[str, Choice]:
 
 
 def choose(name: str) -> Choice:
-    """Return the benchmark and implementation called ``name``; EncoreError offers the nearest name."""
     known = choices()
     for choice in known.values():
         if name in (choice.name, f"{choice.benchmark.name}-{choice.implementation_name}"):
@@ -357,8 +312,7 @@ def _read_system(path: Path, choice: Choice) -> System:
     return system.model_copy(update={"file": path.name, "config": config})
 
 
-ON_GPUS = "gpu"
-"""Name of the toy data set's system with ``device = "gpu"``, which has no file of its own."""
+ON_GPUS = "gpu"  # Name of the toy data set's system with ``device = "gpu"``, which has no file of its own
 
 
 def find_system(choice: Choice, name: str, round_name: str | None) -> System:

@@ -22,67 +22,54 @@ from encore import names, paths
 from encore.catalogue import Choice, System, Weights
 from encore.errors import EncoreError
 
+# Why a system file of a kind is no submitted configuration, as it stands.
 UNSUBMITTED = {
     "later": "submitted in a later round, trained by the rules of this one",
     "study": "a study, not a submission",
     "derived": "derived from a submission",
     "small": "the toy data set",
 }
-"""Why a system file of a kind is no submitted configuration, as it stands."""
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-MOST_INT = 2**31 - 1
-"""Of a whole number in a configuration: frameworks hold most of them in 32 bits."""
+MOST_INT = 2**31 - 1  # Of a whole number in a configuration: frameworks hold most of them in 32 bits
 
 
 @dataclass(frozen=True)
 class Value:
-    """One resolved value, and where it comes from."""
-
     value: Any
     origin: str
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One difference from the configuration of the system file."""
-
-    key: str
-    """The configuration key; else ``gpus`` or ``framework``."""
+    key: str  # The configuration key; else ``gpus`` or ``framework``
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A resolved configuration for a number of nodes and of ranks on each."""
-
     choice: Choice
     system: System
     nodes: int
     ranks_per_node: int
     values: dict[str, Value]
-    deviations: tuple[Deviation, ...]
-    """What differs from the configuration of the system file; empty: exactly that one."""
+    deviations: tuple[Deviation, ...]  # What differs from the configuration of the system file; empty: exactly that one
 
     @property
     def ranks(self) -> int:
-        """Ranks over all nodes."""
         return self.nodes * self.ranks_per_node
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step, of all ranks that train."""
         training = self.choice.benchmark.training_ranks(self.plain(), self.ranks)
         batch: int = self.get("batch_size")
         return batch * training
 
     @property
     def is_submitted(self) -> bool:
-        """Whether this is, value for value, a configuration that was submitted to MLPerf."""
         return self.system.kind == "submitted" and not self.deviations
 
     @property
     def why_not_submitted(self) -> str:
-        """What makes this another configuration than a submitted one."""
         return "; ".join(each.text for each in self.deviations) or UNSUBMITTED[self.system.kind]
 
     @property
@@ -109,11 +96,9 @@ class Configuration:
         return {name: Value(value, file) for file, variables in files for name, value in variables.items()}
 
     def plain(self) -> dict[str, Any]:
-        """Return values without origins, as config.json holds them."""
         return {name: value.value for name, value in self.values.items()}
 
     def accepts(self, key: str, value: Any) -> bool:
-        """Return whether there is such a key, and the configuration is possible with another value of it."""
         try:
             config_class(self.choice.folder)(**{**self.plain(), key: value})
         except (TypeError, ValueError):
@@ -129,17 +114,16 @@ class Configuration:
         return config.misfits(manifest, self.ranks, memory) if hasattr(config, "misfits") else []
 
     def get(self, name: str) -> Any:
-        """Return one value."""
         return self.values[name].value
 
 
 def _config_files(folder: Path) -> list[Path]:
-    """Return what the implementations of a benchmark have in common, if anything, and the implementation's own."""
+    # What the implementations of a benchmark have in common, if anything, and the implementation's own.
     return [path for path in (folder.parent / "config.py", folder / "config.py") if path.exists()]
 
 
 def _load(path: Path, name: str) -> Any:
-    """Return the module in ``path``, known as ``name`` from now on."""
+    # The module in ``path``, known as ``name`` from now on.
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise EncoreError(f"{path} cannot be loaded", hint="restore the file")
@@ -170,12 +154,10 @@ def memory_model(folder: Path) -> Any | None:
 
 
 def field_types(folder: Path) -> dict[str, Any]:
-    """Return the type of each field of an implementation's Config."""
     return typing.get_type_hints(config_class(folder))
 
 
 def checked(name: str, value: Any, wanted: Any) -> Any:
-    """Return ``value`` as the field's type ``wanted``; EncoreError says what was expected."""
     if wanted is int and isinstance(value, int) and abs(value) > MOST_INT:
         raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
     try:
@@ -219,7 +201,7 @@ def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _shorter_warmup(system: System, overrides: dict[str, Value]) -> dict[str, Value]:
-    """Return the warm-up of a small system that is asked for fewer epochs than it has: all of them."""
+    # The warm-up of a small system that is asked for fewer epochs than it has: all of them.
     wanted = overrides.get("epochs")
     warmup = system.config.get("warmup_epochs", 0)
     if system.kind != "small" or wanted is None or "warmup_epochs" in overrides or not 0 < wanted.value < warmup:
@@ -268,7 +250,7 @@ def scaled(
 
 
 def _submitted_weights(choice: Choice, system: System, device: str) -> dict[str, Weights]:
-    """Return the weights that a submitted system began with; none on a CPU, where a run tries the code."""
+    # The weights that a submitted system began with; none on a CPU, where a run tries the code.
     begins = system.kind == "submitted" and device == "gpu"
     return choice.benchmark.submitted_weights(system.round) if begins else {}
 
@@ -281,7 +263,7 @@ def _deviations(
     overrides: dict[str, Value],
     weights: Collection[str],
 ) -> tuple[Deviation, ...]:
-    """Return the differences; ``weights`` are keys whose file may be anywhere: whether it is the one is checked."""
+    # The differences; ``weights`` are keys whose file may be anywhere: whether it is the one is checked.
     found = []
     if (nodes, ranks_per_node) != (system.nodes, system.gpus_per_node) and not system.keep_global_batch:
         layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
@@ -336,7 +318,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
 
 
 def _validate(config: type[Any], values: dict[str, Value]) -> None:
-    """Ask the dataclass itself whether the combination is possible."""
+    # Ask the dataclass itself whether the combination is possible.
     try:
         config(**{name: value.value for name, value in values.items()})
     except ValueError as error:

@@ -20,29 +20,24 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 
 PASSPORT = "dataset.json"
-PARTS = "parts"
-"""Folder of an unfinished preparation, inside the data folder."""
+PARTS = "parts"  # Folder of an unfinished preparation, inside the data folder
 SCHEMA = 1
+# What is known of published data sets, for the names that they may have.
 PUBLISHED = paths.BENCHMARKS / "common" / "data" / "published_sets.json"
-"""What is known of published data sets, for the names that they may have."""
-STOP_SECONDS = 10.0
-"""Time that a child gets to stop after SIGINT."""
-LAST_LINES = 5
-"""Lines of a child's standard error that are shown when it broke without saying why."""
+STOP_SECONDS = 10.0  # Time that a child gets to stop after SIGINT
+LAST_LINES = 5  # Lines of a child's standard error that are shown when it broke without saying why
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
     """What ``encore data prepare`` was asked for; None leaves the choice to the benchmark."""
 
-    source: Path | None = None
-    """Folder with the raw data; None for the toy data set."""
+    source: Path | None = None  # Folder with the raw data; None for the toy data set
     name: str | None = None
     workers: int | None = None
     seed: int | None = None
     overwrite: bool = False
-    options: tuple[str, ...] = ()
-    """The benchmark's own, as they were given: its ``prepare.py`` judges them."""
+    options: tuple[str, ...] = ()  # The benchmark's own, as they were given: its ``prepare.py`` judges them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +47,7 @@ class Update:
     phase: str = ""
     done: int = 0
     total: int | None = None
-    unit: str = "bytes"
-    """What ``done`` and ``total`` count."""
+    unit: str = "bytes"  # What ``done`` and ``total`` count
     note: str = ""
 
 
@@ -64,23 +58,16 @@ class DataPassport:
     directory: Path
     benchmark: str
     name: str
-    id: str
-    """Hash of the content: equal data have equal ids."""
+    id: str  # Hash of the content: equal data have equal ids
     classes: int
-    counts: Mapping[str, int]
-    """Records of each split."""
-    files: Mapping[str, int] = field(repr=False)
-    """Bytes of each file."""
-    shared_with: tuple[str, ...] = ()
-    """All benchmarks that read it, where it is more than one."""
-    unlisted_bytes: int = 0
-    """Size of the files that are too many to be listed, such as images."""
-    unearned: str = ""
-    """Why it is not the published data set whose name it has; empty where it is, or has another name."""
+    counts: Mapping[str, int]  # Records of each split
+    files: Mapping[str, int] = field(repr=False)  # Bytes of each file
+    shared_with: tuple[str, ...] = ()  # All benchmarks that read it, where it is more than one
+    unlisted_bytes: int = 0  # Size of the files that are too many to be listed, such as images
+    unearned: str = ""  # Why it is not the published data set whose name it has; empty where it is, or has another name
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
         return sum(self.files.values()) + self.unlisted_bytes
 
 
@@ -88,13 +75,11 @@ OnUpdate = Callable[[Update], None]
 
 
 def preparable() -> list[str]:
-    """Return names of the benchmarks whose data sets can be prepared."""
     named = {paths.benchmark_folder(name): name for name in catalogue.benchmarks()}
     return sorted(named.get(path.parent, path.parent.name) for path in paths.BENCHMARKS.glob("*/prepare.py"))
 
 
 def known(benchmark: str) -> str:
-    """Return the name of a benchmark that has a data set, or refuse it and name the nearest one."""
     if benchmark not in preparable():
         raise names.unknown("benchmark", benchmark, preparable())
     return benchmark
@@ -105,7 +90,6 @@ def _module(benchmark: str) -> str:
 
 
 def default_directory(benchmark: str) -> Path:
-    """Return where a benchmark's data set is unless another folder is named."""
     return paths.default_data(benchmark)
 
 
@@ -133,7 +117,6 @@ def check_options(benchmark: str, wanted: Preparation) -> None:
 
 
 def own_options(benchmark: str) -> str:
-    """Return the help on the options that this benchmark alone has, empty when it has none."""
     command = [sys.executable, "-m", _module(benchmark), "--help"]
     text = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
     title = f"options of {benchmark}:"
@@ -171,7 +154,6 @@ def verify(
     quick: bool = False,
     on_update: OnUpdate = lambda update: None,
 ) -> list[EncoreError]:
-    """Compare a data set with its passport and return every difference; quick reads no whole file."""
     command = [str(python), "-m", _module(benchmark), "--progress", "json"]
     command += ["--verify", str(directory.absolute()), *(["--quick"] if quick else [])]
     problems = follow(command, on_update)
@@ -259,7 +241,7 @@ def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[Enco
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
-    """End the child; a terminal's Ctrl-C has reached it already, a signal to this process alone has not."""
+    # End the child; a terminal's Ctrl-C has reached it already, a signal to this process alone has not.
     child.send_signal(signal.SIGINT)
     try:
         child.communicate(timeout=STOP_SECONDS)
@@ -305,7 +287,7 @@ def read_passport(directory: Path) -> DataPassport:
 
 
 def _shortfall(facts: Mapping[str, Any]) -> str:
-    """Say what a passport lacks of the published data set that it names, as its preparation judges it."""
+    # Say what a passport lacks of the published data set that it names, as its preparation judges it.
     known = json.loads(PUBLISHED.read_text(encoding="utf-8")).get(facts["name"])
     if known is None:
         return ""
@@ -398,7 +380,7 @@ def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
 
 
 def _benchmarks_of(directory: Path) -> tuple[str, ...]:
-    """Return the names of all benchmarks that read a data set; none if its passport cannot be read."""
+    # The names of all benchmarks that read a data set; none if its passport cannot be read.
     try:
         passport = read_passport(directory)
     except EncoreError:

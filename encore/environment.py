@@ -29,11 +29,10 @@ from encore import catalogue, installer, paths
 from encore.catalogue import Horovod
 from encore.errors import EncoreError, ExitCode
 
+# CMake's toolchain file, by which Horovod is compiled in fewer translation units.
 TOOLCHAIN = paths.REQUIREMENTS / "horovod.cmake"
-"""CMake's toolchain file, by which Horovod is compiled in fewer translation units."""
 
-OnStep = Callable[[str], None]
-"""Called with what is being done, in a few words."""
+OnStep = Callable[[str], None]  # Called with what is being done, in a few words
 
 
 def this_platform(python: str, mpi: bool) -> dict[str, str]:
@@ -52,8 +51,6 @@ def this_platform(python: str, mpi: bool) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What an environment is made of."""
-
     framework: str
     requirements: Path
     interpreter: str
@@ -64,7 +61,6 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where the environment is; the name changes with its content."""
         content = [self.requirements.read_text(encoding="utf-8"), _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
         content += [json.dumps(horovod, sort_keys=True), str(self.mpi), *([_toolchain()] if self.horovod else [])]
@@ -73,12 +69,10 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """The environment's interpreter."""
         return self.folder / "bin" / "python"
 
     @property
     def is_ready(self) -> bool:
-        """Whether every step was done; the last one is the check."""
         return (self.folder / "check.done").exists()
 
 
@@ -88,7 +82,7 @@ def _toolchain() -> str:
 
 @cache
 def _version(interpreter: str) -> str:
-    """Return ``3.11`` of an interpreter; empty when it does not run."""
+    # ``3.11`` of an interpreter; empty when it does not run.
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip()
@@ -96,7 +90,7 @@ def _version(interpreter: str) -> str:
 
 @cache
 def _mpi_version() -> str:
-    """Return what the MPI compiler says of itself: Open MPI's, else MPICH's option."""
+    # What the MPI compiler says of itself: Open MPI's, else MPICH's option.
     for option in ("--showme:version", "-v"):
         done = subprocess.run(["mpicc", option], capture_output=True, text=True, check=False)
         match = re.search(r"(Open MPI|MPICH version) [\w.]+", done.stdout)
@@ -160,7 +154,6 @@ def ensure_environment(framework: str, on_step: OnStep | None = None) -> Path:
 
 
 def packages(python: Path) -> dict[str, str]:
-    """Return versions of all packages in the environment of ``python``, by name."""
     folders = [str(folder) for folder in python.parent.parent.glob("lib/python*/site-packages")]
     return {found.metadata["Name"]: found.version for found in importlib.metadata.distributions(path=folders)}
 
@@ -190,7 +183,6 @@ def build_switches(horovod: Horovod, mpi: bool) -> dict[str, str]:
 def wheel_folder(
     framework: str, requirements: Path, horovod: Horovod, built_on: Mapping[str, str], switches: Mapping[str, str]
 ) -> Path:
-    """Return where the wheel of a build of Horovod is, whether or not it was built already."""
     patterns = catalogue.framework(framework).software[framework]
     pins = re.findall(r"^[\w.-]+==\S+", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     compiled_against = [pin for pin in pins if any(fnmatch.fnmatch(pin.split("==")[0], p) for p in patterns)]
@@ -289,6 +281,7 @@ def _run(environment: Environment, command: list[str]) -> None:
 
 
 AGAIN = "check the network and pip's settings (pip config list), and run the same command again"
+# What uv and pip print, what it means, what to do; the first that matches counts.
 SYMPTOMS = (
     ("No space left on device", "the disk is full", "free some space and run the same command again"),
     ("No solution found", "the package index does not have what is pinned", AGAIN),
@@ -298,11 +291,10 @@ SYMPTOMS = (
         AGAIN,
     ),
 )
-"""What uv and pip print, what it means, what to do; the first that matches counts."""
 
 
 def _explain(environment: Environment, log: Path) -> EncoreError:
-    """Return what went wrong, from the last command's output."""
+    # What went wrong, from the last command's output.
     output = log.read_text(encoding="utf-8", errors="replace").rsplit("\n$ ", 1)[-1]
     failed = f"the {environment.framework} environment could not be made"
     for pattern, meaning, hint in SYMPTOMS:

@@ -6,19 +6,13 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """Exit codes of ``encore`` and ``run.sh``, documented in docs/exit-codes.md."""
 
-    REACHED = 0
-    """The command did what it was asked; for a run: every experiment reached its quality target."""
-    FAILED = 1
-    """Something broke after the start: a rank died or hung, a disk filled up."""
-    REFUSED = 2
-    """Refused before the start: a wrong name, value, environment or data set."""
+    REACHED = 0  # The command did what it was asked; for a run: every experiment reached its quality target
+    FAILED = 1  # Something broke after the start: a rank died or hung, a disk filled up
+    REFUSED = 2  # Refused before the start: a wrong name, value, environment or data set
+    # The run ended as planned, but at least one experiment missed the quality target. Of the self-test: no check
+    # failed, but the time limit left some out.
     NOT_REACHED = 3
-    """The run ended as planned, but at least one experiment missed the quality target.
-
-    Of the self-test: no check failed, but the time limit left some out.
-    """
-    INTERRUPTED = 130
-    """Stopped by SIGINT or SIGTERM; ``--resume`` continues from the checkpoint."""
+    INTERRUPTED = 130  # Stopped by SIGINT or SIGTERM; ``--resume`` continues from the checkpoint
 
 
 class EncoreError(Exception):

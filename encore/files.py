@@ -20,12 +20,10 @@ from encore.errors import EncoreError
 
 
 def utc_now() -> str:
-    """Return now, in UTC, as ISO 8601 with seconds."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def text_of(path: Path | str) -> str:
-    """Return the text of a small file, such as one of the kernel's; empty where it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -33,7 +31,6 @@ def text_of(path: Path | str) -> str:
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that is there."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
@@ -64,15 +61,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-_MOST_UNPACKED = 16 * 1024**3
-"""Bytes of the files that are unpacked: the logs of the largest round have 4 GiB."""
+_MOST_UNPACKED = 16 * 1024**3  # Bytes of the files that are unpacked: the logs of the largest round have 4 GiB
 _DAMAGED = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError,
 )  # fmt: skip
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a path names an archive by its ending."""
     return path.is_file() and path.name.lower().endswith(ARCHIVES)
 
 
@@ -86,7 +81,6 @@ def plain_path(path: str) -> str | None:
 
 @contextmanager
 def archive_errors(path: Path) -> Iterator[None]:
-    """Turn what reading a damaged archive raises into an EncoreError."""
     try:
         yield
     except _DAMAGED as error:
@@ -125,7 +119,7 @@ def unpacked(archive: Path, wanted: re.Pattern[str], longest: int = _MOST_UNPACK
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, bytes and content of each regular file; a .tar is read once, from its beginning to its end."""
+    # Name, bytes and content of each regular file; a .tar is read once, from its beginning to its end.
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as packed:
             for each in packed.infolist():

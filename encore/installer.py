@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+# uv's variable for each setting of pip, and what is between several values.
 VARIABLES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -26,7 +27,6 @@ VARIABLES = {
     "client-cert": ("SSL_CLIENT_CERT", ""),
     "proxy": ("ALL_PROXY", ""),
 }
-"""uv's variable for each setting of pip, and what is between several values."""
 SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)='(.*)'$", re.MULTILINE)
 
 
@@ -48,13 +48,11 @@ def environment() -> dict[str, str]:
 
 
 def install_command(python: Path, *arguments: str) -> list[str]:
-    """Return the command that installs packages for ``python``; it needs the variables of ``environment``."""
     offline = ["--no-index"] if os.environ.get("PIP_NO_INDEX", "0") not in ("", "0", "false") else []
     return [sys.executable, "-m", "uv", "pip", "install", "--python", str(python), *offline, *arguments]
 
 
 def venv_command(interpreter: str, folder: Path) -> list[str]:
-    """Return the command that makes an empty environment in ``folder``."""
     return [sys.executable, "-m", "uv", "venv", "--clear", "--python", interpreter, str(folder)]
 
 

@@ -8,6 +8,7 @@ from encore import catalogue, launchers
 from encore.configuration import Configuration
 from encore.launchers import Launch
 
+# Variables that a rank takes over from the caller; all others must be named with --env.
 PASSED_ON = (
     "CUDA_VISIBLE_DEVICES",
     "HOME",
@@ -19,7 +20,6 @@ PASSED_ON = (
     "TZ",
     "USER",
 )
-"""Variables that a rank takes over from the caller; all others must be named with --env."""
 
 
 def caller_name(caller: Mapping[str, str]) -> dict[str, str]:
@@ -34,8 +34,6 @@ def caller_name(caller: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Mount:
-    """A folder of the host as a job sees it."""
-
     source: Path
     target: str
     read_only: bool
@@ -45,42 +43,32 @@ class Mount:
 class Job:
     """What to start, independent of how. Paths in ``argv`` are targets of mounts."""
 
+    # The training command, behind a launcher that runs inside; programs are found on the job's PATH.
     argv: tuple[str, ...]
-    """The training command, behind a launcher that runs inside; programs are found on the job's PATH."""
-    environment: Mapping[str, str]
-    """All that the ranks see, but for PATH, which the runtime gives."""
+    environment: Mapping[str, str]  # All that the ranks see, but for PATH, which the runtime gives
     mounts: tuple[Mount, ...]
     ranks: int
-    gpus: int
-    """GPUs per node; 0 on a CPU."""
+    gpus: int  # GPUs per node; 0 on a CPU
+    # A launcher that runs outside, such as srun: it starts the runtime's command once a rank.
     outer: tuple[str, ...] = ()
-    """A launcher that runs outside, such as srun: it starts the runtime's command once a rank."""
-    export: tuple[str, ...] = ()
-    """Option of ``outer`` that hands on one variable by its name; empty: it hands on all."""
-    everywhere: tuple[str, ...] = ()
-    """Starts one process on every node; empty for a job on this node alone."""
-    passed: tuple[str, ...] = ()
-    """Names of variables that the outer launcher gives to each rank."""
+    export: tuple[str, ...] = ()  # Option of ``outer`` that hands on one variable by its name; empty: it hands on all
+    everywhere: tuple[str, ...] = ()  # Starts one process on every node; empty for a job on this node alone
+    passed: tuple[str, ...] = ()  # Names of variables that the outer launcher gives to each rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A job rendered for one runtime: what this machine executes."""
-
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     working_directory: Path
+    # Removes what the command may leave behind outside of its own processes; empty: nothing can be left.
     cleanup: tuple[str, ...] = ()
-    """Removes what the command may leave behind outside of its own processes; empty: nothing can be left."""
     runtime: str = "host"
-    rank_folders: tuple[Path, ...] = ()
-    """Folders that must be there for the ranks' output."""
+    rank_folders: tuple[Path, ...] = ()  # Folders that must be there for the ranks' output
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the job finds its data and leaves its results, as the ranks see it."""
-
     data: str
     output: str
 

@@ -15,23 +15,19 @@ from encore import catalogue
 
 @dataclass(frozen=True)
 class Launch:
-    """How the ranks of one experiment come to life."""
-
-    name: str
-    """The program: horovodrun, mpirun, torchrun, srun; ``python`` for a single rank without any."""
+    name: str  # The program: horovodrun, mpirun, torchrun, srun; ``python`` for a single rank without any
     inner: tuple[str, ...] = ()
     outer: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Option of ``outer`` that hands on one variable by its name, such as ``-x``; empty: it hands on all.
     export: tuple[str, ...] = ()
-    """Option of ``outer`` that hands on one variable by its name, such as ``-x``; empty: it hands on all."""
+    # Starts one process on every node, to clean up; empty where there is this node alone.
     everywhere: tuple[str, ...] = ()
-    """Starts one process on every node, to clean up; empty where there is this node alone."""
+    # Variables that each rank gets from its launcher, by name; a container must pass them on.
     passed: tuple[str, ...] = ()
-    """Variables that each rank gets from its launcher, by name; a container must pass them on."""
-    cores: int | None = None
-    """Cores that all ranks of a node have together; None: those of this process."""
+    cores: int | None = None  # Cores that all ranks of a node have together; None: those of this process
+    # Folders by which a rank reaches its launcher; a container must have them at the same place.
     folders: tuple[str, ...] = ()
-    """Folders by which a rank reaches its launcher; a container must have them at the same place."""
 
 
 # A single rank has no launcher that would make Horovod leave MPI alone.
@@ -40,7 +36,6 @@ HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 
 
 def by_horovod(framework: str) -> bool:
-    """Return whether the framework's ranks communicate through Horovod; else through torch.distributed."""
     return catalogue.framework(framework).communication == "horovod"
 
 
@@ -48,10 +43,8 @@ def by_horovod(framework: str) -> bool:
 class HorovodBuild:
     """What a Horovod was built with, as ``horovodrun --check-build`` prints it."""
 
-    controllers: tuple[str, ...]
-    """MPI, Gloo: by which the ranks find and steer each other."""
-    operations: tuple[str, ...]
-    """NCCL, MPI, Gloo and others: by which tensors travel."""
+    controllers: tuple[str, ...]  # MPI, Gloo: by which the ranks find and steer each other
+    operations: tuple[str, ...]  # NCCL, MPI, Gloo and others: by which tensors travel
 
     def __str__(self) -> str:
         return f"controllers {', '.join(self.controllers) or 'none'}; operations {', '.join(self.operations) or 'none'}"
@@ -106,10 +99,9 @@ def _horovodrun(ranks: int, logs: str) -> Launch:
 
 
 def _mpirun(ranks: int, logs: str, as_root: bool) -> Launch:
-    """Return a launch as NVIDIA's submissions have it on one node (v0.7, resnet/implementations/mxnet/run_and_time.sh).
-
-    Ranks on this node inherit the environment, so that no variable has to be named.
-    """
+    # A launch as NVIDIA's submissions have it on one node (v0.7,
+    # resnet/implementations/mxnet/run_and_time.sh). Ranks on this node inherit the environment, so that no
+    # variable has to be named.
     command = ("mpirun", *(["--allow-run-as-root"] if as_root else []), "--bind-to", "none", "-np", str(ranks))
     # As horovodrun names the files: without the job's number in the path.
     files = ("--output-filename", f"{logs}:nojobid")

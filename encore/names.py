@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from encore.errors import EncoreError
 
 MOST_LISTED = 16
-NEAREST = 5
-"""Names that are offered out of more."""
+NEAREST = 5  # Names that are offered out of more
+# Similarity from which on a name may be meant: half of the letters are the same in 'nobody' and 'MangoBoost'.
 _CUTOFF = 0.6
-"""Similarity from which on a name may be meant: half of the letters are the same in 'nobody' and 'MangoBoost'."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> EncoreError:

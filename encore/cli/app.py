@@ -16,6 +16,7 @@ from encore import __version__
 from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 
+# Module and function of each command; a module alone is a group, whose commands are in its GROUP.
 COMMANDS = {
     "run": "run.run", "submit": "submit.submit", "status": "jobs.show_status", "follow": "jobs.follow",
     "cancel": "jobs.cancel", "list": "show.list_", "show": "show.show", "data": "data", "doctor": "doctor.doctor",
@@ -23,23 +24,20 @@ COMMANDS = {
     "check": "results.check", "published": "published.published", "compare": "compare.compare",
     "report": "report.report", "play": "play.play",
 }  # fmt: skip
-"""Module and function of each command; a module alone is a group, whose commands are in its GROUP."""
+# The same of the lab, which is a panel of its own in the help.
 LAB = {
     "audit": "audit.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
     "reproduce": "reproduce.reproduce", "archive": "report.archive", "export": "export.export", "serve": "serve.serve",
 }  # fmt: skip
-"""The same of the lab, which is a panel of its own in the help."""
 
 
 class Commands(TyperGroup):
     """The commands, each imported when it is asked for, so that none waits for the imports of the others."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of the help."""
         return [*COMMANDS, *LAB]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; EncoreError offers the nearest name."""
         where = {**COMMANDS, **LAB}
         if cmd_name not in where:
             raise unknown("command", cmd_name, where)
@@ -101,7 +99,6 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Run the ``encore`` command."""
     # A job scheduler's SIGTERM ends a set-up or a preparation as Ctrl-C does: children first.
     signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -80,7 +80,7 @@ def bench(
 
 
 def _measure_roofline(request: benching.Request, folder: Path, as_json: bool) -> None:
-    """Measure a step and the machine's ceilings into a folder, and show everything that is in it."""
+    # Measure a step and the machine's ceilings into a folder, and show everything that is in it.
     # The lab's plots take half a second to load.
     from encore.cli.study import keep, show_report
     from encore.lab.studies import machine_links, roofline, servers_report

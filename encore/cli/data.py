@@ -25,8 +25,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.machine import node, preflight
 
-PLAIN_SECONDS = 10.0
-"""Seconds between two lines of progress where there is no terminal to draw a bar on."""
+PLAIN_SECONDS = 10.0  # Seconds between two lines of progress where there is no terminal to draw a bar on
 
 
 class _PrepareCommand(TyperCommand):
@@ -155,7 +154,7 @@ def _verified(folder: Path, problems: Sequence[EncoreError]) -> dict[str, Any]:
 
 
 def _list_data(as_json: bool) -> None:
-    """Print each data set below ``data/``: in lines, since a table would wrap paths, which could not be copied."""
+    # Print each data set below ``data/``: in lines, since a table would wrap paths, which could not be copied.
     known = data.data_folders()
     if as_json:
         found = [(name, folder, [each] if isinstance(each, EncoreError) else []) for name, folder, each in known]
@@ -167,7 +166,6 @@ def _list_data(as_json: bool) -> None:
 
 
 def describe(passport: data.DataPassport) -> str:
-    """Return a data set as one line."""
     counts = ", ".join(f"{count:,} {split}" for split, count in passport.counts.items())
     size = filesize.decimal(passport.bytes)
     classes = f"{passport.classes:,} classes, " if passport.classes else ""
@@ -175,7 +173,7 @@ def describe(passport: data.DataPassport) -> str:
 
 
 def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
-    """Return the command that prepares in a container, whose folders must be there before it starts."""
+    # The command that prepares in a container, whose folders must be there before it starts.
     if target.problem is not None:
         raise target.problem
     folders = [directory.absolute(), *([wanted.source.absolute()] if wanted.source else [])]
@@ -191,7 +189,7 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
 
 
 def _python_of(choice: Choice, named: Path | None) -> Path:
-    """Return the Python that the user named, or that of the benchmark's environment, which is made if need be."""
+    # The Python that the user named, or that of the benchmark's environment, which is made if need be.
     if named is not None:
         small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
         return checks.named_python(named, configuration.resolve(choice, small, 1, 1, []))
@@ -229,7 +227,6 @@ class _Count(ProgressColumn):
 
 
 def amount(done: int, total: int | None, unit: str) -> str:
-    """Return how much is done, in its unit."""
     shown, suffix = (filesize.decimal, "") if unit == "bytes" else ("{:,}".format, f" {unit}")
     return shown(done) + ("" if total is None else f" of {shown(total)}") + suffix
 

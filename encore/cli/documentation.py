@@ -35,19 +35,15 @@ MARKER = re.compile(r"(<!-- generated: ([\w -]+) -->\n)(.*?)(?=(<!-- (?:end|gene
 NO_VALUE = "–"
 Rows = Iterable[Sequence[str]]
 
-TABLES: dict[str, Callable[..., str]] = {}
-"""The tables by their names; those of a benchmark take it."""
+TABLES: dict[str, Callable[..., str]] = {}  # The tables by their names; those of a benchmark take it
 
 
 def markdown(head: Sequence[str], rows: Rows) -> str:
-    """Return a Markdown table; a bar inside a cell is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def of_text(name: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
-    """Register a function that returns the whole table called ``name``."""
-
     def register(function: Callable[..., str]) -> Callable[..., str]:
         TABLES[name] = function
         return function
@@ -56,13 +52,11 @@ def of_text(name: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
 
 
 def of_rows(name: str, *head: str) -> Callable[[Callable[..., Rows]], Callable[..., str]]:
-    """Register a function that returns the rows of the table called ``name``."""
     return lambda rows: of_text(name)(lambda *benchmark: markdown(head, rows(*benchmark)))
 
 
 @of_rows("benchmarks", "name", "task", "framework", "data set", "target")
 def benchmarks_rows() -> Rows:
-    """Yield every benchmark and implementation with its task."""
     for name, choice in catalogue.choices().items():
         benchmark = choice.benchmark
         targets = "; ".join(
@@ -75,7 +69,6 @@ def benchmarks_rows() -> Rows:
 
 @of_text("targets")
 def targets_table(benchmark: str) -> str:
-    """Return the quality target and runs of a score, per round."""
     known = catalogue.choose(benchmark).benchmark
     head = ["round", *(f"target, {each.title}" for each in known.qualities.values()), "runs of a score"]
     rounds = known.rounds.items()
@@ -89,7 +82,6 @@ def targets_table(benchmark: str) -> str:
     "learning rate", "warm-up", "epochs",
 )  # fmt: skip
 def systems_rows(benchmark: str) -> Rows:
-    """Yield every system of an implementation with the values that distinguish it."""
     choice = catalogue.choose(benchmark)
     return [_system_row(choice, system) for system in catalogue.systems(choice)]
 
@@ -115,7 +107,6 @@ def _system_row(choice: Choice, system: System) -> Sequence[str]:
 
 @of_rows("published", "round", "system", "submitted as", "minutes", "fastest to slowest", "converged", "epochs")
 def published_rows(benchmark: str) -> Rows:
-    """Yield the submitted result of each system that has one."""
     choice = catalogue.choose(benchmark)
     results = [result for result in load_published() if result.benchmark == choice.benchmark.name]
     found = {(result.round, result.system): result for result in results}
@@ -140,7 +131,6 @@ def published_rows(benchmark: str) -> Rows:
 
 @of_rows("keys", "key", "default", "meaning")
 def keys_rows(benchmark: str) -> Rows:
-    """Yield every configuration key with its default and its meaning."""
     folder = catalogue.choose(benchmark).folder
     meanings = configuration.fields_with_meaning(folder)
     for each in dataclasses.fields(configuration.config_class(folder)):
@@ -149,7 +139,6 @@ def keys_rows(benchmark: str) -> Rows:
 
 @of_rows("images", "round", "benchmark", "submitted on", "built on today", "why")
 def images_rows() -> Rows:
-    """Yield each round's submitted base next to today's."""
     for entry in images.catalogue().submitted:
         submitted = images.find_release(entry.framework, entry.release)
         today = images.find_release(entry.framework)
@@ -159,7 +148,6 @@ def images_rows() -> Rows:
 
 @of_text("support")
 def support_table() -> str:
-    """Return for each framework which implementation ran in which image."""
     found = support.tried()
     return "\n".join(_support_of(name, found) for name in images.catalogue().default)
 
@@ -193,7 +181,6 @@ def _state(release: images.Release, choice: Choice) -> str:
 
 @of_rows("tried", "implementation", "with", "on", "date", "result", "note")
 def tried_rows() -> Rows:
-    """Yield every training that was tried with other versions, or elsewhere, than the tests have."""
     places = {"cpu": "a CPU", "stand-in": "its image on the CPU base, a CPU", "gpu": "a GPU"}
     for each in support.tried():
         versions = ", ".join(f"{support.title(name)} {text}" for name, text in each.versions.items())
@@ -203,13 +190,11 @@ def tried_rows() -> Rows:
 
 @of_text("calibration")
 def calibration_table() -> str:
-    """Return how often verdicts were right where it is known how far apart two sets are."""
     return markdown(*calibration.calibration_table())
 
 
 @of_text("convergence-calibration")
 def shift_table() -> str:
-    """Return the same for sets of which one needs more epochs."""
     return markdown(*calibration.shift_table())
 
 
@@ -225,7 +210,6 @@ def predictions_table(benchmark: str) -> str:
 
 @of_rows("audit", "rule", "finds", "severity", "public sets", "logs", "among them")
 def audit_rows() -> Rows:
-    """Return every rule of the audit with how often it fires on the public sets."""
     return [_audit_row(rule) for rule in RULES]
 
 
@@ -242,7 +226,6 @@ def _audit_row(rule: Rule) -> Sequence[str]:
 
 @of_text("own-rules")
 def own_rules_table() -> str:
-    """Return Encore's own rules that fire on public logs which the official checker passes."""
     every = rates.measured("check")
     rows = []
     for code, entry in every["rules"].items():
@@ -254,7 +237,6 @@ def own_rules_table() -> str:
 
 @of_rows("check-verdicts", "round", "logs", "the checker passes", "`encore check` passes", "what differs")
 def verdicts_rows() -> Rows:
-    """Yield how many public logs of each round the official checker and `encore check` pass."""
     for name, entry in rates.measured("check")["rounds"].items():
         differ = ", ".join(f"{count} x `{code}`" for code, count in entry["differ"].items())
         yield name, *(str(entry[key]) for key in ("logs", "official", "ours")), differ or NO_VALUE
@@ -262,7 +244,6 @@ def verdicts_rows() -> Rows:
 
 @of_rows("fakes", "fake", "sets", "found", "found without the look-up")
 def fakes_rows() -> Rows:
-    """Yield how many fakes of the public sets the audit finds."""
     fakes = rates.measured("audit")["fakes"]
     for what, count in fakes["of"].items():
         yield what, str(count), *(f"{fakes[column][what] / count:.1%}" for column in ("found", "alone"))
@@ -282,7 +263,6 @@ def checks() -> dict[str, list[str]]:
 
 @of_rows("checks", "implementation", "checks")
 def checks_rows() -> Rows:
-    """Yield which checks every implementation has, and which one has in addition."""
     every = checks()
     shared = [name for name in next(iter(every.values())) if all(name in each for each in every.values())]
     yield "each", ", ".join(f"`{name}`" for name in shared)
@@ -292,7 +272,6 @@ def checks_rows() -> Rows:
 
 @of_rows("measured", "benchmark", "framework", "GPU", "loop", "samples/s", "conditions", "by", "date")
 def measured_rows() -> Rows:
-    """Yield the speeds that this project measured, with which the self-test compares."""
     for name in catalogue.benchmarks():
         for each in published_speed.measured(name).figures:
             speed = f"{each.samples_per_second:,.0f}"
@@ -301,7 +280,6 @@ def measured_rows() -> Rows:
 
 @of_text("results")
 def results_table(benchmark: str) -> str:
-    """Return what this project measured of a benchmark, and the devices."""
     found = published_speed.measured(catalogue.choose(benchmark).benchmark.name)
     devices = "".join(f"- `{name}`: {text}\n" for name, text in found.devices.items())
     rows = [[each.what, each.value, f"`{each.device}`", each.date, _code(each.command)] for each in found.results]
@@ -331,7 +309,6 @@ def differences_rows(benchmark: str) -> Rows:
 
 
 def table(marker: str) -> str:
-    """Return the table that a marker names, such as ``systems resnet``."""
     name, *benchmark = marker.split()
     if name not in TABLES:
         raise names.unknown("generated table", name, TABLES)
@@ -352,12 +329,10 @@ def renewed(text: str, path: Path) -> str:
 
 
 def pages(root: Path) -> list[Path]:
-    """Return the Markdown files of the documentation."""
     return sorted([*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("benchmarks/*/README.md")])
 
 
 def stale(root: Path) -> dict[Path, str]:
-    """Return pages with tables, and Dockerfiles, that are stale, with the text that they should have."""
     wanted = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
     wanted.update(dockerfiles.every())
     return {path: text for path, text in wanted.items() if not path.exists() or text != path.read_text("utf-8")}
@@ -366,7 +341,6 @@ def stale(root: Path) -> dict[Path, str]:
 def main(
     write: Annotated[bool, typer.Option("--write/--check", help="Write what is stale, or exit with 1 for it.")],
 ) -> None:
-    """Write the tables in the documentation and the Dockerfiles, or check them."""
     try:
         found = stale(paths.ROOT)
     except EncoreError as error:

@@ -29,10 +29,8 @@ from encore.slurm import commands, queue
 
 MOST = 20
 POLL_SECONDS = 0.5
-QUEUE_SECONDS = 5.0
-"""Time between two questions to Slurm's controller, which all users share."""
-START_SECONDS = 15.0
-"""Longest time from the end of an experiment to the start of the next one."""
+QUEUE_SECONDS = 5.0  # Time between two questions to Slurm's controller, which all users share
+START_SECONDS = 15.0  # Longest time from the end of an experiment to the start of the next one
 COLOURS: dict[State, str] = {
     "running": "cyan", "queued": "cyan", "starting": "cyan", "reached": "green", "not reached": "yellow",
     "interrupted": "yellow", "cancelled": "yellow", "not started": "yellow", "ended": "yellow",
@@ -92,13 +90,12 @@ def show_status(
 
 
 def varied_columns(rows: Sequence[Row]) -> list[str]:
-    """Return what the rows do not have in common, or not with the one who asks."""
     known = {"user": {queue.this_user()}, "benchmark": set[str](), "partition": set[str]()}
     return [name for name, own in known.items() if len(own | {getattr(row, name) for row in rows}) > 1]
 
 
 def _name(run: Path, results: Path) -> str:
-    """Return what ``follow`` and ``cancel`` take: by the results folder, or the whole path of a run elsewhere."""
+    # What ``follow`` and ``cancel`` take: by the results folder, or the whole path of a run elsewhere.
     return str(run.relative_to(results)) if run.is_relative_to(results) else str(run)
 
 
@@ -170,8 +167,6 @@ def exit_code(states: Sequence[State]) -> ExitCode:
 
 
 class Notices:
-    """Prints a line unless it is the same as the last one."""
-
     def __init__(self, screen: Console) -> None:
         self._screen = screen
         self._last = ""
@@ -183,7 +178,7 @@ class Notices:
 
 
 def _wait_for_folder(notice: Notices, subject: Subject, results: Path) -> RunFolder:
-    """Wait until a job has made its run folder; EncoreError if it ends before that."""
+    # Wait until a job has made its run folder; EncoreError if it ends before that.
     while True:
         seen = status.ask(subject.job)
         folder = control.folder_of(subject.job, results, seen.jobs)
@@ -218,7 +213,7 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
 
 
 def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunFolder) -> list[State]:
-    """Show one experiment after the other to its end; return their states then."""
+    # Show one experiment after the other to its end; return their states then.
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
         folder.passport()  # refuses a damaged folder
@@ -241,26 +236,23 @@ def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunF
 
 
 def _ask(subject: Subject) -> status.Queue:
-    """Return the jobs of the subject alone; none outside of Slurm."""
+    # The jobs of the subject alone; none outside of Slurm.
     return status.ask(subject.job) if subject.job else status.Queue()
 
 
 @dataclass(frozen=True)
 class Following:
-    """An experiment that is watched."""
-
     folder: RunFolder
     subject: Subject
     experiment: Experiment
 
     def verdict(self, seen: status.Queue) -> tuple[State, str]:
-        """Return its state, and why."""
         job = seen.find(status.job_of(self.folder, self.experiment, seen))
         return status.verdict(self.experiment, job, seen.answers)
 
 
 def _follow_one(view: RunView, notice: Notices, watched: Following) -> tuple[State, str]:
-    """Show an experiment until it has ended and its job will not resume it."""
+    # Show an experiment until it has ended and its job will not resume it.
     tail, progress = Tail(watched.experiment.metrics), Progress()
     begun = asked = time.monotonic()
     seen = _ask(watched.subject)
@@ -282,7 +274,7 @@ def _follow_one(view: RunView, notice: Notices, watched: Following) -> tuple[Sta
 
 
 def _is_early(begun: float) -> bool:
-    """Return whether a run outside of Slurm may still be between two experiments."""
+    # Whether a run outside of Slurm may still be between two experiments.
     return time.monotonic() - begun < START_SECONDS
 
 

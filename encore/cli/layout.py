@@ -18,12 +18,10 @@ from rich.text import Text
 from encore.results.logs.parallel import OnRead
 from encore.results.table import Table as ResultTable
 
-FOLDED = 16
-"""Characters of a name to which a narrow terminal may fold it."""
-SHORT_SECONDS = 1.0
-"""Work that takes no longer needs no bar."""
+FOLDED = 16  # Characters of a name to which a narrow terminal may fold it
+SHORT_SECONDS = 1.0  # Work that takes no longer needs no bar
+# Of a file or another program, which have no width unless COLUMNS states one: no row is wrapped there.
 PIPE_WIDTH = 4096
-"""Of a file or another program, which have no width unless COLUMNS states one: no row is wrapped there."""
 NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
 
 
@@ -66,7 +64,7 @@ def _frame(*columns: Column) -> Table:
 
 
 def _with_room(columns: Sequence[Column], width: int, least: Sequence[str]) -> list[Column]:
-    """Return the columns that have room."""
+    # The columns that have room.
     left = list(columns)
     for header in least:
         if _total(_word_widths(left)) > width:
@@ -77,7 +75,7 @@ def _with_room(columns: Sequence[Column], width: int, least: Sequence[str]) -> l
 
 
 def _widths(columns: Sequence[Column], width: int) -> list[int]:
-    """Return the width of each column: as its longest line, and narrower where the terminal is."""
+    # The width of each column: as its longest line, and narrower where the terminal is.
     widths = [max(map(len, _lines(column)), default=0) for column in columns]
     for limits in (_word_widths(columns), _least_widths(columns)):
         while _total(widths) > width:
@@ -93,12 +91,12 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _word_widths(columns: Sequence[Column]) -> list[int]:
-    """Return the width of each column in which no word is broken."""
+    # The width of each column in which no word is broken.
     return [max(map(len, " ".join(_lines(column)).split()), default=0) for column in columns]
 
 
 def _least_widths(columns: Sequence[Column]) -> list[int]:
-    """Return the width of each column in which no number and no header is broken."""
+    # The width of each column in which no number and no header is broken.
     widths = []
     for column in columns:
         words = " ".join(_lines(column)).split()
@@ -108,13 +106,12 @@ def _least_widths(columns: Sequence[Column]) -> list[int]:
 
 
 def _lines(column: Column) -> list[str]:
-    """Return header and cells of a column as plain lines."""
+    # Header and cells of a column as plain lines.
     cells = (cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in column.cells)
     return [line for cell in (Text(str(column.header)), *cells) for line in cell.plain.splitlines()]
 
 
 def print_result(table: ResultTable) -> None:
-    """Print a table of results, with its note below."""
     screen = console()
     columns = enumerate(table.columns)
     numbers = [name for at, name in columns if not any(isinstance(row[at], str) for row in table.rows)]
@@ -124,12 +121,10 @@ def print_result(table: ResultTable) -> None:
 
 
 def tables_as_json(tables: Iterable[ResultTable]) -> list[dict[str, Any]]:
-    """Return tables of results as plain data."""
     return [{"title": t.title, "columns": t.columns, "rows": t.rows, "note": t.note} for t in tables]
 
 
 def put(tables: Iterable[ResultTable], as_json: bool) -> None:
-    """Print tables of results, or all of them as JSON."""
     if as_json:
         write_json(tables_as_json(tables))
         return
@@ -138,7 +133,6 @@ def put(tables: Iterable[ResultTable], as_json: bool) -> None:
 
 
 def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Return the terminal; figures in a line keep its colour."""
     screen = Console(stderr=stderr, soft_wrap=soft_wrap, highlight=False)
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = PIPE_WIDTH
@@ -162,7 +156,6 @@ def minutes_text(value: float | None) -> str:
 
 
 def write_json(content: object) -> None:
-    """Write ``content`` to the standard output."""
     # Not through rich: it would wrap and colour what other programs read.
     sys.stdout.write(json.dumps(content, indent=2) + "\n")
 

@@ -12,8 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from encore.results import words
 from encore.run import follow
 
-PLAIN_SECONDS = 10.0
-"""Seconds between two lines where there is no terminal."""
+PLAIN_SECONDS = 10.0  # Seconds between two lines where there is no terminal
 
 
 def facts(progress: follow.Progress) -> str:
@@ -33,14 +32,11 @@ def facts(progress: follow.Progress) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return ``1:02:03``."""
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 class RunView:
-    """Shows the progress of one experiment after the other."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         self._bar: Progress | None = None
@@ -70,7 +66,6 @@ class RunView:
             self._bar.stop()
 
     def start(self, title: str) -> None:
-        """Show that a new experiment begins."""
         self._title = title
         self._seen = {}
         if self._bar is not None:
@@ -79,7 +74,6 @@ class RunView:
             self._console.print(f"{title}: starting")
 
     def update(self, progress: follow.Progress) -> None:
-        """Show the latest."""
         for name, damage in (progress.damaged if progress.damaged != self._damaged else {}).items():
             before = f"{self._title} resumed from the one before it, step {progress.step}"
             self._console.print(f"checkpoint {name} is damaged ({damage}): {before}", markup=False)

@@ -92,12 +92,11 @@ Format = Annotated[
 ]
 
 
+# Settings of a command that hands on the options which it does not know.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that hands on the options which it does not know."""
 
 
 def one_format(**formats: bool) -> None:
-    """Refuse two output formats at once: ``one_format(json=True, csv=False)``."""
     given = [f"--{name}" for name, chosen in formats.items() if chosen]
     if len(given) > 1:
         raise EncoreError(f"{' and '.join(given)} at once", expected="one output format", hint="give one of them")
@@ -113,7 +112,6 @@ def one_form(format_: str, as_json: bool) -> str:
 
 
 def known_round(name: str | None) -> str | None:
-    """Return ``0.7`` as ``v0.7``; EncoreError for a round that there is not."""
     if name is None:
         return None
     found = f"v{name.lower().removeprefix('v')}"
@@ -132,5 +130,4 @@ def numbers(option: str, given: str) -> tuple[int, ...]:
 
 
 def as_path(given: Any) -> Path | None:
-    """Return a path of a command's parameters: some releases of typer leave it as text there."""
     return None if given is None else Path(given)

@@ -118,7 +118,6 @@ def run(
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
-    """Return the request in the options of ``encore run``, by their names above."""
     if given["gpus_option"] is not None:
         words = given["benchmark"], given["gpus_option"]
         hint = f"{hints.command('run', *words)}; or {shlex.join(('./run.sh', *words))}"
@@ -140,7 +139,7 @@ def as_request(given: Mapping[str, Any]) -> planning.Request:
 
 
 def _begun(plan: planning.Plan) -> Path | None:
-    """Return the run folder of this very call, if its Slurm job was requeued or shares it with other tasks."""
+    # The run folder of this very call, if its Slurm job was requeued or shares it with other tasks.
     if plan.allocation is None:
         return None
     folder = slurm_job.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
@@ -321,7 +320,6 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
 
 
 def print_checks(screen: Console, found: list[preflight.Check]) -> None:
-    """Print one line a check."""
     colours = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
     for check in found:
         hint = f"; hint: {check.hint}" if check.hint and check.level != "OK" else ""

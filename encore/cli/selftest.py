@@ -77,7 +77,7 @@ def selftest(
 
 
 def _refuse(request: Request) -> None:
-    """Refuse what cannot be before anything starts."""
+    # Refuse what cannot be before anything starts.
     if request.device == "gpu" and not node.gpus():
         hint = "encore selftest --device cpu makes those checks that need none"
         raise EncoreError("this machine has no GPU: nothing was checked", hint=hint)
@@ -90,7 +90,7 @@ def _refuse(request: Request) -> None:
 
 
 def _run(request: Request, work: Path, screen: Console) -> list[Row]:
-    """Make the checks, with a line for each that has ended."""
+    # Make the checks, with a line for each that has ended.
     with screen.status("looking what there is") as status:
         test = Selftest(request, work, node.this_node(), status.update)
         plan = test.plan()

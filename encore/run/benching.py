@@ -19,8 +19,6 @@ from encore.run import planning
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to measure."""
-
     name: str
     system: str | None
     round: str | None
@@ -28,8 +26,7 @@ class Request:
     steps: int
     repeats: int
     settings: tuple[str, ...]
-    python: Path | None = None
-    """The user's own; None: that of the framework's environment."""
+    python: Path | None = None  # The user's own; None: that of the framework's environment
 
 
 def measure(request: Request, on_step: Callable[[str], None], on_update: data.OnUpdate) -> dict[str, Any]:

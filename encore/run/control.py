@@ -21,8 +21,7 @@ from encore.slurm import commands, queue
 from encore.slurm.queue import Job
 
 JOB = re.compile(r"(?:job)?(?P<name>\d+(?:_\d+)?)")
-STOP_SECONDS = 30.0
-"""Longest wait for the checkpoint of a cancelled run."""
+STOP_SECONDS = 30.0  # Longest wait for the checkpoint of a cancelled run
 POLL_SECONDS = 0.2
 
 
@@ -30,8 +29,7 @@ POLL_SECONDS = 0.2
 class Subject:
     """What a command is about; one of the two is there, or both."""
 
-    job: str = ""
-    """``12`` or ``12_3``; empty for a run outside of Slurm."""
+    job: str = ""  # ``12`` or ``12_3``; empty for a run outside of Slurm
     folder: RunFolder | None = None
 
 
@@ -42,7 +40,6 @@ def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experim
 
 
 def named(text: str, results: Path) -> Subject:
-    """Return the job or run of this name; EncoreError if ``text`` can be neither."""
     for path in (Path(text), results / text):
         if (path / "run.json").is_file():
             folder = RunFolder(path.absolute())
@@ -70,7 +67,7 @@ def named(text: str, results: Path) -> Subject:
 
 
 def _last_job(folder: RunFolder) -> str:
-    """Return the job or array that has the folder; empty outside of Slurm or where it cannot be read."""
+    # The job or array that has the folder; empty outside of Slurm or where it cannot be read.
     with contextlib.suppress(*status.DAMAGE):
         began = [state for each in folder.experiments() if (state := each.state()).started]
         if began:
@@ -92,7 +89,6 @@ def folder_of(job: str, results: Path, known: Sequence[Job] = ()) -> RunFolder |
 
 
 def newest(results: Path) -> RunFolder:
-    """Return the newest run, in ``results`` or of one of this user's jobs; EncoreError if there is none."""
     mine = [job for job in status.ask().jobs if job.user == queue.this_user()]
     jobs = [folder for job in mine if (folder := status.elsewhere(job, results)) is not None]
     for folder in sorted([*status.run_folders(results), *jobs], key=lambda each: -status.made(each.path)):
@@ -157,7 +153,7 @@ def _cancel_run(folder: RunFolder) -> list[str]:
 
 
 def _stop(folder: RunFolder, experiment: Experiment) -> str:
-    """Send SIGTERM to the ranks of an experiment; return how it ended."""
+    # Send SIGTERM to the ranks of an experiment; return how it ended.
     beats = experiment.folder / "heartbeat"
     ranks = processes.rank_processes(beats)
     unsupervised = ownership.lost_its_owner(experiment)
@@ -194,7 +190,7 @@ def _stop(folder: RunFolder, experiment: Experiment) -> str:
 
 
 def _conclude(folder: RunFolder, experiment: Experiment) -> None:
-    """End what is left of an experiment whose supervisor was killed, and note how it ended in its place."""
+    # End what is left of an experiment whose supervisor was killed, and note how it ended in its place.
     processes.end(processes.left_running(experiment.folder), grace_seconds=supervise.SRUN_SECONDS)
     with contextlib.suppress(EncoreError):
         processes.clean_up(runner.resumed_command(folder, experiment))
@@ -209,5 +205,5 @@ def _conclude(folder: RunFolder, experiment: Experiment) -> None:
 
 
 def _is_left(experiment: Experiment) -> bool:
-    """Return whether a process of this host trains the experiment, or follows it and will report its end."""
+    # Whether a process of this host trains the experiment, or follows it and will report its end.
     return bool(ownership.is_run_here(experiment) or processes.rank_processes(experiment.folder / "heartbeat"))

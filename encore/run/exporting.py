@@ -19,26 +19,18 @@ from encore.machine import node, pythons
 from encore.run import run_folder
 from encore.run.run_folder import Experiment, RunFolder
 
-PROGRAM = "export"
-"""Module of an implementation that exports its model; and the environment of what formats need."""
+PROGRAM = "export"  # Module of an implementation that exports its model; and the environment of what formats need
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to export."""
-
     run: Path
     to: Path
-    format: str | None = None
-    """None: the first that the framework has."""
-    experiment: int | None = None
-    """None: the first that reached its target, else the first."""
-    below_target: bool = False
-    """Whether a model that did not reach its target is exported as it is."""
-    data: Path | None = None
-    """None: where the run had it."""
-    python: Path | None = None
-    """The user's own; None: that of the framework's environment."""
+    format: str | None = None  # None: the first that the framework has
+    experiment: int | None = None  # None: the first that reached its target, else the first
+    below_target: bool = False  # Whether a model that did not reach its target is exported as it is
+    data: Path | None = None  # None: where the run had it
+    python: Path | None = None  # The user's own; None: that of the framework's environment
 
 
 def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
@@ -137,7 +129,7 @@ def variables_of(
 
 
 def _facts(run: RunFolder, passport: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Return what the exported model's passport says of the run."""
+    # What the exported model's passport says of the run.
     return {
         "name": passport["name"],
         "benchmark": passport["benchmark"],

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LAST_BYTES = 256
-"""More than a record's kind and time, which no two records share."""
+LAST_BYTES = 256  # More than a record's kind and time, which no two records share
 
 
 class Tail:
@@ -17,11 +16,10 @@ class Tail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        # What was read last: elsewhere now where a resumed run has cut the stream back and written more.
         self._last = b""
-        """What was read last: elsewhere now where a resumed run has cut the stream back and written more."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new records; lines that are no JSON objects are passed over."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset - len(self._last))
@@ -45,6 +43,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and "kind" in record else None
 
 
+# What the record of a start says of the whole run, and what holds where it does not.
 GIVEN_AT_START: Mapping[str, Any] = {
     **dict.fromkeys(("epochs", "steps_per_epoch", "global_batch_size"), 0),
     "targets": {},
@@ -53,13 +52,10 @@ GIVEN_AT_START: Mapping[str, Any] = {
     "choices": {},
     "batch_unit": "samples",
 }
-"""What the record of a start says of the whole run, and what holds where it does not."""
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """The state of one experiment by its metrics stream."""
-
     epochs: int = 0
     steps_per_epoch: int = 0
     global_batch_size: int = 0
@@ -67,33 +63,27 @@ class Progress:
     epoch: int = 0
     step: int = 0
     loss: float | None = None
+    # Of the last evaluation, each with a target of the same name.
     qualities: Mapping[str, float] = field(default_factory=dict)
-    """Of the last evaluation, each with a target of the same name."""
-    evaluated_epoch: int | None = None
-    """Epoch of that evaluation, from 1."""
-    batch_unit: str = "samples"
-    """What ``global_batch_size`` counts."""
+    evaluated_epoch: int | None = None  # Epoch of that evaluation, from 1
+    batch_unit: str = "samples"  # What ``global_batch_size`` counts
     outcome: str | None = None
-    starts: int = 0
-    """How often the run was started or resumed."""
+    starts: int = 0  # How often the run was started or resumed
+    # Checkpoints that the latest resume passed over, with what is wrong with each.
     damaged: Mapping[str, str] = field(default_factory=dict)
-    """Checkpoints that the latest resume passed over, with what is wrong with each."""
+    # What rank 0 sees of the variables that its libraries read.
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What rank 0 sees of the variables that its libraries read."""
+    # What the training took where its configuration leaves it open.
     choices: Mapping[str, Any] = field(default_factory=dict)
-    """What the training took where its configuration leaves it open."""
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
-    _began: tuple[float, int] = (0.0, 0)
-    """Time and step at which this start or resume began."""
+    _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, if it does not reach its target earlier."""
         return self.epochs * self.steps_per_epoch
 
     @property
     def samples_per_second(self) -> float | None:
-        """Speed over the last records."""
         if len(self._times) < 2:
             return None
         (first_time, first_step), (last_time, last_step) = self._times[0], self._times[-1]
@@ -133,7 +123,6 @@ class Progress:
 
 
 def read_progress(path: Path) -> Progress:
-    """Return the state at the end of a stream."""
     progress = Progress()
     for record in Tail(path).read():
         progress.add(record)

@@ -19,12 +19,11 @@ def command(*words: str | Path) -> str:
     return shlex.join([program, *(str(word) for word in words)])
 
 
+# Keys of a configuration that decide how much a step of the training or the evaluation holds at once.
 BATCHES = ("batch_size", "eval_batch_size", "inference_batch", "concurrent_games")
-"""Keys of a configuration that decide how much a step of the training or the evaluation holds at once."""
+# Those of what is read ahead or kept in the memory of the machine.
 INPUT = ("prefetch", "dali_prefetch", "dali_threads", "threads", "eval_workers", "cache_mb")
-"""Those of what is read ahead or kept in the memory of the machine."""
-PARTS = ("accumulation", "accumulation_steps")
-"""Those of the parts of a batch that are trained on one after the other."""
+PARTS = ("accumulation", "accumulation_steps")  # Those of the parts of a batch that are trained on one after the other
 
 
 def less_memory(configuration: Configuration, memory: str) -> str:
@@ -43,12 +42,10 @@ def less_memory(configuration: Configuration, memory: str) -> str:
 
 
 def follow(run: Path) -> str:
-    """Return the command that watches a run."""
     return command("follow", run.absolute())
 
 
 def cancel(run: Path) -> str:
-    """Return the command that ends a run."""
     return command("cancel", run.absolute())
 
 

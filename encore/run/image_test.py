@@ -40,13 +40,12 @@ def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def check_labels(image: Image) -> str:
-    """Return labels that every image of a benchmark carries."""
     missing = [name for name in LABELS if image.labels.get(name, "unknown") == "unknown"]
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
 def _answers(choice: Choice, target: Target) -> Iterator[tuple[str, str]]:
-    """Yield what the image's Python cannot import of what the training needs, and what it does not hold as pinned."""
+    # What the image's Python cannot import of what the training needs, and what it does not hold as pinned.
     facts = asking.asked(target, choice, {}).facts
     if facts is None:
         yield "imports", "the image's Python did not answer"
@@ -61,7 +60,7 @@ def _answers(choice: Choice, target: Target) -> Iterator[tuple[str, str]]:
 
 
 def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str] = ()) -> tuple[str, str]:
-    """Return the output of a command in the image, and what went wrong."""
+    # The output of a command in the image, and what went wrong.
     run = [engine.program, "run", "--rm", "--pull", "never", *options]
     done = engines.ask([*run, building.image_name(choice), *command], timeout=300)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -69,7 +68,7 @@ def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str
 
 
 def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
-    """Yield what only a framework's image can prove, with any GPUs, and the last line of its output."""
+    # What only a framework's image can prove, with any GPUs, and the last line of its output.
     module = catalogue.framework(choice.implementation.framework).image_check
     if module:
         output, problem = _inside(
@@ -83,12 +82,11 @@ def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
 
 
 def pinned(choice: Choice) -> str:
-    """Return what the image pins: several images may hold the same."""
     return (paths.REQUIREMENTS / images.find_row(choice).requirements).read_text(encoding="utf-8")
 
 
 def _secrets(choice: Choice, engine: Engine) -> str:
-    """Check that nothing in the image's environment or history looks like a secret."""
+    # Check that nothing in the image's environment or history looks like a secret.
     history = engines.ask(
         [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
     )
@@ -99,7 +97,7 @@ def _secrets(choice: Choice, engine: Engine) -> str:
 
 
 def _training(choice: Choice, engine: Engine) -> str:
-    """Train one epoch on the toy data set, with everything that a run does."""
+    # Train one epoch on the toy data set, with everything that a run does.
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         # One epoch is all warm-up where there is any.
         has_warmup = "warmup_epochs" in configuration.field_types(choice.folder)

@@ -19,31 +19,24 @@ from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFold
 class Figures:
     """How far an experiment came: by its log once it has finished, by its metrics stream before."""
 
-    log: RunLog | None
-    """None before it has finished."""
+    log: RunLog | None  # None before it has finished
     epochs: float
     planned_epochs: int
-    qualities: Mapping[str, float]
-    """Of the evaluation that met the targets, else of the last one."""
+    qualities: Mapping[str, float]  # Of the evaluation that met the targets, else of the last one
     targets: Mapping[str, float]
-    resumed: bool
-    """Whether it resumed from a checkpoint: its minutes then include the time in between."""
+    resumed: bool  # Whether it resumed from a checkpoint: its minutes then include the time in between
 
     @property
     def seed(self) -> int | None:
-        """As the log has it."""
         return self.log.seeds[0] if self.log and self.log.seeds else None
 
     @property
     def minutes(self) -> float | None:
-        """From run_start to run_stop; None unless the run reached its target."""
         return self.log.minutes if self.log else None
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What came of one experiment."""
-
     number: int
     state: ExperimentState
     figures: Figures
@@ -84,6 +77,5 @@ def judge(run: RunFolder) -> list[Judgement]:
 
 
 def standing(run: RunFolder) -> str:
-    """Return what the result may be called, in one sentence."""
     passport = run.passport()
     return f"{passport['submission']['text']}; trained on {passport['data']['name']}"

@@ -29,37 +29,27 @@ from encore.slurm import queue
 
 RECORD = "owner.json"
 LOCK = ".owner.lock"
-RENEWED_SECONDS = 5.0
-"""An owner touches its record so often."""
+RENEWED_SECONDS = 5.0  # An owner touches its record so often
+# A record of another host that does not change for so long has no owner; NFS shows a change after up to 60 s.
 SILENT_SECONDS = 90.0
-"""A record of another host that does not change for so long has no owner; NFS shows a change after up to 60 s."""
-WATCH_SECONDS = 0.5
-"""Between two looks at such a record."""
-_silent: set[str] = set()
-"""Tokens of owners that were watched for so long in vain: nobody waits for them twice."""
+WATCH_SECONDS = 0.5  # Between two looks at such a record
+_silent: set[str] = set()  # Tokens of owners that were watched for so long in vain: nobody waits for them twice
 
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The process that trains an experiment."""
-
     host: str
     pid: int
-    process_started: int
-    """Clock ticks since the host's boot: a process number is used again."""
-    job: str
-    """Slurm job, ``12`` or ``12_3``; empty outside of Slurm."""
-    cluster: str
-    """Slurm's name of the cluster that numbers the job."""
-    token: str
-    """Distinguishes this owner from any other."""
+    process_started: int  # Clock ticks since the host's boot: a process number is used again
+    job: str  # Slurm job, ``12`` or ``12_3``; empty outside of Slurm
+    cluster: str  # Slurm's name of the cluster that numbers the job
+    token: str  # Distinguishes this owner from any other
 
     def __str__(self) -> str:
         return queue.called(self.job, self.cluster) if self.job else f"process {self.pid} on {self.host}"
 
 
 def this_process(job: str) -> Owner:
-    """Return this process as an owner, in the Slurm job of that name or in none."""
     pid = os.getpid()
     return Owner(
         host=platform.node(),
@@ -73,7 +63,6 @@ def this_process(job: str) -> Owner:
 
 @contextlib.contextmanager
 def owned(experiment: Experiment, job: str) -> Iterator[Owner]:
-    """Own an experiment while entered; EncoreError if somebody else runs it."""
     mine = this_process(job)
     try:
         with _locked(experiment.folder):
@@ -147,7 +136,7 @@ def lost_its_owner(experiment: Experiment) -> bool:
 
 
 def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
-    """Say what a living owner does with the experiment; empty for one that is gone."""
+    # Say what a living owner does with the experiment; empty for one that is gone.
     if owner.host == platform.node():
         if _is_process(owner):
             return "is running"
@@ -166,7 +155,7 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
 
 
 def _renews(owner: Owner, experiment: Experiment) -> bool:
-    """Return whether the record of another host's process changes while it is watched."""
+    # Whether the record of another host's process changes while it is watched.
     if owner.token in _silent:
         return False
     first, end = _stamp(experiment), time.monotonic() + SILENT_SECONDS
@@ -183,7 +172,7 @@ def _renews(owner: Owner, experiment: Experiment) -> bool:
 
 
 def _stamp(experiment: Experiment) -> int:
-    """Return when the record was renewed by its owner's clock, in ns; 0 where there is none."""
+    # When the record was renewed by its owner's clock, in ns; 0 where there is none.
     with contextlib.suppress(OSError), (experiment.folder / RECORD).open("rb") as record:  # opened, NFS asks its server
         return os.fstat(record.fileno()).st_mtime_ns
     return 0
@@ -196,7 +185,7 @@ def _is_process(owner: Owner) -> bool:
 
 
 def _read(experiment: Experiment) -> Owner | None:
-    """Return the owner that the record names; None for one that is not there or of another form."""
+    # The owner that the record names; None for one that is not there or of another form.
     try:
         return Owner(**json.loads((experiment.folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -205,7 +194,7 @@ def _read(experiment: Experiment) -> Owner | None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time judge and change the record."""
+    # Let one process at a time judge and change the record.
     with (folder / LOCK).open("wb") as lock:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.lockf(lock, fcntl.LOCK_EX)

@@ -17,8 +17,7 @@ from encore.run.run_folder import SCHEMA
 from encore.slurm import cluster as clusters
 
 REDACTED = "(redacted)"
-ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")
-"""``NAME=`` or ``--env=NAME=``, before the value."""
+ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")  # ``NAME=`` or ``--env=NAME=``, before the value
 SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
@@ -36,7 +35,6 @@ def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> d
 
 
 def redact(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the values of variables that look like secrets taken out."""
     return {name: REDACTED if SECRET.search(name) else value for name, value in environment.items()}
 
 
@@ -55,7 +53,6 @@ def restore(variables: Mapping[str, str], again: str) -> dict[str, str]:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the command line arguments with the values of ``NAME=VALUE`` taken out where NAME looks like a secret."""
     shown = []
     for argument in arguments:
         match = ASSIGNMENT.match(argument)
@@ -65,7 +62,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the result may be called: a sentence, and the kind of system and its submission for programs."""
+    # What the result may be called: a sentence, and the kind of system and its submission for programs.
     full = configuration.choice.benchmark.full_data.name
     system, submitted = configuration.system, False
     if configuration.get("device") == "cpu":
@@ -90,7 +87,6 @@ def describe(
     runtime: str,
     image: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of run.json."""
     return {
         "schema": SCHEMA,
         "encore": __version__,

@@ -32,10 +32,9 @@ from encore.ssh.hosts import Host
 
 MAX_GPUS = 4096
 OVER_SSH = replace(ON_HOST, why="no container is started over ssh")
-FITTING = ("submitted", "later", "derived")
-"""Kinds of system that are chosen for a machine with GPUs."""
+FITTING = ("submitted", "later", "derived")  # Kinds of system that are chosen for a machine with GPUs
+# How far the memory in an accelerator's name may exceed what its driver reports: 16 GB are 15.8 GiB on a V100.
 ROUNDING = 1.1
-"""How far the memory in an accelerator's name may exceed what its driver reports: 16 GB are 15.8 GiB on a V100."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,7 @@ class Request:
     """What the user asked for; None where the user left the choice to Encore."""
 
     name: str
-    gpus: int | None
-    """In all nodes together; None: all that Slurm has given to the job."""
+    gpus: int | None  # In all nodes together; None: all that Slurm has given to the job
     nodes: int | None = None
     system: str | None = None
     round: str | None = None
@@ -57,19 +55,14 @@ class Request:
     drop_caches: bool | None = None
     runtime: str | None = None
     image: str | None = None
-    python: Path | None = None
-    """The user's own for the host runtime."""
-    cluster: Path | None = None
-    """cluster.toml; None: the one at its usual place, if any."""
-    hosts: tuple[Host, ...] = ()
-    """Hosts to reach by ssh; empty: this machine, or what the scheduler gave."""
+    python: Path | None = None  # The user's own for the host runtime
+    cluster: Path | None = None  # cluster.toml; None: the one at its usual place, if any
+    hosts: tuple[Host, ...] = ()  # Hosts to reach by ssh; empty: this machine, or what the scheduler gave
     launcher: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A request with all choices made."""
-
     configuration: Configuration
     machine: Node
     data: Path
@@ -79,15 +72,12 @@ class Plan:
     extra_environment: Mapping[str, str]
     drop_caches: bool
     target: Target = ON_HOST
-    allocation: Allocation | None = None
-    """The Slurm job that the run takes place in; None: this machine alone."""
+    allocation: Allocation | None = None  # The Slurm job that the run takes place in; None: this machine alone
     cluster: Cluster = field(default_factory=Cluster)
-    hosts: tuple[Host, ...] = ()
-    """Hosts that ssh reaches, without a scheduler."""
-    launcher: str = ""
-    """Starts the ranks on ``hosts``; empty without them."""
+    hosts: tuple[Host, ...] = ()  # Hosts that ssh reaches, without a scheduler
+    launcher: str = ""  # Starts the ranks on ``hosts``; empty without them
+    # Why the toy data set is trained on a machine with GPUs, and on which device; empty where it was asked for.
     toy_data_set: str = ""
-    """Why the toy data set is trained on a machine with GPUs, and on which device; empty where it was asked for."""
 
     @property
     def label(self) -> str:
@@ -98,13 +88,11 @@ class Plan:
 
     @functools.cached_property  # once: the checkout may change while a run lasts
     def python(self) -> Path | None:
-        """The Python of a run on the host, which need not be there yet; None in an image."""
         if self.target.runtime != "host":
             return None
         return self.target.python or environment.describe(self.configuration.choice.implementation.framework).python
 
     def launch(self, output: str) -> Launch:
-        """Return how the ranks of the experiment in ``output`` are started."""
         framework = self.configuration.choice.implementation.framework
         if self.hosts:
             gpus = self.configuration.get("device") == "gpu"
@@ -151,7 +139,6 @@ def choose_system(
 
 
 def check_gpus(gpus: int) -> None:
-    """Refuse a number of GPUs that cannot be."""
     if not 1 <= gpus <= MAX_GPUS:
         raise EncoreError(f"{gpus} GPUs asked for", expected=f"1 to {MAX_GPUS}", hint="such as 8")
 
@@ -235,7 +222,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
 
 
 def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: Node) -> ToyDataSet | None:
-    """Return the toy data set that a request without system and data set means on a machine with GPUs."""
+    # The toy data set that a request without system and data set means on a machine with GPUs.
     if request.system or request.hosts or request.data or cluster.data or not toy_data_set.is_meant(choice, machine):
         return None
     runtime, python = choose_python(request, cluster, choice)
@@ -335,7 +322,6 @@ def asked(plan: Plan, start: bool = True) -> Plan:
 
 
 def refuse(plan: Plan) -> list[preflight.Check]:
-    """Refuse a plan with a failed check; return the warnings."""
     found = checks(plan)
     preflight.refuse_failed(found)
     return [check for check in found if check.level == "WARN"]
@@ -394,7 +380,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
 
 
 def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFolder) -> None:
-    """Refuse another number of nodes than the run began with: its batch and its share of the data depend on it."""
+    # Refuse another number of nodes than the run began with: its batch and its share of the data depend on it.
     has = len(allocation.nodes) if allocation is not None else 1
     if began_with > has:
         raise EncoreError(

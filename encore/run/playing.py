@@ -10,20 +10,16 @@ from encore import catalogue, paths
 from encore.errors import EncoreError
 from encore.machine import pythons
 
+# Module of a benchmark that can be played: it speaks the Go Text Protocol over standard input and output.
 PROGRAM = "gtp"
-"""Module of a benchmark that can be played: it speaks the Go Text Protocol over standard input and output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Whom to play against."""
-
     name: str
     model: str
-    arguments: tuple[str, ...] = ()
-    """Passed on to the program."""
-    python: Path | None = None
-    """The user's own; None: that of the framework's environment."""
+    arguments: tuple[str, ...] = ()  # Passed on to the program
+    python: Path | None = None  # The user's own; None: that of the framework's environment
 
 
 def command(request: Request, on_step: Callable[[str], None]) -> list[str]:
@@ -45,12 +41,10 @@ def command(request: Request, on_step: Callable[[str], None]) -> list[str]:
 
 
 def playable() -> list[str]:
-    """Return the names of the benchmarks that can be played."""
     choices = catalogue.choices().values()
     return sorted({each.benchmark.name for each in choices if (each.folder.parent / f"{PROGRAM}.py").exists()})
 
 
 def play(argv: list[str]) -> int:
-    """Run the player on this terminal or pipe until it ends; returns its exit code."""
     path = os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH", ""))))
     return subprocess.run(argv, env={**os.environ, "PYTHONPATH": path}, check=False).returncode

@@ -10,22 +10,17 @@ from pydantic import Field
 from encore import catalogue, paths
 from encore.catalogue import Choice, Strict
 
+# Of what was measured of this GPU before, below which a speed is too slow, whatever the machine around it.
 LEAST_SHARE = 0.7
-"""Of what was measured of this GPU before, below which a speed is too slow, whatever the machine around it."""
 
 
 class Figure(Strict):
-    """What one GPU of a family trained per second."""
-
-    gpu: str
-    """Part of the GPU's name, such as A100."""
+    gpu: str  # Part of the GPU's name, such as A100
     samples_per_second: float
     conditions: str
     source: str
-    framework: str = ""
-    """With the next two: of what this project measured."""
-    loop: str = ""
-    """Of bench.py."""
+    framework: str = ""  # With the next two: of what this project measured
+    loop: str = ""  # Of bench.py
     date: str = ""
 
 
@@ -34,11 +29,9 @@ class Result(Strict):
 
     what: str
     value: str
-    device: str
-    """Key of ``devices``."""
+    device: str  # Key of ``devices``
     date: str
-    command: str
-    """A command, a test file, or how else it was measured."""
+    command: str  # A command, a test file, or how else it was measured
 
 
 class Figures(Strict):
@@ -50,13 +43,11 @@ class Figures(Strict):
 
 
 def read(benchmark: str, file: str) -> Figures:
-    """Return a file of a benchmark's folder; nothing where there is none."""
     path = paths.benchmark_folder(benchmark) / file
     return catalogue.parse(Figures, path) if path.exists() else Figures()
 
 
 def measured(benchmark: str) -> Figures:
-    """Return all that was measured of a benchmark."""
     return read(benchmark, "measured.toml")
 
 
@@ -66,7 +57,6 @@ def is_of(figure: Figure, gpu: str) -> bool:
 
 
 def find(benchmark: str, gpu: str) -> Figure | None:
-    """Return the figure for a GPU, None where nothing was published."""
     return next((each for each in read(benchmark, "published_speed.toml").figures if is_of(each, gpu)), None)
 
 
@@ -83,7 +73,6 @@ def compare_measured(choice: Choice, gpu: str, loop: str, speed: float) -> tuple
 
 
 def next_to_published(benchmark: str, gpu: str, speed: float) -> str:
-    """Return a measured speed next to the published one, to be put behind it."""
     figure = find(benchmark, gpu)
     if figure is None:
         return f"; nothing published for {gpu}"

@@ -26,33 +26,25 @@ from encore.errors import EncoreError
 from encore.files import read_json, text_of, write_json
 
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
-STAMP = "%Y%m%dT%H%M%SZ"
-"""Time at the start of a run folder's name, in UTC."""
-SCHEMA = 3
-"""Of run.json."""
+STAMP = "%Y%m%dT%H%M%SZ"  # Time at the start of a run folder's name, in UTC
+SCHEMA = 3  # Of run.json
+# What every run.json has.
 NEEDED = (
     *("name", "round", "system", "submission", "deviations", "nodes", "ranks_per_node", "runtime", "data", "seeds"),
     *("configuration", "sha256"),
 )
-"""What every run.json has."""
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentState:
-    """The state of one experiment."""
-
     status: Status
-    reason: str = ""
-    """Why it failed or was interrupted; empty otherwise."""
+    reason: str = ""  # Why it failed or was interrupted; empty otherwise
     started: str = ""
     ended: str = ""
-    is_final: bool = False
-    """Whether it failed in a way in which a resumed run would fail again."""
-    job: str = ""
-    """Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm."""
-    cluster: str = ""
-    """Slurm's name of the cluster that numbers the job."""
+    is_final: bool = False  # Whether it failed in a way in which a resumed run would fail again
+    job: str = ""  # Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm
+    cluster: str = ""  # Slurm's name of the cluster that numbers the job
 
 
 @dataclass(frozen=True)
@@ -64,26 +56,21 @@ class Experiment:
 
     @property
     def config(self) -> Path:
-        """config.json with the seed."""
         return self.folder / "config.json"
 
     @property
     def log(self) -> Path:
-        """MLPerf log while it is written."""
         return self.folder / "result.txt"
 
     @property
     def metrics(self) -> Path:
-        """Metrics stream of rank 0."""
         return self.folder / "metrics.jsonl"
 
     @property
     def result(self) -> Path:
-        """MLPerf log of the ended experiment."""
         return self.folder.parent / f"result_{self.number}.txt"
 
     def state(self) -> ExperimentState:
-        """Return the current state; ``prepared`` when there is none yet."""
         path = self.folder / "state.json"
         if not path.exists():
             return ExperimentState(status="prepared")
@@ -95,11 +82,9 @@ class Experiment:
         raise EncoreError(f"{path} does not hold the state of an experiment", hint="restore it, or start a new run")
 
     def set_state(self, state: ExperimentState) -> None:
-        """Replace the state."""
         write_json(self.folder / "state.json", asdict(state))
 
     def publish_log(self) -> None:
-        """Copy the log to the place where result files are looked for."""
         if self.log.exists():
             temporary = self.result.with_suffix(".writing")
             shutil.copyfile(self.log, temporary)
@@ -108,8 +93,6 @@ class Experiment:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder that exists."""
-
     path: Path
 
     def passport(self) -> dict[str, Any]:
@@ -144,7 +127,6 @@ class RunFolder:
             write_passport(self.path, noted)
 
     def experiments(self) -> list[Experiment]:
-        """Return experiments in order."""
         numbers = sorted(int(f.name[11:]) for f in self.path.glob("experiment_*") if f.name[11:].isdecimal())
         return [Experiment(number, self.path / f"experiment_{number}") for number in numbers]
 
@@ -185,7 +167,7 @@ def write_passport(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
-    """Say what keeps an experiment from being resumed; empty: nothing."""
+    # Say what keeps an experiment from being resumed; empty: nothing.
     if experiment is None:
         return "is missing"
     if not experiment.config.is_file():
@@ -240,7 +222,7 @@ def create(
 
 
 def _renamed(temporary: Path, path: Path) -> bool:
-    """Give a folder its name; False if somebody else's has it by now."""
+    # Give a folder its name; False if somebody else's has it by now.
     try:
         temporary.rename(path)
     except OSError as error:
@@ -251,13 +233,11 @@ def _renamed(temporary: Path, path: Path) -> bool:
 
 
 def free_name(results: Path, name: str) -> Path:
-    """Return a folder called ``name`` in ``results`` that is not there yet; with a number where that is taken."""
     candidates = (results / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1))
     return next(each for each in candidates if not each.exists())
 
 
 def open_run(path: Path) -> RunFolder:
-    """Return the run folder at ``path``; EncoreError if there is none or it is not whole."""
     if not (path / "run.json").is_file():
         raise EncoreError(
             f"{path} is no run folder",

@@ -29,29 +29,22 @@ from encore.ssh import connection, hosts, multi_host
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended."""
-
     code: ExitCode
-    goes_on: bool = False
-    """Whether its Slurm job is back in the queue, so that nobody has to resume it."""
-    is_final: bool = False
-    """Whether it would end in the same way if it were resumed."""
+    goes_on: bool = False  # Whether its Slurm job is back in the queue, so that nobody has to resume it
+    is_final: bool = False  # Whether it would end in the same way if it were resumed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """How a run reports what it does."""
-
     step: Callable[[str], None]
+    # Makes the toy data set in this folder, with this Python or by this command.
     prepare_data: Callable[[Path, Path | Command], object]
-    """Makes the toy data set in this folder, with this Python or by this command."""
     experiment: Callable[[Experiment], None]
     progress: Callable[[Progress], None]
     ended: Callable[[Experiment, Outcome], None]
 
 
 def job_of(plan: Plan, output: Path) -> Job:
-    """Return the job of the experiment in ``output``."""
     trained = weights.mounts(weights.weight_files(plan.configuration, plan.data), plan.data)
     mounts = (Mount(plan.data, str(plan.data), True), *trained, Mount(output, str(output), False))
     places = Places(data=str(plan.data), output=str(output))
@@ -60,7 +53,6 @@ def job_of(plan: Plan, output: Path) -> Job:
 
 
 def render(plan: Plan, output: Path) -> Command:
-    """Return the command of the experiment in ``output`` on this machine."""
     job = job_of(plan, output)
     if plan.python is not None:
         command = renderers.host(job, plan.python, os.environ, given=plan.target.python is not None)
@@ -76,18 +68,15 @@ def render(plan: Plan, output: Path) -> Command:
 
 
 def dry_run_command(plan: Plan) -> Command:
-    """Return the command that a run would execute, without making anything."""
     return render(plan, plan.results / f"TIME-{plan.label}" / "experiment_0")
 
 
 def ensure_python(plan: Plan, hooks: Hooks) -> None:
-    """Make the framework's environment where the run needs it and it is not there."""
     if plan.target.runtime == "host" and plan.target.python is None:
         environment.ensure_environment(plan.configuration.choice.implementation.framework, hooks.step)
 
 
 def as_shell(command: Command) -> str:
-    """Return a command as one could type it."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in passport.redact(command.environment).items()]
     return " ".join(["cd", shlex.quote(str(command.working_directory)), "&&", "env", "-i", *variables]) + (
         " \\\n  " + shlex.join(command.argv)
@@ -95,7 +84,6 @@ def as_shell(command: Command) -> str:
 
 
 def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
-    """Set up what is missing, check, and make the run folder."""
     ensure_python(plan, hooks)
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
@@ -141,7 +129,6 @@ def software(plan: Plan) -> dict[str, str]:
 
 
 def check_nodes(plan: Plan) -> None:
-    """Refuse where another host of the run, or a node of its Slurm job, lacks what the run needs."""
     if plan.allocation is None and not plan.hosts[1:]:
         return
     with fitness.marked(plan.results) as mark:
@@ -155,7 +142,6 @@ def check_nodes(plan: Plan) -> None:
 
 
 def needs_of(plan: Plan, mark: Path) -> list[Need]:
-    """Return what every host of the run needs; ``mark`` was written to the results folder a moment ago."""
     target = plan.target
     needs = [
         fitness.same(plan.data / data_sets.PASSPORT, f"{fitness.SHARE}, or copy the data set there"),
@@ -208,7 +194,7 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
 
 
 def _note_ranks(folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None:
-    """Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended."""
+    # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
         seen = read_progress(experiment.metrics)
         folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.choices)
@@ -217,7 +203,7 @@ def _note_ranks(folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None
 
 
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:
-    """Put the job back into the queue where it lost nodes or came to its time limit; return whether it is there."""
+    # Put the job back into the queue where it lost nodes or came to its time limit; return whether it is there.
     if plan.allocation is None:
         return False
     asks = outcome.lost_nodes or (outcome.status == "interrupted" and signals.received == requeue.WARNING)
@@ -298,19 +284,18 @@ def _run_in_slurm(
 
 
 def _drop_caches(plan: Plan) -> bool:
-    """Drop the page caches of all nodes; False where that could not be done."""
+    # Drop the page caches of all nodes; False where that could not be done.
     return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
 
 
 def _clear_remains(experiment: Experiment) -> None:
-    """Put aside what a try without a checkpoint has left, so that the new one starts clean."""
+    # Put aside what a try without a checkpoint has left, so that the new one starts clean.
     for path in (experiment.log, experiment.metrics):
         if path.exists():
             path.replace(path.with_name(f"{path.name}.discarded"))
 
 
 def resumed_command(folder: RunFolder, experiment: Experiment) -> Command:
-    """Return the command that would resume an experiment."""
     return render(asked(plan_of(folder), start=False), experiment.folder)
 
 

@@ -37,8 +37,8 @@ from encore.run.selftest_speed import (
     telemetry_row,
 )
 
-BENCH, ALL_REDUCE, IMPORTS = "bench", "all-reduce", "imports"
-"""Checks that no implementation lists by itself."""
+BENCH, ALL_REDUCE, IMPORTS = "bench", "all-reduce", "imports"  # Checks that no implementation lists by itself
+# What comes first, of all implementations: it says most, and the time may not suffice for all.
 FIRST = (
     "device",
     "defaults",
@@ -51,7 +51,6 @@ FIRST = (
     "resume",
     "two ranks",
 )
-"""What comes first, of all implementations: it says most, and the time may not suffice for all."""
 
 
 class Selftest:
@@ -61,12 +60,10 @@ class Selftest:
         self._request, self._work, self._machine, self._on_step = request, work, machine, on_step
         self._ends = time.monotonic() + request.time_limit
         self._telemetry = telemetry.Telemetry(work / "telemetry.jsonl")
+        # What bench.py found of each implementation, or why it did not.
         self._benches: dict[str, dict[str, Any] | Row] = {}
-        """What bench.py found of each implementation, or why it did not."""
-        self._measured: set[str] = set()
-        """Frameworks whose all-reduce is planned."""
-        self.skipped: list[Row] = []
-        """What was found while planning."""
+        self._measured: set[str] = set()  # Frameworks whose all-reduce is planned
+        self.skipped: list[Row] = []  # What was found while planning
 
     def plan(self) -> list[tuple[Place, str]]:
         """Return the checks with their places, in order; implementations that cannot run are in ``skipped``."""
@@ -138,7 +135,7 @@ class Selftest:
         return replace(row, seconds=time.monotonic() - started)
 
     def _measured_row(self, place: Place, name: str, seconds: float, row: Row) -> Row:
-        """Return a row of bench.py, which runs once for all of them."""
+        # A row of bench.py, which runs once for all of them.
         choice, ran = place.choice, place.choice.name in self._benches
         result = self._benches[choice.name] if ran else measure(place, seconds, row)
         self._benches[choice.name] = result

@@ -25,69 +25,52 @@ from encore.machine import node, processes
 from encore.machine.node import Node
 from encore.run import planning
 
-CHECK_SECONDS = 150.0
-"""For one check; a compiler may take a minute of it."""
-FULL = "full.json"
-"""Configuration of the nearest submitted system."""
+CHECK_SECONDS = 150.0  # For one check; a compiler may take a minute of it
+FULL = "full.json"  # Configuration of the nearest submitted system
 LAST_LINES = 8
+# A line of the stack that PyTorch prints with an error in C++.
 FRAME = re.compile(r"\s*(frame #\d+:|C\+\+ CapturedTraceback)")
-"""A line of the stack that PyTorch prints with an error in C++."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to check, and where."""
-
-    benchmarks: tuple[str, ...] = ()
-    """Names as the command line takes them; empty: all."""
+    benchmarks: tuple[str, ...] = ()  # Names as the command line takes them; empty: all
     device: Literal["gpu", "cpu"] = "gpu"
     runtime: str | None = None
     image: str | None = None
-    python: Path | None = None
-    """Runs all implementations whose framework it has, on the host."""
-    only: tuple[str, ...] = ()
-    """Names of checks, or beginnings of them; empty: all."""
+    python: Path | None = None  # Runs all implementations whose framework it has, on the host
+    only: tuple[str, ...] = ()  # Names of checks, or beginnings of them; empty: all
     time_limit: float = 600.0
     check_seconds: float = CHECK_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """How one check ended."""
-
     name: str
     check: str
     result: Literal["OK", "FAIL", "SKIPPED"]
     found: str
     seconds: float = 0.0
-    lines: tuple[str, ...] = ()
-    """Last lines of the output, after a failure."""
-    cut: bool = False
-    """Whether the time limit left no time for it, or ended it."""
+    lines: tuple[str, ...] = ()  # Last lines of the output, after a failure
+    cut: bool = False  # Whether the time limit left no time for it, or ended it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the checks of one implementation run, with all that they need."""
-
     choice: Choice
-    configuration: Configuration
-    """The small one, on one rank."""
+    configuration: Configuration  # The small one, on one rank
     request: Request
     target: Target
-    python: Path | None
-    """On the host."""
+    python: Path | None  # On the host
     data: Path
     work: Path
     gpus: int
 
     @property
     def all_ranks(self) -> int:
-        """A rank on each GPU; two on a CPU."""
         return self.gpus or 2
 
     def launch(self, ranks: int) -> Launch:
-        """Return how ranks are started there."""
         return launchers.on_one_node(self.choice.implementation.framework, ranks, str(self.work))
 
     def command(self, program: str, *arguments: str) -> Command:
@@ -95,7 +78,6 @@ class Place:
         return self.render("python", "-m", f"{self.choice.implementation.module}.{program}", *arguments)
 
     def render(self, *argv: str) -> Command:
-        """Return a command there."""
         # Threads that wait for each other take the more time the busier a machine is; a GPU machine's CPU is idle.
         threads = {"OMP_NUM_THREADS": "1"} if self.request.device == "cpu" else {}
         # With --ipc host for two ranks.
@@ -111,7 +93,6 @@ class Place:
         return renderers.host(job, self.python, os.environ, given=self.request.python is not None)
 
     def selftest(self, *what: str) -> Command:
-        """Return the command that lists the checks or makes one."""
         two, every = (shlex.join(self.launch(ranks).inner) for ranks in (2, self.all_ranks))
         configs = ("--config", str(self.work / "config.json"), "--full", str(self.work / FULL))
         folders = ("--data", str(self.data), "--work", str(self.work))
@@ -127,8 +108,7 @@ class Ended:
     """How a process ended: code None if it was stopped after its time."""
 
     code: int | None
-    lines: tuple[str, ...]
-    """The last ones of its output; the very last of the standard output is its answer."""
+    lines: tuple[str, ...]  # The last ones of its output; the very last of the standard output is its answer
     answer: Any
 
 
@@ -203,7 +183,6 @@ def find_target(request: Request, choice: Choice, machine: Node) -> tuple[Target
 
 
 def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> Place:
-    """Return the place of an implementation; its work folder is made."""
     target, python = find_target(request, choice, machine)
     small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
     systems, folder = {"config.json": small, FULL: full_system(request, choice, machine)}, work / choice.name
@@ -233,7 +212,6 @@ def full_system(request: Request, choice: Choice, machine: Node) -> System:
 
 
 def visible_gpus(machine: Node, caller: Mapping[str, str]) -> int:
-    """Return the number of GPUs that CUDA shows to a process of the caller's."""
     chosen = caller.get("CUDA_VISIBLE_DEVICES")
     every = len(machine.gpus)
     return every if chosen is None else min(every, len([word for word in chosen.split(",") if word.strip()]))

@@ -32,7 +32,6 @@ def measure(place: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
 
 
 def bench_row(result: Mapping[str, Any], choice: Choice, gpu: str | None, row: Row) -> Row:
-    """Return the step's speed, on a GPU next to what was published and what was measured of it before."""
     speeds = _speeds(result)
     loop = "synthetic" if "synthetic" in speeds else "real"
     found = f"{speeds[loop]:,.0f} samples/s: {result['title']}"
@@ -49,7 +48,6 @@ def bench_row(result: Mapping[str, Any], choice: Choice, gpu: str | None, row: R
 
 
 def evaluation_row(result: Mapping[str, Any], choice: Choice, gpu: str, row: Row) -> Row:
-    """Return the speed of evaluation batches with the sizes of the nearest submitted system."""
     speed = _speeds(result)[EVALUATION]
     return _compared(choice, gpu, EVALUATION, speed, f"{speed:,.0f} samples/s with the full network", row)
 
@@ -98,7 +96,6 @@ def all_reduce_row(place: Place, server: Server, machine: Node, seconds: float, 
 
 
 def telemetry_row(path: Path, device: str) -> Row:
-    """Return whether the readings that were taken meanwhile are complete."""
     row = Row(name="", check=TELEMETRY, result="SKIPPED", found="")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     readings = [json.loads(line) for line in lines]

@@ -13,10 +13,9 @@ from encore.run.supervise import Outcome, launcher_output
 from encore.slurm import commands, nodes
 from encore.slurm.allocation import Allocation
 
-LAUNCHES = 3
-"""Tries to start the ranks."""
+LAUNCHES = 3  # Tries to start the ranks
+# Time for a checkpoint after a signal: less than KillWait, after which Slurm kills (30 s unless configured).
 STOP_SECONDS = 20.0
-"""Time for a checkpoint after a signal: less than KillWait, after which Slurm kills (30 s unless configured)."""
 
 
 def folders(results: Path, mark: str) -> list[RunFolder]:

@@ -26,20 +26,17 @@ State = Literal[
 ]  # fmt: skip
 ALIVE: tuple[State, ...] = ("queued", "starting", "running")
 
-SILENT_SECONDS = 15.0
-"""A run on this machine writes telemetry once a second; one that is silent for so long has ended."""
+SILENT_SECONDS = 15.0  # A run on this machine writes telemetry once a second; one that is silent for so long has ended
+# The same for another machine, whose files are seen late over the network (NFS: up to 60 s).
 SILENT_SECONDS_ELSEWHERE = 90.0
-"""The same for another machine, whose files are seen late over the network (NFS: up to 60 s)."""
-CLOCKS_APART_SECONDS = 3600.0
-"""Clocks of two machines differ by less: a run that seems silent for less is watched."""
-WATCH_SECONDS = 3.0
-"""A living rank renews its heartbeat in less."""
+CLOCKS_APART_SECONDS = 3600.0  # Clocks of two machines differ by less: a run that seems silent for less is watched
+WATCH_SECONDS = 3.0  # A living rank renews its heartbeat in less
 UNSUPERVISED = "its encore run was killed and its ranks still run: encore cancel ends them"
+# End of a run folder's name in a Slurm job; a job with several runs numbers them.
 JOB_MARK = re.compile(r"-job(\d+)(?:-\d+)?$")
-"""End of a run folder's name in a Slurm job; a job with several runs numbers them."""
 
+# What reading a file of another content raises.
 DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError, EncoreError)
-"""What reading a file of another content raises."""
 
 
 @dataclass(frozen=True)
@@ -47,55 +44,41 @@ class Queue:
     """The jobs of all users at one moment, as far as Slurm shows them (PrivateData in slurm.conf)."""
 
     jobs: tuple[Job, ...] = ()
-    answers: bool = False
-    """Whether Slurm could be asked: if not, a missing job means nothing."""
+    answers: bool = False  # Whether Slurm could be asked: if not, a missing job means nothing
     note: str = ""
 
     def find(self, name: str) -> Job | None:
-        """Return the job or task of this name or number."""
         return next((job for job in self.jobs if name and name in (job.name, job.number)), None)
 
     def tasks(self, array: str) -> list[Job]:
-        """Return tasks of an array in order."""
         found = [job for job in self.jobs if job.array == array and job.task is not None]
         return sorted(found, key=lambda job: job.task or 0)
 
     def resuming(self, run: Path) -> list[Job]:
-        """Return jobs that were submitted to resume a run and have not ended."""
         return [job for job in self.jobs if job.resumes == run and not job.has_ended]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A run, a task of an array, or a job without a run folder."""
-
     state: State
-    when: float
-    """When it was made or submitted, in Unix seconds."""
+    when: float  # When it was made or submitted, in Unix seconds
     job: str = ""
     run: Path | None = None
     reason: str = ""
-    experiment: int | None = None
-    """The experiment that the progress is of, from 0; None before any has begun."""
+    experiment: int | None = None  # The experiment that the progress is of, from 0; None before any has begun
     experiments: int = 0
-    reached: int = 0
-    """Experiments that reached their target."""
+    reached: int = 0  # Experiments that reached their target
     epoch: float = 0
     epochs: int = 0
-    qualities: Mapping[str, float] = field(default_factory=dict)
-    """Of the last evaluation."""
+    qualities: Mapping[str, float] = field(default_factory=dict)  # Of the last evaluation
     targets: Mapping[str, float] = field(default_factory=dict)
     nodes: int | None = None
-    seconds: float | None = None
-    """Time that it has run, or waited so far in the queue."""
-    user: str = ""
-    """Who made the run folder, or submitted the job."""
+    seconds: float | None = None  # Time that it has run, or waited so far in the queue
+    user: str = ""  # Who made the run folder, or submitted the job
     benchmark: str = ""
-    partition: str = ""
-    """Of its job; empty outside of Slurm."""
+    partition: str = ""  # Of its job; empty outside of Slurm
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row for ``encore status --json``."""
         return {**vars(self), "run": str(self.run) if self.run else None, "job": self.job or None}
 
 
@@ -164,7 +147,6 @@ def is_hidden(user: str) -> bool:
 
 
 def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[State, str]:
-    """Return the state of an experiment and its reason, by its state file, its job and its heartbeats."""
     state = experiment.state()
     if state.status in run_folder.FINISHED:
         return ("reached" if state.status == "reached" else "not reached"), ""
@@ -198,7 +180,7 @@ def _why_lost(state: ExperimentState, job: Job | None) -> str:
 
 
 def _owner(path: Path) -> str:
-    """Return the user who made a file or folder; the number of one without a name."""
+    # The user who made a file or folder; the number of one without a name.
     number = path.stat().st_uid
     try:
         return pwd.getpwuid(number).pw_name
@@ -207,7 +189,7 @@ def _owner(path: Path) -> str:
 
 
 def _activities(experiment: Experiment) -> list[float]:
-    """Return the Unix times of heartbeats and records."""
+    # The Unix times of heartbeats and records.
     times = [max(beat.time, beat.alive) for beat in processes.heartbeats(experiment.folder / "heartbeat")]
     for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
         with contextlib.suppress(OSError):
@@ -216,7 +198,6 @@ def _activities(experiment: Experiment) -> list[float]:
 
 
 def is_alive(experiment: Experiment) -> bool:
-    """Return whether a rank still runs here, or was active a moment ago."""
     folder = experiment.folder / "heartbeat"
     if processes.rank_processes(folder):
         return True
@@ -232,7 +213,7 @@ def is_alive(experiment: Experiment) -> bool:
 
 
 def _progress(row: Row) -> Row:
-    """Return the row with how far its experiment has come; unchanged if that cannot be read."""
+    # The row with how far its experiment has come; unchanged if that cannot be read.
     if row.run is None or row.experiment is None:
         return row
     with contextlib.suppress(*DAMAGE):
@@ -255,7 +236,6 @@ def number_of(folder: RunFolder) -> str:
 
 
 def is_of_array(folder: RunFolder) -> bool:
-    """Return whether each experiment is a task of an array."""
     return "_" in str((folder.passport().get("slurm") or {}).get("job", ""))
 
 
@@ -323,10 +303,10 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
 
 Verdict = tuple[Experiment, str, State, str]
 
+# Of the experiments of a run, the one in the earliest of these states gives the state of the run.
 ORDER: tuple[State, ...] = (
     "running", "failed", "lost", "interrupted", "starting", "queued", "not started", "not reached", "reached",
 )  # fmt: skip
-"""Of the experiments of a run, the one in the earliest of these states gives the state of the run."""
 
 
 def _decisive(found: Sequence[Verdict]) -> Verdict:
@@ -342,7 +322,7 @@ def _decisive(found: Sequence[Verdict]) -> Verdict:
 
 
 def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | None:
-    """Return the seconds from the first start to the last end, or to ``otherwise`` where one has not ended."""
+    # The seconds from the first start to the last end, or to ``otherwise`` where one has not ended.
     begun = [unix(state.started) for state in states if state.started]
     if not begun:
         return None
@@ -351,7 +331,6 @@ def _seconds(states: Sequence[ExperimentState], otherwise: float) -> float | Non
 
 
 def unix(text: str) -> float:
-    """Return Unix seconds of a time in a state file."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
@@ -428,7 +407,7 @@ def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
 
 
 def _jobs_of(folder: RunFolder) -> set[str]:
-    """Return numbers of the jobs and arrays that are known to have worked on a run."""
+    # Numbers of the jobs and arrays that are known to have worked on a run.
     found = {number_of(folder)}
     for experiment in folder.experiments():
         with contextlib.suppress(*DAMAGE):

@@ -22,22 +22,18 @@ from encore.slurm.walltime import Estimate
 
 MAX_NODES = 4096
 MOST_TASKS = 1000
-LEAST_MINUTES = 5
-"""More than the warning takes, start included."""
+LEAST_MINUTES = 5  # More than the warning takes, start included
 MOST_MINUTES = 60 * 24 * 31
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A submission that is ready for sbatch."""
-
     submission: Submission
     cluster: Cluster
     plan: Plan
     script: str
     estimate: Estimate
-    step: Command
-    """What the job starts for each run."""
+    step: Command  # What the job starts for each run
 
 
 def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepared:
@@ -98,7 +94,7 @@ def _cluster(wanted: Wanted) -> tuple[Cluster, Path | None]:
 
 
 def _check_options(wanted: Wanted) -> None:
-    """Refuse a time limit that leaves no time to train, and options of sbatch that would undo Encore's own."""
+    # Refuse a time limit that leaves no time to train, and options of sbatch that would undo Encore's own.
     if wanted.minutes is not None and not LEAST_MINUTES <= wanted.minutes <= MOST_MINUTES:
         raise EncoreError(
             f"--time {wanted.minutes}",
@@ -120,7 +116,7 @@ def _check_options(wanted: Wanted) -> None:
 
 
 def _tasks(array: str | None) -> tuple[int, ...]:
-    """Return the numbers of the tasks that ``--array`` asks for."""
+    # The numbers of the tasks that ``--array`` asks for.
     if array is None:
         return ()
     match = re.fullmatch(r"0-(\d+)(?:%[1-9]\d*)?", array)
@@ -135,7 +131,6 @@ def _tasks(array: str | None) -> tuple[int, ...]:
 
 
 def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
-    """Return an allocation such as the job will have, to plan with."""
     return Allocation(
         job="JOB",
         nodes=tuple(f"node{number}" for number in range(1, nodes + 1)),
@@ -154,7 +149,7 @@ def _prepared(
     runs: int,
     resumes: str = "",
 ) -> Prepared:
-    """Return the submission; ``runs`` are those that a job of it makes one after the other."""
+    # The submission; ``runs`` are those that a job of it makes one after the other.
     configuration = plan.configuration
     estimate = walltime.estimate(configuration, runs)
     if wanted.minutes:
@@ -181,7 +176,6 @@ def _prepared(
 
 
 def check_partition(prepared: Prepared) -> Check:
-    """Return whether the cluster has what the job asks for."""
     try:
         candidates = partitions.choose(partitions.partitions(), prepared.cluster.partition)
     except EncoreError as error:
@@ -204,7 +198,6 @@ def checks(prepared: Prepared) -> list[Check]:
 
 
 def submit(prepared: Prepared) -> str:
-    """Hand the script to sbatch; return the job's number."""
     prepared.submission.results.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(["sbatch", "--parsable"], input=prepared.script, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -28,41 +28,32 @@ from encore.run.ownership import Owner
 from encore.run.run_folder import FINISHED, Experiment, Status
 
 POLL_SECONDS = 0.1
-STOP_SECONDS = 8.0
-"""Between a signal and the killing of the ranks, outside of Slurm: an engine gives a container 10 s."""
-SRUN_SECONDS = 15.0
-"""Time that srun gets to end the ranks of all nodes, before it is killed itself."""
+STOP_SECONDS = 8.0  # Between a signal and the killing of the ranks, outside of Slurm: an engine gives a container 10 s
+SRUN_SECONDS = 15.0  # Time that srun gets to end the ranks of all nodes, before it is killed itself
 LAST_LINES = 15
+# Times the limit of a step: how long ranks that have made none are waited for, from one sign of progress to the next.
+# They compile: the step for one shape takes a compiler that tunes minutes.
 WARM_UP_FACTOR = 3.0
-"""Times the limit of a step: how long ranks that have made none are waited for, from one sign of progress to the next.
-They compile: the step for one shape takes a compiler that tunes minutes."""
-ENGINE_FAILED = (125, 126, 127)
-"""Exit codes of ``docker run`` and ``podman run`` for a container that did not start."""
+ENGINE_FAILED = (125, 126, 127)  # Exit codes of ``docker run`` and ``podman run`` for a container that did not start
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long ranks are waited for."""
-
+    # For a step of any rank, WARM_UP_FACTOR times as long before the first one; 0: without end.
     hang_seconds: float = 600.0
-    """For a step of any rank, WARM_UP_FACTOR times as long before the first one; 0: without end."""
+    # For a checkpoint to begin after a signal, and for the ranks to end after it; None: as the place has it.
     stop_seconds: float | None = None
-    """For a checkpoint to begin after a signal, and for the ranks to end after it; None: as the place has it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an experiment ended."""
-
     status: Status
     reason: str = ""
     last_lines: tuple[str, ...] = ()
+    # Nodes of the Slurm job that no longer answer: the cause, and none of the training's.
     lost_nodes: tuple[str, ...] = ()
-    """Nodes of the Slurm job that no longer answer: the cause, and none of the training's."""
-    is_final: bool = False
-    """Whether a resume would end in the same way."""
-    memory: Literal["", "GPU", "CPU"] = ""
-    """Whose memory was too small, where that is the reason."""
+    is_final: bool = False  # Whether a resume would end in the same way
+    memory: Literal["", "GPU", "CPU"] = ""  # Whose memory was too small, where that is the reason
 
 
 class Signals:
@@ -137,7 +128,7 @@ def run(
 
 
 def _engine_failure(command: Command, child: subprocess.Popen[bytes], experiment: Experiment) -> Outcome | None:
-    """Return the failure of a container engine that could not start the container at all."""
+    # The failure of a container engine that could not start the container at all.
     if command.runtime not in engines.BUILDERS or child.returncode not in ENGINE_FAILED:
         return None
     lines = rank_output(experiment, -1)
@@ -186,14 +177,14 @@ def _watch(
 
 
 def _being_written(experiment: Experiment) -> set[Path]:
-    """Return checkpoints that are not whole yet."""
+    # Checkpoints that are not whole yet.
     return set((experiment.folder / "checkpoint").glob("writing_*"))
 
 
 def _conclude(
     child: subprocess.Popen[bytes], progress: Progress, experiment: Experiment, signals: Signals, kills: int
 ) -> Outcome:
-    """Return how the ranks ended; the kernel had killed ``kills`` processes for their memory when they started."""
+    # How the ranks ended; the kernel had killed ``kills`` processes for their memory when they started.
     code = child.returncode
     if code == 0 and progress.outcome in FINISHED:
         return Outcome(progress.outcome)
@@ -244,7 +235,7 @@ def out_of_memory(text: str, how: str) -> Literal["", "GPU", "CPU"]:
 
 
 def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: Collection[int]) -> bool:
-    """End all processes of the job, but ``others`` of this process's; return whether there were any left."""
+    # End all processes of the job, but ``others`` of this process's; return whether there were any left.
     if child.poll() is None and child.args[0] in ("srun", "mpirun"):  # type: ignore[index, operator]
         # SIGTERM to it kills the ranks on all nodes; killed itself, it would leave those elsewhere.
         processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
@@ -259,8 +250,6 @@ def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: 
 
 
 class HangWatch:
-    """Finds the rank that stopped while the others wait for it."""
-
     def __init__(self, folder: Path, hang_seconds: float) -> None:
         self._folder = folder
         self._hang_seconds = hang_seconds
@@ -295,57 +284,49 @@ class HangWatch:
         return f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and {why} {where}"
 
 
+# What a rank prints when it cannot write: the C library twice, MXNet once.
 DISK_FULL = ("No space left on device", "File too large", "FileStream.Write incomplete")
-"""What a rank prints when it cannot write: the C library twice, MXNet once."""
 
+# What a rank prints then, and the reason of the experiment: a resumed run has the same configuration.
 DIVERGED = ("the loss is not finite", "the training has diverged")
-"""What a rank prints then, and the reason of the experiment: a resumed run has the same configuration."""
-UNRESUMABLE = "this experiment cannot be resumed"
-"""What a rank prints whose checkpoints are all damaged."""
-REFUSED = 2
-"""Exit code of a rank that refuses its configuration, data or device (benchmarks/common/data/problem.py)."""
+UNRESUMABLE = "this experiment cannot be resumed"  # What a rank prints whose checkpoints are all damaged
+REFUSED = 2  # Exit code of a rank that refuses its configuration, data or device (benchmarks/common/data/problem.py)
 
+# Where Python and C++ begin to print what ends a process.
 ERRORS = ("Traceback (most recent call last)", "terminate called")
-"""Where Python and C++ begin to print what ends a process."""
+# PyTorch, CUDA, NCCL and MXNet before 2.0; DALI twice; cuBLAS and cuDNN; TensorFlow; MXNet 2.0.
 GPU_MEMORY = re.compile(
     r"cuda[^\n]*out of memory|CUDABadAlloc|Can't allocate [^\n]* on device|_STATUS_ALLOC_FAILED"
     r"|OOM when allocating [^\n]*device:GPU|Memory allocation failed out of memory",
     re.IGNORECASE,
 )
-"""PyTorch, CUDA, NCCL and MXNet before 2.0; DALI twice; cuBLAS and cuDNN; TensorFlow; MXNet 2.0."""
+# Python, NumPy, C++, PyTorch, TensorFlow, MXNet, the C library.
 CPU_MEMORY = re.compile(
     r"\bMemoryError|ArrayMemoryError|bad_alloc|DefaultCPUAllocator: |OOM when allocating"
     r"|Failed to allocate CPU Memory|Cannot allocate memory"
 )
-"""Python, NumPy, C++, PyTorch, TensorFlow, MXNet, the C library."""
-BY_KERNEL = "out of memory"
-"""What ``first_failure`` says of a rank that the kernel or Slurm killed for its memory."""
+BY_KERNEL = "out of memory"  # What ``first_failure`` says of a rank that the kernel or Slurm killed for its memory
 
-PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")
-"""What horovodrun puts before each line of a rank."""
+PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:")  # What horovodrun puts before each line of a rank
 
-START = "\n$ "
-"""Divides the launcher's output where an experiment was started again."""
+START = "\n$ "  # Divides the launcher's output where an experiment was started again
 
+# A rank in torchrun's table that was killed (SIGILL, SIGBUS, SIGFPE, SIGKILL, SIGSEGV). The table has what failed until
+# torchrun looked, in the order of the ranks: also those that the killed one left alone.
 TORCHRUN_KILLED = re.compile(
     r"^  rank +: (?P<rank>\d+) [^\n]*\n  exitcode +: (?P<code>-(?:4|7|8|9|11)) \(", re.MULTILINE
 )
-"""A rank in torchrun's table that was killed (SIGILL, SIGBUS, SIGFPE, SIGKILL, SIGSEGV).
 
-The table has what failed until torchrun looked, in the order of the ranks: also those that the killed one left alone.
-"""
-
+# A rank that its shell reports as killed before horovodrun ends the others, which it kills after five seconds itself.
+# horovodrun reports the end of a rank that lost its connection first where something that the killed one started lives.
 HOROVODRUN_KILLED = re.compile(
     r"^\[(?P<rank>\d+)\]<stderr>:(?:Killed|Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
     r"(?: \(core dumped\))?$(?=.*^Terminating remaining workers)"
     r".*^Process (?P=rank) exit with status code (?P<code>1\d\d)",
     re.MULTILINE | re.DOTALL,
 )
-"""A rank that its shell reports as killed before horovodrun ends the others, which it kills after five seconds itself.
 
-horovodrun reports the end of a rank that lost its connection first where something that the killed one started lives.
-"""
-
+# What launchers print of ranks that fail; the first one is the cause.
 FAILURES = (
     # horovodrun: a line for each rank that ends badly.
     re.compile(r"Process (?P<rank>\d+) exit with status code (?P<code>-?\d+)"),
@@ -358,11 +339,9 @@ FAILURES = (
     re.compile(r"error: task (?P<rank>\d+) (?P<code>launch failed: [^\n]+)"),
     re.compile(r"error: \S+: tasks? (?P<rank>\d+)[-,\d]*: (?:Exited with exit code )?(?P<code>[\w ]+)"),
 )
-"""What launchers print of ranks that fail; the first one is the cause."""
 
 
 def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
-    """Return the number of the rank that failed first, and how, as its launcher reports it."""
     text = launcher_output(experiment)
     for pattern in (TORCHRUN_KILLED, HOROVODRUN_KILLED, *FAILURES):
         match = pattern.search(text)
@@ -371,18 +350,17 @@ def first_failure(experiment: Experiment, code: int) -> tuple[int, str]:
     return 0, _describe_code(code)
 
 
+# What srun prints instead of a number.
 WORDS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Segmentation fault": -11, "Bus error": -7}
-"""What srun prints instead of a number."""
 
 
 def launcher_output(experiment: Experiment) -> str:
-    """Return what the launcher printed since the latest start."""
     _, mark, latest = text_of(experiment.folder / "ranks" / "launcher.txt").rpartition(START)
     return latest.partition("\n")[2] if mark else latest
 
 
 def _describe(reported: str) -> str:
-    """Describe what a launcher reported: a number, a signal's name, or why nothing began."""
+    # Describe what a launcher reported: a number, a signal's name, or why nothing began.
     word = reported.strip().partition(" (core")[0]
     if word.startswith("launch failed"):
         return f"could not be started: {word.partition(': ')[2]}; see slurmd's log on its node"
@@ -399,7 +377,6 @@ def _describe_code(code: int) -> str:
 
 
 def rank_output(experiment: Experiment, rank: int) -> tuple[str, ...]:
-    """Return the last lines that a rank wrote."""
     return last_lines(_rank_text(experiment, rank))
 
 
@@ -408,13 +385,12 @@ def _rank_text(experiment: Experiment, rank: int) -> str:
 
 
 def last_lines(text: str) -> tuple[str, ...]:
-    """Return the last lines of a rank's output, without what its launcher puts before each."""
     plain = (PREFIX.sub("", line).rstrip() for line in text.splitlines())
     return tuple([line for line in plain if line][-LAST_LINES:])
 
 
 def _rank_files(folder: Path, rank: int) -> list[Path]:
-    """Return files of one rank as its launcher named them; none for a launcher that makes none."""
+    # Files of one rank as its launcher named them; none for a launcher that makes none.
     # horovodrun pads the number with zeros to the width of the largest.
     for candidate in folder.glob("rank.*"):
         if int(candidate.name[5:]) == rank:

@@ -14,8 +14,6 @@ from encore.machine.node import Node
 
 @dataclass(frozen=True)
 class ToyDataSet:
-    """Which system trains the toy data set here, and why that one."""
-
     system: str
     why: str
 
