@@ -31,8 +31,7 @@ DRIVER = (
     "if __name__ == '__main__':\n"
     "    sys.exit(prepare.main(sys.argv[1:]))\n"
 )
-Outcome = tuple[int, list[dict[str, Any]]]
-"""Exit code and JSON lines of a preparation."""
+Outcome = tuple[int, list[dict[str, Any]]]  # Exit code and JSON lines of a preparation
 
 
 def command(*argv: object, python: Path | str = sys.executable, workers: int = 1) -> list[str]:
@@ -100,7 +99,7 @@ NUMBERS = Vocabulary((*SPECIAL, *map(str, range(60000))))
 
 @cache
 def numbered_documents() -> Documents:
-    """Every token has its own id, so that a sample shows where its text is from."""
+    # Every token has its own id, so that a sample shows where its text is from
     sizes = [size for document in LENGTHS for size in document]
     ends = np.concatenate(([0], np.cumsum(sizes)))
     tokens = np.arange(5, 5 + ends[-1]).astype(np.uint16)
@@ -109,14 +108,14 @@ def numbered_documents() -> Documents:
 
 @cache
 def drawn_samples() -> Samples:
-    """Many samples of the numbered documents."""
+    # Many samples of the numbered documents
     settings = Settings(64, 9, 1)
     random = masking.stream(3, 0, 0, 0)
     return masking.make_samples(numbered_documents(), list(range(40)) * 60, settings, NUMBERS, random)
 
 
 def padded(samples: Samples, width: int, most: int, is_hdf5: bool = False) -> dict[str, np.ndarray]:
-    """As create_pretraining_data.py pads them; its HDF5 files have no mask and no segments (NVIDIA v0.7)."""
+    # As create_pretraining_data.py pads them; its HDF5 files have no mask and no segments (NVIDIA v0.7)
     count = len(samples)
     rows = {key: np.zeros((count, width), np.int64) for key in ("input_ids", "input_mask", "segment_ids")}
     rows.update({key: np.zeros((count, most), np.int64) for key in ("masked_lm_positions", "masked_lm_ids")})
@@ -138,7 +137,6 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of a protocol buffer that is a string or a message."""
     return bytes([number << 3 | 2]) + varint(len(content)) + content
 
 
@@ -163,7 +161,7 @@ def take(samples: Samples, begin: int, end: int) -> Samples:
 
 
 def write_packed(folder: Path) -> Path:
-    """Two files for training, one for evaluation whose documents are no others: it overlaps only where asked to."""
+    # Two files for training, one for evaluation whose documents are no others: it overlaps only where asked to
     drawn = drawn_samples()
     (folder / "train").mkdir()
     (folder / "eval").mkdir()

@@ -27,6 +27,7 @@ Encore = Callable[..., CompletedProcess[str]]
 TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
 
 
+# Which fixtures give a test its mark: nobody can forget it. `gpu` is written at the test.
 MARKS = {
     "training": {
         *("mxnet_python", "pytorch_python", "tensorflow_python", "kernels_python", "serving_python"),
@@ -35,26 +36,25 @@ MARKS = {
     "cluster": {"cluster"},
     "engine": {"docker", "engine"},
 }
-"""Which fixtures give a test its mark: nobody can forget it. `gpu` is written at the test."""
 
 
+# Begun first, by tests/all.sh: no worker of pytest-xdist is to begin one of them when the others are almost done.
 LONGEST = (
     "tests/containers/test_engine.py",
     "tests/cluster/test_cluster.py",
     "tests/benchmarks/test_resnet_frameworks.py",
     "tests/run/test_run.py",
 )
-"""Begun first, by tests/all.sh: no worker of pytest-xdist is to begin one of them when the others are almost done."""
 
 
 def pytest_configure() -> None:
-    """Take SIGINT again where a caller ignores it, as nohup and background jobs of a shell do: tests send it."""
+    # Take SIGINT again where a caller ignores it, as nohup and background jobs of a shell do: tests send it
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first; mark the tests by their fixtures; skip those of a GPU where there is none."""
+    # Put the longest files first; mark the tests by their fixtures; skip those of a GPU where there is none
     places = {file: place for place, file in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
     without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
@@ -67,12 +67,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 IN_FRAMEWORK = paths.ROOT / "tests" / "in_framework"
+# Of a file on more than one rank, where it is not Horovod's.
 LAUNCHERS = {"pytorch": ("torchrun", "--standalone", "--nproc-per-node")}
-"""Of a file on more than one rank, where it is not Horovod's."""
 
 
 def on_ranks(framework: str, ranks: int) -> list[str]:
-    """Return what starts a Python program on so many ranks."""
     launcher = LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np"))
     starts = [*launcher, str(ranks)] if ranks > 1 else []
     return starts if starts[:1] == ["torchrun"] else [*starts, "python"]
@@ -117,14 +116,14 @@ class InFramework(pytest.Item):
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> FrameworkFile | None:
-    """Run a file of a framework's folder where the framework is."""
+    # Run a file of a framework's folder where the framework is
     if module_path.parent.parent == IN_FRAMEWORK:
         return FrameworkFile.from_parent(parent, path=module_path)
     return None
 
 
 def with_pytest(python: Path) -> Path:
-    """Install pytest in an environment, as pinned for this one; a user's has none."""
+    # Install pytest in an environment, as pinned for this one; a user's has none
     with FileLock(python.parent.parent / "pytest.lock"):
         if not any(python.parent.parent.glob("lib/python*/site-packages/pytest")):
             pins = ("--constraints", str(paths.REQUIREMENTS / "dev.txt"), "pytest")
@@ -134,7 +133,7 @@ def with_pytest(python: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Runtime `host` where a test names none: an engine of this machine may have images of the benchmarks."""
+    # Runtime `host` where a test names none: an engine of this machine may have images of the benchmarks
     file = tmp_path_factory.mktemp("cluster") / "cluster.toml"
     file.write_text('runtime = "host"\n', encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
@@ -145,8 +144,7 @@ def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 def python_of(framework: str) -> Any:
-    """Return the fixture of the Python of a framework's environment, which is made if need be."""
-
+    # The fixture of the Python of a framework's environment, which is made if need be
     @pytest.fixture(scope="session", name=f"{framework}_python")
     def python() -> Path:
         return environment.ensure_environment(framework, lambda text: print(text, file=sys.stderr))
@@ -165,7 +163,6 @@ class Shared:
     folder: Path
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
-        """Return the folder that ``make`` has filled, which is empty when it is called."""
         folder, done = self.folder / name, self.folder / f"{name}.made"
         with FileLock(self.folder / f"{name}.lock"):
             if not done.exists():
@@ -178,7 +175,7 @@ class Shared:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
-    """A folder of this test run: a worker's own is in it."""
+    # A folder of this test run: a worker's own is in it
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "shared"
     folder.mkdir(exist_ok=True)
@@ -187,7 +184,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
 
 @pytest.fixture(scope="session")
 def digits(mxnet_python: Path, shared: Shared) -> Path:
-    """The toy data set of resnet."""
     return shared.made("digits", lambda folder: prepared("resnet", folder, mxnet_python)) / "resnet"
 
 
@@ -197,8 +193,7 @@ def prepared(name: str, folder: Path, python: Path) -> None:
 
 @pytest.fixture(scope="session")
 def encore() -> Encore:
-    """Runs the command line of this checkout."""
-
+    # Runs the command line of this checkout
     def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "encore.cli.app", *arguments]
         variables = {**os.environ, "COLUMNS": "120", **options.pop("environment", {})}
@@ -217,15 +212,14 @@ class Study:
     printed: dict[str, Any]
 
     def of_ranks(self, ranks: int) -> Path:
-        """Return the experiment folder on so many ranks: what every other training with this seed is compared with."""
+        # The experiment folder on so many ranks: what every other training with this seed is compared with
         (found,) = self.folder.glob(f"1x{ranks}/*/experiment_0")
         return found
 
 
 @pytest.fixture(scope="session")
 def study(encore: Encore, digits: Path, shared: Shared) -> Study:
-    """Trains twice: the tests of runs and of sweeps look at it."""
-
+    # Trains twice: the tests of runs and of sweeps look at it
     def train(folder: Path) -> None:
         where = ("--data", str(digits), "--results", str(folder))
         done = encore(
@@ -239,7 +233,7 @@ def study(encore: Encore, digits: Path, shared: Shared) -> Study:
 
 
 def in_environment(python: Path, command: Sequence[str], own: Mapping[str, str] = {}) -> CompletedProcess[str]:
-    """Run a command in a framework's environment, with one thread for each rank."""
+    # Run a command in a framework's environment, with one thread for each rank
     variables = {
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
         "HOME": os.environ.get("HOME", "/"),
@@ -254,7 +248,7 @@ def in_environment(python: Path, command: Sequence[str], own: Mapping[str, str] 
 
 @cache
 def inside(framework: str, ranks: int, program: str, *arguments: str) -> str:
-    """Run a program in tests/in_framework in a framework's environment, once per arguments; return its output."""
+    # Run a program in tests/in_framework in a framework's environment, once per arguments; return its output
     command = [*on_ranks(framework, ranks), f"tests/in_framework/{program}", *arguments]
     done = in_environment(environment.ensure_environment(framework), command)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -262,8 +256,7 @@ def inside(framework: str, ranks: int, program: str, *arguments: str) -> str:
 
 
 def runs_in(framework: str) -> Any:
-    """Return the fixture that runs a program of tests/in_framework on so many ranks and returns its output."""
-
+    # The fixture that runs a program of tests/in_framework on so many ranks and returns its output
     @pytest.fixture(scope="session", name=f"in_{framework}")
     def run_in() -> Callable[..., str]:
         return lambda program, *arguments, ranks=1: inside(framework, ranks, program, *arguments)
@@ -275,47 +268,39 @@ in_mxnet, in_tensorflow, in_pytorch = map(runs_in, ("mxnet", "tensorflow", "pyto
 
 
 def records(path: Path, kind: str) -> list[dict[str, Any]]:
-    """Return records of one kind of a metrics stream."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
 def evaluations(path: Path) -> list[dict[str, Any]]:
-    """Return what every evaluation of a metrics stream found, without its times."""
     found = records(path, "eval")
     return [{key: value for key, value in each.items() if key not in ("time", "seconds")} for each in found]
 
 
 def quality(evaluation: dict[str, Any]) -> float:
-    """Return the only quality of an evaluation."""
     (value,) = evaluation["qualities"].values()
     return float(value)
 
 
 def logged(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a log that holds nothing else."""
     lines = path.read_text(encoding="utf-8").splitlines()
     assert all(line.startswith(":::MLLOG ") for line in lines)
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
 def losses(path: Path) -> list[float]:
-    """Return the loss of every step of a metrics stream."""
     return [record["loss"] for record in records(path, "step")]
 
 
 def only_run(results: Path) -> Path:
-    """Return the single run folder in ``results``."""
     (found,) = [path for path in results.iterdir() if not path.name.startswith(".")]
     return found
 
 
 @pytest.fixture
 def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, Any], None]:
-    """Compare an output, whose paths are shown without ``tmp_path``, with its file, which ENCORE_RECORD=1 rewrites.
-
-    It is in the folder of tests/golden that is called as the test file's.
-    """
+    # Compare an output, whose paths are shown without ``tmp_path``, with its file, which ENCORE_RECORD=1 rewrites. It
+    # is in the folder of tests/golden that is called as the test file's.
     golden = Path(__file__).parent / "golden" / request.path.parent.name
 
     def check(name: str, found: Any) -> None:
@@ -331,7 +316,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, A
 
 
 def _lines(value: Any) -> str:
-    """Return JSON with a line for each key, and for each element of a list below it."""
+    # JSON with a line for each key, and for each element of a list below it.
     if isinstance(value, dict):
         return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(each)}" for key, each in value.items()) + "\n}"
     if isinstance(value, list) and any(isinstance(each, list | dict) for each in value):
@@ -340,7 +325,7 @@ def _lines(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Return plain data with nine digits of each number: the rest may differ from library to library."""
+    # plain data with nine digits of each number: the rest may differ from library to library.
     if isinstance(value, dict):
         return {str(key): _rounded(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

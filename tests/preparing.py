@@ -9,12 +9,10 @@ from typing import Any
 
 from encore import paths
 
-Lines = list[dict[str, Any]]
-"""What --progress json prints."""
+Lines = list[dict[str, Any]]  # What --progress json prints
 
 
 def run(benchmark: str, *words: object, before: str = "", limit: int | None = None) -> tuple[int, Lines]:
-    """Return exit code and JSON lines, after some lines of Python ``before`` it; a file may have ``limit`` bytes."""
     driver = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
     driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
 
@@ -29,11 +27,9 @@ def run(benchmark: str, *words: object, before: str = "", limit: int | None = No
 
 
 def notes(lines: Lines) -> str:
-    """Return what the user should know and need not act on."""
     return "\n".join(line.get("note", "") for line in lines)
 
 
 def passport(folder: Path) -> dict[str, Any]:
-    """Return dataset.json of a prepared folder."""
     content: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
     return content

@@ -101,7 +101,7 @@ def test_a_learning_rate_that_trains_nothing_is_refused(name: str, rate: str) ->
 
 
 def test_what_is_in_units_of_the_learning_rate_is_scaled_with_it() -> None:
-    """Mask R-CNN's warm-up climbs by its factor: as it was, one GPU of eight would begin far below zero."""
+    # Mask R-CNN's warm-up climbs by its factor: as it was, one GPU of eight would begin far below zero
     choice = catalogue.choose("maskrcnn")
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
     whole, one = (configuration.resolve(choice, system, 1, gpus, []) for gpus in (8, 1))

@@ -17,7 +17,7 @@ from encore.errors import EncoreError
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    """An environment with no packages in a cache of its own."""
+    # An environment with no packages in a cache of its own
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     requirements = tmp_path / "small.txt"
     requirements.write_text("# nothing\n", encoding="utf-8")
@@ -33,7 +33,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
 
 
 def make(wanted: Environment, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make ``wanted``; returns what was reported."""
     lines: list[str] = []
     monkeypatch.setattr(environment, "describe", lambda framework: wanted)
     assert environment.ensure_environment(wanted.framework, lines.append) == wanted.python

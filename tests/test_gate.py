@@ -15,7 +15,6 @@ WORKFLOW = paths.ROOT / ".github" / "workflows" / "gate.yml"
 
 
 def recipe(target: str) -> str:
-    """Return what make would run."""
     done = subprocess.run(["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True)
     return done.stdout
 

@@ -9,8 +9,7 @@ from encore import catalogue
 from tests.conftest import Encore
 
 CHECKED: list[str] = []
-SECONDS = 1200.0
-"""More than one GPU's ten minutes: here nothing is to be left out."""
+SECONDS = 1200.0  # More than one GPU's ten minutes: here nothing is to be left out
 
 
 @pytest.mark.gpu

@@ -7,6 +7,8 @@ import pytest
 
 from tools.architecture import imported, modules, room
 
+# From the ground up, "encore" for the modules of encore/ itself; rooms of one layer do not import each other. What a
+# run needs comes first, the lab stands on it, and the command line alone is above both.
 LAYERS = (
     ("encore",),
     ("machine",),
@@ -25,16 +27,12 @@ LAYERS = (
     ("lab.studies",),
     ("cli",),
 )
-"""From the ground up, "encore" for the modules of encore/ itself; rooms of one layer do not import each other.
-
-What a run needs comes first, the lab stands on it, and the command line alone is above both.
-"""
 FLOOR = {room: number for number, layer in enumerate(LAYERS) for room in layer}
 MODULES = modules("encore")
 
 
 def climbs(module: str, needed: set[str]) -> list[str]:
-    """Return what a module imports from its own layer's other rooms or from above."""
+    # What a module imports from its own layer's other rooms or from above
     here = room(module)
     return sorted(each for each in needed if room(each) != here and FLOOR[room(each)] >= FLOOR[here])
 

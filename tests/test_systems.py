@@ -35,8 +35,7 @@ class Submitted:
     config: str
     implementation: Implementation
     options: dict[str, Option]
-    environment: dict[str, dict[str, str]]
-    """By the file that has the last word."""
+    environment: dict[str, dict[str, str]]  # By the file that has the last word
 
 
 def assignments(text: str) -> dict[str, str]:
@@ -44,7 +43,6 @@ def assignments(text: str) -> dict[str, str]:
 
 
 def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """Return the tables without what a later one sets again: Dockerfile, then what the configuration includes."""
     later: set[str] = set()
     found = {}
     for file in sorted(tables, key=lambda file: (file == "Dockerfile", "_common" in file, file != "run_and_time.sh")):
@@ -89,7 +87,7 @@ def resolved(system: System, choice: Choice) -> Configuration:
 
 
 def mapped(each: Submitted) -> list[Mapped]:
-    """Return our keys with the values of the executed command, by the mapping of `encore reproduce`."""
+    # Our keys with the values of the executed command, by the mapping of `encore reproduce`
     facts = Facts(
         round=each.round,
         configuration=each.config,

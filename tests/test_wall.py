@@ -13,7 +13,6 @@ FRAMEWORKS = {"mxnet", "torch", "tensorflow", "horovod", "nvidia"}
 
 
 def imported(path: Path) -> set[str]:
-    """Top-level names of all modules that a file imports, anywhere in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -31,7 +30,7 @@ def test_neither_side_imports_the_other(folder: Path, foreign: set[str]) -> None
 
 
 def described_names() -> set[str]:
-    """Names of benchmarks, implementations and frameworks, and of the packages that frameworks are installed by."""
+    # Names of benchmarks, implementations and frameworks, and of the packages that frameworks are installed by
     frameworks = {choice.implementation.framework for choice in catalogue.choices().values()}
     titles = {catalogue.framework(name).title for name in frameworks}
     packages = {name for each in frameworks for name in catalogue.framework(each).software[each]}
@@ -41,7 +40,6 @@ def described_names() -> set[str]:
 
 
 def constants(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of every string of a file, without docstrings and other strings that stand alone."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -50,10 +48,8 @@ def constants(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_host_side_names_neither_benchmark_nor_framework(tmp_path: Path) -> None:
-    """What is said of one is in its TOML. results/ reads everybody's logs, and knows all benchmarks of MLPerf.
-
-    So do the tables that a study printed.
-    """
+    # What is said of one is in its TOML. results/ reads everybody's logs, and knows all benchmarks of MLPerf. So do the
+    # tables that a study printed.
     names = described_names()
     assert {"resnet", "resnet-pytorch", "ssd", "pytorch", "torch", "tensorflow-cpu", "mxnet"} <= names
     root = paths.ROOT / "encore"
@@ -102,7 +98,6 @@ TRAINS = sorted(paths.BENCHMARKS.glob("*/*/train.py"))
 
 
 def functions(path: Path) -> dict[str, ast.FunctionDef]:
-    """The functions of a module by name."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 

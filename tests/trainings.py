@@ -25,27 +25,24 @@ from encore import catalogue, configuration, paths
 from encore.machine import processes
 from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, records
 
-InFramework = Callable[..., str]
-"""Runs a program of tests/in_framework: in_mxnet, in_pytorch, in_tensorflow."""
+InFramework = Callable[..., str]  # Runs a program of tests/in_framework: in_mxnet, in_pytorch, in_tensorflow
 
-SEED = ("--seed", "7")
-"""Of every training that is compared with another one."""
+SEED = ("--seed", "7")  # Of every training that is compared with another one
 
+# Of a run whose rank is to hang: on a busy machine a step of one that does not may take seconds.
 HANGS = ("--hang-seconds", "15")
-"""Of a run whose rank is to hang: on a busy machine a step of one that does not may take seconds."""
 
+# Seconds to wait for what must come, on a machine that has other work: less than until a hang is reported (600 s).
 PATIENCE = 500.0
-"""Seconds to wait for what must come, on a machine that has other work: less than until a hang is reported (600 s)."""
 
 
 def result(output: str) -> Any:
-    """Return the JSON in the last line of output that has any, without the rank that a launcher puts there."""
     lines = [line.split("<stdout>:")[-1] for line in output.splitlines()]
     return json.loads([line for line in lines if line.startswith(("{", "["))][-1])
 
 
 def train(encore: Encore, name: str, data: Path, results: Path, *arguments: str, ranks: int = 1) -> Path:
-    """Return a short run of two epochs that cannot reach its target; its experiment's folder."""
+    # A short run of two epochs that cannot reach its target; its experiment's folder
     where = ("--data", str(data), "--results", str(results))
     done = encore("run", name, str(ranks), *SEED, *where, *TINY, *arguments)
     assert done.returncode == 3, done.stdout + done.stderr
@@ -53,7 +50,6 @@ def train(encore: Encore, name: str, data: Path, results: Path, *arguments: str,
 
 
 def recorded(experiment: Path) -> Path:
-    """Return the folder of an experiment whose run.json says what each "auto" of its configuration became."""
     passport = json.loads((experiment.parent / "run.json").read_text(encoding="utf-8"))
     left = {key for key, value in passport["configuration"].items() if value["value"] == "auto"}
     taken = passport.get("choices", {}).get("0", {})  # MXNet leaves nothing to choose
@@ -63,12 +59,10 @@ def recorded(experiment: Path) -> Path:
 
 
 def settings(values: dict[str, str]) -> list[str]:
-    """Return options of the command line that change a configuration."""
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
 def in_background(*arguments: str) -> subprocess.Popen[str]:
-    """Return the command line, whose output is read by ``communicate``."""
     command = [sys.executable, "-m", "encore.cli.app", *arguments]
     return subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -82,31 +76,25 @@ class Started:
 
     @staticmethod
     def run(data: Path, results: Path, *arguments: str, name: str = "resnet", ranks: int = 2) -> Started:
-        """Return a new run in an empty folder of results."""
         where = ("--data", str(data), "--results", str(results))
         return Started(in_background("run", name, str(ranks), *SEED, *where, *arguments), results)
 
     @staticmethod
     def again(run: Path) -> Started:
-        """Return a run that is resumed."""
         return Started(in_background("run", "--resume", str(run)), run.parent)
 
     def wait_for_step(self, step: int) -> Path:
-        """Wait until the run has come to ``step``; returns the experiment's folder."""
         return wait_for_step(self.process, self.results, step)
 
     def ranks(self, folder: Path) -> list[psutil.Process]:
-        """Return processes of the ranks."""
         return [psutil.Process(beat.pid) for beat in processes.heartbeats(folder / "heartbeat")]
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end: exit code and output."""
         output, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, output
 
 
 def resumed_as_printed(output: str) -> subprocess.CompletedProcess[str]:
-    """Give a shell the command that a stopped run printed, as a user copies it, in some other folder."""
     (command,) = re.findall("^resume with: (.*)$", output, re.MULTILINE)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "PATH": programs, "PYTHONPATH": str(paths.ROOT)}
@@ -114,7 +102,6 @@ def resumed_as_printed(output: str) -> subprocess.CompletedProcess[str]:
 
 
 def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds: float = PATIENCE) -> Path:
-    """Wait until the only run below ``results`` has made so many steps; returns the experiment's folder."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found: list[Path] = []
@@ -129,12 +116,10 @@ def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds:
 
 
 def steps_so_far(metrics: Path) -> int:
-    """Return how many steps a stream reports whose last line may not be whole yet."""
     return metrics.read_text(encoding="utf-8").count('"kind": "step"') if metrics.exists() else 0
 
 
 def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
-    """Wait until something holds; AssertionError says what did not come."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
@@ -142,17 +127,15 @@ def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) 
 
 
 def is_told(process: psutil.Process, number: signal.Signals) -> bool:
-    """Return whether a suspended process has a signal waiting for it (proc(5), ShdPnd)."""
+    # Whether a suspended process has a signal waiting for it (proc(5), ShdPnd)
     status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     (pending,) = re.findall(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)
     return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 def held_port(address: str = "127.0.0.1") -> socket.socket:
-    """Return a port that no other program is given while it is open, and on which a server can listen all the same.
-
-    Both have SO_REUSEADDR, and this one does not listen.
-    """
+    # A port that no other program is given while it is open, and on which a server can listen all the same. Both have
+    # SO_REUSEADDR, and this one does not listen.
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind((address, 0))
@@ -161,12 +144,12 @@ def held_port(address: str = "127.0.0.1") -> socket.socket:
 
 @cache
 def meeting_port() -> socket.socket:
-    """Where the ranks of one run after the other meet."""
+    # Where the ranks of one run after the other meet
     return held_port()
 
 
 def with_other_offsets(folder: Path, to: Path) -> Path:
-    """Return a copy of a data set whose arrays of offsets have other values, in files of the same size."""
+    # A copy of a data set whose arrays of offsets have other values, in files of the same size
     shutil.copytree(folder, to)
     changed = list(to.glob("*offsets.npy"))
     for path in changed:
@@ -180,7 +163,7 @@ def with_other_offsets(folder: Path, to: Path) -> Path:
 def write_small_config(
     path: Path, benchmark: str, ranks: int, settings: Iterable[str], round_name: str | None = None, seed: int = 3
 ) -> Path:
-    """config.json of a benchmark's small system with a fixed seed."""
+    # Config.json of a benchmark's small system with a fixed seed
     choice = catalogue.choose(benchmark)
     system = catalogue.find_system(choice, "cpu", round_name)
     resolved = configuration.resolve(choice, system, 1, ranks, list(settings))
@@ -191,7 +174,7 @@ def write_small_config(
 def start_ranks(
     module: str, python: Path, config: Path, folder: Path, output: Path, ranks: int
 ) -> list[subprocess.Popen[str]]:
-    """The ranks of a run of ``module`` in PyTorch, as any launcher starts them."""
+    # The ranks of a run of ``module`` in PyTorch, as any launcher starts them
     output.mkdir(exist_ok=True)
     port = meeting_port().getsockname()[1]
     command = [str(python), "-m", module, "--config", str(config), "--data", str(folder), "--output", str(output)]
@@ -209,7 +192,6 @@ def start_ranks(
 
 
 def finish(children: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """Exit code and last words of each rank."""
     words = [child.communicate(timeout=PATIENCE)[1] for child in children]
     return [(child.returncode, text) for child, text in zip(children, words, strict=True)]
 
@@ -220,33 +202,28 @@ class BareRuns:
 
     module: str
     python: Path
-    folder: Path
-    """The data set."""
-    write_config: Callable[..., Path]
-    """Takes a path, ranks and settings."""
+    folder: Path  # The data set
+    write_config: Callable[..., Path]  # Takes a path, ranks and settings
     factory: pytest.TempPathFactory
     whole: dict[tuple[int, tuple[str, ...]], Path] = field(default_factory=dict)
 
     def start(self, output: Path, ranks: int, *settings: str) -> list[subprocess.Popen[str]]:
-        """Start the ranks of a run, or of one that resumes."""
         config = self.write_config(output.with_suffix(".json"), ranks, *settings)
         return start_ranks(self.module, self.python, config, self.folder, output, ranks)
 
     def end(self, output: Path, ranks: int, *settings: str) -> Path:
-        """Train to the end, from where the run in ``output`` was stopped; returns it."""
         ended = finish(self.start(output, ranks, *settings))
         assert [code for code, _ in ended] == [0] * ranks, ended
         return output
 
     def uninterrupted(self, ranks: int, *settings: str) -> Path:
-        """Train without disturbance, once for each number of ranks and settings; returns the output."""
         key = ranks, settings
         if key not in self.whole:
             self.whole[key] = self.end(self.factory.mktemp("uninterrupted") / "run", ranks, *settings)
         return self.whole[key]
 
     def stop(self, output: Path, ranks: int, *settings: str, once: Callable[[], bool]) -> None:
-        """Train until something holds and send SIGTERM to one rank: all stop at the same place."""
+        # Train until something holds and send SIGTERM to one rank: all stop at the same place
         children = self.start(output, ranks, *settings)
         wait_until(lambda: children[0].poll() is not None or once(), "the place to stop at")
         assert children[0].poll() is None, children[0].communicate()
@@ -255,7 +232,7 @@ class BareRuns:
         assert records(output / "metrics.jsonl", "end")[-1]["outcome"] == "interrupted"
 
     def refused(self, output: Path, ranks: int, *settings: str, code: int = 2) -> str:
-        """Return the last words of a run that ends with an exit code and no traceback on all ranks."""
+        # The last words of a run that ends with an exit code and no traceback on all ranks
         ended = finish(self.start(output, ranks, *settings))
         assert [found for found, _ in ended] == [code] * ranks, ended
         assert "Traceback" not in "".join(words for _, words in ended)
@@ -263,8 +240,6 @@ class BareRuns:
 
 
 def bare_runs(module: str, data_set: str, write_config: Callable[..., Path]) -> Any:
-    """Return the fixture ``runs`` of a module: its trainings on the data set of the fixture ``data_set``."""
-
     @pytest.fixture(scope="module", name="runs")
     def runs(
         request: pytest.FixtureRequest, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory
@@ -275,7 +250,7 @@ def bare_runs(module: str, data_set: str, write_config: Callable[..., Path]) -> 
 
 
 def assert_resumed(output: Path, uninterrupted: Path) -> None:
-    """A run that was stopped and resumed has the losses and evaluations of one that was not."""
+    # A run that was stopped and resumed has the losses and evaluations of one that was not
     ours, theirs = (each / "metrics.jsonl" for each in (output, uninterrupted))
     assert losses(ours) == losses(theirs)
     assert evaluations(ours) == evaluations(theirs)
@@ -286,23 +261,20 @@ def assert_none_left(ranks: list[psutil.Process]) -> None:
 
 
 def assert_same_run(folder: Path, unbroken: Path) -> None:
-    """An experiment that was stopped and resumed reads like one that was not: curve, evaluations and log."""
+    # An experiment that was stopped and resumed reads like one that was not: curve, evaluations and log
     assert_resumed(folder, unbroken)
     logs = [[event["key"] for event in logged(each.parent / "result_0.txt")] for each in (folder, unbroken)]
     assert logs[0] == logs[1]
 
 
-ATTEMPTS = 5
-"""Free ports are looked up before a server takes them: another program may come first."""
+ATTEMPTS = 5  # Free ports are looked up before a server takes them: another program may come first
 
 
 def exported(
     encore: Encore, run: Path, to: Path, format_name: str = "torch-export", *options: str, rel: float = 1e-3
 ) -> dict[str, Any]:
-    """Export a run and return its passport; the model is the training code's, and of the run's quality.
-
-    ``rel`` is how far the qualities may be apart, as a share of the run's.
-    """
+    # Export a run and return its passport; the model is the training code's, and of the run's quality. ``rel`` is how
+    # far the qualities may be apart, as a share of the run's.
     done = encore("export", str(run), "-o", str(to), "--format", format_name, "--json", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     content: dict[str, Any] = json.loads(done.stdout)
@@ -316,7 +288,6 @@ def exported(
 
 
 def free_ports() -> tuple[str, str]:
-    """Return two ports that are free now."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(2)]
         for each in sockets:
@@ -326,7 +297,7 @@ def free_ports() -> tuple[str, str]:
 
 
 def served(encore: Encore, folder: Path, *options: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Serve an export by a real Triton server, which gives its samples' outputs; return what the command found."""
+    # Serve an export by a real Triton server, which gives its samples' outputs; return what the command found
     for _ in range(ATTEMPTS):
         http, grpc = free_ports()
         ports = ("--http-port", http, "--grpc-port", grpc, "--metrics-port", "0")
@@ -340,7 +311,7 @@ def served(encore: Encore, folder: Path, *options: str, environment: dict[str, s
 
 
 def evaluated(encore: Encore, folder: Path, run: Path, content: dict[str, Any], *options: str) -> None:
-    """Pass a run's evaluation set through a server on the host: ``content`` is what `exported` found of the model."""
+    # Pass a run's evaluation set through a server on the host: ``content`` is what `exported` found of the model
     found = served(encore, folder, "--runtime", "host", "--evaluate", str(run), *options)
     through, checked = found["evaluation"], content["checked"]
     assert through["samples"] == checked["samples"]

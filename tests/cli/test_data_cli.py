@@ -21,7 +21,6 @@ def run(*words: object):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory, mxnet_python) -> Path:
-    """The toy data set, prepared by the host side's own function."""
     folder = tmp_path_factory.mktemp("data") / "digits"
     updates: list[data.Update] = []
     passport = data.prepare("resnet", folder, data.Preparation(), mxnet_python, updates.append)
@@ -93,7 +92,7 @@ def test_help_on_a_benchmark_ends_with_its_own_options():
 
 
 def test_list_shows_what_is_there(digits, monkeypatch, tmp_path):
-    """A data set is listed under every benchmark that reads it."""
+    # A data set is listed under every benchmark that reads it
     monkeypatch.setattr(data, "default_directory", lambda benchmark: tmp_path / benchmark)
     (tmp_path / "resnet").symlink_to(digits)
     splits = {name: {"count": 1, "files": []} for name in ("train", "val")}

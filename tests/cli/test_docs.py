@@ -30,17 +30,17 @@ from encore.run.run_folder import ExperimentState
 from tests.results.result_logs import resnet_v07
 
 PAGES = documentation.pages(paths.ROOT)
+# What may follow three backticks: another word for a shell would hide commands from this test.
 LANGUAGES = {"", "bash", "json", "python", "text", "toml"}
-"""What may follow three backticks: another word for a shell would hide commands from this test."""
+# A block without a language holds commands if it begins with one of these.
 PROGRAMS = ("encore", "./run.sh", "make", "python", "horovodrun")
-"""A block without a language holds commands if it begins with one of these."""
+# Options of other people's programs that the pages mention.
 FOREIGN_OPTIONS = {
     "--bind-to", "--check-build", "--container-env", "--container-image", "--container-mounts", "--delay-allreduce",
     "--gloo", "--gpus", "--mpi", "--no-deps", "--nv", "--shm-size", "--signal", "--strict",
 }  # fmt: skip
-"""Options of other people's programs that the pages mention."""
+# Messages of other people's programs, and of slurm/run.sub, that the troubleshooting page quotes.
 FOREIGN_MESSAGES = {"GPU is not enabled", "cannot find the checkout on"}
-"""Messages of other people's programs, and of slurm/run.sub, that the troubleshooting page quotes."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Line:
 
 
 def blocks(page: Path) -> Iterator[tuple[str, list[Line]]]:
-    """Yield the fenced blocks of a page, with their language."""
     language: str | None = None
     lines: list[Line] = []
     for number, text in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
@@ -72,13 +71,11 @@ def blocks(page: Path) -> Iterator[tuple[str, list[Line]]]:
 
 
 def prose(page: Path) -> str:
-    """Return the page without its blocks."""
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 @cache
 def commands() -> list[Line]:
-    """Return every command of every page, once; a backslash joins lines."""
     found: dict[str, Line] = {}
     for page in PAGES:
         for language, lines in blocks(page):
@@ -99,7 +96,7 @@ def commands() -> list[Line]:
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pages are tried as on a machine without GPUs, wherever the test runs."""
+    # The pages are tried as on a machine without GPUs, wherever the test runs
     monkeypatch.setattr(node, "gpus", lambda: ())
 
 
@@ -114,7 +111,6 @@ class Ground:
     run: Path
 
     def put(self, word: str) -> str:
-        """Return a word of a command with its placeholder replaced."""
         known = {"DIR": self.folder / "DIR", "OUT": self.folder / "OUT", "FOLDER": self.folder / "OUT"}
         known |= {"RUN": self.run, "results/<run>": self.run, "training_results_v0.7": self.run.parent}
         for placeholder, path in known.items():
@@ -126,7 +122,7 @@ class Ground:
 
 @pytest.fixture(scope="session")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    """A run folder with five logs, made without training, and empty folders."""
+    # A run folder with five logs, made without training, and empty folders
     folder = tmp_path_factory.mktemp("docs")
     for name in ("DIR", "OUT"):
         (folder / name).mkdir()
@@ -142,7 +138,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 
 def invoked(words: list[str], allowed: tuple[int, ...] = (0,)) -> str:
-    """Return the output of ``encore`` with these arguments, run in this process."""
     done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "120"}, prog_name="encore")
     if isinstance(done.exception, EncoreError):
         pytest.fail(str(done.exception))
@@ -155,7 +150,7 @@ def run_it(words: list[str], ground: Ground) -> str:
 
 
 def write_it(words: list[str], ground: Ground) -> str:
-    """Write what follows -o to a folder of the test's own."""
+    # Write what follows -o to a folder of the test's own
     folder = tempfile.mkdtemp(dir=ground.folder)
     return invoked([*words[: words.index("-o") + 1], f"{folder}/out", *words[words.index("-o") + 2 :]])
 
@@ -173,14 +168,13 @@ def dry_run_sh(words: list[str], ground: Ground) -> str:
 
 
 def parse_it(words: list[str], ground: Ground) -> str:
-    """Parse the command line; what it does would take too long, or change this machine."""
     command, rest = subcommand(words)
     command.make_context("encore", rest)
     return ""
 
 
 def sbatch_it(words: list[str], ground: Ground) -> str:
-    """Try the static script's options by ``encore submit``, which takes the same: those of ``encore run``."""
+    # Try the static script's options by ``encore submit``, which takes the same: those of ``encore run``
     place = words.index("slurm/run.sub")
     nodes = words[words.index("-N") + 1]
     gpus = [word for word in words[:place] if word.startswith("--gpus-per-node=")]
@@ -208,14 +202,12 @@ def check_tables(words: list[str], ground: Ground) -> str:
 
 
 def find_paths(words: list[str], ground: Ground) -> str:
-    """Check that the named tests are there."""
     for word in words[3:]:
         assert word.startswith("-") or (paths.ROOT / word).exists(), f"there is no {word}"
     return ""
 
 
 def find_module(words: list[str], ground: Ground) -> str:
-    """Check that the module is there and knows the options; it needs a framework's environment, or is long."""
     module = words[words.index("-m") + 1]
     named = paths.ROOT / Path(*module.split("."))
     path = named / "__main__.py" if named.is_dir() else named.with_suffix(".py")
@@ -238,7 +230,6 @@ def find_module(words: list[str], ground: Ground) -> str:
 
 
 def find_client(words: list[str], ground: Ground) -> str:
-    """Check that the client next to a model repository knows the options."""
     text = (paths.BENCHMARKS / "common" / "serving" / "client.py").read_text(encoding="utf-8")
     for word in words[2:]:
         assert not word.startswith("--") or f'"{word}"' in text, f"client.py has no option {word}"
@@ -246,6 +237,7 @@ def find_client(words: list[str], ground: Ground) -> str:
 
 
 Try = Callable[[list[str], Ground], str]
+# How each kind of command is tried, the first that fits. Nobody adds a command that is not tried.
 KINDS: tuple[tuple[str, Try], ...] = (
     (r"\./run\.sh \w", dry_run_sh),
     (r"encore run --resume RUN$", parse_it),
@@ -285,7 +277,6 @@ KINDS: tuple[tuple[str, Try], ...] = (
     (r"tail -n \d+ RUN/", execute),
     (r"source \.venv/bin/activate$", find_paths),
 )
-"""How each kind of command is tried, the first that fits. Nobody adds a command that is not tried."""
 
 
 @pytest.mark.parametrize("command", commands(), ids=str)
@@ -310,7 +301,6 @@ def try_command(command: Line, ground: Ground) -> None:
 
 
 def text_of(text: str) -> str:
-    """Return a command without its comment, as KINDS sees it."""
     return shlex.join(shlex.split(text, comments=True)) if "#" in text else text
 
 
@@ -338,7 +328,6 @@ def test_generated_tables_are_fresh() -> None:
 
 
 def rows_below(heading: str) -> list[list[str]]:
-    """Return the cells of the first table below a heading of the self-test's page, with its head."""
     text = (paths.ROOT / "docs" / "selftest.md").read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
     table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert table, heading
@@ -346,7 +335,7 @@ def rows_below(heading: str) -> list[list[str]]:
 
 
 def test_the_selftests_page_agrees_with_the_programs() -> None:
-    """Every check is explained, and a figure's cell says "–" where the implementation has no such check alone."""
+    # Every check is explained, and a figure's cell says "–" where the implementation has no such check alone
     explained = {name for row in rows_below("## The checks") for name in re.findall(r"`([^`]+)`", row[0])}
     listed = documentation.checks()
     keys = {name.partition("=")[0] for names in listed.values() for name in names}
@@ -397,7 +386,6 @@ def test_a_stale_table_is_named_then_written_and_nothing_else(
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -412,7 +400,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def subcommand(words: list[str]) -> tuple[Any, list[str]]:
-    """Return the command object that ``encore WORDS`` names, and the words behind its name."""
     command, rest = typer.main.get_command(app), words[1:]
     while rest and rest[0] in commands_of(command):
         command, rest = commands_of(command)[rest[0]], rest[1:]
@@ -420,13 +407,11 @@ def subcommand(words: list[str]) -> tuple[Any, list[str]]:
 
 
 def commands_of(command: Any) -> dict[str, Any]:
-    """Return the commands of a group, which imports them one by one."""
     names = command.list_commands(None) if hasattr(command, "list_commands") else ()
     return {name: command.get_command(None, name) for name in names}
 
 
 def options_of(command: Any) -> set[str]:
-    """Return every spelling of every option of a command and those below it."""
     found = {"--help"}
     for parameter in command.params:
         found.update(parameter.opts, parameter.secondary_opts)
@@ -434,7 +419,6 @@ def options_of(command: Any) -> set[str]:
 
 
 def written_options() -> set[str]:
-    """Return options of the programs that are no part of the command line."""
     files = [*paths.BENCHMARKS.rglob("*.py"), Path(documentation.__file__)]
     return {name for file in files for name in re.findall(r'"(--[a-z-]+)"', file.read_text(encoding="utf-8"))}
 
@@ -468,7 +452,7 @@ def test_quoted_messages_are_those_of_the_code() -> None:
 
 
 def source_text() -> str:
-    """Return every text that a Python file or a shell script of the project may print, the parts of one joined."""
+    # Every text that a Python file or a shell script of the project may print, the parts of one joined
     texts = [path.read_text(encoding="utf-8") for path in paths.ROOT.glob("*.sh")]
     for folder in (paths.ROOT / "encore", paths.BENCHMARKS):
         for path in folder.rglob("*.py"):
@@ -510,7 +494,6 @@ def test_every_benchmark_has_its_page() -> None:
 
 
 def leaves(command: Any, name: str = "encore") -> Iterator[tuple[str, Any]]:
-    """Yield every command that does something, with its whole name."""
     below = commands_of(command)
     for word, each in below.items():
         yield from leaves(each, f"{name} {word}")

@@ -33,7 +33,6 @@ COMMANDS = {
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Column]]:
-    """The tables as they were printed, without the columns that had no room."""
     tables: list[Sequence[Column]] = []
     widths = layout._widths
 
@@ -87,7 +86,7 @@ def test_what_has_no_room_is_named(shown: list[Sequence[Column]], tmp_path: Path
 
 @pytest.mark.parametrize("name", catalogue.choices())
 def test_every_benchmark_lists_its_systems(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where a system's file leaves the optimizer or the epochs to the implementation's defaults."""
+    # Also where a system's file leaves the optimizer or the epochs to the implementation's defaults
     show.list_(name, as_json=False)
     shown = capsys.readouterr().out
     assert [each.system for each in catalogue.systems(catalogue.choose(name)) if each.system not in shown] == []

@@ -36,7 +36,7 @@ LOSSES = (0.5, 0.4, 0.3)
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Trial:
-    """A trial whose uninterrupted run is made of text."""
+    # A trial whose uninterrupted run is made of text
     bench = Bench("dlrm", tmp_path / "dlrm", seed=1)
     for results in (bench.work / "uninterrupted", bench.work / "trial"):
         run = results / "results" / "run"
@@ -113,7 +113,7 @@ def test_what_a_resume_does_not_help_is_printed_by_the_ranks(symptom: str) -> No
 def test_the_short_list_of_faults_is_survived(
     pytorch_python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole list takes an hour: CONTRIBUTING.md."""
+    # The whole list takes an hour: CONTRIBUTING.md
     monkeypatch.setenv("ENCORE_CLUSTER", "")  # restored afterwards
     assert set(SHORT) <= set(FAULTS)
     found = tmp_path / "found.json"

@@ -47,7 +47,6 @@ def of_two_qualities() -> Benchmark:
 
 
 def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Experiment:
-    """Return the only experiment of a run folder with this log and metrics stream."""
     known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 1, "round": "v0.7", "slurm": None}
     passport = {**dict.fromkeys(run_folder.NEEDED), **known}
     config = {"quality_target": 0.759}
@@ -61,7 +60,7 @@ def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Exp
 
 
 def test_live_line_says_of_each_figure_what_it_is() -> None:
-    """The quality keeps its epoch when the next one has begun, a batch its unit, and the rest counts evaluations."""
+    # The quality keeps its epoch when the next one has begun, a batch its unit, and the rest counts evaluations
     begun = {**start({"accuracy": 0.95}), "time": 100.0, "steps_per_epoch": 10, "batch_unit": "token positions"}
     steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
     before = facts(progress_of(begun, *steps))

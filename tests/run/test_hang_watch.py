@@ -83,7 +83,7 @@ while sys.argv[1] == "0":
 
 
 def test_ranks_that_wait_without_end_for_a_lost_one_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TORCH_NCCL_ASYNC_ERROR_HANDLING=0 nobody else ends them, where the launcher does not see the loss."""
+    # With TORCH_NCCL_ASYNC_ERROR_HANDLING=0 nobody else ends them, where the launcher does not see the loss
     monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
     (tmp_path / "heartbeat").mkdir()
     launcher = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank & done; wait"

@@ -28,7 +28,6 @@ from encore.slurm import cluster
 
 
 def made(results: Path, **facts: object) -> RunFolder:
-    """Return a run whose only experiment was interrupted."""
     known = {"schema": run_folder.SCHEMA, "name": "resnet", "round": "v0.7", "seeds": [1], "nodes": 1, **facts}
     passport = {**dict.fromkeys(run_folder.NEEDED), "submission": {"text": ""}, "data": {"name": "digits"}, **known}
     run = run_folder.create(results, "resnet", lambda path: passport, {}, {"quality_target": 0.9}, [1])

@@ -29,14 +29,12 @@ from tests.slurm.jobs import job
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run of two experiments."""
     known = {**dict.fromkeys(run_folder.NEEDED), "schema": run_folder.SCHEMA, "seeds": [5, 6]}
     return run_folder.create(tmp_path, "resnet-mxnet-cpu", lambda path: dict(known), {}, {"lr": 1}, [5, 6])
 
 
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[bytes]]:
-    """Another process of this machine."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         yield child
         child.kill()
@@ -97,7 +95,7 @@ def test_a_living_process_of_this_host_keeps_its_experiment(
 def test_another_host_is_believed_while_its_record_changes(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, clock: float
 ) -> None:
-    """Whatever the other host's clock says."""
+    # Whatever the other host's clock says
     experiment = run.experiments()[0]
     owner = Owner(host="elsewhere", pid=1, process_started=1, job="", cluster="", token=f"lives {clock}")
     age = -clock
@@ -123,7 +121,7 @@ def test_another_host_is_believed_while_its_record_changes(
 def test_a_job_in_the_queue_owns_its_run(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, whose: str, state: str, refused: bool
 ) -> None:
-    """After a requeue no process has the run, and no record is there."""
+    # After a requeue no process has the run, and no record is there
     cluster = "far" if whose == "another cluster's" else "here"
     stopped = ExperimentState(status="interrupted", job="29", cluster=cluster)
     run.experiments()[0].set_state(stopped)

@@ -20,7 +20,7 @@ from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, e
 
 @pytest.fixture(scope="module")
 def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run on two ranks that reached its target: its folder and what --json printed."""
+    # A run on two ranks that reached its target: its folder and what --json printed
     results = tmp_path_factory.mktemp("finished")
     done = encore(
         "run", "resnet", "2", "--seed", "1", "--data", str(digits), "--results", str(results), "--json",
@@ -34,7 +34,7 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_run_reaches_the_target_and_is_judged(finished: tuple[Path, dict[str, Any]]) -> None:
-    """Its log breaks no rule but what small data cannot satisfy, and rank 0 alone writes it."""
+    # Its log breaks no rule but what small data cannot satisfy, and rank 0 alone writes it
     folder, printed = finished
     (experiment,) = printed["experiments"]
     assert (printed["run"], experiment["status"]) == (str(folder), "reached")
@@ -102,7 +102,7 @@ def test_finished_run_is_not_run_again(encore: Encore, finished: tuple[Path, dic
 
 
 def test_runs_have_their_own_seeds(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    """That the same seed gives the same curve is seen in runs that were stopped: here and in tests/studies."""
+    # That the same seed gives the same curve is seen in runs that were stopped: here and in tests/studies
     short = ("--set", "epochs=1", "--set", "warmup_epochs=0")
     run = train(encore, "resnet", digits, tmp_path, "--runs", "2", *short).parent
     folders = [run / f"experiment_{number}" for number in (0, 1)]
@@ -126,7 +126,7 @@ def test_two_ranks_agree_with_one(study: Study) -> None:
 def test_signal_writes_a_checkpoint_and_resume_is_exact(
     encore: Encore, digits: Path, tmp_path: Path, study: Study
 ) -> None:
-    """SIGINT in the second epoch; tests/run/test_status.py stops the same run by SIGTERM."""
+    # SIGINT in the second epoch; tests/run/test_status.py stops the same run by SIGTERM
     started = Started.run(digits, tmp_path / "my results", *TINY)
     # Close to the evaluation: a rank that resumed with the running statistics of another would find another quality.
     folder = started.wait_for_step(42)

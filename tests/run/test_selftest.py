@@ -30,18 +30,15 @@ WITHOUT = ("ended with ", " and without a result")
 
 
 def place_of(name: str, folder: Path, gpus: int) -> Place:
-    """Return a place on the host whose commands are never started."""
     request = Request(device="gpu" if gpus else "cpu", python=Path(sys.executable))
     return replace(make_place(request, catalogue.choose(name), node.this_node(), folder), gpus=gpus)
 
 
 def gpu_of(capability: str | None) -> node.Gpu:
-    """Return a GPU of a compute capability."""
     return node.Gpu(index=0, name="NVIDIA H200", memory_gib=139.8, driver="580", compute_capability=capability)
 
 
 def python(program: str) -> Command:
-    """Return a program as the command of a check."""
     return Command(argv=(sys.executable, "-c", program), environment={}, working_directory=paths.ROOT)
 
 
@@ -141,7 +138,7 @@ def test_telemetry_must_have_seen_the_gpu_at_work(
 def test_all_reduce_has_a_floor_by_the_links(
     gpus: int, rate: float | None, result: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the recorded links of a DGX A100; with two of its GPUs, whose links are not known to be these."""
+    # On the recorded links of a DGX A100; with two of its GPUs, whose links are not known to be these
     place = place_of("dlrm", tmp_path, gpus=gpus)
     text = (paths.ROOT / "tests" / "samples" / "topology" / "dgx-a100.txt").read_text(encoding="utf-8")
 
@@ -165,8 +162,7 @@ def test_gpus_that_cuda_does_not_show_get_no_rank() -> None:
         assert selftest_place.visible_gpus(machine, caller) == count
 
 
-NO_SPEED_PUBLISHED = {"minigo"}
-"""Its submissions give times alone."""
+NO_SPEED_PUBLISHED = {"minigo"}  # Its submissions give times alone
 
 
 def test_published_speeds_have_a_source() -> None:
@@ -183,7 +179,7 @@ def test_published_speeds_have_a_source() -> None:
 
 
 def test_measured_speeds_are_of_loops_that_are_measured() -> None:
-    """Every benchmark in PyTorch was measured on an H200, by the loop that `bench` compares with it."""
+    # Every benchmark in PyTorch was measured on an H200, by the loop that `bench` compares with it
     measured = {name: published_speed.measured(name).figures for name in catalogue.benchmarks()}
     choices = catalogue.choices().values()
     by_torch = {each.benchmark.name for each in choices if each.implementation.framework == "pytorch"}
@@ -195,7 +191,6 @@ def test_measured_speeds_are_of_loops_that_are_measured() -> None:
 
 
 def bench_of(**speeds: float) -> dict[str, Any]:
-    """Return what bench.py prints, with these medians."""
     measured = {name: {"median": speed} for name, speed in speeds.items()}
     return {"title": "SSD, batch 240", "measured": measured, "input_share": 0.2}
 

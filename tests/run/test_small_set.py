@@ -19,7 +19,7 @@ CHOICE = catalogue.choose("resnet-pytorch")
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Gpu, ...]:
-    """A machine with eight H100 and an empty data folder."""
+    # A machine with eight H100 and an empty data folder
     found = gpus_of("h100")
     here = dataclasses.replace(node.this_node(), gpus=found)
     monkeypatch.setattr(node, "this_node", lambda: here)

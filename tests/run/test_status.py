@@ -53,7 +53,6 @@ def follower(results: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def first_lines(watcher: subprocess.Popen[str]) -> str:
-    """Return what a follower prints until it has seen a step."""
     assert watcher.stdout is not None
     text = ""
     for line in watcher.stdout:
@@ -64,7 +63,6 @@ def first_lines(watcher: subprocess.Popen[str]) -> str:
 
 
 def shown(encore: Encore, results: Path) -> dict[str, Any]:
-    """Return the only row of ``encore status --json``."""
     done = encore("status", "--results", str(results), "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["runs"]
@@ -73,7 +71,6 @@ def shown(encore: Encore, results: Path) -> dict[str, Any]:
 
 
 def cancelled_output(run: Path, suspended: Sequence[psutil.Process]) -> str:
-    """Cancel a run whose ranks go on when they are told, and not before: they might end first."""
     child = in_background("cancel", str(run))
     wait_until(lambda: all(is_told(rank, signal.SIGTERM) for rank in suspended), "SIGTERM to the ranks")
     for rank in suspended:
@@ -159,7 +156,6 @@ def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
 
 
 def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm: str = "") -> RunFolder:
-    """Return a run folder whose experiments are in these states; too old to count as alive."""
     seeds = list(range(len(states)))
     known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 2, "seeds": seeds}
     passport = {**dict.fromkeys(run_folder.NEEDED), **known, "slurm": {"job": slurm} if slurm else None}
@@ -216,7 +212,7 @@ def test_state_by_state_file_and_queue(
 def test_a_run_elsewhere_is_watched_where_clocks_may_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, renews: bool
 ) -> None:
-    """The heartbeat and the file server are so many seconds behind the clock here, or before it."""
+    # The heartbeat and the file server are so many seconds behind the clock here, or before it
     (experiment,) = made(tmp_path, [replace(RUNNING, job="")]).experiments()
     record = experiment.folder / "heartbeat" / "rank_0"
     record.parent.mkdir(exist_ok=True)
@@ -389,7 +385,7 @@ def test_a_job_is_found_by_the_results_folder_that_it_names(
 
 
 def test_status_is_true_for_other_users_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of somebody else's, in jobs that `squeue --me` does not show."""
+    # A run of somebody else's, in jobs that `squeue --me` does not show
     results, call = tmp_path / "results", SLURM_OF_TWO_USERS.replace("RESULTS", str(tmp_path / "results"))
     running, waits = (ExperimentState(status=s, started="2026-11-20T19:00:00Z", job=job) for s, job in OTHERS)
     for state in (running, waits):
@@ -485,7 +481,7 @@ def test_times_of_slurm(text: str, seconds: float | None) -> None:
 
 @pytest.fixture
 def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Command lines that cancel, in a queue of an array, a job of another name and one of another user."""
+    # Command lines that cancel, in a queue of an array, a job of another name and one of another user
     present = [
         job("12_0", "RUNNING"),
         job("12_1", "PENDING", "Resources"),

@@ -38,12 +38,12 @@ while True:
 
 @pytest.fixture(autouse=True)
 def no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every orphan of the tests after these is to become this process's child."""
+    # Not every orphan of the tests after these is to become this process's child
     monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
 
 
 def stopped(folder: Path, number: signal.Signals, times: int = 1, job: str = "") -> Outcome:
-    """Stop a rank that takes longer over its checkpoint than a rank may take that writes none."""
+    # Stop a rank that takes longer over its checkpoint than a rank may take that writes none
     (folder / "heartbeat").mkdir()
     environment = {"PYTHONPATH": str(paths.ROOT)}
     command = Command(argv=(sys.executable, "-c", RANK), environment=environment, working_directory=folder)
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, number
 
 @pytest.mark.parametrize(("times", "job"), [(2, ""), (1, "12")])
 def test_who_insists_does_not_wait(tmp_path: Path, times: int, job: str) -> None:
-    """A second Ctrl-C, and Slurm's SIGTERM, which SIGKILL follows."""
+    # A second Ctrl-C, and Slurm's SIGTERM, which SIGKILL follows
     outcome = stopped(tmp_path, signal.SIGTERM, times, job)
     assert outcome.reason == "stopped by SIGTERM, without a checkpoint"
     assert not (tmp_path / "checkpoint" / "step_00000001").exists()
