@@ -31,8 +31,8 @@ from encore.results.report.report import Report, write_files
 from encore.run.planning import Request
 
 OF_POINTS = ("point", "python", "submit", "partition")
+# Options of the one kind of study that the other does not take.
 OF_NODES = ("hosts", "system", "round_name", "data_folder")
-"""Options of the one kind of study that the other does not take."""
 
 
 def run(
@@ -132,7 +132,6 @@ def _measure(
 
 
 def _named(folder: Folder[Study], point: str | None) -> str | None:
-    """Return the key of the point that was named by its key or its number."""
     if point is None:
         return None
     keys = [each.key for each in folder.study.points()]
@@ -158,7 +157,7 @@ def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
 
 
 def _print_points(folder: Folder[Study], as_json: bool) -> None:
-    """Print every point with its command and the time that all will take; make nothing."""
+    # Print every point with its command and the time that all will take; make nothing.
     left, seconds = folder.left(), measuring.seconds_left(folder)
     if as_json:
         commands = {each.key: " ".join(measuring.command(folder, each, None).argv) for each in folder.study.points()}
@@ -264,7 +263,6 @@ def keep(folder: Path, name: str, content: object) -> None:
 
 
 def show_report(made: Report, output: Path | None, as_json: bool, *, printed: bool = True) -> None:
-    """Write a report's files into ``output``, and print its tables."""
     screen = console(stderr=as_json)
     if output is not None:
         files = write_files(made, output)

@@ -97,7 +97,6 @@ def _print(study: nodes.NodeStudy, grid: Sweep, seconds: float | None, as_json: 
 
 
 def _write(study: nodes.NodeStudy, tables: Sequence[Table], results: Sequence[throughput.Result], folder: Path) -> None:
-    """Write the page with the tables and the figures 2 and 3."""
     found = nodes.by_framework(study, results)
     lines = {f"{name}, {line}": at for name, each in found.items() for line, at in throughput.speed_ups(each).items()}
     what = throughput.devices(results)

@@ -121,7 +121,7 @@ submit.settings = {"context_settings": options.PASS_ON}  # type: ignore[attr-def
 
 
 def _gpus(text: str | None) -> tuple[str | None, int | None]:
-    """Return the type and the number in ``--gpus-per-node a100:8``; None for each that was not given."""
+    # The type and the number in ``--gpus-per-node a100:8``; None for each that was not given.
     if text is None:
         return None, None
     try:
@@ -141,7 +141,7 @@ def _refuse_extra(resume: Path, benchmark: str | None, rest: tuple[str, ...]) ->
 
 
 def _run_options(benchmark: str, rest: tuple[str, ...]) -> Mapping[str, Any]:
-    """Return the rest of the command line as `encore run` reads it, with its own messages for what is wrong."""
+    # The rest of the command line as `encore run` reads it, with its own messages for what is wrong.
     app = typer.Typer()
     app.command()(run)
     context = typer.main.get_command(app).make_context("encore run", [benchmark, *rest])

@@ -112,7 +112,7 @@ def sweep(
 
 
 def _sweep(given: Mapping[str, Any]) -> Sweep:
-    """Return the sweep that the options ask for, by their names above."""
+    # The sweep that the options ask for, by their names above.
     if given["benchmark"] is None or (given["gpus_per_node"] is None and given["images"] is None):
         usage = "encore sweep BENCHMARK --gpus-per-node 1,2,4"
         raise EncoreError("no benchmark or no numbers of GPUs given", expected=usage)
@@ -136,7 +136,7 @@ def _sweep(given: Mapping[str, Any]) -> Sweep:
 
 
 def _refuse(screen: Console, grid: Sweep, results: Path, submit: bool, predicts: bool) -> None:
-    """Refuse what cannot be run, before anything is made; print the warnings."""
+    # Refuse what cannot be run, before anything is made; print the warnings.
     if predicts and len({point.gpus for point in grid.points()}) < 2:
         raise EncoreError(
             "--predict with one number of GPUs",
@@ -148,12 +148,10 @@ def _refuse(screen: Console, grid: Sweep, results: Path, submit: bool, predicts:
 
 
 def _names(text: str | None) -> tuple[str, ...]:
-    """Return ``fp32,fp16`` as names, each once."""
     return tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
 
 
 def _print_grid(grid: Sweep, study: Folder[Sweep] | None, as_json: bool) -> None:
-    """Print the points with what each would run; make nothing."""
     rows = []
     for point in grid.points():
         request = sweeps.request_of(grid, point, study.at(point) if study else paths.default_results())
@@ -193,7 +191,6 @@ def _run(
 
 
 def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_json: bool) -> None:
-    """Write the report, and print its first tables."""
     from encore.lab.studies import sweep_report, throughput
 
     results = throughput.measured(study)

@@ -10,22 +10,17 @@ from encore.slurm import commands
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Nodes that Slurm has given to this job."""
-
-    job: str
-    """Number of this job; for a task of an array it differs from the array's."""
+    job: str  # number of this job; for a task of an array it differs from the array's
     nodes: tuple[str, ...]
+    # GPUs that Slurm hands out on each node; None where it does not manage them or none were asked for.
     gpus_per_node: int | None = None
-    """GPUs that Slurm hands out on each node; None where it does not manage them or none were asked for."""
-    tasks_per_node: int | None = None
-    """From --ntasks-per-node."""
+    tasks_per_node: int | None = None  # from --ntasks-per-node
     cores_per_node: int | None = None
-    restarts: int = 0
-    """How often the job was requeued."""
+    restarts: int = 0  # how often the job was requeued
     array_job: str | None = None
     array_task: int = 0
+    # Position of this task in its array, from 0; None where the tasks are not numbered evenly.
     array_index: int | None = 0
-    """Position of this task in its array, from 0; None where the tasks are not numbered evenly."""
     array_count: int = 1
     partition: str = ""
     cluster: str = ""
@@ -46,7 +41,6 @@ class Allocation:
         return f"job{self.array_job or self.job}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what the passport records."""
         return {
             "job": self.name,
             "cluster": self.cluster,
@@ -86,7 +80,7 @@ def current(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def _array_index(task: int, first: int, last: int, step: int, count: int) -> int | None:
-    """Return the position of the task in an array of equal steps, such as 0-9 or 1-9:2; None in any other."""
+    # The position of the task in an array of equal steps, such as 0-9 or 1-9:2; None in any other.
     index, rest = divmod(task - first, max(step, 1))
     return None if rest or (last - first) // max(step, 1) + 1 != count else index
 

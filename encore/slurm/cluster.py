@@ -11,17 +11,17 @@ from encore import catalogue, names, paths
 from encore.catalogue import Strict
 from encore.errors import EncoreError
 
-MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")
-"""Plugins that srun --mpi may list (srun(1))."""
+MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")  # plugins that srun --mpi may list (srun(1))
+# Values of srun --cpu-bind (srun(1)), and auto.
 CPU_BIND = re.compile(
     r"auto|((q|quiet|v|verbose),)*(n|no|none|rank_ldom|sockets|cores|threads|ldoms|boards|(map|mask)_(cpu|ldom):[\w,*]+)"
 )
-"""Values of srun --cpu-bind (srun(1)), and auto."""
 HOME = re.compile(r"~(?=/|$)|\$(HOME|USER)\b|\$\{(HOME|USER)\}")
+# GPUs of a node as sbatch has them: 8, a100:8, gpu:8, gpu:a100:8.
 GPUS = re.compile(r"(?:gpu:)?(?:(?P<type>[\w.-]+):)?(?P<count>\d+)")
-"""GPUs of a node as sbatch has them: 8, a100:8, gpu:8, gpu:a100:8."""
 GPUS_IN_OPTION = re.compile(r"--(?P<option>gres(?=[= ]gpu:)|gpus-per-node)[= ](?P<gpus>[\w.:-]+)")
 GPU_OPTIONS = ("-G", "--gpus", "--gpus-per-node", "--gres")
+# Options that Encore gives sbatch, and what to do instead of giving them once more.
 OWN_OPTIONS = {
     ("-t", "--time"): "give it to Encore: --time MINUTES",
     ("-N", "--nodes"): "give it to Encore: --nodes N",
@@ -34,7 +34,6 @@ OWN_OPTIONS = {
     ("--comment",): "give your part of it to Encore: --comment TEXT",
     ("--signal",): "leave it out: it makes the run write a checkpoint before the limit",
 }
-"""Options that Encore gives sbatch, and what to do instead of giving them once more."""
 
 
 class Cluster(Strict):
@@ -43,30 +42,24 @@ class Cluster(Strict):
     partition: str = ""
     account: str = ""
     qos: str = ""
+    # GPUs of a node; empty: what Slurm hands out, or what the node has.
     gpus_per_node: int | None = Field(default=None, ge=1, le=64)
-    """GPUs of a node; empty: what Slurm hands out, or what the node has."""
+    # Slurm's type of these GPUs, such as a100; also in gpus_per_node = "gpu:a100:8".
     gpu_type: str = Field(default="", pattern=r"^[\w.-]*$")
-    """Slurm's type of these GPUs, such as a100; also in gpus_per_node = "gpu:a100:8"."""
+    # How GPUs are asked for; none where Slurm does not manage them.
     gpu_option: Literal["gpus-per-node", "gres", "none"] = "gpus-per-node"
-    """How GPUs are asked for; none where Slurm does not manage them."""
     runtime: Literal["auto", "host", "docker", "podman", "apptainer", "enroot", "pyxis"] = "auto"
-    image: str = ""
-    """Image or image file of the runtime; empty: the benchmark's own."""
+    image: str = ""  # image or image file of the runtime; empty: the benchmark's own
+    # The user's own Python of each framework, for the host runtime; empty: the environments that Encore makes.
     python: dict[str, Path] = Field(default_factory=dict)
-    """The user's own Python of each framework, for the host runtime; empty: the environments that Encore makes."""
-    data: Path | None = None
-    """Folder with a data set per benchmark: DATA/resnet."""
+    data: Path | None = None  # folder with a data set per benchmark: DATA/resnet
     results: Path | None = None
-    network_interface: str = ""
-    """Empty: found on the node."""
-    cpu_bind: str = "auto"
-    """Value of srun --cpu-bind; auto: each rank to the cores of its GPU, where Slurm can bind."""
-    mpi: str = "pmix"
-    """Plugin of srun --mpi for Horovod."""
+    network_interface: str = ""  # empty: found on the node
+    cpu_bind: str = "auto"  # value of srun --cpu-bind; auto: each rank to the cores of its GPU, where Slurm can bind
+    mpi: str = "pmix"  # plugin of srun --mpi for Horovod
+    # After a lost node or at the time limit; then the job fails, with the reason.
     max_requeues: int = Field(default=5, ge=0)
-    """After a lost node or at the time limit; then the job fails, with the reason."""
-    sbatch: tuple[str, ...] = ()
-    """Further options of sbatch, such as "--constraint=a100"."""
+    sbatch: tuple[str, ...] = ()  # further options of sbatch, such as "--constraint=a100"
 
     @field_validator("sbatch")
     @classmethod
@@ -79,7 +72,7 @@ class Cluster(Strict):
     @model_validator(mode="before")
     @classmethod
     def _take_gpus(cls, given: Any) -> Any:
-        """Take the GPUs and their type from ``gpus_per_node = "a100:8"`` and from the options of ``sbatch``."""
+        # Take the GPUs and their type from ``gpus_per_node = "a100:8"`` and from the options of ``sbatch``.
         given, found = dict(given), []
         if isinstance(given.get("gpus_per_node"), str):
             text = given.pop("gpus_per_node")

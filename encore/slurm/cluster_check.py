@@ -79,7 +79,7 @@ def _gpus(cluster: Cluster, partition: partitions.Partition) -> list[Check]:
 
 
 def _account(cluster: Cluster) -> Check:
-    """Check by a submission that sbatch only tests: it asks the same rules as a real one."""
+    # Check by a submission that sbatch only tests: it asks the same rules as a real one.
     given = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
     given |= script.gpus(cluster.gpus_per_node or 0, cluster)
     options = [f"--{name}={value}" for name, value in given.items() if value]
@@ -146,7 +146,6 @@ def _interface(cluster: Cluster) -> Check:
 
 
 def _requeue() -> Check:
-    """Return whether a job can go back into the queue by itself."""
     if placement.setting("JobRequeue") == "1":
         return Check("OK", "requeue", "allowed: jobs resume after the time limit and after a lost node")
     return Check("OK", "requeue", "off by default; slurm/run.sub asks for it with --requeue")

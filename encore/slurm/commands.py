@@ -6,8 +6,8 @@ import subprocess
 
 from encore.errors import EncoreError
 
+# The controller answers in milliseconds; one that does not answer at all is given up after this long.
 CALL_SECONDS = 30.0
-"""The controller answers in milliseconds; one that does not answer at all is given up after this long."""
 
 HINTS = (
     ("configuration source", "go to a login node of the cluster, or set SLURM_CONF to its slurm.conf"),
@@ -30,12 +30,10 @@ HINTS = (
 
 
 def is_installed() -> bool:
-    """Return whether this machine can submit jobs."""
     return shutil.which("sbatch") is not None
 
 
 def require() -> None:
-    """Refuse where there is no Slurm."""
     if not is_installed():
         raise EncoreError(
             "no Slurm here: sbatch is not on PATH",

@@ -17,8 +17,7 @@ from encore.slurm import step
 from encore.slurm.allocation import Allocation
 
 STEP_SECONDS = 90.0
-PROBE_SECONDS = 15.0
-"""A node that does not start a process within this time is taken for lost."""
+PROBE_SECONDS = 15.0  # a node that does not start a process within this time is taken for lost
 
 
 def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]]:
@@ -45,19 +44,16 @@ def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]
 
 
 def check(nodes: int, needs: Sequence[Need]) -> list[Check]:
-    """Return what the nodes lack."""
     answers = on_all("check", nodes, fitness.question(needs))
     failed = [check for answer in answers for check in fitness.judge("node", answer["node"], answer["problems"], needs)]
     return [replace(each, hint=f"{each.hint}; or leave the node out: sbatch --exclude=NODE") for each in failed]
 
 
 def drop_caches(nodes: int) -> bool:
-    """Return whether all nodes could drop their page cache."""
     return all(answer["dropped"] for answer in on_all("drop-caches", nodes))
 
 
 def lost(allocation: Allocation) -> list[str]:
-    """Return nodes of the allocation that no longer start a process."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         answers = pool.map(_answers, allocation.nodes)
         return [node for node, answer in zip(allocation.nodes, answers, strict=True) if not answer]

@@ -13,27 +13,18 @@ from encore.slurm.script import Submission, clock
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGroup:
-    """Nodes of a partition that are alike."""
-
     nodes: int
-    is_up: bool
-    """Neither down, drained nor in maintenance."""
-    gpus: int | None = None
-    """GPUs that Slurm manages on a node; None: it manages none."""
-    types: frozenset[str] = frozenset()
-    """Types of these GPUs, where Slurm has names for them."""
+    is_up: bool  # neither down, drained nor in maintenance
+    gpus: int | None = None  # GPUs that Slurm manages on a node; None: it manages none
+    types: frozenset[str] = frozenset()  # types of these GPUs, where Slurm has names for them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """One partition."""
-
     name: str
     is_default: bool
-    state: str
-    """up, down, drain or inact: only one that is up starts jobs."""
-    max_minutes: int | None
-    """None: no limit."""
+    state: str  # up, down, drain or inact: only one that is up starts jobs
+    max_minutes: int | None  # None: no limit
     groups: tuple[NodeGroup, ...]
 
     @property

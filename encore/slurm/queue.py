@@ -13,53 +13,41 @@ from pathlib import Path
 from encore.errors import EncoreError
 from encore.slurm import commands, placement
 
-NAME = "encore"
-"""What slurm/run.sub calls its jobs; ``encore submit`` adds the benchmark: ``encore-resnet``."""
+NAME = "encore"  # what slurm/run.sub calls its jobs; ``encore submit`` adds the benchmark: ``encore-resnet``
 
-COMMENT = "encore:"
-"""Begins the comment of Encore's jobs; their results folder follows."""
-RESUMES = "|"
-"""Comes after it where the job resumes a run; the name of its folder follows."""
-SEPARATOR = "\x1f"
-"""Unit separator: the fields before the job's name, which is free text, never hold it."""
+COMMENT = "encore:"  # begins the comment of Encore's jobs; their results folder follows
+RESUMES = "|"  # comes after it where the job resumes a run; the name of its folder follows
+SEPARATOR = "\x1f"  # unit separator: the fields before the job's name, which is free text, never hold it
+# Array task, own number, state, nodes, time used, submission, user, partition, reason, comment, name (squeue(1)).
 FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%P", "%r", "%k", "%j")
-"""Array task, own number, state, nodes, time used, submission, user, partition, reason, comment, name (squeue(1))."""
+# The same of sacct(1).
 ACCOUNTED = (
     *("JobID", "JobIDRaw", "State", "NNodes", "Elapsed", "Submit", "User", "Partition", "Reason", "Comment"),
     "JobName",
 )
-"""The same of sacct(1)."""
 # squeue draws the waiting tasks of an array together without --array.
 SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
 ACCOUNTED_SINCE = "now-7days"
 
+# States that a job does not leave (squeue(1), "JOB STATE CODES").
 ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "REVOKED", "TIMEOUT",
 )  # fmt: skip
-"""States that a job does not leave (squeue(1), "JOB STATE CODES")."""
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job, or a task of an array."""
-
-    name: str
-    """``12``, or ``12_3`` for a task."""
-    number: str
-    """Slurm's own number, by which a task of an array has one too."""
-    state: str
-    """In Slurm's words, such as PENDING."""
+    name: str  # ``12``, or ``12_3`` for a task
+    number: str  # Slurm's own number, by which a task of an array has one too
+    state: str  # in Slurm's words, such as PENDING
     nodes: int
-    seconds: float
-    """Time that it has run."""
-    submitted: str
-    """Local time as ISO 8601; after a requeue the time of the requeue."""
+    seconds: float  # time that it has run
+    submitted: str  # local time as ISO 8601; after a requeue the time of the requeue
     user: str
     reason: str
-    title: str
-    """What sbatch --job-name calls it."""
+    title: str  # what sbatch --job-name calls it
     partition: str = ""
     comment: str = ""
 
@@ -82,18 +70,15 @@ class Job:
 
     @property
     def task(self) -> int | None:
-        """3 for ``12_3``."""
         number = self.name.partition("_")[2]
         return int(number) if number.isdigit() else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more comes of it."""
         return self.state in ENDED
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue."""
         return self.state in WAITING
 
     @property
@@ -110,12 +95,10 @@ class Job:
 
 
 def is_there() -> bool:
-    """Return whether there is a queue to ask."""
     return shutil.which("squeue") is not None
 
 
 def this_user() -> str:
-    """Return the name of the user, as squeue shows it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -6,8 +6,7 @@ from encore.errors import EncoreError
 from encore.slurm import commands
 from encore.slurm.allocation import Allocation
 
-WARNING = signal.SIGUSR1
-"""What slurm/run.sub lets Slurm send before the time limit (sbatch --signal)."""
+WARNING = signal.SIGUSR1  # what slurm/run.sub lets Slurm send before the time limit (sbatch --signal)
 
 
 def is_done(allocation: Allocation) -> bool:

@@ -9,8 +9,7 @@ from encore import __version__, paths
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import COMMENT, RESUMES
 
-WARNING_SECONDS = 120
-"""Before the time limit: enough for a checkpoint on a slow file system."""
+WARNING_SECONDS = 120  # before the time limit: enough for a checkpoint on a slow file system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,46 +20,32 @@ class Wanted:
     gpus_per_node: int | None = None
     gpu_type: str | None = None
     minutes: int | None = None
+    # Tasks of an array, one run each, as sbatch has them: ``0-4``, or ``0-4%2`` for two at once.
     array: str | None = None
-    """Tasks of an array, one run each, as sbatch has them: ``0-4``, or ``0-4%2`` for two at once."""
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     reservation: str | None = None
     dependency: str | None = None
-    mail: str | None = None
-    """Address that Slurm writes to when the job ends, fails or is requeued."""
-    job_name: str | None = None
-    """Put after ``encore-BENCHMARK-``."""
-    comment: str | None = None
-    """Put after Encore's own part of the job's comment."""
-    require_target: bool = False
-    """Whether a missed target ends the job as FAILED."""
-    more: tuple[str, ...] = ()
-    """Further options of sbatch."""
+    mail: str | None = None  # address that Slurm writes to when the job ends, fails or is requeued
+    job_name: str | None = None  # put after ``encore-BENCHMARK-``
+    comment: str | None = None  # put after Encore's own part of the job's comment
+    require_target: bool = False  # whether a missed target ends the job as FAILED
+    more: tuple[str, ...] = ()  # further options of sbatch
     cluster: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job for sbatch, with all choices made."""
-
-    name: str
-    """The benchmark, such as resnet."""
+    name: str  # the benchmark, such as resnet
     nodes: int
-    gpus_per_node: int
-    """0 for ranks on the CPU."""
-    minutes: int | None
-    """Time limit; None: the partition's own."""
+    gpus_per_node: int  # 0 for ranks on the CPU
+    minutes: int | None  # time limit; None: the partition's own
     results: Path
-    arguments: tuple[str, ...]
-    """Of ``encore run``, without the benchmark's name."""
-    array: tuple[int, ...] = ()
-    """Numbers of the tasks of an array, one run each, in order."""
-    wanted: Wanted = Wanted()
-    """The site's options."""
-    resumes: str = ""
-    """Name of the run folder that is resumed; empty: the job makes one."""
+    arguments: tuple[str, ...]  # of ``encore run``, without the benchmark's name
+    array: tuple[int, ...] = ()  # numbers of the tasks of an array, one run each, in order
+    wanted: Wanted = Wanted()  # the site's options
+    resumes: str = ""  # name of the run folder that is resumed; empty: the job makes one
 
 
 def options(submission: Submission, cluster: Cluster) -> list[str]:
@@ -98,7 +83,7 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
 
 
 def _tasks(numbers: Sequence[int]) -> str:
-    """Return ``0-4``, or ``1,3,4`` for tasks that are not the first ones."""
+    # ``0-4``, or ``1,3,4`` for tasks that are not the first ones.
     if len(numbers) > 1 and tuple(numbers) == tuple(range(len(numbers))):
         return f"0-{numbers[-1]}"
     return ",".join(map(str, numbers))

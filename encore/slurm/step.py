@@ -9,6 +9,7 @@ from encore.slurm import placement
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
 
+# What Slurm gives each rank about itself and PMIx; a container gets these by name from its own task.
 RANK_VARIABLES = (
     "PMIX_BFROP_BUFFER_TYPE", "PMIX_DSTORE_21_BASE_PATH", "PMIX_DSTORE_ESH_BASE_PATH", "PMIX_GDS_MODULE",
     "PMIX_HOSTNAME", "PMIX_NAMESPACE", "PMIX_RANK", "PMIX_SECURITY_MODE", "PMIX_SERVER_TMPDIR",
@@ -17,7 +18,6 @@ RANK_VARIABLES = (
     "SLURM_JOB_ID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_ID",
     "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
 )  # fmt: skip
-"""What Slurm gives each rank about itself and PMIx; a container gets these by name from its own task."""
 
 FIRST_PORT = 20000
 PORTS = 10000
@@ -90,7 +90,7 @@ def spool_folder() -> str:
 
 
 def _rendezvous(allocation: Allocation) -> dict[str, str]:
-    """Return where torch.distributed's ranks meet: rank 0's node, on a port that no other job of the node chose."""
+    # Where torch.distributed's ranks meet: rank 0's node, on a port that no other job of the node chose.
     port = FIRST_PORT + (int(allocation.job) if allocation.is_real else 0) % PORTS
     address = placement.address(allocation.nodes[0]) if allocation.is_real else allocation.nodes[0]
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from encore.configuration import Configuration
 from encore.results.published.published import PublishedResult, load_published
 
-MARGIN = 2.0
-"""Own hardware, file system and luck with the seed; Slurm kills at the limit, and waits for none."""
-SETUP_MINUTES = 20
-"""Pulling an image, starting it, reading the data set for the first time, evaluation before the end."""
-SMALL_MINUTES = 15
-"""A small data set on a few cores, set-up of the framework's environment included."""
+MARGIN = 2.0  # own hardware, file system and luck with the seed; Slurm kills at the limit, and waits for none
+SETUP_MINUTES = 20  # pulling an image, starting it, reading the data set for the first time, evaluation before the end
+SMALL_MINUTES = 15  # a small data set on a few cores, set-up of the framework's environment included
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,6 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
 
 
 def _published(configuration: Configuration) -> PublishedResult | None:
-    """Return the published score that the system file names."""
     system, benchmark = configuration.system, configuration.choice.benchmark.name
     wanted = (system.round, benchmark, system.submission.rsplit("/", 1)[-1])
     scored = (cell for cell in load_published() if cell.score_minutes is not None)

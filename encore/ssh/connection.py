@@ -20,8 +20,7 @@ from encore.ssh.hosts import Host
 
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 20.0
-SOON = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
-"""Give up soon."""
+SOON = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")  # give up soon
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ def ask(argv: Sequence[str], script: str) -> Answer:
 
 
 def check(hosts: Sequence[Host], needs: Sequence[Need], root: Path, python: Path) -> list[Check]:
-    """Ask all hosts at once; return what they lack."""
     script = probe(needs, root, python)
     with ThreadPoolExecutor(max_workers=32) as pool:
         answers = list(pool.map(lambda host: ask(each_host.command(host.name, *SOON), script), hosts))
@@ -80,7 +78,6 @@ SYMPTOMS = (
 
 
 def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
-    """Return what is wrong with a host."""
     if not answer.problem:
         return fitness.judge("host", host.name, answer.problems, needs)
     fitting = [hint for text, hint in SYMPTOMS if text in answer.problem]

@@ -15,8 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 POLL_SECONDS = 0.1
-NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")
-"""Belong to this machine or to the shell."""
+NOT_EXPORTED = ("SSH_AUTH_SOCK", "_")  # belong to this machine or to the shell
 
 
 def script(argv: Sequence[str], variables: Mapping[str, str], folder: str, number: int) -> str:

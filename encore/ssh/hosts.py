@@ -6,9 +6,9 @@ from pathlib import Path
 
 from encore.errors import EncoreError
 
+# Host names and IPv4 addresses; nothing that a program could take for an option. User, port and key belong in
+# ``~/.ssh/config``.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Host names and IPv4 addresses; nothing that a program could take for an option. User, port and key belong
-in ``~/.ssh/config``."""
 LINE = re.compile(r"(?P<name>\S+?)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?")
 EXAMPLE = "n1:4,n2:4"
 
@@ -25,7 +25,6 @@ class Host:
 
 
 def parse(text: str) -> tuple[Host, ...]:
-    """Return hosts of ``--hosts n1:4,n2:4``."""
     return _checked([_host(part.strip(), "--hosts") for part in text.split(",")], "--hosts")
 
 

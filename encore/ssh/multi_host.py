@@ -21,8 +21,7 @@ from encore.machine.preflight import Check
 from encore.ssh import connection, ssh_launchers
 from encore.ssh.hosts import Host
 
-AGENT = "SSH_AUTH_SOCK"
-"""Where ssh finds the caller's keys; for the launcher, not for the ranks."""
+AGENT = "SSH_AUTH_SOCK"  # where ssh finds the caller's keys; for the launcher, not for the ranks
 
 
 def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[Check]:
@@ -79,7 +78,6 @@ def for_launcher(hosts: tuple[Host, ...]) -> tuple[Host, ...]:
 
 
 def is_here(name: str) -> bool:
-    """Return whether a host name means this machine."""
     mine = {each.address.split("%")[0] for found in psutil.net_if_addrs().values() for each in found}
     return name == platform.node() or bool(addresses(name) & mine)
 

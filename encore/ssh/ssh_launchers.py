@@ -13,8 +13,8 @@ from encore.errors import EncoreError
 from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
 from encore.ssh.hosts import Host
 
+# Where torchrun's ranks meet: below the ports that Linux gives to outgoing connections (32768 and up).
 FIRST_PORT, PORTS = 20000, 10000
-"""Where torchrun's ranks meet: below the ports that Linux gives to outgoing connections (32768 and up)."""
 
 
 def horovodrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
@@ -64,8 +64,8 @@ def torchrun(hosts: tuple[Host, ...], output: str, interface: str) -> Launch:
     return Launch("torchrun", inner=("torchrun", *options), outer=each, environment=environment)
 
 
+# The communication of the ranks that each launcher can start.
 LAUNCHERS: Mapping[str, str] = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch.distributed"}
-"""The communication of the ranks that each launcher can start."""
 
 
 def choose(name: str | None, framework: str, hosts: tuple[Host, ...]) -> str:

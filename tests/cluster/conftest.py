@@ -21,7 +21,6 @@ WANTED = "ENCORE_CLUSTER_TESTS"
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes, n1 and n2."""
     if not os.environ.get(WANTED):
         pytest.skip(f"{WANTED} is not set: no Slurm is started (make test-cluster does)")
     missing = slurm.missing_programs()
@@ -54,17 +53,14 @@ class Jobs:
         return self.cluster.call("sbatch", "--parsable", log, *sbatch, script, "resnet", *own, *short, *arguments)
 
     def log(self, job: str) -> str:
-        """Return what the batch script printed."""
         return "".join(path.read_text() for path in sorted(self.results.glob(f"slurm-{job}*.out")))
 
     def folder(self, job: str) -> Path:
-        """Return the run folder of a job, once it is there."""
         wait_for(lambda: any(self.results.glob(f"[0-9]*-job{job}")), f"run folder of job {job}")
         (found,) = self.results.glob(f"[0-9]*-job{job}")
         return found
 
     def state(self, job: str, number: int = 0) -> dict[str, Any]:
-        """Return the state.json of an experiment."""
         path = self.folder(job) / f"experiment_{number}" / "state.json"
         return files.read_json(path) if path.exists() else {"status": "prepared", "reason": ""}
 
@@ -90,7 +86,6 @@ class Jobs:
 
 @pytest.fixture
 def jobs(cluster: Cluster, digits: Path, tmp_path: Path) -> Iterator[Jobs]:
-    """Submits jobs; none of them outlives the test."""
     yield Jobs(cluster, tmp_path / "results", digits)
     cluster.call("scancel", "--user=root")
     wait_for(cluster.is_idle, "idle nodes after the test")

@@ -63,7 +63,6 @@ PartitionName=urgent Nodes=n1,n2 Default=NO MaxTime=60 State=UP PriorityTier=10
 
 
 def missing_programs() -> list[str]:
-    """Return what has to be installed before a cluster can start."""
     return [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]
 
 
@@ -83,8 +82,6 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SE
 
 @dataclass
 class Cluster:
-    """A running cluster."""
-
     folder: Path
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -102,11 +99,9 @@ class Cluster:
         return done.stdout.strip()
 
     def state(self, job: str) -> str:
-        """Return the state of a job, such as RUNNING, COMPLETED, or with requeues PENDING."""
         return self.field(job, "JobState")
 
     def field(self, job: str, name: str) -> str:
-        """Return one field of ``scontrol show job``."""
         for word in self.call("scontrol", "show", "job", job).split():
             key, _, value = word.partition("=")
             if key == name:
@@ -114,7 +109,6 @@ class Cluster:
         return ""
 
     def start_node(self, node: str) -> None:
-        """Start the slurmd of a node."""
         self._daemon(node, ["slurmd", "-D", "-N", node])
 
     def kill_node(self, node: str) -> None:
@@ -127,7 +121,7 @@ class Cluster:
         daemon.wait()
 
     def _processes_on(self, node: str) -> list[psutil.Process]:
-        """Return the tasks of a node, which have its name from Slurm, and the steps that started them."""
+        # The tasks of a node, which have its name from Slurm, and the steps that started them.
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -152,7 +146,6 @@ class Cluster:
         wait_for(self.is_idle, f"two idle nodes; see the logs in {self.folder}")
 
     def is_idle(self) -> bool:
-        """Return whether both nodes answer and have nothing to do."""
         command = ("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T")
         done = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
         return done.stdout.split() == ["idle", "idle"]
@@ -172,7 +165,6 @@ class Cluster:
         wait_for((self.folder / "munge.socket").exists, "munge's socket")
 
     def stop(self) -> None:
-        """End everything that the cluster has started."""
         for name in sorted(self.daemons, key=["n1", "n2", "slurmctld", "munged"].index):
             daemon = self.daemons[name]
             daemon.send_signal(signal.SIGTERM)
@@ -207,7 +199,6 @@ def configure(folder: Path, ports: Sequence[int], plugins: str = "") -> None:
 
 @contextlib.contextmanager
 def running(folder: Path, plugins: str = "") -> Iterator[Cluster]:
-    """Yield a cluster while the block runs."""
     with contextlib.ExitStack() as held:
         # No other program gets one while a daemon is not there: before it starts, and where a test has killed it.
         sockets = [held.enter_context(held_port()) for _ in range(3)]

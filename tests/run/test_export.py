@@ -23,7 +23,6 @@ SETTINGS = ("layers=[32,16,8]", "factors=8", "epochs=2", "quality_target=0.001")
 
 @pytest.fixture(scope="module")
 def run(encore: Encore, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run that reached its target."""
     folder = tmp_path_factory.mktemp("export")
     data.prepare("ncf", folder / "ncf", data.Preparation(), pytorch_python, lambda update: None)
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -34,7 +33,6 @@ def run(encore: Encore, pytorch_python: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Experiment:
-    """A copy of the run to break."""
     folder = tmp_path / run.name
     shutil.copytree(run, folder)
     return Experiment(0, folder / "experiment_0")

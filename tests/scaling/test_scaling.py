@@ -13,8 +13,8 @@ from encore.lab.scaling.cost_model import Algorithm, Point, fit_epochs, fit_step
 from encore.lab.scaling.fitting import Prior, fit
 from encore.results.published.published import load_published
 
+# Seconds: a ResNet-50 on V100s, about.
 TRUTH = {"compute": 7e-4, "fixed": 5e-3, "latency": 2e-5, "transfer": 1e-2, "transfer between nodes": 4e-2}
-"""Seconds: a ResNet-50 on V100s, about."""
 
 
 def cost(algorithm: Algorithm, gpus: int, nodes: int, samples: float) -> float:
@@ -37,7 +37,6 @@ def cost(algorithm: Algorithm, gpus: int, nodes: int, samples: float) -> float:
 def observed(
     algorithm: Algorithm, scales: list[tuple[int, int]], noise: float, generator: np.random.Generator
 ) -> list[Point]:
-    """Return points on (GPUs, nodes), with three batches each."""
     return [
         Point(
             gpus=gpus,

@@ -87,7 +87,6 @@ def test_a_search_that_is_cut_short_says_so_and_is_no_worse_than_one_by_one() ->
 
 
 def partings(sizes: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
-    """Yield every number of slots of each size that fit."""
     ranges = [range(gpus // size + 1) for size in sizes]
     for counts in itertools.product(*ranges):
         if sum(n * size for n, size in zip(counts, sizes, strict=True)) <= gpus:
@@ -95,7 +94,6 @@ def partings(sizes: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
 
 
 def most_rounds(jobs: list[Job], gpus: int) -> float:
-    """Return the linear program over all partings at once."""
     sizes = (1, 2, 3, 4, 8)[: 5 if gpus >= 8 else 4]
     ways = list(partings(sizes, gpus))
     uses = [(job, option) for job in jobs for option in job.options]

@@ -49,7 +49,6 @@ def write(folder: Path, **changed: Any) -> Path:
 
 
 def read(folder: Path) -> exports.Export:
-    """Return the one model of an export."""
     (model,) = exports.read(folder)
     return model.export
 

@@ -41,8 +41,6 @@ def exported(serving_python: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs, and what a client needs."""
-
     child: subprocess.Popen[str]
     ports: dict[str, str]
     folder: Path
@@ -56,7 +54,6 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(exported: Path, serving_python: Path) -> Iterator[Served]:
-    """One server for all tests, started as a user does."""
     log = ""
     for _ in range(ATTEMPTS):
         http, grpc = free_ports()

@@ -5,7 +5,6 @@ from encore.slurm.queue import Job
 
 
 def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "") -> Job:
-    """Return a job of two nodes."""
     number = name.replace("_", "00")
     return Job(
         name=name,

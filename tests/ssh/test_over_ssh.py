@@ -33,8 +33,7 @@ pytestmark = pytest.mark.skipif(
     "apt-get install openssh-server openssh-client openmpi-bin libopenmpi-dev",
 )
 
-HOSTS = "encore-first:1,encore-second:1"
-"""Names that only ssh's configuration knows, of 127.0.0.1 and 127.0.0.2."""
+HOSTS = "encore-first:1,encore-second:1"  # names that only ssh's configuration knows, of 127.0.0.1 and 127.0.0.2
 # Two ranks on two cores: with one thread each, and without OpenMPI's waiting in a loop.
 QUICK = (
     "--env", "OMP_NUM_THREADS=1", "--env", "OMPI_MCA_mpi_yield_when_idle=1",
@@ -47,13 +46,11 @@ class Sshd:
     """An sshd of the test's own on 127.0.0.2, and the PATH on which ``ssh`` finds it."""
 
     path: str
-    host: str
-    """Name of the machine behind it."""
+    host: str  # name of the machine behind it
 
 
 @pytest.fixture(scope="module")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    """Starts sshd with a throw-away key and stops it."""
     folder = tmp_path_factory.mktemp("sshd")
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
@@ -129,7 +126,6 @@ def ssh_sessions(sshd: Sshd) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def by_mpirun(sshd: Sshd, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of an epoch over mpirun."""
     results = tmp_path_factory.mktemp("mpirun")
     child = started(sshd, digits, results, "mpirun")
     output = child.communicate(timeout=PATIENCE)[0]

@@ -66,7 +66,6 @@ def runs(folders: dict[str, Path]) -> list[ServerRun]:
 
 
 def variant(run: ServerRun, server: str, links: str = "", **changed: Any) -> ServerRun:
-    """Return a run with other values."""
     measured = replace(run.measured, label=server, system=server, **{"gpus": 4, "framework": "mxnet", **changed})
     return ServerRun(server=server, side=run.side, measured=measured, links=links)
 

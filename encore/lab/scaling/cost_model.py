@@ -31,23 +31,19 @@ from encore.lab.scaling.fitting import LEVEL, PositiveSum, Prediction, Prior, fi
 
 Algorithm = Literal["ring", "tree", "hierarchical"]
 
+# Standard deviation that a point is given where its own is not known or is smaller: no model is better.
 RELATIVE_ERROR = 0.05
-"""Standard deviation that a point is given where its own is not known or is smaller: no model is better."""
+# Priors: fixed costs and one transfer of the gradient take a tenth of the shortest measured time, a hop a ten-
+# thousandth (15 us of a step of 150 ms); each give or take a factor of 10.
 _SHARE, _HOP_SHARE, _FACTOR = 0.1, 1e-4, 10.0
-"""Priors: fixed costs and one transfer of the gradient take a tenth of the shortest measured time, a hop a
-ten-thousandth (15 us of a step of 150 ms); each give or take a factor of 10."""
 _COMPUTE_FACTOR = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One number of GPUs, measured or to be predicted."""
-
     gpus: int
-    samples_per_gpu: float
-    """Work of one GPU in ``time``; only the ratio between points matters."""
-    time: float = math.nan
-    """Measured time, in any unit that all points share."""
+    samples_per_gpu: float  # work of one GPU in ``time``; only the ratio between points matters
+    time: float = math.nan  # measured time, in any unit that all points share
     nodes: int = 1
     relative_error: float = RELATIVE_ERROR
 
@@ -117,7 +113,7 @@ def _names(algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
-    """Return the factors of compute, fixed, latency and transfer at a point."""
+    # The factors of compute, fixed, latency and transfer at a point.
     n = point.gpus
     if algorithm == "hierarchical":
         g, nodes = point.gpus_per_node, point.nodes
@@ -176,7 +172,6 @@ class Product:
 
     @property
     def prediction(self) -> Prediction:
-        """The product with its interval."""
         value = math.prod(part.value for part in self.parts)
         down = math.hypot(*(math.log(part.value / part.low) for part in self.parts))
         up = math.hypot(*(math.log(part.high / part.value) for part in self.parts))

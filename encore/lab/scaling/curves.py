@@ -33,18 +33,15 @@ class Curve:
     """Minutes to the target of one benchmark by number of GPUs, each measured."""
 
     benchmark: str
-    points: tuple[tuple[int, float], ...]
-    """GPUs and minutes, ascending by GPUs."""
+    points: tuple[tuple[int, float], ...]  # GPUs and minutes, ascending by GPUs
     source: str
 
     @property
     def least(self) -> int:
-        """Fewest GPUs measured."""
         return self.points[0][0]
 
     @property
     def most(self) -> int:
-        """Most GPUs measured."""
         return self.points[-1][0]
 
 
@@ -55,8 +52,7 @@ class Option:
     gpus: int
     minutes: float
     how: How = "measured"
-    low: float | None = None
-    """Ends of the 95 % interval where the minutes are predicted."""
+    low: float | None = None  # ends of the 95 % interval where the minutes are predicted
     high: float | None = None
 
     @property
@@ -91,7 +87,7 @@ def load_curves(sources: Sequence[str]) -> dict[str, Curve]:
 
 
 def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
-    """Yield the benchmark, GPUs, minutes and kind of accelerator of everything that a source measured."""
+    # Yield the benchmark, GPUs, minutes and kind of accelerator of everything that a source measured.
     path = Path(source)
     if path.is_file():
         yield from _read_file(path)
@@ -117,7 +113,7 @@ def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
-    """Yield rows of a CSV file with the columns benchmark, gpus and minutes."""
+    # Yield rows of a CSV file with the columns benchmark, gpus and minutes.
     with path.open(encoding="utf-8", newline="", errors="replace") as file:
         reader = csv.DictReader(file)
         missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
@@ -185,7 +181,7 @@ def interpolated(curve: Curve, gpus: int) -> float:
 
 
 def _predicted(curve: Curve, gpus: int) -> Option:
-    """Return minutes by the cost model, with the work of the whole training divided among the GPUs."""
+    # Minutes by the cost model, with the work of the whole training divided among the GPUs.
     model = fit_steps([Point(gpus=n, samples_per_gpu=1 / n, time=minutes) for n, minutes in curve.points])
     found = model.predict(Point(gpus=gpus, samples_per_gpu=1 / gpus))
     return Option(gpus=gpus, minutes=found.value, how="predicted", low=found.low, high=found.high)

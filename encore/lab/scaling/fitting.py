@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 LEVEL = 0.95
-_WIDEST = 40.0
-"""Search for the ends of an interval no further than this in natural logarithms."""
+_WIDEST = 40.0  # search for the ends of an interval no further than this in natural logarithms
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class Prior:
     """What is assumed of a parameter before anything was measured: log-normal."""
 
     median: float
-    factor: float
-    """One standard deviation up multiplies the median by this, one down divides it."""
+    factor: float  # one standard deviation up multiplies the median by this, one down divides it
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,11 @@ class Prediction:
     high: float
 
     def holds(self, measured: float) -> bool:
-        """Return whether a measured value is inside."""
         return self.low <= measured <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositiveSum:
-    """A fitted sum of positive terms."""
-
     rows: tuple[tuple[float, ...], ...]
     values: tuple[float, ...]
     errors: tuple[float, ...]
@@ -56,7 +51,6 @@ class PositiveSum:
     parameters: tuple[float, ...]
 
     def at(self, row: Sequence[float]) -> float:
-        """Return the value of the model at ``row``."""
         return float(np.dot(row, self.parameters))
 
     def predict(self, row: Sequence[float], error: float, level: float = LEVEL) -> Prediction:
@@ -113,7 +107,7 @@ def _minimize(
     priors: tuple[Prior, ...],
     start: Any,
 ) -> tuple[Any, float]:
-    """Return logarithms of the best parameters, and their sum of squares."""
+    # Logarithms of the best parameters, and their sum of squares.
     from scipy.optimize import least_squares
 
     matrix, logs, scale = np.array(rows), np.log(values), np.array(errors)

@@ -151,7 +151,7 @@ def _check(figure: StudyFigure, what: str, computed: Span, note: str = "") -> Ch
 
 
 def _totals() -> dict[tuple[str, int | None], Span]:
-    """Return minutes per epoch times epochs of tables 1 to 6."""
+    # Minutes per epoch times epochs of tables 1 to 6.
     parts: dict[tuple[str, int | None], dict[str, StudyFigure]] = {}
     for figure in _figures(MICROWAY):
         if figure.place.startswith("table") and figure.quantity in ("minutes_per_epoch", "epochs"):
@@ -167,7 +167,7 @@ def _table_7() -> Iterator[Check]:
 
 
 def _running_text() -> Iterator[Check]:
-    """Check what the text says next to the tables: about, more than, less than."""
+    # Check what the text says next to the tables: about, more than, less than.
     totals = _totals()
     for figure in _figures(MICROWAY, place="text"):
         if figure.gpus is None or (figure.model, figure.gpus) not in totals:
@@ -190,7 +190,7 @@ def _running_text() -> Iterator[Check]:
 
 
 def _memory() -> Iterator[Check]:
-    """Compare GPU 0 with the others, and each batch with the smallest."""
+    # Compare GPU 0 with the others, and each batch with the smallest.
     place = "backup: memory usage"
     memory = {
         (figure.model, figure.batch, figure.context): figure
@@ -209,7 +209,7 @@ def _memory() -> Iterator[Check]:
 
 
 def _layers() -> Iterator[Check]:
-    """Check that convolution, Inception and fully connected layers add up to the network's, a module being several."""
+    # Check that convolution, Inception and fully connected layers add up to the network's, a module being several.
     by_model: dict[str, dict[str, StudyFigure]] = {}
     for figure in _figures(BARC, place="slide: workloads"):
         by_model.setdefault(figure.model, {})[figure.quantity] = figure
@@ -222,7 +222,7 @@ def _layers() -> Iterator[Check]:
 
 
 def _precision_and_scaling() -> Iterator[Check]:
-    """Check that the gain of fp16 on 16 GPUs follows from the gain on one and from both speed-ups."""
+    # Check that the gain of fp16 on 16 GPUs follows from the gain on one and from both speed-ups.
     for framework in ("MXNet", "Caffe2"):
         gains = {
             figure.relation: figure
@@ -247,7 +247,7 @@ def _precision_and_scaling() -> Iterator[Check]:
 
 
 def _servers() -> Iterator[Check]:
-    """Yield figures of all GPUs of a server together, from those of one."""
+    # Yield figures of all GPUs of a server together, from those of one.
     single = {
         (figure.system, figure.quantity): span_of(figure)
         for figure in _figures(DELL, place="slide: PCIe and SXM2", gpus=1)
@@ -277,7 +277,7 @@ def _servers() -> Iterator[Check]:
 
 
 def _contradictions() -> Iterator[Check]:
-    """Yield statements of one study that exclude each other."""
+    # Yield statements of one study that exclude each other.
     for figure in _figures(DELL, place="slide: time to accuracy", model="maskrcnn"):
         yield Check(
             source=DELL,
@@ -302,7 +302,7 @@ def _contradictions() -> Iterator[Check]:
 
 
 def _datasets() -> Iterator[Check]:
-    """Check weak scaling: twice the GPUs, twice the images."""
+    # Check weak scaling: twice the GPUs, twice the images.
     sizes: Iterable[StudyFigure] = _figures(BARC, place="slide: datasets", quantity="train_samples")
     weak = {figure.gpus: figure for figure in sizes if figure.gpus}
     for gpus, figure in weak.items():

@@ -100,7 +100,7 @@ def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> I
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ``0-3, 6``."""
+    # ``0-3, 6``.
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

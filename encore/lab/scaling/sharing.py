@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 from encore.lab.scaling.curves import Option
 
-STATES = 400_000
-"""States of single GPUs that the search looks at before it stops and reports that it did."""
-_MOST_RUNS = 100
-"""Of more runs than this no schedule is searched: the list schedule is kept."""
+STATES = 400_000  # states of single GPUs that the search looks at before it stops and reports that it did
+_MOST_RUNS = 100  # of more runs than this no schedule is searched: the list schedule is kept
 _TINY = 1e-9
 
 
@@ -35,29 +33,22 @@ class Placement:
     benchmark: str
     option: Option
     start: float
-    on_gpus: tuple[int, ...]
-    """Numbers of the GPUs that it runs on."""
+    on_gpus: tuple[int, ...]  # numbers of the GPUs that it runs on
 
     @property
     def end(self) -> float:
-        """When it ends, in minutes."""
         return self.start + self.option.minutes
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who runs when on how many GPUs."""
-
     gpus: int
     placements: tuple[Placement, ...]
-    bound: float
-    """No schedule is shorter than this many minutes."""
-    is_shortest: bool
-    """Whether the search went through everything."""
+    bound: float  # no schedule is shorter than this many minutes
+    is_shortest: bool  # whether the search went through everything
 
     @property
     def makespan(self) -> float:
-        """Minutes until the last run ends."""
         return max(each.end for each in self.placements)
 
 
@@ -66,8 +57,8 @@ def one_by_one(jobs: Sequence[Job]) -> float:
     return sum(job.count * min(option.minutes for option in job.options) for job in jobs)
 
 
+# Index of a job, and the option it runs by; a list of them, in order of start, is a schedule.
 _Choice = tuple[int, Option]
-"""Index of a job, and the option it runs by; a list of them, in order of start, is a schedule."""
 
 
 def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
@@ -186,7 +177,7 @@ def _by_gpus(choice: _Choice) -> tuple[int, float]:
 
 
 def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
-    """Yield the runs of a schedule with their times and the numbers of their GPUs."""
+    # Yield the runs of a schedule with their times and the numbers of their GPUs.
     free = [0.0] * gpus
     for number, option in chosen:
         start = sorted(free)[option.gpus - 1]

@@ -21,10 +21,8 @@ from encore.lab.scaling.sharing import Job, one_by_one
 _MINUTES_A_DAY = 1440
 _NOTHING = 1e-7
 
-_Use = tuple[int, Option]
-"""Index of a job, and the option it runs by."""
-_Parting = tuple[int, ...]
-"""Slots of each size."""
+_Use = tuple[int, Option]  # index of a job, and the option it runs by
+_Parting = tuple[int, ...]  # slots of each size
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,10 @@ class Share:
 
     benchmark: str
     option: Option
-    busy: float
-    """Slots of this size that it keeps busy, averaged over the day."""
+    busy: float  # slots of this size that it keeps busy, averaged over the day
 
     @property
     def runs_per_day(self) -> float:
-        """Runs that end in a day."""
         return self.busy * _MINUTES_A_DAY / self.option.minutes
 
 
@@ -46,10 +42,8 @@ class Share:
 class Phase:
     """A part of the day in which the machine is parted in one way."""
 
-    share: float
-    """Of the day, 0 to 1."""
-    slots: tuple[tuple[int, int], ...]
-    """How many slots, and of how many GPUs."""
+    share: float  # of the day, 0 to 1
+    slots: tuple[tuple[int, int], ...]  # how many slots, and of how many GPUs
 
 
 @dataclass(frozen=True)
@@ -57,8 +51,7 @@ class SteadyState:
     """What a machine can do day after day."""
 
     gpus: int
-    rounds_per_day: float
-    """How often a day every benchmark is run as often as wanted."""
+    rounds_per_day: float  # how often a day every benchmark is run as often as wanted
     phases: tuple[Phase, ...]
     shares: tuple[Share, ...]
 
@@ -102,7 +95,7 @@ def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
 
 
 def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Use], partings: list[_Parting]) -> Any:
-    """Return the best use of these partings. Unknowns: rounds, slots kept busy by each use, share of each parting."""
+    # The best use of these partings. Unknowns: rounds, slots kept busy by each use, share of each parting.
     import numpy as np
     from scipy.optimize import linprog
 
@@ -126,7 +119,7 @@ def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Use], partings: l
 
 
 def _dearest(sizes: list[int], prices: list[float], gpus: int) -> tuple[_Parting, float]:
-    """Return the parting whose slots are worth most: an unbounded knapsack, by dynamic programming."""
+    # The parting whose slots are worth most: an unbounded knapsack, by dynamic programming.
     values: list[tuple[float, int | None]] = [(0.0, None)]
     for total in range(1, gpus + 1):
         best: tuple[float, int | None] = (values[total - 1][0], None)

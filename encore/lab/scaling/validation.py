@@ -36,13 +36,13 @@ class Series:
         return f"{self.round} {self.submitter} {self.accelerator}"
 
 
+# Google's TPUs of v0.7 are left out: a pod is one node in one description and hundreds in the next.
 SERIES = (
     Series(round="v0.6", submitter="NVIDIA", accelerator="V100"),
     Series(round="v0.6", submitter="Google", accelerator="tpu-v3"),
     Series(round="v0.7", submitter="NVIDIA", accelerator="V100"),
     Series(round="v0.7", submitter="NVIDIA", accelerator="A100"),
 )
-"""Google's TPUs of v0.7 are left out: a pod is one node in one description and hundreds in the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,7 @@ class Measured:
     """One published result as the model sees it."""
 
     cell: PublishedResult
-    point: Point
-    """Time in seconds per step, start and evaluations included."""
+    point: Point  # time in seconds per step, start and evaluations included
     batch: int
     epochs: float
     minutes: float
@@ -65,8 +64,7 @@ class Check:
     benchmark: str
     fitted_on: tuple[int, ...]
     measured: Measured
-    step: Prediction
-    """Seconds per step."""
+    step: Prediction  # seconds per step
     epochs: Prediction
     minutes: Prediction
 
@@ -89,7 +87,6 @@ def train_samples() -> dict[str, int]:
 
 
 def published_points(series: Series, benchmark: str) -> list[Measured]:
-    """Return the results of a series, by number of accelerators."""
     found = [
         _measured(cell)
         for cell in load_published()
@@ -157,7 +154,6 @@ def _predicted(series: Series, benchmark: str, measured: Iterable[Measured], cou
 
 
 def error_table(benchmark: str) -> Table:
-    """Return the table of predicted and published, with the error of each."""
     return Table(
         title=f"Predicted and published: {benchmark}",
         columns=(
@@ -186,7 +182,7 @@ def error_table(benchmark: str) -> Table:
 
 
 def _summary(found: Sequence[Check]) -> str:
-    """Return how large the errors are, and how often the intervals held."""
+    # How large the errors are, and how often the intervals held.
     steps = statistics.median(abs(each.step_error) for each in found)
     minutes = statistics.median(abs(each.minutes_error) for each in found)
     held = sum(each.step.holds(each.measured.point.time) for each in found)
@@ -198,5 +194,5 @@ def _summary(found: Sequence[Check]) -> str:
 
 
 def _two(number: float) -> str:
-    """Return two significant digits, never as a power of ten."""
+    # Two significant digits, never as a power of ten.
     return f"{float(f'{number:.2g}'):g}"

@@ -17,8 +17,7 @@ from encore.run import exporting, run_folder
 class Evaluation:
     """What is passed through the server, and where the model is from."""
 
-    source: Path
-    """The export that is served."""
+    source: Path  # the export that is served
     choice: Choice
     experiment: Path
     data: Path

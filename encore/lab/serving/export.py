@@ -14,11 +14,11 @@ from encore.errors import EncoreError
 
 PASSPORT = "export.json"
 EXAMPLE = "example.npz"
+# Triton's types with those of NumPy (its docs/user_guide/model_configuration.md, Datatypes).
 TYPES = {
     "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
 }  # fmt: skip
-"""Triton's types with those of NumPy (its docs/user_guide/model_configuration.md, Datatypes)."""
 AGAIN = "write the folder again: encore export RUN -o DIR"
 
 
@@ -34,19 +34,16 @@ R = TypeVar("R", bound=_Read)
 
 
 class Tensor(_Read):
-    """An input or output."""
-
     name: str = Field(min_length=1)
     type: str
-    shape: tuple[int, ...]
-    """-1 where a size varies."""
+    shape: tuple[int, ...]  # -1 where a size varies
 
 
 class Checked(_Read):
     """How the export was compared with the training code."""
 
+    # The largest difference of an output, divided by its largest magnitude where that is above 1.
     tolerance: float = 0.0
-    """The largest difference of an output, divided by its largest magnitude where that is above 1."""
 
 
 class _Run(_Read):
@@ -59,10 +56,9 @@ class Whole(_Read):
     """export.json of a model or of parts that belong together, as far as it is the same."""
 
     schema_: Literal[1] = Field(1, alias="schema")
+    # Folders of models that a client calls one after the other; empty: the model is in this folder.
     parts: tuple[str, ...] = ()
-    """Folders of models that a client calls one after the other; empty: the model is in this folder."""
-    run: _Run = _Run()
-    """The run that it was exported from."""
+    run: _Run = _Run()  # the run that it was exported from
 
 
 class Export(_Read):
@@ -75,16 +71,13 @@ class Export(_Read):
     framework: str
     inputs: tuple[Tensor, ...] = Field(min_length=1)
     outputs: tuple[Tensor, ...] = Field(min_length=1)
-    batched: bool
-    """Whether the first dimension of all inputs and outputs is the batch."""
+    batched: bool  # whether the first dimension of all inputs and outputs is the batch
     checked: Checked = Checked()
     reached: bool = True
 
 
 @dataclass(frozen=True)
 class Model:
-    """One model of an export."""
-
     folder: Path
     export: Export
 

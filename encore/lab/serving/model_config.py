@@ -13,21 +13,14 @@ PYTHON_BACKEND = "python"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the user chooses."""
-
-    max_batch: int = 32
-    """Samples that the server puts together, at most."""
-    delay_us: int = 100
-    """Microseconds that a request may wait for others to fill its batch."""
-    instances: int = 1
-    """Copies of the model: of each GPU, or of the machine."""
+    max_batch: int = 32  # samples that the server puts together, at most
+    delay_us: int = 100  # microseconds that a request may wait for others to fill its batch
+    instances: int = 1  # copies of the model: of each GPU, or of the machine
     device: str = "cpu"
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What runs the model in the server."""
-
     name: str
     platform: str = ""
 

@@ -20,8 +20,7 @@ from encore.errors import EncoreError
 from encore.lab.serving.export import EXAMPLE, PASSPORT, Model, example_inputs
 from encore.lab.serving.model_config import PYTHON_BACKEND, Backend, Settings, config_text, largest_batch, warm_up_file
 
-SERVED = paths.BENCHMARKS / "common" / "serving"
-"""Code that runs in the server and its clients."""
+SERVED = paths.BENCHMARKS / "common" / "serving"  # code that runs in the server and its clients
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Link a file or folder, or copy it from another disk; a container sees no symbolic link's target."""
+    # Link a file or folder, or copy it from another disk; a container sees no symbolic link's target.
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link_file, dirs_exist_ok=True)
     else:

@@ -16,21 +16,16 @@ from encore.job import Command
 from encore.machine import processes
 
 POLL_SECONDS = 0.2
-STOP_SECONDS = 40.0
-"""Triton gives requests in flight 30 s by default (--exit-timeout-secs)."""
+STOP_SECONDS = 40.0  # Triton gives requests in flight 30 s by default (--exit-timeout-secs)
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the server listens."""
-
     http: int = 8000
     grpc: int = 8001
-    metrics: int = 8002
-    """0: no metrics."""
+    metrics: int = 8002  # 0: no metrics
 
     def options(self, address: str) -> tuple[str, ...]:
-        """Return them as options of tritonserver."""
         metrics = (f"--metrics-port={self.metrics}",) if self.metrics else ("--allow-metrics=false",)
         where = (f"--http-address={address}", f"--grpc-address={address}")
         return (*where, f"--http-port={self.http}", f"--grpc-port={self.grpc}", *metrics)
@@ -80,12 +75,13 @@ def _is_ready(ports: Ports, model: str) -> bool:
         return False
 
 
+# What the shell and the loader print in place of the Python backend's stub.
 STUB_FAILED = re.compile(r"^(?:bash: .+|.+: error while loading shared libraries: .+)$", re.MULTILINE)
-"""What the shell and the loader print in place of the Python backend's stub."""
 
+# An error that every server on a machine without a GPU prints, and that stops nothing.
 WITHOUT_GPU = "CudaDriverHelper has not been initialized."
-"""An error that every server on a machine without a GPU prints, and that stops nothing."""
 
+# What the server prints, what it means, what to do; the first that matches counts.
 SYMPTOMS = (
     (r"failed to (?:start|listen).*|[Aa]ddress already in use", "a port is taken", "--http-port and --grpc-port"),
     (
@@ -96,7 +92,6 @@ SYMPTOMS = (
     (r"unable to find backend library for backend '[^']*'", "the image lacks the backend", "--image NAME: one with it"),
     (r"cannot open shared object file|unable to load shared library", "a library is missing", "see the last lines"),
 )
-"""What the server prints, what it means, what to do; the first that matches counts."""
 
 
 def explain(log: Path, found: str) -> EncoreError:

@@ -21,25 +21,19 @@ from encore.lab.serving.repository import SERVED, Repository
 from encore.lab.serving.server import Ports
 
 ENVIRONMENT = "serving"
-PORTABLE = "onnx"
-"""The format that the environment of `encore serve` runs; any other needs the framework that wrote it."""
-MODELS = "/models"
-"""The model repository in a container."""
+PORTABLE = "onnx"  # the format that the environment of `encore serve` runs; any other needs the framework that wrote it
+MODELS = "/models"  # the model repository in a container
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an export is served."""
-
     runtime: str
     backend: Backend
     command: Command
-    problem: EncoreError | None = None
-    """Why nothing can be started there; a dry run shows the command all the same."""
+    problem: EncoreError | None = None  # why nothing can be started there; a dry run shows the command all the same
     image: str = ""
     found: wheel.Wheel | None = None
-    python: wheel.Python | None = None
-    """On the host: runs the model."""
+    python: wheel.Python | None = None  # on the host: runs the model
 
 
 def release_for(export: Export) -> Server:
@@ -144,8 +138,6 @@ def ask(python: Path, folder: Path, ports: Ports) -> dict[str, list[dict[str, An
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is measured: each batch with each number of clients."""
-
     batches: Sequence[int]
     clients: Sequence[int]
     requests: int

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from typing import Union
 
 Value = Union[str, int, bool, "Word", "Message"]
-Message = list[tuple[str, "Value"]]
-"""Fields in their order; a repeated field is there several times."""
+Message = list[tuple[str, "Value"]]  # fields in their order; a repeated field is there several times
 
 
 class Word(str):
@@ -37,7 +36,7 @@ def _scalar(value: str | int | bool) -> str:
 
 
 def _escaped(byte: int) -> str:
-    """Return a byte of a string: as it is, or as three octal digits (Text Format Language Specification, String)."""
+    # A byte of a string: as it is, or as three octal digits (Text Format Language Specification, String).
     character = chr(byte)
     if character in '"\\':
         return f"\\{character}"

@@ -33,19 +33,14 @@ PYTRITON = "pip install --no-deps nvidia-pytriton, or leave --python out: encore
 
 @dataclass(frozen=True)
 class Python:
-    """What an interpreter says of itself."""
-
     program: Path
     version: str
     packages: tuple[str, ...]
-    wheel: str
-    """Folder of the package pytriton; empty: not installed."""
-    library: str
-    """Folder of libpython; empty: the interpreter was built without it."""
+    wheel: str  # folder of the package pytriton; empty: not installed
+    library: str  # folder of libpython; empty: the interpreter was built without it
 
 
 def ask(program: Path) -> Python:
-    """Return the facts about a Python; EncoreError if it does not run."""
     try:
         done = subprocess.run([str(program), "-c", ASK], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -58,13 +53,10 @@ def ask(program: Path) -> Python:
 
 @dataclass(frozen=True)
 class Wheel:
-    """The server's parts in an installed wheel."""
-
     folder: Path
 
     @property
     def server(self) -> Path:
-        """The server's binary."""
         return self.folder / "tritonserver" / "bin" / "tritonserver"
 
     @property
@@ -78,7 +70,6 @@ class Wheel:
 
     @property
     def libraries(self) -> Path:
-        """The libraries that all of them load."""
         return self.folder.parent / "nvidia_pytriton.libs"
 
 
@@ -126,7 +117,6 @@ def command(
 
 
 def backends(repository: Repository) -> Path:
-    """Return the folder in which the server looks for its backends."""
     return repository.folder.absolute() / "backends"
 
 

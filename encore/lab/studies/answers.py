@@ -22,17 +22,15 @@ from encore.results.report.report import Chapter
 from encore.results.table import Table, whole
 
 _PUBLISHED = ("model", "GPUs", "batch", "way", "printed", "our point", "ours", "from", "to", "difference")
-_OWN = 5
-"""Columns of a printed figure by itself."""
+_OWN = 5  # columns of a printed figure by itself
 
 Parts = tuple[str, Table, Sequence[Figure], list[Ours]]
 Row = tuple[Any, ...]
+# By name: x, y, and from where to where y is by its interval.
 Lines = dict[str, list[tuple[float, float, float | None, float | None]]]
-"""By name: x, y, and from where to where y is by its interval."""
 
 
 def answer(study: Study, question: Question, results: Sequence[Result], number: int, note: str = "") -> Chapter:
-    """Return the answer to the question with this number; printed figures without ours are folded."""
     points = chosen(results, question.where)
     sentence, table, figures, values = _KINDS[question.kind](study, question, points, f"question-{number}")
     tables: list[Table] = [table]
@@ -61,7 +59,7 @@ def answer(study: Study, question: Question, results: Sequence[Result], number: 
 
 
 def _printed(quantity: str, rows: Sequence[Printed]) -> tuple[list[Table], list[Table]]:
-    """Return the table of printed figures next to ours, and that of those which have none; each if it has a row."""
+    # The table of printed figures next to ours, and that of those which have none; each if it has a row.
     title = f"The study's printed figures: {quantity.replace('_', ' ')}"
     absent = [each.row[:_OWN] for each in rows if each.standing is Standing.NOT_MEASURED]
     compared = [each.row for each in rows if each.standing is not Standing.NOT_MEASURED]
@@ -77,7 +75,7 @@ _EPOCH = "s per epoch, extrapolated"
 
 
 def _epoch_note(study: Study) -> str:
-    """Return what an epoch of the tables is: none is run as a whole."""
+    # What an epoch of the tables is: none is run as a whole.
     return (
         f"Extrapolated: an epoch is {study.epoch.images:,} images, of which some steps were run. Its seconds are its"
         " steps times the seconds of a step, and once what the first step takes longer."
@@ -85,7 +83,7 @@ def _epoch_note(study: Study) -> str:
 
 
 def _compared(quantity: str, rows: Sequence[Printed]) -> str:
-    """Return how many of the printed figures are compared, and what comes of it."""
+    # How many of the printed figures are compared, and what comes of it.
     words = quantity.replace("_", " ")
     compared = [each.standing for each in rows if each.standing is not Standing.NOT_MEASURED]
     if not compared:
@@ -97,7 +95,7 @@ def _compared(quantity: str, rows: Sequence[Printed]) -> str:
 
 
 def _name(values: Sequence[Value], series: Sequence[str]) -> str:
-    """Return the name of a line; a number brings the name of its axis along."""
+    # The name of a line; a number brings the name of its axis along.
     words = [
         str(value) if isinstance(value, str) else f"{axis.replace('_', ' ')} {value}"
         for value, axis in zip(values, series, strict=True)
@@ -106,7 +104,7 @@ def _name(values: Sequence[Value], series: Sequence[str]) -> str:
 
 
 def _lines(question: Question, results: Sequence[Result]) -> dict[tuple[Value, ...], list[Result]]:
-    """Return the results of each line by x, of lines with more than one."""
+    # The results of each line by x, of lines with more than one.
     lines = {
         key: sorted(line, key=lambda r: _x(r, question)) for key, line in in_series(results, question.series).items()
     }
@@ -337,7 +335,7 @@ _MEMORY_NOTE = (
 
 
 def _memory_values(result: Result, more: float | None, growth: float | None) -> list[Ours]:
-    """Return what the printed figures of GPU 0 and of the others are compared with: single readings."""
+    # What the printed figures of GPU 0 and of the others are compared with: single readings.
     before, training = result.memory("before_training"), result.memory("training")
     found = {
         ("memory_before_training", "others"): before[1],
@@ -408,8 +406,7 @@ def _weak(study: Study, question: Question, results: Sequence[Result], key: str)
     return sentence, table, _plots(key, question, "Weak scaling", lines, table, "epoch over that of one device"), []
 
 
-_SEEN = 0.1
-"""Percent; below it a gain is printed as none."""
+_SEEN = 0.1  # percent; below it a gain is printed as none
 
 
 def _words(axis: str) -> str:

@@ -31,59 +31,43 @@ Kind = Literal["speed-up", "against", "size", "stages", "memory", "weak"]
 class Program(Strict):
     """The measuring program: config.json in, measurement.json out."""
 
-    module: str
-    """Python module; the config.py next to it checks a point before anything starts."""
-    framework: str
-    """Names the environment, and how ranks are started."""
-    image: str = ""
-    """Benchmark whose image holds the framework; empty: the program runs on the host alone."""
-    ranks: str = "ranks"
-    """Axis with the number of devices."""
+    module: str  # Python module; the config.py next to it checks a point before anything starts
+    framework: str  # names the environment, and how ranks are started
+    image: str = ""  # benchmark whose image holds the framework; empty: the program runs on the host alone
+    ranks: str = "ranks"  # axis with the number of devices
+    # Axis and values for which one process drives all devices; else each has its own.
     one_process: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
-    """Axis and values for which one process drives all devices; else each has its own."""
-    seconds: float = 10.0
-    """A point's duration before any was measured, for the estimate of a dry run."""
+    seconds: float = 10.0  # a point's duration before any was measured, for the estimate of a dry run
 
 
 class Epoch(Strict):
     """What an epoch is, so that seconds per step become seconds per epoch."""
 
-    images: int
-    """Of strong scaling, over all devices; of weak scaling, of each device."""
-    batch: str = "batch_size"
-    """Axis with the samples of a step on each device."""
+    images: int  # of strong scaling, over all devices; of weak scaling, of each device
+    batch: str = "batch_size"  # axis with the samples of a step on each device
 
 
 class Published(Strict):
     """Which printed figures belong to which points."""
 
-    source: str
-    """Key of studies.toml in the results' data."""
-    model: str
-    """Axis that is the figures' model."""
+    source: str  # key of studies.toml in the results' data
+    model: str  # axis that is the figures' model
+    # Name of a value of that axis in the figures, where it is another.
     models: dict[str, str] = Field(default_factory=dict)
-    """Name of a value of that axis in the figures, where it is another."""
+    # Axis, and the words for its values that a figure's context has.
     context: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Axis, and the words for its values that a figure's context has."""
 
 
 class Question(Strict):
-    """One question, and how the data answers it."""
-
     text: str
     kind: Kind
-    x: str = ""
-    """Axis from left to right."""
-    series: tuple[str, ...] = ()
-    """Axes of which each combination of values is a line."""
+    x: str = ""  # axis from left to right
+    series: tuple[str, ...] = ()  # axes of which each combination of values is a line
+    # Points that the answer is made of; an axis that is not named is taken as it is.
     where: dict[str, Value] = Field(default_factory=dict)
-    """Points that the answer is made of; an axis that is not named is taken as it is."""
-    between: tuple[Value, ...] = ()
-    """Two values of ``x`` that are compared with each other."""
-    quantity: str = ""
-    """Of the printed figures next to it; empty: there are none."""
-    why: str = ""
-    """What the study gives as the reason; printed in the last section."""
+    between: tuple[Value, ...] = ()  # two values of ``x`` that are compared with each other
+    quantity: str = ""  # of the printed figures next to it; empty: there are none
+    why: str = ""  # what the study gives as the reason; printed in the last section
 
 
 class Part(Strict):
@@ -92,41 +76,34 @@ class Part(Strict):
     base: dict[str, Value] = Field(default_factory=dict)
     grid: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
     values: dict[str, dict[str, dict[str, Value]]] = Field(default_factory=dict)
+    # By the number of a question, from 1: what it has in place of its own.
     questions: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """By the number of a question, from 1: what it has in place of its own."""
-    skip: tuple[dict[str, Value], ...] = ()
-    """In addition to the study's."""
+    skip: tuple[dict[str, Value], ...] = ()  # in addition to the study's
     more: tuple[dict[str, tuple[Value, ...]], ...] = ()
     seconds: float | None = None
     epoch: Epoch | None = None
 
 
 class Study(Definition):
-    """A study that can be measured."""
-
     name: str
     title: str
     about: str = ""
     program: Program
     base: dict[str, Value]
     grid: dict[str, tuple[Value, ...]]
+    # Axis, value, and what else the configuration has with it.
     values: dict[str, dict[str, dict[str, Value]]] = Field(default_factory=dict)
-    """Axis, value, and what else the configuration has with it."""
-    skip: tuple[dict[str, Value], ...] = ()
-    """Combinations that are not measured."""
+    skip: tuple[dict[str, Value], ...] = ()  # combinations that are not measured
+    # Grids of points next to the first one: values of its axes, and of any key of the configuration.
     more: tuple[dict[str, tuple[Value, ...]], ...] = ()
-    """Grids of points next to the first one: values of its axes, and of any key of the configuration."""
-    passes: int = Field(2, ge=1)
-    """How often each point is measured: the first time in the grid's order, then shuffled."""
+    passes: int = Field(2, ge=1)  # how often each point is measured: the first time in the grid's order, then shuffled
     epoch: Epoch
     published: Published | None = None
-    links: str = ""
-    """Links of the machine that the study was made on: a file in data/links."""
+    links: str = ""  # links of the machine that the study was made on: a file in data/links
     questions: tuple[Question, ...]
     small: Part = Part()
     is_small: bool = False
-    request: Request = Request(name="", gpus=None, runtime="host")
-    """Where it is measured: runtime, image and Python."""
+    request: Request = Request(name="", gpus=None, runtime="host")  # where it is measured: runtime, image and Python
 
     def points(self) -> list[Point]:
         """Return every point, those with few devices first, so that a study that is cut short has the whole of them."""
@@ -157,8 +134,6 @@ class Study(Definition):
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a study's grid."""
-
     axes: Mapping[str, Value]
     config: Mapping[str, Any]
 
@@ -191,7 +166,7 @@ def load(name: str, small: bool = False) -> Study:
 
 
 def _reduced(study: Study) -> Study:
-    """Return the study on its small grid."""
+    # The study on its small grid.
     part = study.small
     values = {axis: dict(by_value) for axis, by_value in study.values.items()}
     for axis, by_value in part.values.items():
@@ -211,7 +186,7 @@ def _reduced(study: Study) -> Study:
 
 
 def _check(study: Study) -> None:
-    """Refuse what would only be found out while it is measured."""
+    # Refuse what would only be found out while it is measured.
     axes = {study.program.ranks, study.epoch.batch, *study.program.one_process}
     for question in study.questions:
         axes |= {*question.series, *question.where, *([question.x] if question.x else [])}

@@ -46,8 +46,7 @@ class Keyed(Protocol):
 class Definition(Strict):
     """What a study measures, as study.json keeps it."""
 
-    passes: int = 1
-    """How often each point is measured."""
+    passes: int = 1  # how often each point is measured
 
     def points(self) -> Sequence[Any]:
         """Return every point of the grid."""
@@ -192,7 +191,7 @@ def measure(
 
 @contextmanager
 def _alone(folder: Folder[Defined], again: str, only: str | None) -> Iterator[None]:
-    """Hold the lock of the study, or of one point: two processes on one machine would measure each other."""
+    # Hold the lock of the study, or of one point: two processes on one machine would measure each other.
     try:
         with FileLock(folder.path / (".lock" if only is None else f".lock-{only}"), timeout=0):
             yield

@@ -10,8 +10,7 @@ from encore.lab.scaling.cost_model import Point, StepModel, fit_steps
 from encore.lab.studies.servers import ServerRun
 from encore.results.table import Cell, Table
 
-LIMITS = (("a day", 1440.0), ("four hours", 240.0), ("two hours", 120.0))
-"""Minutes that the study asks for."""
+LIMITS = (("a day", 1440.0), ("four hours", 240.0), ("two hours", 120.0))  # minutes that the study asks for
 MOST_GPUS = 4096
 
 

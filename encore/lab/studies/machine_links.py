@@ -36,16 +36,13 @@ _ROW = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+\S+\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+(
 
 @dataclass(frozen=True)
 class Machine:
-    """A server and what was measured on it."""
-
     server: Server
+    # What benchmarks/common/checks/link_speeds.py wrote; empty where nothing was measured.
     speeds: Mapping[str, Any] = field(default_factory=dict)
-    """What benchmarks/common/checks/link_speeds.py wrote; empty where nothing was measured."""
+    # Bytes and bus bandwidth in bytes per second by nccl-tests, by kind.
     by_tool: Mapping[str, list[list[float]]] = field(default_factory=dict)
-    """Bytes and bus bandwidth in bytes per second by nccl-tests, by kind."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
         return {"server": self.server.as_json(), "speeds": dict(self.speeds), "nccl_tests": dict(self.by_tool)}
 
 
@@ -175,7 +172,6 @@ def collectives_table(machine: Machine) -> Table:
 
 
 def speeds_figure(machine: Machine) -> Figure | None:
-    """Return bandwidth over size."""
     table = collectives_table(machine)
     lines: dict[str, list[tuple[float, float]]] = {}
     for kind, size, _, rate, by in table.rows:
@@ -188,5 +184,4 @@ def speeds_figure(machine: Machine) -> Figure | None:
 
 
 def machine_tables(machine: Machine) -> list[Table]:
-    """Return every table that was filled."""
     return [each for each in (pairs_table(machine), peer_table(machine), collectives_table(machine)) if each.rows]

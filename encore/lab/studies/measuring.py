@@ -92,7 +92,6 @@ def command(folder: Folder[Study], point: Point, python: Path | None, number: in
 
 
 def resume_command(folder: Folder[Study]) -> str:
-    """Return what resumes a study."""
     return hints.command("study", "run", "--resume", folder.path.absolute())
 
 
@@ -112,7 +111,7 @@ def measure(folder: Folder[Study], on_point: Callable[[Point, str], None], only:
 
 
 def _measure_one(folder: Folder[Study], point: Point, number: int, wanted: Command) -> str:
-    """Measure a pass of a point; return what went wrong, or nothing."""
+    # Measure a pass of a point; return what went wrong, or nothing.
     output = folder.at(point, number)
     output.mkdir(exist_ok=True, parents=True)
     with (output / ".lock").open("wb") as lock:
@@ -155,7 +154,7 @@ def last_line(path: Path) -> str:
 
 
 def _run(wanted: Command, output: Path, kept: int) -> int:
-    """Run a command in a group of its own, and end the whole group if this process is interrupted."""
+    # Run a command in a group of its own, and end the whole group if this process is interrupted.
     with output.open("wb") as file:
         try:
             child = processes.start(wanted, file, keep=(kept,))
@@ -169,7 +168,6 @@ def _run(wanted: Command, output: Path, kept: int) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a command and all that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)

@@ -21,12 +21,9 @@ from encore.run.planning import Request
 
 
 class Framework(Strict):
-    """One of the frameworks."""
-
     name: str
     benchmark: str
-    printed: str
-    """The framework's name in the printed figures."""
+    printed: str  # the framework's name in the printed figures
 
 
 class Points(Strict):
@@ -34,16 +31,12 @@ class Points(Strict):
 
     nodes: tuple[int, ...]
     gpus: tuple[int, ...]
-    precisions: tuple[str, ...]
-    """Each with the batch of a GPU: fp32:64."""
+    precisions: tuple[str, ...]  # each with the batch of a GPU: fp32:64
     settings: tuple[str, ...]
-    seconds: float | None = None
-    """Of a point, as it was measured; None: nobody knows before one has run."""
+    seconds: float | None = None  # of a point, as it was measured; None: nobody knows before one has run
 
 
 class NodeStudy(Points):
-    """A study of several nodes."""
-
     title: str
     source: str
     frameworks: tuple[Framework, ...]
@@ -51,7 +44,6 @@ class NodeStudy(Points):
 
 
 def load(name: str) -> NodeStudy:
-    """Return the study in data/nodes/NAME.toml."""
     return catalogue.parse(NodeStudy, DATA / "nodes" / f"{name}.toml")
 
 
@@ -74,7 +66,6 @@ def sweep_of(study: NodeStudy, small: bool, request: Request, images: Mapping[st
 
 
 def by_framework(study: NodeStudy, results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return the results of each framework by its name."""
     return {
         each.name: [result for result in results if result.point.benchmark == each.benchmark]
         for each in study.frameworks
@@ -82,7 +73,6 @@ def by_framework(study: NodeStudy, results: Sequence[Result]) -> dict[str, list[
 
 
 def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
-    """Return the study's table 2 and the tables behind its figures 2 and 3, from the points of each framework."""
     found = by_framework(study, results)
     figures = [each for each in load_figures() if each.source == study.source]
     what = devices(results)

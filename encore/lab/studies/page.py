@@ -81,7 +81,6 @@ def _intervals(results: Sequence[Result]) -> str:
 
 
 def _passes(study: Study, results: Sequence[Result]) -> Table:
-    """Return the table of all points, with a column for each pass."""
     names = list(study.grid)
     rows = []
     for each in results:
@@ -105,7 +104,7 @@ def _machine(machine: dict[str, object]) -> str:
 
 
 def _why(study: Study, results: Sequence[Result]) -> list[Table]:
-    """Return layers, weights, gradient bytes, and what the links carry."""
+    # Layers, weights, gradient bytes, and what the links carry.
     networks = {str(each.axes.get("network", "")): each for each in results}
     rows = tuple(
         (
@@ -127,7 +126,7 @@ def _why(study: Study, results: Sequence[Result]) -> list[Table]:
 
 
 def _inconsistent(study: Study) -> list[Chapter]:
-    """Return which printed figures of this study do not follow from its others."""
+    # Which printed figures of this study do not follow from its others.
     if study.published is None:
         return []
     ours = [each for each in checks() if each.source == study.published.source]

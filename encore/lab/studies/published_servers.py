@@ -9,6 +9,7 @@ from encore.lab.scaling.printed_tables import DELL
 from encore.results.published.published import load_figures
 from encore.results.table import Table
 
+# Places of the study with figures that a table of ours is compared with, in its order.
 PLACES = (
     ("slide: time to accuracy", "Published: time to the target"),
     ("slide: PCIe and SXM2", "Published: PCIe and SXM2, one GPU"),
@@ -20,11 +21,9 @@ PLACES = (
     ("slide: key messages", "Published: NVLink, key messages"),
     ("backup: memory sizes", "Published: batch variants"),
 )
-"""Places of the study with figures that a table of ours is compared with, in its order."""
 
 
 def published_tables() -> list[Table]:
-    """Return the study's figures by slide."""
     found = []
     for place, title in PLACES:
         rows = tuple(

@@ -15,17 +15,12 @@ MEASURED = "this sweep"
 
 
 class PublishedRelease(catalogue.Strict):
-    """One bar of a published figure."""
-
     release: str
     machine: str
-    speed_up: float
-    """Over the first one of its figure."""
+    speed_up: float  # over the first one of its figure
 
 
 class PublishedReleases(catalogue.Strict):
-    """A published figure of releases."""
-
     source: str
     conditions: str
     figures: tuple[PublishedRelease, ...]

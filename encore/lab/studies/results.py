@@ -13,29 +13,23 @@ from encore.results.published.published import StudyFigure, load_figures
 from encore.results.statistics import Sample, interval, ratio_of
 from encore.results.table import grouped
 
-_BUSY = 0.1
-"""Share of the processors from which on others' programs are seen in a time: a rank has one of some cores."""
+_BUSY = 0.1  # share of the processors from which on others' programs are seen in a time: a rank has one of some cores
 
 
 @dataclass(frozen=True)
 class Drift:
     """How far the passes of a point are apart, over all points: what blocks of steps of one process cannot show."""
 
-    cv: float
-    """Standard deviation of a pass, as a share of the mean of a point's passes."""
+    cv: float  # standard deviation of a pass, as a share of the mean of a point's passes
     freedom: int
 
 
 @dataclass(frozen=True)
 class Result:
-    """One point that was measured."""
-
     study: Study
     axes: Mapping[str, Value]
-    passes: Sequence[Mapping[str, Any]]
-    """What each pass has measured."""
-    drift: Drift | None = None
-    """None: no point has more than one pass."""
+    passes: Sequence[Mapping[str, Any]]  # what each pass has measured
+    drift: Drift | None = None  # None: no point has more than one pass
 
     @property
     def found(self) -> Mapping[str, Any]:
@@ -44,7 +38,6 @@ class Result:
 
     @property
     def ranks(self) -> int:
-        """Devices."""
         return int(self.axes[self.study.program.ranks])
 
     @property
@@ -106,7 +99,6 @@ class Result:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients of one device."""
         width = 2 if self.axes.get("precision") == "fp16" else 4
         return width * int(self.found["network"]["weights"])
 
@@ -142,7 +134,6 @@ def chosen(results: Sequence[Result], where: Mapping[str, Value]) -> list[Result
 
 
 def in_series(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
-    """Return the results by their values of some axes."""
     return grouped(results, lambda each: tuple(each.axes[axis] for axis in series))
 
 
@@ -171,11 +162,9 @@ class Ours:
 
     axes: Mapping[str, Value]
     value: float
-    low: float | None
-    """None, as ``high``: a single reading, which has no interval."""
+    low: float | None  # None, as ``high``: a single reading, which has no interval
     high: float | None
-    quantity: str = ""
-    """Of the printed figures; empty: the question's."""
+    quantity: str = ""  # of the printed figures; empty: the question's
 
 
 class Standing(str, Enum):

@@ -39,7 +39,6 @@ class Measured:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether all this was measured on a CPU."""
         return bool(self.peaks["device"] == "cpu")
 
     def peak(self, step: Mapping[str, Any]) -> float | None:
@@ -86,7 +85,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def title_of(step: Mapping[str, Any]) -> str:
-    """Return the benchmark and precision of a step."""
     return f"{_benchmark(step)}, {step['precision']}, batch {step['batch_size']}"
 
 
@@ -95,7 +93,7 @@ def _benchmark(step: Mapping[str, Any]) -> str:
 
 
 def _names(measured: Measured) -> list[str]:
-    """Return a name for each step: its benchmark, and all of its title where that has several."""
+    # A name for each step: its benchmark, and all of its title where that has several.
     benchmarks = list(map(_benchmark, measured.steps))
     return [
         title_of(step) if benchmarks.count(name) > 1 else name
@@ -104,12 +102,10 @@ def _names(measured: Measured) -> list[str]:
 
 
 def _unit(measured: Measured) -> tuple[str, float]:
-    """Return the unit of speeds and its operations per second."""
     return ("GFLOP/s", 1e9) if measured.is_cpu else ("TFLOP/s", 1e12)
 
 
 def peaks_table(measured: Measured) -> Table:
-    """Return the ceilings."""
     unit, size = _unit(measured)
     rows: list[tuple[Cell, ...]] = [
         (f"product of matrices, {name}", value / size, unit)
@@ -124,7 +120,6 @@ def peaks_table(measured: Measured) -> Table:
 
 
 def roofline_table(measured: Measured) -> Table:
-    """Return each step with its intensity, what it attains, and the share of what it could."""
     rows = []
     unit, size = _unit(measured)
     for step in measured.steps:
@@ -170,7 +165,6 @@ def classes_table(measured: Measured) -> Table:
 
 
 def kernels_table(measured: Measured) -> Table:
-    """Return the longest kernels of each step."""
     rows = tuple(
         (title, short_kernel(each["name"]), each["class"], each["share"], each["calls"], each["seconds"] * 1e3)
         for step, title in zip(measured.steps, _names(measured), strict=True)
@@ -228,7 +222,7 @@ def roofline_figure(measured: Measured) -> Figure | None:
 
 
 def _labels(roofs: Mapping[str, float], panel: Panel) -> list[tuple[float, str]]:
-    """Return heights and texts of the ceilings, one text for those whose own would cover each other."""
+    # Heights and texts of the ceilings, one text for those whose own would cover each other.
     found: list[tuple[float, str]] = []
     for name, roof in sorted(roofs.items(), key=lambda item: -item[1]):
         height, words = panel.y(roof), f"{name} {_short(roof)}"
@@ -239,8 +233,7 @@ def _labels(roofs: Mapping[str, float], panel: Panel) -> list[tuple[float, str]]
     return found
 
 
-_LETTER = 14.0
-"""Height of a line of text."""
+_LETTER = 14.0  # height of a line of text
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
@@ -253,6 +246,6 @@ def _powers(span: tuple[float, float]) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """Return ``200 G`` or ``1.2 T``."""
+    # ``200 G`` or ``1.2 T``.
     unit, letter = next((u, n) for u, n in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, "")) if value >= u)
     return f"{value / unit:.3g} {letter}".strip()

@@ -17,8 +17,6 @@ _TALL, _CPU_TOP, _SWITCH_TOP, _GPU_TOP = 30.0, 26.0, 92.0, 158.0
 
 
 class _Drawing:
-    """Boxes and lines in pixels."""
-
     def __init__(self) -> None:
         self.parts: list[str] = []
 
@@ -109,7 +107,7 @@ def _switches(
     at: dict[str, float],
     centres: Sequence[float],
 ) -> float:
-    """Draw switches and GPUs; return the lower edge."""
+    # Draw switches and GPUs; return the lower edge.
     for gpus, centre in zip(columns, centres, strict=True):
         left = list(gpus)
         for group in server.switches:
@@ -133,7 +131,7 @@ def _switches(
 
 
 def _nvlinks(drawing: _Drawing, server: Server, at: dict[str, float], low: float) -> float:
-    """Draw the NVLinks below the GPUs; return the lower edge."""
+    # Draw the NVLinks below the GPUs; return the lower edge.
     links = server.nvlinks
     if not links:
         return low

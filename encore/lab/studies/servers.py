@@ -19,22 +19,18 @@ from encore.results.statistics import LEVEL, interval
 from encore.results.table import Cell, Table, grouped, whole
 from encore.results.words import percent
 
-BASE_FAMILY = "P100"
-"""The accelerator that the study takes as the base, as the first round of MLPerf did."""
+BASE_FAMILY = "P100"  # the accelerator that the study takes as the base, as the first round of MLPerf did
 PCIE, NVLINK = "PCIe", "NVLink"
 SINGLE = ("fp32",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerRun:
-    """One set of runs on one server."""
-
     server: str
     side: Side
+    # Its system is the server's name; its label also has what sets this one apart from others on this server.
     measured: Measurement
-    """Its system is the server's name; its label also has what sets this one apart from others on this server."""
-    links: str = ""
-    """PCIe or NVLink between its GPUs; empty where that is not known, or there are fewer than two."""
+    links: str = ""  # PCIe or NVLink between its GPUs; empty where that is not known, or there are fewer than two
 
     @property
     def where(self) -> tuple[object, ...]:
@@ -61,13 +57,13 @@ def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> l
 
 
 def _configured_batch(side: Side) -> float | None:
-    """Return the batch of all ranks by the run's configuration: logs of the first rounds have none."""
+    # The batch of all ranks by the run's configuration: logs of the first rounds have none.
     batch = side.settings.get("configuration.batch_size")
     return float(batch) * side.ranks if isinstance(batch, int) and side.ranks else None
 
 
 def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
-    """Return the runs with framework, precision and batch in the label where a server has several of them."""
+    # The runs with framework, precision and batch in the label where a server has several of them.
     by_server = grouped(runs, lambda run: (run.server, run.measured.benchmark))
     found = []
     for run in runs:
@@ -81,14 +77,13 @@ def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
 
 
 def _setting(run: ServerRun) -> tuple[str, str, str]:
-    """Return framework, precision and batch of a GPU as text."""
     each = run.measured
     batch = f"batch {each.batch / each.gpus:,.0f} a GPU" if each.batch and each.gpus else ""
     return each.framework or "", each.precision, batch
 
 
 def _name(side: Side, measured: Measurement) -> str:
-    """Return the machine's name and accelerator of a run that was given without a name."""
+    # The machine's name and accelerator of a run that was given without a name.
     host = side.settings.get("node.hostname")
     return f"{host}, {measured.system}" if host else measured.system
 
@@ -98,7 +93,7 @@ def _given(links: Mapping[str, str], server: str, side: Side) -> str:
 
 
 def _links_of(side: Side) -> str:
-    """Return the links that the run found, a system description names, or the form of the accelerator shows."""
+    # The links that the run found, a system description names, or the form of the accelerator shows.
     hardware = side.hardware
     if (side.ranks or 0) < 2 or side.is_cpu:
         return ""
@@ -178,7 +173,6 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
 
 
 def by_links(runs: Sequence[ServerRun]) -> Table:
-    """Return PCIe against NVLink, where all else is equal but the server."""
     rows = tuple(
         (
             pcie.measured.benchmark, pcie.measured.gpus, pcie.server, nvlink.server, slow, fast,
@@ -270,7 +264,7 @@ def by_batch(runs: Sequence[ServerRun]) -> Table:
 
 
 def _several(runs: Iterable[ServerRun], value: Callable[[Measurement], object]) -> list[tuple[Measurement, float]]:
-    """Return the runs that ended with their minutes, where they differ in a value; none where they do not."""
+    # The runs that ended with their minutes, where they differ in a value; none where they do not.
     known = [(run.measured, run.measured.minutes) for run in runs if run.measured.minutes and value(run.measured)]
     return known if len({value(each) for each, _ in known}) > 1 else []
 
@@ -282,6 +276,6 @@ def _is_single(run: ServerRun) -> bool:
 def _pairs(
     runs: Iterable[ServerRun], first: Callable[[ServerRun], bool], second: Callable[[ServerRun], bool]
 ) -> Iterator[tuple[ServerRun, ServerRun, float, float]]:
-    """Yield each pair of a first and a second run that both ended, with their minutes."""
+    # Yield each pair of a first and a second run that both ended, with their minutes.
     known = [(run, run.measured.minutes) for run in runs if run.measured.minutes]
     yield from ((one, other, slow, fast) for one, slow in known if first(one) for other, fast in known if second(other))

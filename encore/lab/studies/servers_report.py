@@ -49,7 +49,7 @@ def servers_report(
 
 
 def _machines_of(runs: Sequence[ServerRun], known: Sequence[Machine]) -> list[Machine]:
-    """Return the machines that the runs themselves describe, without those that are known."""
+    # The machines that the runs themselves describe, without those that are known.
     found = {each.server.name: each for each in known}
     for run in runs:
         try:
@@ -82,7 +82,6 @@ def _line(each: Measurement) -> str:
 
 
 def machine_report(machine: Machine) -> Report:
-    """Return the page of one machine: picture, links, bandwidths."""
     drawn = picture(machine.server)
     figures = [drawn, speeds_figure(machine)]
     tables = [*([matrix(machine.server)] if machine.server.gpus else []), *machine_tables(machine)]
@@ -95,7 +94,6 @@ def machine_report(machine: Machine) -> Report:
 
 
 def roofline_report(measured: roofline.Measured) -> Report:
-    """Return the page of a roofline: ceilings, steps, kernels."""
     figure = roofline.roofline_figure(measured)
     tables = [
         roofline.peaks_table(measured), roofline.roofline_table(measured), roofline.classes_table(measured),
@@ -105,7 +103,6 @@ def roofline_report(measured: roofline.Measured) -> Report:
 
 
 def page(title: str, tables: Sequence[Table], figures: Sequence[Figure], *, on_cpus: bool) -> Report:
-    """Return a page without sets of runs."""
     return Report(
         title=title,
         tables=tuple(table.filled() for table in tables if table.rows),
@@ -115,7 +112,7 @@ def page(title: str, tables: Sequence[Table], figures: Sequence[Figure], *, on_c
 
 
 def _unique(figures: Sequence[Figure]) -> list[Figure]:
-    """Number the keys that several machines share, as each is the name of a file."""
+    # Number the keys that several machines share, as each is the name of a file.
     seen: dict[str, int] = {}
     found = []
     for figure in figures:

@@ -33,27 +33,21 @@ from encore.slurm.script import Wanted
 from encore.ssh import hosts
 
 Mode = Literal["strong", "weak"]
+# How a point's run reports what it does; without a folder, what comes before it.
 HooksOf = Callable[["GridPoint", RunFolder | None], runner.Hooks]
-"""How a point's run reports what it does; without a folder, what comes before it."""
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One point of a sweep."""
-
     nodes: int
     gpus_per_node: int
     precision: str | None = None
-    image: str | None = None
-    """Release of the image's base."""
-    batch: int | None = None
-    """Of a rank, where the precision brings one along."""
-    benchmark: str = ""
-    """Where the sweep is of several."""
+    image: str | None = None  # release of the image's base
+    batch: int | None = None  # of a rank, where the precision brings one along
+    benchmark: str = ""  # where the sweep is of several
 
     @property
     def gpus(self) -> int:
-        """GPUs over all nodes."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -69,28 +63,23 @@ class GridPoint:
 
 
 class Sweep(Definition):
-    """The grid of a sweep."""
-
+    # What all points have in common; ``hosts`` are those of the largest, the others have the first ones.
     request: Request
-    """What all points have in common; ``hosts`` are those of the largest, the others have the first ones."""
-    gpus: tuple[int, ...]
-    """GPUs of each node; ranks where there are none."""
+    gpus: tuple[int, ...]  # GPUs of each node; ranks where there are none
     nodes: tuple[int, ...] = (1,)
+    # Several benchmarks, each with its image (None: as chosen for a run); empty: the request's alone.
     benchmarks: dict[str, str | None] = Field(default_factory=dict)
-    """Several benchmarks, each with its image (None: as chosen for a run); empty: the request's alone."""
+    # Each such as fp16, or fp16:128 with the batch of a rank, of weak scaling; empty: as the system has it.
     precisions: tuple[str, ...] = ()
-    """Each such as fp16, or fp16:128 with the batch of a rank, of weak scaling; empty: as the system has it."""
-    full_nodes: bool = False
-    """Of several nodes only points with the most GPUs that are named."""
+    full_nodes: bool = False  # of several nodes only points with the most GPUs that are named
+    # Releases of the base of the benchmark's image, the first one to be compared with; empty: no such axis.
     images: tuple[str, ...] = ()
-    """Releases of the base of the benchmark's image, the first one to be compared with; empty: no such axis."""
     mode: Mode = "strong"
-    global_batch: int | None = None
-    """Of strong scaling; None: the system's."""
+    global_batch: int | None = None  # of strong scaling; None: the system's
 
     @field_serializer("request")
     def _without_secrets(self, request: Request) -> dict[str, Any]:
-        """Leave out the values of secrets: whoever resumes the study has them in the environment."""
+        # Leave out the values of secrets: whoever resumes the study has them in the environment.
         kept = [
             name if passport.SECRET.search(name := setting.partition("=")[0]) else setting
             for setting in request.environment
@@ -122,7 +111,7 @@ class Sweep(Definition):
 
 
 def _precision(text: str, mode: Mode) -> tuple[str | None, int | None]:
-    """Split ``fp16:128`` into the precision and the batch of a rank."""
+    # Split ``fp16:128`` into the precision and the batch of a rank.
     name, colon, batch = text.partition(":")
     if not colon:
         return name, None
@@ -170,7 +159,7 @@ def hosts_of(sweep: Sweep, point: GridPoint) -> tuple[hosts.Host, ...]:
 
 
 def _image(sweep: Sweep, point: GridPoint, choice: catalogue.Choice) -> str | None:
-    """Return the benchmark's image on the point's release, as `encore images build --base` names it."""
+    # The benchmark's image on the point's release, as `encore images build --base` names it.
     own = sweep.benchmarks.get(point.benchmark) or sweep.request.image
     if point.image is None:
         return own
@@ -183,7 +172,7 @@ def _image(sweep: Sweep, point: GridPoint, choice: catalogue.Choice) -> str | No
 
 
 def _refuse_settings(sweep: Sweep) -> None:
-    """Refuse settings of what the grid itself sets."""
+    # Refuse settings of what the grid itself sets.
     if sweep.global_batch is not None and (sweep.mode == "weak" or sweep.global_batch < 1):
         raise EncoreError(
             f"--global-batch {sweep.global_batch} with {sweep.mode} scaling",
@@ -268,7 +257,6 @@ def refuse(sweep: Sweep, results: Path, submit_all: bool) -> list[tuple[GridPoin
 
 
 def resume_command(folder: Folder[Sweep]) -> str:
-    """Return what resumes a sweep."""
     return hints.command("sweep", "--resume", folder.path.absolute())
 
 
@@ -291,7 +279,7 @@ def run(folder: Folder[Sweep], hooks: HooksOf, limits: Limits, submit_all: bool 
 
 
 def _submit(folder: Folder[Sweep], point: GridPoint) -> None:
-    """Hand a point to the scheduler, unless its job is still queued or running."""
+    # Hand a point to the scheduler, unless its job is still queued or running.
     if not commands.is_installed():
         raise EncoreError(f"point {point.key} needs a scheduler, and there is no Slurm here")
     job = folder.jobs().get(point.key)
@@ -315,7 +303,7 @@ def prepared(point: GridPoint, request: Request) -> Prepared:
 
 
 def _arguments(request: Request) -> tuple[str, ...]:
-    """Return the options of ``encore run`` that make this request, without its GPUs and its cluster file."""
+    # The options of ``encore run`` that make this request, without its GPUs and its cluster file.
     names = ("system", "round", "data", "results", "runs", "seed", "runtime", "image", "python")
     given = {f"--{name}": value for name in names if (value := getattr(request, name)) is not None}
     found = [word for name, value in given.items() for word in (name, str(value))]

@@ -24,33 +24,25 @@ NOTE = (
     "standard deviation over epochs. Speed-up against the fewest {devices}; efficiency is speed-up over the growth in "
     "{devices}. Waiting: share of the time without data. Minutes to the target, of the runs that reached it."
 )
-_STEADY = 0.2
-"""Share of the steps that warm up where a run has no second epoch."""
+_STEADY = 0.2  # share of the steps that warm up where a run has no second epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What is known of a point."""
-
     point: GridPoint
     state: State
     global_batch: int | None = None
+    # Training alone, over the epochs of all runs but the first epoch of each; evaluations left out.
     samples_per_second: Sample | None = None
-    """Training alone, over the epochs of all runs but the first epoch of each; evaluations left out."""
-    input_share: float | None = None
-    """Share of the training time spent waiting for data."""
-    minutes: Sample | None = None
-    """Time to the target of the runs that reached it."""
+    input_share: float | None = None  # share of the training time spent waiting for data
+    minutes: Sample | None = None  # time to the target of the runs that reached it
     reached: int = 0
     runs: int = 0
-    unit: str = "samples"
-    """What a batch counts: the Transformer's are token positions."""
-    on_cpu: bool = False
-    """Its ranks had no GPUs."""
+    unit: str = "samples"  # what a batch counts: the Transformer's are token positions
+    on_cpu: bool = False  # its ranks had no GPUs
 
 
 def measured(folder: Folder[Sweep]) -> list[Result]:
-    """Return one result per point, in the order of the grid."""
     return [_result(folder, point) for point in folder.study.points()]
 
 
@@ -85,7 +77,7 @@ def devices(results: Iterable[Result]) -> str:
 
 
 def _speed(results: Sequence[Result]) -> str:
-    """Return the name of a column of speeds, by what the batch of the points that ended counts."""
+    # The name of a column of speeds, by what the batch of the points that ended counts.
     return f"{next((each.unit for each in results if each.state == 'done'), 'samples')}/s"
 
 
@@ -193,7 +185,7 @@ def predictions(folder: Folder[Sweep], results: Sequence[Result], gpus: Sequence
 
 
 def _point(each: Result) -> Point:
-    """Return a measured point as the cost model wants it: seconds per step."""
+    # A measured point as the cost model wants it: seconds per step.
     batch, speed = each.global_batch or 1, each.samples_per_second
     return Point(
         gpus=each.point.gpus,

@@ -18,22 +18,16 @@ from encore import catalogue
 from encore.lab.studies.definition import DATA
 from encore.results.table import Table
 
-Pair = tuple[int, int]
-"""Two GPUs, the lower number first."""
+Pair = tuple[int, int]  # two GPUs, the lower number first
 
 
 @dataclass(frozen=True)
 class Links:
-    """How the GPUs of a machine are connected."""
-
     title: str
     gpus: int
-    gb_per_second: float
-    """Of one link in one direction."""
-    widths: dict[Pair, int]
-    """Links between two GPUs."""
-    ring: tuple[int, ...]
-    """Order of a ring through all GPUs over links alone."""
+    gb_per_second: float  # of one link in one direction
+    widths: dict[Pair, int]  # links between two GPUs
+    ring: tuple[int, ...]  # order of a ring through all GPUs over links alone
 
     def path(self, one: int, other: int) -> tuple[int, ...]:
         """Return the GPUs on the way from one to the other; empty where NVLinks do not connect them in two hops."""
@@ -52,7 +46,6 @@ def _pair(one: int, other: int) -> Pair:
 
 
 def links_of(name: str) -> Links:
-    """Return the links in data/links/NAME.toml."""
     content = catalogue.read_toml(DATA / "links" / f"{name}.toml")
     widths = {_pair(one, other): count for one, other, count in content.pop("pairs")}
     return Links(widths=widths, ring=tuple(content.pop("ring")), **content)
@@ -99,7 +92,6 @@ def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
 
 
 def two_hops(links: Links, devices: int) -> list[tuple[int, ...]]:
-    """Return the paths of the pairs that have no link of their own."""
     pairs = [(one, other) for one in range(devices) for other in range(one + 1, devices)]
     return [path for path in (links.path(*pair) for pair in pairs) if len(path) == 3]
 

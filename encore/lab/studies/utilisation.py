@@ -17,11 +17,11 @@ FILE = "telemetry.jsonl"
 _KIB_PER_MIB = 1024.0
 
 
+# Columns, and what a reading calls them: of the machine, then of one GPU.
 _MEANS = {
     "CPU %": "cpu_percent", "memory MiB": "memory_used_mib", "GPU %": "use_percent", "GPU memory MiB": "memory_mib",
     "GPU watts": "power_watts", "PCIe sent": "pcie_sent_kib_s", "PCIe received": "pcie_received_kib_s",
 }  # fmt: skip
-"""Columns, and what a reading calls them: of the machine, then of one GPU."""
 _COUNTERS = {"NVLink sent": "nvlink_sent_kib", "NVLink received": "nvlink_received_kib"}
 
 
@@ -69,7 +69,7 @@ def telemetry_of(run: RunLog) -> Path | None:
 
 
 def _timed(run: RunLog) -> tuple[list[dict[str, Any]], float]:
-    """Return the readings while the clock was running, and its seconds."""
+    # The readings while the clock was running, and its seconds.
     path = telemetry_of(run)
     if path is None or run.start_s is None:
         return [], 0.0
@@ -94,7 +94,7 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 
 def _rate(parts: Sequence[tuple[list[dict[str, Any]], float]], name: str) -> float | None:
-    """Return MiB/s per GPU by a counter in KiB that runs on, from the first and the last reading of each part."""
+    # MiB/s per GPU by a counter in KiB that runs on, from the first and the last reading of each part.
     rates = []
     for readings, _ in parts:
         for gpu in range(min((len(reading.get("gpus", ())) for reading in readings), default=0)):
