@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Tuple
 
-Misfit = Tuple[str, str, str]
-"""A finding, what was expected, and a hint."""
-Manifest = Mapping[str, Any]
-"""The fields of a data set's ``dataset.json``."""
+Misfit = Tuple[str, str, str]  # a finding, what was expected, and a hint
+Manifest = Mapping[str, Any]  # the fields of a data set's ``dataset.json``
 
 
 def refuse(*problems: Tuple[str, bool]) -> None:

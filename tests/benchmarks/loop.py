@@ -18,8 +18,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
 from tests.conftest import records
 
-STEPS = 3
-"""Of an epoch."""
+STEPS = 3  # of an epoch
 WORDING = Wording("some")
 START = ["+init_start", "seed", "global_batch_size", "-init_stop", "+run_start"]
 

@@ -97,8 +97,7 @@ FILES = {
     "bert": "train_tokens.npy",
     "bert_squad": "train_tokens.npy",
 }
-ONE_PASS = ("ncf", "bert_squad")
-"""Prepared again from the start in seconds."""
+ONE_PASS = ("ncf", "bert_squad")  # prepared again from the start in seconds
 every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
 
 
@@ -228,6 +227,7 @@ def test_a_change_is_found(benchmark: str, source: Path, tmp_path: Path) -> None
     assert len(lines[-1]["error"]["more"]) == 2
 
 
+# Evaluation data by what they are a copy of, and how many are reported, of which the first.
 COPIES = {
     "resnet": ({"val": "train"}, "6 of 6 evaluation images", "ant/0.jpg"),
     "dlrm": ({"test.txt": "train.txt"}, "300 of 300 evaluation rows", "line 1 of"),
@@ -236,7 +236,6 @@ COPIES = {
     "bert": ({"../held.txt": "articles.txt"}, "9 of 9 evaluation documents", "the one that begins: the the"),
     "bert_squad": ({"dev-v1.1.json": "train-v1.1.json"}, "9 of 9 evaluation questions", "train0"),
 }
-"""Evaluation data by what they are a copy of, and how many are reported, of which the first."""
 
 
 @pytest.mark.parametrize("benchmark", COPIES)

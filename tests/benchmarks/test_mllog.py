@@ -17,10 +17,8 @@ from encore.results.compliance.compliance import check
 from encore.results.logs.run_log import read_run
 from encore.run import log_header
 
-STEPS = 1000
-"""Of an epoch, for events that count in them."""
-FACTS = {"negatives": 999, "users": 138493}
-"""What NCF logs of its data set."""
+STEPS = 1000  # of an epoch, for events that count in them
+FACTS = {"negatives": 999, "users": 138493}  # what NCF logs of its data set
 
 
 def submitted() -> list[Any]:

@@ -10,8 +10,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 ROWS, WIDTH, CLASSES, SAMPLES = 5, 8, 3, 40
-QUOTED = 'scores "raw"'
-"""A name that config.pbtxt has to escape."""
+QUOTED = 'scores "raw"'  # a name that config.pbtxt has to escape
 
 
 def graph() -> onnx.GraphProto:

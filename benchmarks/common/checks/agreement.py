@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-FIRST_STEPS = 4
-"""Where rounding has not grown yet."""
+FIRST_STEPS = 4  # where rounding has not grown yet
 
 
 class Tolerance(NamedTuple):
     """Largest relative difference between two trainings that agree."""
 
-    step: float
-    """Limit for the loss of each of the first steps."""
-    epoch: float
-    """Limit for the mean loss of an epoch."""
+    step: float  # limit for the loss of each of the first steps
+    epoch: float  # limit for the mean loss of an epoch
 
 
-Losses = List[List[Tuple[int, float]]]
-"""By epochs: the number of steps, most often 1, and their mean loss."""
+Losses = List[List[Tuple[int, float]]]  # by epochs: the number of steps, most often 1, and their mean loss
 
 
 @dataclass(frozen=True)

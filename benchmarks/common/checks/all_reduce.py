@@ -18,8 +18,8 @@ from typing import List, Optional
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
 
+# Size of each rank's fp32 array; on a GPU large enough that the links bound it.
 ARRAY_BYTES = {"gpu": 1 << 28, "cpu": 1 << 22}
-"""Size of each rank's fp32 array; on a GPU large enough that the links bound it."""
 CALLS = 10
 REPEATS = 3
 

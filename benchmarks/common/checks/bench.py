@@ -28,13 +28,11 @@ TITLES = {
     "input": "input pipeline alone",
     "evaluation": "evaluation step, synthetic data",
 }
-EVALUATION = "evaluation"
-"""The loop of evaluation batches, of every benchmark."""
-READ_AHEAD = 8
-"""Batches that an input may have read before they are asked for."""
+EVALUATION = "evaluation"  # the loop of evaluation batches, of every benchmark
+READ_AHEAD = 8  # batches that an input may have read before they are asked for
 RATE = 0.01
+# Takes a number of steps, makes them and returns the share of the time that it waited for data, if it knows it.
 Loop = Callable[[int], Optional[float]]
-"""Takes a number of steps, makes them and returns the share of the time that it waited for data, if it knows it."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,13 @@ class Subject:
     title: str
     samples_per_step: int
     loops: Mapping[str, Loop]
-    titles: Mapping[str, str] = field(default_factory=dict)
-    """Titles of loops, where they are not those of TITLES."""
+    titles: Mapping[str, str] = field(default_factory=dict)  # titles of loops, where they are not those of TITLES
+    # Samples of a step of a loop, where they are not ``samples_per_step``.
     samples: Mapping[str, int] = field(default_factory=dict)
-    """Samples of a step of a loop, where they are not ``samples_per_step``."""
+    # The loop with which a loop is compared, where it is not ``bare``.
     against: Mapping[str, str] = field(default_factory=dict)
-    """The loop with which a loop is compared, where it is not ``bare``."""
-    close: Callable[[], None] = lambda: None
-    """End the threads of the loops."""
-    unit: str = "samples"
-    """Unit of ``samples_per_step``."""
+    close: Callable[[], None] = lambda: None  # end the threads of the loops
+    unit: str = "samples"  # unit of ``samples_per_step``
 
 
 def repeated(call: Callable[[], Any]) -> Loop:

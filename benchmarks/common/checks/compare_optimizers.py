@@ -16,10 +16,8 @@ from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.optimizers import Build
 
 STEPS = 10
-SHAPES = ((64, 3, 7, 7), (1000, 17), (5,))
-"""A convolution, a matrix and a vector, none a multiple of a GPU's block."""
-RELATIVE, ABSOLUTE = 1e-5, 1e-6
-"""Rounding of float32, summed up over the steps."""
+SHAPES = ((64, 3, 7, 7), (1000, 17), (5,))  # a convolution, a matrix and a vector, none a multiple of a GPU's block
+RELATIVE, ABSOLUTE = 1e-5, 1e-6  # rounding of float32, summed up over the steps
 
 
 def weights_after(build: Build, device: str) -> List[torch.Tensor]:

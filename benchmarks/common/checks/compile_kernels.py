@@ -21,8 +21,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification
 
-TARGETS = (80, 90, 100)
-"""Compute capabilities: A100, H100 and H200, B200."""
+TARGETS = (80, 90, 100)  # compute capabilities: A100, H100 and H200, B200
 ROOT = Path(__file__).resolve().parents[3]
 
 

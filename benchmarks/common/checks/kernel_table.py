@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+# Class and what the names of its kernels and operators have in them, in any case; the first match counts.
 CLASSES: Tuple[Tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|c10d|gloo"),
     ("attention", r"flash|fmha|scaled_dot_product|attention"),
@@ -39,10 +40,8 @@ CLASSES: Tuple[Tuple[str, str], ...] = (
         r"|binary_cross_entropy\w*|gelu_backward|tanh_backward|sigmoid_backward|_fused_\w+)_?\b|softmax|dropout|loss|pool",
     ),
 )
-"""Class and what the names of its kernels and operators have in them, in any case; the first match counts."""
 OTHER = "other"
-_MOST = 200
-"""Kernels that are listed, by time; the classes sum over all."""
+_MOST = 200  # kernels that are listed, by time; the classes sum over all
 
 
 def class_of(name: str) -> str:

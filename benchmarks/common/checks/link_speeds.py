@@ -25,8 +25,8 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
 
+# Bytes of the array of a rank, by type of device.
 SIZES = {"cuda": (1 << 16, 1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 14, 1 << 18, 1 << 22, 1 << 25)}
-"""Bytes of the array of a rank, by type of device."""
 BYTES_A_MEASUREMENT = 1 << 28
 _MOST_CALLS = 200
 REPEATS = 3

@@ -19,16 +19,13 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import DTYPES
 from benchmarks.common.run.timing import seconds_of
 
+# By type of device. A CPU's fp16 is not there to train with, and TF32 is a GPU's.
 PRECISIONS = {"cuda": ("fp32", "tf32", "bf16", "fp16"), "cpu": ("fp32", "bf16")}
-"""By type of device. A CPU's fp16 is not there to train with, and TF32 is a GPU's."""
-SIDE = {"cuda": 8192, "cpu": 2048}
-"""Rows of the matrices: large enough that memory is not the limit."""
+SIDE = {"cuda": 8192, "cpu": 2048}  # rows of the matrices: large enough that memory is not the limit
+# Elements of each fp32 array: 1 GiB and 128 MiB, far above any cache's size but for the largest of servers.
 ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
-"""Elements of each fp32 array: 1 GiB and 128 MiB, far above any cache's size but for the largest of servers."""
-SECONDS = 0.5
-"""Length of each measurement, after the first call."""
-REPEATS = 3
-"""Measurements of each kind; the fastest is the peak."""
+SECONDS = 0.5  # length of each measurement, after the first call
+REPEATS = 3  # measurements of each kind; the fastest is the peak
 
 
 def measure(device: torch.device) -> Dict[str, Any]:

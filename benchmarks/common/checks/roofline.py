@@ -30,6 +30,7 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
 
 LOOP = "synthetic"
+# Keys of a configuration that hide operators, with values that show them, of which the first that fits counts.
 PLAIN: Dict[str, List[Any]] = {
     "compile": ["none", False],
     "cuda_graph": [False],
@@ -37,7 +38,6 @@ PLAIN: Dict[str, List[Any]] = {
     "fp8": [False],
     "split_optimizer": [False],
 }
-"""Keys of a configuration that hide operators, with values that show them, of which the first that fits counts."""
 REPEATS = 5
 
 

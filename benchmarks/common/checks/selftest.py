@@ -43,45 +43,35 @@ from benchmarks.common.checks.trainings import EXIT_SECONDS, Failed, Skipped, in
 from benchmarks.common.data import passport
 
 EPOCHS = 2
-ONLY_ON_GPU = ("cuda_graph", "kernels")
-"""Beginnings of the names of checks that would compare a CPU with itself."""
-CPU_STEPS = 50
-"""That a CPU makes at least for a comparison, unless the training ends before."""
+ONLY_ON_GPU = ("cuda_graph", "kernels")  # beginnings of the names of checks that would compare a CPU with itself
+CPU_STEPS = 50  # that a CPU makes at least for a comparison, unless the training ends before
 
 
 @dataclass(frozen=True)
 class Suite:
     """The checks of an implementation."""
 
-    module: str
-    """Package with train.py and config.py."""
+    module: str  # package with train.py and config.py
     config_class: Any
-    device: Tolerance
-    """Between a GPU and a CPU, in fp32."""
-    two_ranks: Tolerance
-    """Between two ranks and one."""
-    resume: Tolerance
-    """Between a training that was interrupted and one that was not."""
+    device: Tolerance  # between a GPU and a CPU, in fp32
+    two_ranks: Tolerance  # between two ranks and one
+    resume: Tolerance  # between a training that was interrupted and one that was not
+    # Fields of which each other value, or single values as FIELD=VALUE, must train the same, and how closely.
     varied: Mapping[str, Tolerance]
-    """Fields of which each other value, or single values as FIELD=VALUE, must train the same, and how closely."""
-    left_out: Tuple[str, ...] = ()
-    """FIELD=VALUE that are not varied."""
+    left_out: Tuple[str, ...] = ()  # FIELD=VALUE that are not varied
+    # Settings of all trainings here, in addition to the small configuration.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of all trainings here, in addition to the small configuration."""
+    # Modules that exit with 0 if their check is passed, by the check's name.
     programs: Mapping[str, str] = field(default_factory=dict)
-    """Modules that exit with 0 if their check is passed, by the check's name."""
-    steps: int = 20
-    """That all GPUs must make together at least."""
-    fewer_steps: int = 0
-    """By which an epoch of two ranks may be shorter than that of one."""
-    shares_gpu: str = ""
-    """Why two ranks cannot share a GPU; empty where they can, through Gloo."""
+    steps: int = 20  # that all GPUs must make together at least
+    fewer_steps: int = 0  # by which an epoch of two ranks may be shorter than that of one
+    shares_gpu: str = ""  # why two ranks cannot share a GPU; empty where they can, through Gloo
+    # Writes a data set for bench.py with sizes as those of the real one; None where the toy data set does.
     real_sizes: Optional[Callable[[Path], None]] = None
-    """Writes a data set for bench.py with sizes as those of the real one; None where the toy data set does."""
+    # The same with a number of JPEGs of real sizes, whose input must be as fast as the step.
     real_images: Optional[Callable[[Path, int], None]] = None
-    """The same with a number of JPEGs of real sizes, whose input must be as fast as the step."""
+    # Why a CPU does not evaluate a batch of a submitted system; empty where it does.
     no_cpu_evaluation: str = "a batch takes minutes on a CPU"
-    """Why a CPU does not evaluate a batch of a submitted system; empty where it does."""
 
     def write_real(self, folder: Path, images: int) -> bool:
         """Write a data set with real sizes; return whether there is any."""
@@ -294,6 +284,7 @@ def program(module: str, bench: Bench) -> Result:
     return Result("OK", lines[-1] if lines else "")
 
 
+# Checks of every implementation, the most telling first.
 FIXED: Mapping[str, Check] = {
     "device": device,
     "defaults": as_on_gpus,
@@ -303,7 +294,6 @@ FIXED: Mapping[str, Check] = {
     "two ranks": two_ranks,
     EVALUATION: evaluation,
 }
-"""Checks of every implementation, the most telling first."""
 
 
 def checks(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Check]:

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from benchmarks.common.checks.selftest import Bench
 
 EVALUATION, INPUT = "evaluation", "input"
-IMAGES = {"gpu": 512, "cpu": 64}
-"""JPEGs of real size that are generated."""
-ENOUGH_EPOCHS = 8
-"""An input may end with its last epoch, and those images are few."""
+IMAGES = {"gpu": 512, "cpu": 64}  # JPEGs of real size that are generated
+ENOUGH_EPOCHS = 8  # an input may end with its last epoch, and those images are few
 
 
 def measure(

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from benchmarks.common.checks.kernel_table import class_of
 
+# Operators that give memory and write none.
 _NOTHING = {
     "empty",
     "empty_like",
@@ -33,13 +34,12 @@ _NOTHING = {
     "resize_",
     "_unsafe_view",
 }
-"""Operators that give memory and write none."""
+# Operators that do not read what they write into.
 _WRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "bernoulli_", "random_"}
-"""Operators that do not read what they write into."""
+# Operators that read of their first argument only what they return.
 _ROWS = {"embedding", "index", "index_select", "gather", "_embedding_bag", "_embedding_bag_forward_only"}
-"""Operators that read of their first argument only what they return."""
+# In the names of operators that multiply matrices inside: those that no count is known for are named.
 _HEAVY = ("rnn", "lstm", "gru", "attention")
-"""In the names of operators that multiply matrices inside: those that no count is known for are named."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,9 @@ class Cost:
     """The cost of one call."""
 
     flops: int
-    moved: int
-    """Bytes that its operators read and write."""
-    by_class: Mapping[str, Tuple[int, int]]
-    """Operations and bytes by class of kernel_table."""
-    uncounted: Tuple[str, ...] = ()
-    """Operators with products inside for which no count is known."""
+    moved: int  # bytes that its operators read and write
+    by_class: Mapping[str, Tuple[int, int]]  # operations and bytes by class of kernel_table
+    uncounted: Tuple[str, ...] = ()  # operators with products inside for which no count is known
 
     @property
     def intensity(self) -> float:

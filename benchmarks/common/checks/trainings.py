@@ -20,15 +20,14 @@ from types import MappingProxyType
 from typing import Any, List, Mapping
 
 LAST_LINES = 12
+# Between looks at a training that is to be interrupted in its first steps: a GPU makes one in a millisecond.
 POLL_SECONDS = 0.002
-"""Between looks at a training that is to be interrupted in its first steps: a GPU makes one in a millisecond."""
 POLL_END_SECONDS = 0.1
-STACK_SECONDS = 1.0
-"""For ranks to write the stacks of their threads."""
+STACK_SECONDS = 1.0  # for ranks to write the stacks of their threads
+# Modules of programs that need not be next to this Python.
 LAUNCHERS = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
-"""Modules of programs that need not be next to this Python."""
+# After its last record within which all processes of a training must have ended: what takes longer hangs.
 EXIT_SECONDS = 60.0
-"""After its last record within which all processes of a training must have ended: what takes longer hangs."""
 
 
 class Skipped(Exception):

@@ -13,8 +13,7 @@ from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.passport import prepare_again
 from benchmarks.common.data.problem import Problem
 
-Expected = Tuple[str, int, int]
-"""A thing that is counted, how many there are, and how many there should be."""
+Expected = Tuple[str, int, int]  # a thing that is counted, how many there are, and how many there should be
 
 
 def write_array(path: Path, values: np.ndarray) -> None:

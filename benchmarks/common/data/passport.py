@@ -25,21 +25,18 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from benchmarks.common.data.problem import Problem
 
 FILE_NAME = "dataset.json"
-PARTS = "parts"
-"""Folder of an unfinished preparation, inside the data folder."""
+PARTS = "parts"  # folder of an unfinished preparation, inside the data folder
 SCHEMA = 1
 FIELDS = ("benchmark", "name", "classes", "splits", "facts", "how")
-CHUNK = 1 << 20
-"""Bytes read at once."""
+CHUNK = 1 << 20  # bytes read at once
 
 File = Dict[str, Any]
 Passport = Dict[str, Any]
-Add = Callable[[int], None]
-"""Called with the bytes read since its last call."""
+Add = Callable[[int], None]  # called with the bytes read since its last call
+# A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content.
 Check = Callable[[Path, Passport], Sequence[Problem]]
-"""A benchmark's own look at a folder whose files have the right size: what it finds wrong with their content."""
+# The same for files that the passport does not list: quick, or every byte, of which it reports how many it read.
 CheckUnlisted = Callable[[Path, Passport, bool, Add], Sequence[Problem]]
-"""The same for files that the passport does not list: quick, or every byte, of which it reports how many it read."""
 
 
 def prepare_again(directory: Path) -> str:

@@ -53,24 +53,18 @@ class DataSet:
     """A benchmark's declaration of its data set."""
 
     benchmark: str
-    source: str
-    """The raw data that it takes."""
-    files: Tuple[str, ...]
-    """Names of what is written in addition to the passport."""
-    add_options: Callable[[argparse._ArgumentGroup], None]
-    """Add the options that this benchmark alone has."""
-    writer: str
-    """Name of the writer module: only this one may need more than the standard library."""
-    check: passport.Check = lambda directory, passport: ()
-    """Check that --verify makes in addition to sizes and hashes."""
-    folders: Tuple[str, ...] = ()
-    """Names of folders that are written, with files that the passport need not list."""
+    source: str  # the raw data that it takes
+    files: Tuple[str, ...]  # names of what is written in addition to the passport
+    add_options: Callable[[argparse._ArgumentGroup], None]  # add the options that this benchmark alone has
+    writer: str  # name of the writer module: only this one may need more than the standard library
+    check: passport.Check = lambda directory, passport: ()  # check that --verify makes in addition to sizes and hashes
+    folders: Tuple[str, ...] = ()  # names of folders that are written, with files that the passport need not list
+    # Compares such files with what an array of the data set has of them.
     check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
-    """Compares such files with what an array of the data set has of them."""
+    # Whether the writer looks for evaluation samples that are trained on, by ``source_checks.overlap``.
     compares: bool = True
-    """Whether the writer looks for evaluation samples that are trained on, by ``source_checks.overlap``."""
+    # Benchmarks that read the same data set, this one among them; its passport has the first one's name.
     shared_with: Tuple[str, ...] = ()
-    """Benchmarks that read the same data set, this one among them; its passport has the first one's name."""
 
     @property
     def module(self) -> str:
@@ -88,8 +82,7 @@ class Split(NamedTuple):
 
     samples: int
     files: Sequence[str]
-    facts: Mapping[str, Any] = {}
-    """Kept with the split in the passport."""
+    facts: Mapping[str, Any] = {}  # kept with the split in the passport
 
 
 class Content(NamedTuple):
@@ -97,15 +90,12 @@ class Content(NamedTuple):
 
     name: str
     splits: Mapping[str, Split]
-    summary: str
-    """Counts, for the last line."""
+    summary: str  # counts, for the last line
     how: Mapping[str, Any]
-    tool: Mapping[str, str]
-    """Versions that the bytes depend on."""
+    tool: Mapping[str, str]  # versions that the bytes depend on
     classes: Sequence[str] = ()
     facts: Mapping[str, Any] = {}
-    described: Sequence[passport.File] = ()
-    """Files whose sha256 is known from the writing."""
+    described: Sequence[passport.File] = ()  # files whose sha256 is known from the writing
 
 
 # -- command line --------------------------------------------------------------------------------------

@@ -7,12 +7,9 @@ import os
 from pathlib import Path
 from typing import Dict
 
-REFUSED = 2
-"""Exit code of a problem that the user can fix before anything is done."""
-FAILED = 1
-"""Exit code when something broke after the start."""
-INTERRUPTED = 130
-"""Exit code after SIGINT or SIGTERM."""
+REFUSED = 2  # exit code of a problem that the user can fix before anything is done
+FAILED = 1  # exit code when something broke after the start
+INTERRUPTED = 130  # exit code after SIGINT or SIGTERM
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
-OWN = "own data"
-"""Name of a data set that has not earned its own."""
+OWN = "own data"  # name of a data set that has not earned its own
 
 
 def known() -> Dict[str, Any]:

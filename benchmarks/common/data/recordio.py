@@ -23,8 +23,7 @@ from benchmarks.common.data.problem import Problem
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
-MAX_PART_BYTES = (1 << 29) - 1
-"""Longest part of a record: the length shares its 32-bit word with a 3-bit part flag."""
+MAX_PART_BYTES = (1 << 29) - 1  # longest part of a record: the length shares its 32-bit word with a 3-bit part flag
 
 _FRAME = struct.Struct("<II")
 _HEADER = struct.Struct("<IfQQ")

@@ -10,13 +10,12 @@ from typing import Any, Iterable, List, Sequence, Tuple
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 
-LISTED = 20
-"""Damaged samples named in a message and in the passport."""
+LISTED = 20  # damaged samples named in a message and in the passport
+# Share of the evaluation samples: short sentences and articles repeat each other here and there, whole sets do not.
 MOST_SHARE = 0.1
-"""Share of the evaluation samples: short sentences and articles repeat each other here and there, whole sets do not."""
 KEPT = "what is done already is kept"
+# How compressed files begin, whatever their names (RFC 1952, and the formats' own descriptions).
 PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
-"""How compressed files begin, whatever their names (RFC 1952, and the formats' own descriptions)."""
 
 
 def refuse_compressed(path: Path, expected: str) -> None:

@@ -34,10 +34,8 @@ def has_its_file(task: Any) -> bool:
 class Workers(NamedTuple):
     """The worker processes of a preparation."""
 
-    most: int
-    """Processes, at most."""
-    folder: Path
-    """What they write in, whose disk may be full."""
+    most: int  # processes, at most
+    folder: Path  # what they write in, whose disk may be full
     progress: Progress
 
     def run(
@@ -124,8 +122,7 @@ def _end_with(sentinel: int) -> None:
     os._exit(1)
 
 
-_queue: Any = None
-"""Where a worker puts its reports."""
+_queue: Any = None  # where a worker puts its reports
 
 
 def _do(function: Function, place: int, task: Any, folder: Path) -> Tuple[int, int, int]:

@@ -31,23 +31,20 @@ from benchmarks.common.serving.model import OPENERS
 SCHEMA = 1
 FILE = "export.json"
 EXAMPLE = "example.npz"
-EXAMPLES = 8
-"""Samples in EXAMPLE, at most."""
-METRICS = 1
-"""Place of the metrics stream in a checkpoint's ``log_lengths``."""
+EXAMPLES = 8  # samples in EXAMPLE, at most
+METRICS = 1  # place of the metrics stream in a checkpoint's ``log_lengths``
+# Triton's names of NumPy's types.
 TYPES = {
     "bool": "BOOL", "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32",
 }  # fmt: skip
-"""Triton's names of NumPy's types."""
+# How a model is built that nothing trains.
 ON_CPU = {
     "device": "cpu", "precision": "fp32", "cuda_graph": False, "kernels": "plain", "optimizer_kernel": "plain",
     "attention": "auto", "fp8": False, "warm_up_steps": 0,
 }  # fmt: skip
-"""How a model is built that nothing trains."""
 
 Arrays = Tuple[np.ndarray, ...]
-Infer = Callable[..., Arrays]
-"""Takes the inputs in their order and returns the outputs in theirs."""
+Infer = Callable[..., Arrays]  # takes the inputs in their order and returns the outputs in theirs
 C = TypeVar("C")
 
 
@@ -63,61 +60,49 @@ class Value:
 class Subject:
     """A model to export, and how it is checked."""
 
-    model: Any
-    """In the framework's own form, ready for inference: takes the inputs in their order."""
+    model: Any  # in the framework's own form, ready for inference: takes the inputs in their order
     inputs: Sequence[Value]
     outputs: Sequence[Value]
-    example: Arrays
-    """Inputs by which the model is traced; two samples or more where it is batched."""
-    preprocessing: Mapping[str, Any]
-    """Facts about what a client does to its data before."""
+    example: Arrays  # inputs by which the model is traced; two samples or more where it is batched
+    preprocessing: Mapping[str, Any]  # facts about what a client does to its data before
+    # Passes the evaluation set through a model; returns the quality as the log names it, empty if it evaluates none.
+    # None: one of several parts, which are evaluated together.
     evaluate: Optional[Callable[[Infer], Mapping[str, float]]] = None
-    """Passes the evaluation set through a model; returns the quality as the log names it, empty if it evaluates none.
-    None: one of several parts, which are evaluated together."""
-    original: Optional[Infer] = None
-    """The training code's own way to the outputs, where it is not ``model`` itself."""
-    batched: bool = True
-    """Whether the first axis of each input and output is the batch, of any size."""
+    original: Optional[Infer] = None  # the training code's own way to the outputs, where it is not ``model`` itself
+    batched: bool = True  # whether the first axis of each input and output is the batch, of any size
+    # Further axes of inputs and outputs, by name, that have any size.
     any_size: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Further axes of inputs and outputs, by name, that have any size."""
-    shown: int = 0
-    """Which call of the evaluation the example is from; where it makes fewer, the last."""
+    shown: int = 0  # which call of the evaluation the example is from; where it makes fewer, the last
+    # Largest difference of an output, divided by its largest magnitude in the batch if that is above 1.
     tolerance: float = 1e-4
-    """Largest difference of an output, divided by its largest magnitude in the batch if that is above 1."""
+    # Share of the samples that may differ by more: a last bit turns a decision of a model that chooses by itself.
     turned: float = 0.0
-    """Share of the samples that may differ by more: a last bit turns a decision of a model that chooses by itself."""
 
 
 @dataclass(frozen=True)
 class Parts:
     """Models that a client calls one after the other, such as an encoder and a decoder's step."""
 
-    subjects: Mapping[str, Subject]
-    """By the name of the part, which is that of its folder."""
+    subjects: Mapping[str, Subject]  # by the name of the part, which is that of its folder
+    # Passes the evaluation set through all of them; returns the quality, see `Subject`.
     evaluate: Callable[[Mapping[str, Infer]], Mapping[str, float]]
-    """Passes the evaluation set through all of them; returns the quality, see `Subject`."""
 
 
-WHOLE = ""
-"""The part that is all of a model."""
-Writer = Callable[[Subject, Path], str]
-"""Writes a subject's model into a folder; returns the name that it got there."""
+WHOLE = ""  # the part that is all of a model
+Writer = Callable[[Subject, Path], str]  # writes a subject's model into a folder; returns the name that it got there
+# Takes the configuration, the content of a checkpoint and the folder of the data set.
 Prepare = Callable[[Any, Mapping[str, Any], Path], Union[Subject, Parts]]
-"""Takes the configuration, the content of a checkpoint and the folder of the data set."""
+# Takes an experiment's folder and a module of benchmarks/common/frameworks; as checkpoints.read_for_inference.
 Read = Callable[[Path, Any], Tuple[Dict[str, Any], Dict[str, Any]]]
-"""Takes an experiment's folder and a module of benchmarks/common/frameworks; as checkpoints.read_for_inference."""
 
 
 @dataclass(frozen=True)
 class Tools:
     """A framework's part."""
 
-    module: Any
-    """Module of benchmarks/common/frameworks, which reads checkpoints."""
-    infer: Callable[[Subject], Infer]
-    """A subject's model before it is exported."""
-    writers: Mapping[str, Writer]
-    """By the name of the format; the first one is the default."""
+    module: Any  # module of benchmarks/common/frameworks, which reads checkpoints
+    infer: Callable[[Subject], Infer]  # a subject's model before it is exported
+    writers: Mapping[str, Writer]  # by the name of the format; the first one is the default
 
 
 def on_cpu(config: C, **others: Any) -> C:
@@ -136,8 +121,8 @@ class Checked:
         self._subject, self._exported, self._original = subject, exported, original
         self._calls = self.samples = 0
         self.difference = 0.0
+        # Samples that differ by more than the tolerance, where some may; they are not in ``difference``.
         self.turned = 0
-        """Samples that differ by more than the tolerance, where some may; they are not in ``difference``."""
         self.shown: Tuple[Arrays, Arrays] = ((), ())
 
     def __call__(self, *inputs: np.ndarray) -> Arrays:

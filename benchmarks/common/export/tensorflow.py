@@ -13,18 +13,15 @@ from benchmarks.common.frameworks import tensorflow
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
-SIGNATURE = "serving_default"
-"""The one that servers call."""
+SIGNATURE = "serving_default"  # the one that servers call
 
 
 @dataclass(frozen=True)
 class Evaluating:
     """A network as it evaluates, for `Subject.model`."""
 
-    network: Any
-    """Called with tensors and ``training=False``."""
-    behind: Callable[[Any], Any] = lambda found: found
-    """The function that follows it in the exported model."""
+    network: Any  # called with tensors and ``training=False``
+    behind: Callable[[Any], Any] = lambda found: found  # the function that follows it in the exported model
 
     @property
     def variables(self) -> Dict[str, tf.Variable]:

@@ -16,10 +16,9 @@ from benchmarks.common.export import onnx
 from benchmarks.common.export.export import Arrays, Infer, Subject, Tools
 from benchmarks.common.frameworks import pytorch
 
-OPSET = 20
-"""ONNX's version that servers of the last years read."""
+OPSET = 20  # ONNX's version that servers of the last years read
+# Bytes of weights in one ONNX file, whose format ends at 2 GiB; more are in a file of their own next to it.
 LARGEST_FILE = 1 << 30
-"""Bytes of weights in one ONNX file, whose format ends at 2 GiB; more are in a file of their own next to it."""
 
 
 def as_tensors(arrays: Arrays) -> Tuple[torch.Tensor, ...]:

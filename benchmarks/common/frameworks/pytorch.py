@@ -38,16 +38,14 @@ from benchmarks.common.run.input_wait import InputWait
 from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 
 T = TypeVar("T")
+# For one collective: longer than the launcher's own watch for ranks that hang, which names the rank, waits for ranks
+# that start (30 minutes: WARM_UP_FACTOR of encore/run/supervise.py).
 TIMEOUT = datetime.timedelta(minutes=40)
-"""For one collective: longer than the launcher's own watch for ranks that hang, which names the rank, waits for ranks
-that start (30 minutes: WARM_UP_FACTOR of encore/run/supervise.py)."""
+# Type of activations for each ``precision`` of a configuration; weights and optimizer stay in fp32.
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Type of activations for each ``precision`` of a configuration; weights and optimizer stay in fp32."""
 
-_groups: List[Any] = [None]
-"""The groups that this rank belongs to; None is the one of all ranks."""
-_eager: List[Any] = []
-"""The group of what is sent next to CUDA graphs, where there are any."""
+_groups: List[Any] = [None]  # the groups that this rank belongs to; None is the one of all ranks
+_eager: List[Any] = []  # the group of what is sent next to CUDA graphs, where there are any
 _graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 

@@ -20,14 +20,12 @@ from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 
 save, load = save_arrays, load_arrays
 
+# All sums outside of a graph, one after the other: TensorFlow returns from Horovod's operators when they are done, and
+# keeps one kernel for all of them, under the name of the first, which Horovod refuses twice at a time.
 _sender = ThreadPoolExecutor(1, "sums")
-"""All sums outside of a graph, one after the other: TensorFlow returns from Horovod's operators when they are done, and
-keeps one kernel for all of them, under the name of the first, which Horovod refuses twice at a time.
-"""
 
 
-_process_sets: List[Any] = []
-"""Those that this rank belongs to, in addition to the one of all ranks."""
+_process_sets: List[Any] = []  # those that this rank belongs to, in addition to the one of all ranks
 
 
 def start(config: Any) -> Ranks:

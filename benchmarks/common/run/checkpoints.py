@@ -24,8 +24,7 @@ from benchmarks.common.run.ranks import Ranks
 STATE_FILE = "state.json"
 SHARED_FILE = "shared"
 DIGEST = ".sha256"
-KEPT = 2
-"""Checkpoints that stay: the newest, and the one to go back to where that is damaged."""
+KEPT = 2  # checkpoints that stay: the newest, and the one to go back to where that is damaged
 CHUNK = 1 << 24
 Content = Callable[[], Mapping[str, Any]]
 
@@ -40,8 +39,7 @@ class Checkpoints:
         self._folder, self._logs, self._framework, self._ranks = folder, logs, framework, ranks
         self._lengths: List[int] = []
         self.found: Optional[Path] = None
-        self.damaged: Dict[str, str] = {}
-        """Damage of the newer ones that ``find`` passed over, by their names."""
+        self.damaged: Dict[str, str] = {}  # damage of the newer ones that ``find`` passed over, by their names
 
     def find(self) -> Dict[str, Any]:
         """Look for a checkpoint and return its state, empty if there is none; cut the logs back to that moment.

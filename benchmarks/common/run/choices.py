@@ -11,8 +11,8 @@ from typing import Any, Dict, Mapping, TypeVar
 
 T = TypeVar("T")
 
+# Keys of configurations that say how something is computed, with the same result but for rounding.
 KEYS = ("attention", "compile", "cuda_graph", "first_layer", "kernels", "optimizer_kernel", "xla")
-"""Keys of configurations that say how something is computed, with the same result but for rounding."""
 
 
 class UnavailableError(ValueError):

@@ -45,18 +45,15 @@ class Noted(NamedTuple):
 class Wording:
     """How the submitted logs of a benchmark say what all of them say."""
 
-    benchmark: str
-    """Its name in the lines of v0.5."""
-    accuracy_first: bool = False
-    """eval_accuracy comes before eval_stop."""
-    factor: float = 1.0
-    """On each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25."""
+    benchmark: str  # its name in the lines of v0.5
+    accuracy_first: bool = False  # eval_accuracy comes before eval_stop
+    factor: float = 1.0  # on each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25
+    # Names of qualities in the log, where several are logged by other names than the benchmark's.
     names: Mapping[str, str] = field(default_factory=dict)
-    """Names of qualities in the log, where several are logged by other names than the benchmark's."""
+    # From v0.6 on the clock stops, in hindsight, where the first model was saved that reached the target.
     off_clock: bool = False
-    """From v0.6 on the clock stops, in hindsight, where the first model was saved that reached the target."""
+    # Keys of v0.5 for one of later rounds, where V05_KEYS is not what this benchmark's logs have; () leaves it out.
     v05_keys: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
-    """Keys of v0.5 for one of later rounds, where V05_KEYS is not what this benchmark's logs have; () leaves it out."""
 
 
 def log_of(wording: Wording, path: Path, rank: int, round_name: str) -> Any:
@@ -167,6 +164,7 @@ class _V06Lines:
     start = end = event
 
 
+# The tags of mlperf_compliance 0.0.10 (its tags.py) for later keys; what has no tag keeps its key.
 V05_KEYS: Mapping[str, Tuple[str, ...]] = {
     constants.GLOBAL_BATCH_SIZE: ("input_batch_size",),
     constants.OPT_BASE_LR: ("opt_learning_rate",),
@@ -177,7 +175,6 @@ V05_KEYS: Mapping[str, Tuple[str, ...]] = {
     constants.TRAIN_SAMPLES: ("preproc_num_train_examples", "input_size"),
     constants.EVAL_SAMPLES: ("preproc_num_eval_examples", "eval_size"),
 }
-"""The tags of mlperf_compliance 0.0.10 (its tags.py) for later keys; what has no tag keeps its key."""
 
 
 class V05Log:

@@ -21,8 +21,7 @@ class Event(NamedTuple):
     """One line of a log."""
 
     key: str
-    seconds: float
-    """Unix time."""
+    seconds: float  # Unix time
     value: Any
     metadata: Mapping[str, Any]
 

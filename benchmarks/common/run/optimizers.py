@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+# Endings of the parameters that LARS treats as SGD does: those of batch-norm, and biases.
 UNSCALED = ("gamma", "beta", "bias")
-"""Endings of the parameters that LARS treats as SGD does: those of batch-norm, and biases."""
 
 
 def has_suffix(name: str, suffixes: Sequence[str]) -> bool:

@@ -29,12 +29,9 @@ Result = Mapping[str, float]
 class Begun:
     """An evaluation that was begun: what its lines in the logs need once it ends."""
 
-    position: int
-    """Steps done before it."""
-    epoch: int
-    """From 1."""
-    started: float
-    """Unix time; of a resumed run, that before the resume."""
+    position: int  # steps done before it
+    epoch: int  # from 1
+    started: float  # Unix time; of a resumed run, that before the resume
 
 
 class PendingEvaluations:
@@ -51,8 +48,7 @@ class PendingEvaluations:
         self._evaluator: Any = None
         self._saved = deque([[each.epoch for each in self._left]], CHECKPOINTS)
         self.ends = False
-        self.problem: Optional[Problem] = None
-        """Why no result will come."""
+        self.problem: Optional[Problem] = None  # why no result will come
 
     def open(self, evaluator: Any, ends: bool) -> None:
         """Let ``evaluator`` work for this run, which may have ended but for saying so."""

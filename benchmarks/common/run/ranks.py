@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Deque, List, Optional
 
+# Elements, of 4 bytes, of the collectives that open connections before the clock: NCCL connects when the first one
+# asks, and since 2.22 for each algorithm by itself (NCCL_RUNTIME_CONNECT), of which small and large ones have others.
 CONNECTING = (1, 1 << 24)
-"""Elements, of 4 bytes, of the collectives that open connections before the clock: NCCL connects when the first one
-asks, and since 2.22 for each algorithm by itself (NCCL_RUNTIME_CONNECT), of which small and large ones have others."""
 
 
 @dataclass(frozen=True)

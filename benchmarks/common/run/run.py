@@ -57,8 +57,7 @@ class Run:
             state = self._checkpoints.find()
         self._choices: Dict[str, Any] = state.get("choices", {})  # of the run that is resumed
         self.config = choices.again(config, self._choices)
-        self.position: int = state.get("step", 0)
-        """Steps that are done."""
+        self.position: int = state.get("step", 0)  # steps that are done
         self._evaluated: int = state.get("evaluated", 0)  # position of the last evaluation
         self._reached: bool = state.get("reached", False)
         self._inside_step: bool = state.get("inside_step", False)  # the next step is begun

@@ -15,12 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Iterator, List, NoReturn, Optional
 
-HEARTBEAT_SECONDS = 0.05
-"""Between two writings of a rank that makes steps."""
-ALIVE_SECONDS = 0.5
-"""The same of one that makes none."""
-_heartbeats: List[Heartbeat] = []
-"""This process's, the newest last."""
+HEARTBEAT_SECONDS = 0.05  # between two writings of a rank that makes steps
+ALIVE_SECONDS = 0.5  # the same of one that makes none
+_heartbeats: List[Heartbeat] = []  # this process's, the newest last
 
 
 def progress() -> None:

@@ -12,23 +12,19 @@ class Timeline:
 
     steps_per_epoch: int
     epochs: int
-    evaluates_after: Callable[[int], bool]
-    """Whether an evaluation follows this position."""
+    evaluates_after: Callable[[int], bool]  # whether an evaluation follows this position
+    # Whether a checkpoint is kept at this position, behind its evaluation if it has one.
     checkpoints_after: Callable[[int], bool]
-    """Whether a checkpoint is kept at this position, behind its evaluation if it has one."""
-    epoch_num: Callable[[int], float]
-    """The log's number of an evaluation at this position."""
+    epoch_num: Callable[[int], float]  # the log's number of an evaluation at this position
+    # An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs.
     evaluates_inside_epochs: bool = False
-    """An epoch of the log ends behind its last evaluation and is a block; else before it, and blocks hold epochs."""
     stops_at_target: bool = True
+    # A quality that equals its target does not reach it, as in the submissions of some benchmarks.
     target_is_exceeded: bool = False
-    """A quality that equals its target does not reach it, as in the submissions of some benchmarks."""
+    # Training continues while an evaluator works: a block ends before its evaluation, whose result comes later.
     evaluates_concurrently: bool = False
-    """Training continues while an evaluator works: a block ends before its evaluation, whose result comes later."""
-    training_ranks: int = 0
-    """Ranks that train, where the others have another role; 0: all."""
-    batch_unit: str = "samples"
-    """Unit in which a batch is counted."""
+    training_ranks: int = 0  # ranks that train, where the others have another role; 0: all
+    batch_unit: str = "samples"  # unit in which a batch is counted
 
     @property
     def steps(self) -> int:

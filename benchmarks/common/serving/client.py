@@ -23,8 +23,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 POLL_SECONDS = 0.2
-SHOWN = 4
-"""Values of each output that are printed."""
+SHOWN = 4  # values of each output that are printed
 
 Arrays = Dict[str, np.ndarray]
 

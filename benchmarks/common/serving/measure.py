@@ -18,8 +18,7 @@ from benchmarks.common.serving import client, model
 from benchmarks.common.serving.client import Arrays, RefusedError, Server
 
 PERCENTILES = (50, 90, 99)
-WARM_UP = 3
-"""Requests of each client that are not counted."""
+WARM_UP = 3  # requests of each client that are not counted
 
 Call = Callable[[], Any]
 

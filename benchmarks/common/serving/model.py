@@ -11,8 +11,7 @@ from typing import Any, Callable, Dict, List, Sequence
 import numpy as np
 
 Arrays = Dict[str, np.ndarray]
-Run = Callable[[Arrays], Arrays]
-"""From the inputs to the outputs, each by its name."""
+Run = Callable[[Arrays], Arrays]  # from the inputs to the outputs, each by its name
 
 
 def open_onnx(path: Path, outputs: Sequence[str], device: str) -> Run:
@@ -67,8 +66,8 @@ def open_saved_model(path: Path, outputs: Sequence[str], device: str) -> Run:
     return run
 
 
+# By the name that `encore export --format` gives.
 OPENERS = {"onnx": open_onnx, "torch-export": open_torch_export, "saved-model": open_saved_model}
-"""By the name that `encore export --format` gives."""
 
 
 class TritonPythonModel:

@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.common.data.problem import Problem
 
+# Names that a file of arrays needs; a pickle may name any function of Python, and call it.
 ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
@@ -29,14 +30,13 @@ ALLOWED = {
     ("_codecs", "encode"),
     ("collections", "OrderedDict"),
 }
-"""Names that a file of arrays needs; a pickle may name any function of Python, and call it."""
+# Type of the numbers in a storage of the tar.
 KINDS = {
     f"{name}Storage": np.dtype(kind)
     for name, kind in (
         ("Float", "<f4"), ("Double", "<f8"), ("Half", "<f2"), ("Long", "<i8"), ("Int", "<i4"), ("Byte", "u1"),
     )
 }  # fmt: skip
-"""Type of the numbers in a storage of the tar."""
 
 
 class _Arrays(pickle.Unpickler):

@@ -17,10 +17,8 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.optimizers import Build
 
-Rate = Union[float, torch.Tensor]
-"""Learning rate of a step; a tensor where the device alone knows it."""
-ALIGNMENT = 64
-"""Elements: each weight begins where wide loads and tensor cores can read it, 256 bytes in fp32."""
+Rate = Union[float, torch.Tensor]  # learning rate of a step; a tensor where the device alone knows it
+ALIGNMENT = 64  # elements: each weight begins where wide loads and tensor cores can read it, 256 bytes in fp32
 
 
 class ScaleRule(NamedTuple):
@@ -42,10 +40,8 @@ class LossScale:
         self._rule = rule
         self.value = torch.tensor(float(rule.initial), device=device)
         self._good = torch.zeros((), dtype=torch.int64, device=device)
-        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-        """Steps that overflowed, on the device."""
-        self.seen = 0
-        """The same on the host, where it waits for each step."""
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # steps that overflowed, on the device
+        self.seen = 0  # the same on the host, where it waits for each step
 
     def update(self, finite: torch.Tensor) -> None:
         """Take into account whether the gradients of a step were ``finite``."""
@@ -100,8 +96,7 @@ class FlatOptimizer:
         self._mine.grad = self.gradients[share]
         self.kernel, self.inner = optimizers.choose(candidates, [self._mine], wanted)
         self.scale = None if scale is None else LossScale(scale, self._flat.device)
-        self.uncounted = 0
-        """Skipped steps that the caller does not count as steps."""
+        self.uncounted = 0  # skipped steps that the caller does not count as steps
 
     def skipped_since(self) -> int:
         """Return how many steps were skipped since the last call, which the caller does not count; waits for them."""

@@ -11,8 +11,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, kept_scale
 
-SEED_STRIDE = 1_000_003
-"""Between the seeds of the ranks' dropout."""
+SEED_STRIDE = 1_000_003  # between the seeds of the ranks' dropout
 
 
 def seed_dropout(seed: int, ranks: Ranks) -> None:

@@ -22,40 +22,35 @@ from benchmarks.common.run import choices, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.timing import seconds_of
 
-WARMUP, MEASURED = 2, 5
-"""Calls of each candidate."""
-HELD_CYCLES = 50_000_000
-"""For which a GPU is held up while calls are queued: some 25 ms."""
+WARMUP, MEASURED = 2, 5  # calls of each candidate
+HELD_CYCLES = 50_000_000  # for which a GPU is held up while calls are queued: some 25 ms
+# Largest error of a kernel, as a share of the largest value, by the type of the activations: some units in the last
+# place of 24, 11 and 8 bits, since the order of a sum is free. TF32 has the bits of fp16.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Largest error of a kernel, as a share of the largest value, by the type of the activations: some units in the last
-place of 24, 11 and 8 bits, since the order of a sum is free. TF32 has the bits of fp16."""
+# Options of every kernel: whether a product and a sum round once. The default depends on Triton's release.
 OPTIONS = {"enable_fp_fusion": True}
-"""Options of every kernel: whether a product and a sum round once. The default depends on Triton's release."""
 
 Results = List[torch.Tensor]
+# Runs an operator forward and backward on inputs of its own, the same at each call; returns values and gradients.
 Call = Callable[[], Results]
-"""Runs an operator forward and backward on inputs of its own, the same at each call; returns values and gradients."""
-Time = Callable[[Call], float]
-"""Measures a call, in seconds."""
+Time = Callable[[Call], float]  # measures a call, in seconds
 
 
 class Operator(NamedTuple):
     """A part of a step that has a plain path and Triton kernels."""
 
     plain: Any
+    # Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``; "": none.
     triton: str
-    """Module and name of the implementation in Triton, as in ``benchmarks.dlrm.pytorch.kernels:gather``; "": none."""
-    example: Callable[..., Call]
-    """Make a call of an implementation: (implementation, device, dtype, **sizes)."""
+    example: Callable[..., Call]  # make a call of an implementation: (implementation, device, dtype, **sizes)
+    # Sizes of the examples whose results are compared: edges of blocks, types of indices.
     small: Tuple[Mapping[str, Any], ...]
-    """Sizes of the examples whose results are compared: edges of blocks, types of indices."""
 
 
 class Other(NamedTuple):
     """An implementation of another library."""
 
-    name: str
-    """Name of the library."""
+    name: str  # name of the library
     implementation: Any
 
 
@@ -66,8 +61,8 @@ class Specification(NamedTuple):
     variant: str
     arguments: Mapping[str, Any]
     warps: int
+    # Whole numbers that are multiples of 16 in a run, which Triton finds at a launch: loads become wider.
     divisible: Tuple[str, ...] = ()
-    """Whole numbers that are multiples of 16 in a run, which Triton finds at a launch: loads become wider."""
 
 
 def why_plain(device: torch.device) -> str:

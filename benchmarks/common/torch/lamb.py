@@ -25,15 +25,13 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.common.torch.optimizers import Build
 
-CHUNK = 1 << 18
-"""Elements: five arrays of that size are 5 MB, about what a core has of caches."""
+CHUNK = 1 << 18  # elements: five arrays of that size are 5 MB, about what a core has of caches
 
 
 class ParameterGroup(NamedTuple):
     """A tensor of the model in the flat one."""
 
-    begin: int
-    """First element; a multiple of ALIGNMENT."""
+    begin: int  # first element; a multiple of ALIGNMENT
     size: int
     decay: float
 
@@ -85,10 +83,9 @@ class Lamb:
         """
         self.flat, self.groups, self.options, self._step = flat, list(groups), options, step
         self.param_groups: List[Dict[str, Any]] = [{"lr": 0.0}]
+        # Divisor of the gradients, which FlatOptimizer sets for the fused implementation.
         self.grad_scale: Optional[torch.Tensor] = None
-        """Divisor of the gradients, which FlatOptimizer sets for the fused implementation."""
-        self.found_inf: Optional[torch.Tensor] = None
-        """1.0 where the step is to be skipped."""
+        self.found_inf: Optional[torch.Tensor] = None  # 1.0 where the step is to be skipped
         self.first, self.second = torch.zeros_like(flat.detach()), torch.zeros_like(flat.detach())
         self.steps = flat.detach().new_zeros(())
         self.rows = _Rows(flat, self.groups, ranks)
