@@ -11,7 +11,7 @@ from encore.cli.data import shown_progress
 from encore.cli.layout import console, show, write_json
 from encore.errors import EncoreError
 from encore.machine import node
-from encore.run import benching
+from encore.run import planning, programs
 
 
 def bench(
@@ -47,21 +47,14 @@ def bench(
     screen = console(stderr=as_json)
     if roofline != (output is not None):
         raise EncoreError("one of --roofline and -o DIR", expected="both: the page of a roofline is written to DIR")
-    request = benching.Request(
-        name=benchmark,
-        system=system,
-        round=round_name,
-        data=data_folder,
-        steps=steps,
-        repeats=1 if roofline else repeats,
-        settings=tuple(settings or ()),
-        python=python,
-    )
+    given = {"system": system, "round": round_name, "data": data_folder, "python": python}
+    request = planning.Request(name=benchmark, gpus=1, settings=tuple(settings or ()), **given)
     if output is not None:
-        _measure_roofline(request, output, as_json)
+        _measure_roofline(request, steps, output, as_json)
         return
+    counts = ("--steps", str(steps), "--repeats", str(repeats))
     with shown_progress(screen) as on_update:
-        result = benching.measure(request, screen.print, on_update)
+        result = programs.measure(request, "{module}.bench", counts, screen.print, on_update)
     if as_json:
         write_json(result)
         return
@@ -79,7 +72,7 @@ def bench(
     screen.print(f"data stall: {result['input_share']:.1%} of the time; bare loop {bare:.1f} {speed}")
 
 
-def _measure_roofline(request: benching.Request, folder: Path, as_json: bool) -> None:
+def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_json: bool) -> None:
     # Measure a step and the machine's ceilings into a folder, and show everything that is in it.
     # The lab's plots take half a second to load.
     from encore.cli.study import keep, show_report
@@ -94,11 +87,10 @@ def _measure_roofline(request: benching.Request, folder: Path, as_json: bool) ->
             hint="compare its kernels by Nsight Systems: encore study report --help",
         )
     screen = console(stderr=as_json)
-    words = ("--steps", str(request.steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
+    words = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
     with shown_progress(screen) as on_update:
-        result = benching.run_program(
-            request, "benchmarks.common.checks.roofline {module}", words, screen.print, on_update
-        )
+        program = "benchmarks.common.checks.roofline {module}"
+        result = programs.measure(request, program, words, screen.print, on_update)
     keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
     keep(folder, f"{request.name}.json", result)
     show_report(servers_report.roofline_report(roofline.load(folder)), folder, as_json)

@@ -8,7 +8,7 @@ import typer
 
 from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
-from encore.run import exporting
+from encore.run import programs
 
 
 def export(
@@ -40,7 +40,7 @@ def export(
       encore export results/20260101T120000Z-resnet-pytorch-cpu -o models/resnet --below-target
     """
     screen = console(stderr=as_json)
-    request = exporting.Request(
+    request = programs.Export(
         run=run,
         to=output,
         format=format_name,
@@ -49,7 +49,7 @@ def export(
         data=data_folder,
         python=python,
     )
-    content = exporting.export(request, lambda step: say(screen, text(step)))
+    content = programs.export(request, lambda step: say(screen, text(step)))
     if as_json:
         write_json(content)
         return

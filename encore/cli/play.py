@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from encore.cli import options
-from encore.run import playing
+from encore.run import programs
 
 
 def play(
@@ -34,7 +34,7 @@ def play(
     arguments += ["--size", str(size)] if size is not None else []
     # In one word: the value has a minus sign.
     arguments += [f"--resign={resign}"] if resign is not None else []
-    request = playing.Request(name=benchmark, model=model, arguments=tuple(arguments), python=python)
-    code = playing.play(playing.command(request, lambda step: print(step, file=sys.stderr)))
+    command = programs.player(benchmark, model, arguments, python, lambda step: print(step, file=sys.stderr))
+    code = programs.play(command)
     if code != 0:
         raise typer.Exit(code)

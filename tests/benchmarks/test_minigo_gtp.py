@@ -15,7 +15,7 @@ from benchmarks.minigo import gtp, models, sgf
 from benchmarks.minigo.engine import BLACK, WHITE, Rules, Search
 from encore import paths
 from encore.errors import EncoreError
-from encore.run import playing
+from encore.run import programs
 
 GAMES = paths.ROOT.parent / "shared" / "data" / "go_sgf_9x9.tar.xz"
 EVERY_GAME = 12
@@ -132,8 +132,8 @@ def test_gtp_over_standard_input(tmp_path: Path) -> None:
 
 def test_play_is_for_games_and_models_of_their_size(tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match="ncf is no game"):
-        playing.command(playing.Request(name="ncf", model="x"), print)
-    command = playing.command(playing.Request(name="minigo", model="uniform", python=Path(sys.executable)), print)
+        programs.player("ncf", "x", (), None, print)
+    command = programs.player("minigo", "uniform", (), Path(sys.executable), print)
     assert command[1:4] == ["-m", "benchmarks.minigo.gtp", "--model"]
     shape = models.Shape(board_size=9, features="agz", conv_width=2, trunk_layers=1, fc_width=2)
     arrays = {name: np.zeros(size, np.float32) for name, size in models.weight_shapes(shape).items()}

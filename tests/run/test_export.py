@@ -12,7 +12,7 @@ from benchmarks.common.export import export
 from encore import data
 from encore.errors import EncoreError
 from encore.lab.serving import evaluation
-from encore.run import exporting
+from encore.run import programs
 from encore.run.run_folder import Experiment, ExperimentState
 from tests.conftest import Encore, evaluations, only_run, quality
 from tests.trainings import evaluated, exported
@@ -38,9 +38,9 @@ def copy(run: Path, tmp_path: Path) -> Experiment:
     return Experiment(0, folder / "experiment_0")
 
 
-def refused(request: exporting.Request) -> EncoreError:
+def refused(request: programs.Export) -> EncoreError:
     with pytest.raises(EncoreError) as caught:
-        exporting.export(request, lambda step: None)
+        programs.export(request, lambda step: None)
     assert not [each for each in request.to.parent.glob(".*") if each.is_dir()], "something is left"
     return caught.value
 
@@ -79,13 +79,13 @@ def test_export_of_another_run_is_not_evaluated(run: Path, tmp_path: Path) -> No
 
 def test_request_that_cannot_be(run: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
-    assert "is no run folder" in str(refused(exporting.Request(run=tmp_path, to=to)))
-    assert "exists" in str(refused(exporting.Request(run=run, to=tmp_path)))
-    assert refused(exporting.Request(run=run, to=to, format="saved-model")).expected == "onnx or torch-export"
+    assert "is no run folder" in str(refused(programs.Export(run=tmp_path, to=to)))
+    assert "exists" in str(refused(programs.Export(run=run, to=tmp_path)))
+    assert refused(programs.Export(run=run, to=to, format="saved-model")).expected == "onnx or torch-export"
 
 
 def test_run_that_has_no_checkpoint_or_has_not_ended(copy: Experiment, tmp_path: Path) -> None:
-    request = exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export")
+    request = programs.Export(run=copy.folder.parent, to=tmp_path / "to", format="torch-export")
     shutil.rmtree(copy.folder / "checkpoint")
     problem = refused(request)
     assert "no checkpoint" in problem.found and "--set checkpoint_interval=1" in problem.hint
@@ -96,14 +96,14 @@ def test_run_that_has_no_checkpoint_or_has_not_ended(copy: Experiment, tmp_path:
 def test_damaged_checkpoint(copy: Experiment, tmp_path: Path) -> None:
     (file,) = copy.folder.glob("checkpoint/trained_*/shared")
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    problem = refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
+    problem = refused(programs.Export(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
     assert "differs from its checksum" in problem.found
 
 
 def test_model_below_its_target_needs_a_word(copy: Experiment, encore: Encore, tmp_path: Path) -> None:
     config = json.loads(copy.config.read_text(encoding="utf-8"))
     copy.config.write_text(json.dumps({**config, "quality_target": 0.9}), encoding="utf-8")
-    problem = refused(exporting.Request(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
+    problem = refused(programs.Export(run=copy.folder.parent, to=tmp_path / "to", format="torch-export"))
     assert "did not reach its target: hit_rate 0." in problem.found
     assert problem.expected == "hit_rate 0.9" and "--below-target" in problem.hint
     assert not exported(encore, copy.folder.parent, tmp_path / "to", "torch-export", "--below-target")["reached"]

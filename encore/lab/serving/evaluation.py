@@ -10,7 +10,7 @@ from encore.catalogue import Choice
 from encore.errors import EncoreError
 from encore.lab.serving import export as exports
 from encore.lab.serving.serving import ENVIRONMENT
-from encore.run import exporting, run_folder
+from encore.run import programs, run_folder
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
             hint="--evaluate RUN: name that run",
         )
     choice = catalogue.choose(passport["name"])
-    experiment = exporting.chosen_experiment(run, whole.run.experiment)
-    folder = exporting.data_set(data, passport["data"], choice)
+    experiment = programs.chosen_experiment(run, whole.run.experiment)
+    folder = programs.data_set(data, passport["data"], choice)
     return Evaluation(source.absolute(), choice, experiment.folder.absolute(), folder)
 
 
@@ -45,8 +45,8 @@ def evaluate(evaluation: Evaluation, url: str, on_step: Callable[[str], None]) -
 
     Returns samples, largest difference, tolerance and quality. Raises EncoreError if the difference is beyond it.
     """
-    variables = exporting.variables_of(evaluation.choice, None, [ENVIRONMENT], on_step)
+    variables = programs.variables_of(evaluation.choice, None, [ENVIRONMENT], on_step)
     on_step(f"passing the evaluation set of {evaluation.data} through the server")
     places = ("--experiment", str(evaluation.experiment), "--data", str(evaluation.data))
     served = ("--through", url, "--exported", str(evaluation.source))
-    return exporting.call(evaluation.choice, (*places, *served), variables)
+    return programs.call(evaluation.choice, (*places, *served), variables)

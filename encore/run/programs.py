@@ -1,4 +1,4 @@
-"""Write the model of a run for a server, with the implementation's export.py in its environment."""
+"""Run one program of an implementation in its environment: bench.py, export.py, or the player of a game."""
 
 import json
 import os
@@ -10,20 +10,108 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from encore import catalogue, data, environment
+from encore import catalogue, configuration, data, environment, launchers, paths
 from encore.catalogue import Choice
-from encore.containers import renderers
+from encore.containers import checks, renderers
 from encore.errors import EncoreError, ExitCode
-from encore.job import Job
+from encore.job import Job, rank_environment
 from encore.machine import node, pythons
-from encore.run import run_folder
+from encore.run import planning, run_folder
 from encore.run.run_folder import Experiment, RunFolder
 
-PROGRAM = "export"  # Module of an implementation that exports its model; and the environment of what formats need
+OnStep = Callable[[str], None]
+EXPORT = "export"  # Module of an implementation that exports its model; and the environment of what formats need
+PLAYER = "gtp"  # Module of a game: it speaks the Go Text Protocol over standard input and output
+
+
+# -- bench.py ----------------------------------------------------------------------------------------
+
+
+def measure(
+    request: planning.Request, program: str, options: Sequence[str], on_step: OnStep, on_update: data.OnUpdate
+) -> dict[str, Any]:
+    """Run a program that takes --config and --data on one rank that has the whole machine; return its last line's JSON.
+
+    ``program`` is what comes after ``python -m``, with {module} for the implementation's package.
+    """
+    choice = catalogue.choose(request.name)
+    framework, benchmark = choice.implementation.framework, choice.benchmark.name
+    system = planning.choose_system(choice, 1, node.this_node(), request.system, request.round)
+    resolved = configuration.resolve(choice, system, 1, 1, list(request.settings))
+    if request.python is not None:
+        python = checks.named_python(request.python, resolved)
+    else:
+        python = environment.ensure_environment(framework, on_step)
+    folder = (request.data or paths.default_data(benchmark)).absolute()
+    if request.data is None and system.kind == "small" and not (folder / data.PASSPORT).exists():
+        data.prepare(benchmark, folder, data.Preparation(), python, on_update)
+    data.check_data(folder, benchmark)
+    with tempfile.TemporaryDirectory(prefix="encore-bench-") as temporary:
+        config = Path(temporary) / "config.json"
+        config.write_text(json.dumps(resolved.plain()), encoding="utf-8")
+        words = (*program.format(module=choice.implementation.module).split(), "--config", str(config))
+        alone = launchers.on_one_node(framework, 1, temporary)
+        job = Job(
+            argv=("python", "-m", *words, "--data", str(folder), *options),
+            environment=rank_environment(resolved, alone, {}, node.cores()),
+            mounts=(),
+            ranks=1,
+            gpus=1 if resolved.get("device") == "gpu" else 0,
+        )
+        command = renderers.host(job, python, os.environ, given=request.python is not None)
+        done = subprocess.run(
+            command.argv,
+            env=dict(command.environment),
+            cwd=command.working_directory,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise EncoreError(
+            f"the measurement failed with exit code {done.returncode}",
+            hint="read its output above",
+            exit_code=ExitCode.FAILED,
+        )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+# -- a player ----------------------------------------------------------------------------------------
+
+
+def player(name: str, model: str, arguments: Sequence[str], python: Path | None, on_step: OnStep) -> list[str]:
+    """Return the command that plays against a model; EncoreError for a benchmark that is no game."""
+    choice = catalogue.choose(name)
+    games = {each.benchmark.name for each in catalogue.choices().values() if _is_game(each)}
+    if not _is_game(choice):
+        raise EncoreError(
+            f"{choice.benchmark.name} is no game: there is nothing to play",
+            expected="a benchmark that is: " + (", ".join(sorted(games)) or "there is none here"),
+        )
+    module = choice.implementation.module
+    by = pythons.named_or_made(python, choice.implementation.framework, on_step)
+    words = ("--model", model, "--implementation", module)
+    return [str(by), "-m", f"{module.rpartition('.')[0]}.{PLAYER}", *words, *arguments]
+
+
+def _is_game(choice: Choice) -> bool:
+    return (choice.folder.parent / f"{PLAYER}.py").exists()
+
+
+def play(command: Sequence[str]) -> int:
+    """Run the player on this terminal or pipe until it ends; return its exit code."""
+    path = os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH", ""))))
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+
+
+# -- export.py ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Export:
+    """What to export."""
+
     run: Path
     to: Path
     format: str | None = None  # None: the first that the framework has
@@ -33,7 +121,7 @@ class Request:
     python: Path | None = None  # The user's own; None: that of the framework's environment
 
 
-def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
+def export(request: Export, on_step: OnStep) -> dict[str, Any]:
     """Write the folder ``request.to``, whole or not at all; return the content of its export.json.
 
     Raises:
@@ -43,14 +131,17 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
     run = run_folder.open_run(request.run)
     passport = run.passport()
     choice = catalogue.choose(passport["name"])
-    chosen = _format(request.format, choice)
+    known = catalogue.framework(choice.implementation.framework).exports
+    if request.format is not None and request.format not in known:
+        raise EncoreError(f"{choice.name} is not exported as {request.format!r}", expected=" or ".join(known))
+    chosen = request.format or known[0]
     experiment = chosen_experiment(run, request.experiment)
     folder = data_set(request.data, passport["data"], choice)
     if request.to.exists():
         raise EncoreError(
             f"{request.to} exists", expected="a new folder", hint="name another one, or remove it: -o DIR"
         )
-    added = [PROGRAM] if chosen in catalogue.framework(PROGRAM).exports else []
+    added = [EXPORT] if chosen in catalogue.framework(EXPORT).exports else []
     variables = variables_of(choice, request.python, added, on_step)
     try:
         request.to.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +151,12 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
             f"{request.to} cannot be written: {error.strerror}", hint="name another one: -o DIR"
         ) from error
     try:
-        facts = _facts(run, passport, experiment)
+        facts = {
+            **{key: passport[key] for key in ("name", "benchmark", "implementation", "round")},
+            "framework": choice.implementation.framework,
+            "run": {"name": run.path.absolute().name, "id": passport["sha256"], "experiment": experiment.number},
+            **{key: passport["code"][key] for key in ("commit", "uncommitted_sha256")},
+        }
         options = ("--format", chosen, "--facts", json.dumps(facts), *(["--below-target"] * request.below_target))
         places = ("--experiment", str(experiment.folder.absolute()), "--data", str(folder), "-o", str(writing))
         on_step(f"exporting {experiment.folder} as {chosen}")
@@ -70,13 +166,6 @@ def export(request: Request, on_step: Callable[[str], None]) -> dict[str, Any]:
     finally:
         shutil.rmtree(writing, ignore_errors=True)
     return content
-
-
-def _format(wanted: str | None, choice: Choice) -> str:
-    known = catalogue.framework(choice.implementation.framework).exports
-    if wanted is not None and wanted not in known:
-        raise EncoreError(f"{choice.name} is not exported as {wanted!r}", expected=" or ".join(known))
-    return wanted or known[0]
 
 
 def chosen_experiment(run: RunFolder, number: int | None) -> Experiment:
@@ -109,9 +198,7 @@ def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: Choice)
     return folder
 
 
-def variables_of(
-    choice: Choice, python: Path | None, added: Sequence[str], on_step: Callable[[str], None]
-) -> dict[str, str]:
+def variables_of(choice: Choice, python: Path | None, added: Sequence[str], on_step: OnStep) -> dict[str, str]:
     """Return variables for `call`, by which the program finds the framework, and the packages of ``added``.
 
     Packages of the environments ``added`` are put next to the framework's; a user's own ``python`` has them itself.
@@ -128,23 +215,9 @@ def variables_of(
     return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(chosen), **threads}
 
 
-def _facts(run: RunFolder, passport: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    # What the exported model's passport says of the run.
-    return {
-        "name": passport["name"],
-        "benchmark": passport["benchmark"],
-        "implementation": passport["implementation"],
-        "framework": catalogue.choose(passport["name"]).implementation.framework,
-        "round": passport["round"],
-        "run": {"name": run.path.absolute().name, "id": passport["sha256"], "experiment": experiment.number},
-        "commit": passport["code"]["commit"],
-        "uncommitted_sha256": passport["code"]["uncommitted_sha256"],
-    }
-
-
 def call(choice: Choice, options: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """Run the implementation's export.py; return what it printed, or raise the problem that it met."""
-    command = [variables["ENCORE_PYTHON"], "-m", f"{choice.implementation.module}.{PROGRAM}", *options]
+    command = [variables["ENCORE_PYTHON"], "-m", f"{choice.implementation.module}.{EXPORT}", *options]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     last = (done.stdout.splitlines() or [""])[-1]
     content: dict[str, Any] = json.loads(last) if last.startswith("{") else {}
