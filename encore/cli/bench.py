@@ -47,8 +47,15 @@ def bench(
     screen = console(stderr=as_json)
     if roofline != (output is not None):
         raise EncoreError("one of --roofline and -o DIR", expected="both: the page of a roofline is written to DIR")
-    given = {"system": system, "round": round_name, "data": data_folder, "python": python}
-    request = planning.Request(name=benchmark, gpus=1, settings=tuple(settings or ()), **given)
+    request = planning.Request(
+        name=benchmark,
+        gpus=1,
+        system=system,
+        round=round_name,
+        data=data_folder,
+        settings=tuple(settings or ()),
+        python=python,
+    )
     if output is not None:
         _measure_roofline(request, steps, output, as_json)
         return

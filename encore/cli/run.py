@@ -20,7 +20,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command
 from encore.machine import preflight
 from encore.results.words import with_names
-from encore.run import hints, judge, passport, planning, run_folder, runner, slurm_job
+from encore.run import hints, judge, passport, planning, run_folder, runner
 from encore.run.run_folder import Experiment, RunFolder
 from encore.run.supervise import Limits, Outcome
 from encore.ssh import hosts
@@ -142,7 +142,7 @@ def _begun(plan: planning.Plan) -> Path | None:
     # The run folder of this very call, if its Slurm job was requeued or shares it with other tasks.
     if plan.allocation is None:
         return None
-    folder = slurm_job.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
+    folder = runner.begun(plan.results, plan.allocation, passport.redact_arguments(sys.argv[1:]))
     return folder.path if folder is not None else None
 
 

@@ -14,8 +14,7 @@ from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
-from encore.run.selftest import Selftest
-from encore.run.selftest_place import Request, Row
+from encore.run.selftest import Request, Row, Selftest
 
 COLOURS = {"OK": "green", "FAIL": "red", "SKIPPED": "yellow"}
 

@@ -1,10 +1,17 @@
-"""The run passport: everything needed to know later what exactly was run. No secrets go into it."""
+"""What is written of a run before its ranks start: the passport, the system description, the head of the MLPerf log.
 
+The passport is everything needed to know later what exactly was run. No secrets go into it.
+"""
+
+import json
+import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from encore import __version__, checkout, files
@@ -142,3 +149,52 @@ def system_description(configuration: Configuration, machine: node.Node, softwar
         "other_software_stack": {**driver, **software},
         "operating_system": machine.operating_system,
     }
+
+
+def write_log_header(path: Path, configuration: Configuration, machine: node.Node, cache_cleared: bool) -> None:
+    """Start the log at ``path`` with what is run, by whom and on what, and the cache event.
+
+    A submitted configuration is checked by the rules of the closed division, anything else by those of the
+    open one; the status is always "research", since Encore submits nothing.
+    """
+    from mlperf_logging.mllog import constants
+    from mlperf_logging.mllog.mllog import MLLogger
+
+    benchmark, round_name = configuration.choice.benchmark.name, configuration.system.round
+    platform = platform_name(configuration, machine)
+    events: dict[str, Any] = {
+        constants.SUBMISSION_BENCHMARK: benchmark,
+        constants.SUBMISSION_ORG: "Encore",
+        constants.SUBMISSION_DIVISION: configuration.division,
+        constants.SUBMISSION_STATUS: "research",
+        constants.SUBMISSION_PLATFORM: platform,
+    }
+    cleared = "run_clear_caches" if round_name == "v0.5" else constants.CACHE_CLEAR
+    if round_name == "v0.6":
+        entry = {"hardware": platform, "framework": configuration.choice.implementation.framework}
+        events |= {"submission_entry": str(entry), "submission_poc_name": "none: not submitted"}
+    events[cleared] = cache_cleared
+    handler = logging.FileHandler(path, mode="a", encoding="utf-8")
+    logger = logging.Logger("encore.header", logging.INFO)
+    logger.addHandler(handler)
+    log = MLLogger(logger=logger)
+    try:
+        for key, value in events.items():
+            # Events of the first rounds as the ranks write theirs: benchmarks/common/run/mllog.py.
+            if round_name == "v0.5":
+                place = f":::MLPv0.5.0 {benchmark} {time.time():.9f} (passport.py:0)"
+                logger.info("%s %s: %s", place, key, json.dumps(value))
+            elif round_name == "v0.6":
+                content = {"value": value, "metadata": {"file": "passport.py", "lineno": 0}}
+                logger.info(":::MLL %.3f %s: %s", time.time(), key, json.dumps(content))
+            else:
+                log.event(key, value)
+    finally:
+        handler.close()
+
+
+def platform_name(configuration: Configuration, machine: node.Node) -> str:
+    """Return ``8 x NVIDIA A100-SXM4-40GB`` or ``2 ranks on INTEL(R) XEON(R)``."""
+    if configuration.get("device") == "gpu" and machine.gpus:
+        return f"{configuration.ranks} x {machine.gpus[0].name}"
+    return f"{configuration.ranks} ranks on {machine.cpu}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from encore import catalogue, environment, files, launchers, paths
 from encore import configuration as configurations
+from encore import data as data_sets
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
 from encore.containers import asking, runtimes
@@ -19,9 +20,8 @@ from encore.errors import EncoreError
 from encore.launchers import Launch
 from encore.machine import node, preflight
 from encore.machine.node import Node
-from encore.run import hints, passport, toy_data_set
+from encore.run import hints, passport
 from encore.run.run_folder import RunFolder
-from encore.run.toy_data_set import ToyDataSet
 from encore.slurm import allocation as allocations
 from encore.slurm import cluster as clusters
 from encore.slurm import step
@@ -186,8 +186,8 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
     _check_numbers(request, allocation)
     runtime, python = choose_python(request, cluster, choice)
     image = request.image or cluster.image or None
-    small = _toy_data_set(request, choice, cluster, machine) if allocation is None else None
-    request = replace(request, system=small.system) if small else request
+    small, why = ("", "") if allocation else _toy_data_set(request, choice, cluster, machine)
+    request = replace(request, system=small or request.system)
     if allocation is not None:
         nodes, per_node = spread_over(allocation, request, cluster, machine)
         total = nodes * per_node
@@ -217,17 +217,40 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         cluster=cluster,
         hosts=request.hosts,
         launcher=ssh_launchers.choose(request.launcher, choice.implementation.framework, request.hosts),
-        toy_data_set=small.why if small else "",
+        toy_data_set=why,
     )
 
 
-def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: Node) -> ToyDataSet | None:
-    # The toy data set that a request without system and data set means on a machine with GPUs.
-    if request.system or request.hosts or request.data or cluster.data or not toy_data_set.is_meant(choice, machine):
-        return None
+def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: Node) -> tuple[str, str]:
+    # A machine with GPUs and no full data set trains the toy data set, on the GPUs if something there can use them.
+    # The system, and why that one; empty where the request cannot mean the toy data set alone
+    if request.system or request.hosts or request.data or cluster.data or not means_toy_data_set(choice, machine):
+        return "", ""
+    ranks = request.gpus or 1
+    system = catalogue.find_system(choice, catalogue.ON_GPUS, request.round)
+    resolved = configurations.resolve(choice, system, 1, ranks, list(request.settings))
     runtime, python = choose_python(request, cluster, choice)
-    place = (runtime, request.image or cluster.image or None, python)
-    return toy_data_set.choose(choice, machine, request.gpus or 1, request.round, request.settings, place)
+    target = runtimes.choose(runtime, choice, machine, "gpu", request.image or cluster.image or None, python=python)
+    target = asking.asked(target, choice, {}, ranks, start=False)
+    found = [*preflight.check_devices(resolved, machine), *container_checks.check(target, resolved, machine, [])]
+    problem = next((check for check in found if check.level == "FAIL"), None)
+    small, full = choice.benchmark.small_data, choice.benchmark.full_data.name
+    without = f"no {full} here: trains the toy data set, {small.name},"
+    if problem is None:
+        return system.system, f"{without} on the GPUs ({target.python or target.image})"
+    return small.system, f"{without} on the CPU, since: {problem.found}; for the GPUs: {problem.hint}"
+
+
+def means_toy_data_set(choice: Choice, machine: Node) -> bool:
+    """Return whether a run without a named system and data set can only mean the toy data set."""
+    if not machine.gpus:
+        return False
+    folder = paths.default_data(choice.benchmark.name)
+    try:
+        return data_sets.read_passport(folder).name == choice.benchmark.small_data.name
+    except EncoreError:
+        # One that is half-written was meant to be another.
+        return not (folder / data_sets.PARTS).exists()
 
 
 def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[str, Path | None]:

@@ -4,8 +4,9 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
 from encore.machine import fitness, links, node, on_node, preflight, weights
 from encore.machine.fitness import Need
-from encore.run import hints, log_header, ownership, passport, run_folder, slurm_job, status
+from encore.run import hints, ownership, passport, run_folder, status
 from encore.run.follow import Progress, read_progress
 from encore.run.ownership import Owner
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
-from encore.run.supervise import Limits, Outcome, Signals, run
-from encore.slurm import nodes, requeue
+from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
+from encore.slurm import commands, nodes, requeue
 from encore.slurm.allocation import Allocation
 from encore.ssh import connection, hosts, multi_host
+
+LAUNCHES = 3  # Tries to start the ranks
+# Time for a checkpoint after a signal: less than KillWait, after which Slurm kills (30 s unless configured).
+SLURM_STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
 
     system = passport.system_description(plan.configuration, plan.machine, software(plan))
     config = plan.configuration.plain()
-    shared = slurm_job.shared_stamp(plan.allocation) if plan.allocation else None
+    shared = shared_stamp(plan.allocation) if plan.allocation else None
     return run_folder.create(plan.results, plan.label, content, system, config, seeds, shared)
 
 
@@ -175,7 +180,7 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
 
     A task of a Slurm array runs the experiment of its own number alone.
     """
-    mine = slurm_job.experiments_of(folder, plan.allocation)
+    mine = experiments_of(folder, plan.allocation)
     with Signals() as signals:
         for experiment in mine:
             if experiment.state().status in run_folder.FINISHED:
@@ -227,7 +232,7 @@ def _run_experiment(
         if fresh:
             _clear_remains(experiment)
             cleared = plan.drop_caches and _drop_caches(plan)
-            log_header.write(experiment.log, plan.configuration, plan.machine, cleared)
+            passport.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
         if plan.hosts:
             launched = hosts.as_file(multi_host.for_launcher(plan.hosts))
             (experiment.folder / "hosts").write_text(launched, encoding="utf-8")
@@ -271,13 +276,13 @@ def _run_in_slurm(
     limits: Limits,
     owner: Owner,
 ) -> Outcome:
-    limits = replace(limits, stop_seconds=limits.stop_seconds or slurm_job.STOP_SECONDS)
-    for left in reversed(range(slurm_job.LAUNCHES)):
+    limits = replace(limits, stop_seconds=limits.stop_seconds or SLURM_STOP_SECONDS)
+    for left in reversed(range(LAUNCHES)):
         outcome = run(command, experiment, owner, signals, hooks.progress, limits)
         if outcome.status != "failed":
             return outcome
-        outcome = slurm_job.blame_lost_nodes(outcome, allocation)
-        if outcome.lost_nodes or signals.received or not slurm_job.was_not_launched(experiment) or not left:
+        outcome = blame_lost_nodes(outcome, allocation)
+        if outcome.lost_nodes or signals.received or not was_not_launched(experiment) or not left:
             return outcome
         hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")
     return outcome
@@ -307,7 +312,7 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     folder.check_whole()
     plan = plan_of(folder)
     job = plan.allocation.name if plan.allocation else ""
-    mine = slurm_job.experiments_of(folder, plan.allocation)
+    mine = experiments_of(folder, plan.allocation)
     ownership.refuse_owned(mine, job)
     status.refuse_queued(folder, mine, job)
     plan = asked(plan)
@@ -331,3 +336,77 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     ensure_python(plan, hooks)
     check_nodes(plan)
     return execute(plan, folder, hooks, limits)
+
+
+# -- in a Slurm job ----------------------------------------------------------------------------------
+
+
+def folders(results: Path, mark: str) -> list[RunFolder]:
+    """Run folders of a job, the oldest first; ``mark`` is ``job12``."""
+    found = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
+    return [RunFolder(path) for path in found if (path / "run.json").is_file()]
+
+
+def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> RunFolder | None:
+    """Return the folder that this call made before its job was requeued, or that another task of its array made.
+
+    A job may hold several calls: the folder of the same command line counts, an unfinished one first.
+    """
+    if allocation.restarts == 0 and allocation.array_count == 1:
+        return None
+    same = [f for f in folders(results, allocation.folder_mark) if f.passport()["arguments"] == list(arguments)]
+    unfinished = [folder for folder in same if not _has_ended(folder)]
+    return next(iter([*unfinished, *same]), None)
+
+
+def _has_ended(folder: RunFolder) -> bool:
+    return all(each.state().status in run_folder.FINISHED for each in folder.experiments())
+
+
+def shared_stamp(allocation: Allocation) -> str | None:
+    """Return the time in the folder's name that all tasks of an array have in common; None outside of arrays."""
+    if allocation.array_count == 1:
+        return None
+    submitted = commands.show_job(allocation.job).get("SubmitTime", "")
+    with contextlib.suppress(ValueError):
+        return datetime.fromisoformat(submitted).astimezone(timezone.utc).strftime(run_folder.STAMP)
+    return f"array{allocation.array_job}"
+
+
+def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Experiment]:
+    """Return all experiments, or for a task of an array its own.
+
+    In the array that began the run that is the one at the task's place, in an array that resumes it the one of the
+    task's number.
+    """
+    every = folder.experiments()
+    if allocation is None or allocation.array_job is None:
+        return every
+    is_first = folder.path.name.partition(f"-{allocation.folder_mark}")[1] != ""
+    number = allocation.array_index if is_first else allocation.array_task
+    mine = [each for each in every if each.number == number]
+    if not mine:
+        raise EncoreError(
+            f"task {allocation.array_task} of the array has no experiment in {folder.path.name}",
+            expected=f"tasks 0 to {len(every) - 1}",
+            hint=hints.resume(folder.path),
+        )
+    return mine
+
+
+def was_not_launched(experiment: Experiment) -> bool:
+    """Return whether srun could not start the ranks at all, which another try may.
+
+    PMIx's socket of a step that a crash cut off, for one, blocks the next step of its number on that node
+    (mpi/pmix, pmixp_usock_create_srv); the next try has the next number.
+    """
+    return "aborted before step completely launched" in launcher_output(experiment)
+
+
+def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:
+    """Return the outcome; a failure since a node was lost is an interruption, to be resumed elsewhere."""
+    lost = nodes.lost(allocation)
+    if not lost:
+        return outcome
+    reason = f"lost {', '.join(lost)}: no process can be started there ({outcome.reason})"
+    return replace(outcome, status="interrupted", reason=reason, lost_nodes=tuple(lost))

@@ -15,7 +15,7 @@ from encore.configuration import Configuration, resolve
 from encore.machine import node
 from encore.results.compliance.compliance import check
 from encore.results.logs.run_log import read_run
-from encore.run import log_header
+from encore.run import passport
 
 STEPS = 1000  # of an epoch, for events that count in them
 FACTS = {"negatives": 999, "users": 138493}  # what NCF logs of its data set
@@ -52,7 +52,7 @@ def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
     events = importlib.import_module(f"{choice.implementation.module.rsplit('.', 1)[0]}.events")
     config = SimpleNamespace(**configuration.plain())
     targets = choice.benchmark.targets(configuration.plain())
-    log_header.write(path, configuration, node.this_node(), cache_cleared=True)
+    passport.write_log_header(path, configuration, node.this_node(), cache_cleared=True)
     log = log_of(events.WORDING, path, 0, config.round)
     log.init_start(seed=7)
     log.init_stop()

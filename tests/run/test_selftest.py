@@ -18,9 +18,9 @@ from encore.cli.app import app
 from encore.job import Command
 from encore.machine import node
 from encore.machine.links import parse_topology
-from encore.run import published_speed, selftest_place, selftest_speed
+from encore.run import published_speed
 from encore.run import selftest as selftests
-from encore.run.selftest_place import Ended, Place, Request, Row, execute, judged, make_place
+from encore.run.selftest import Ended, Place, Request, Row, execute, judged, make_place
 from tests.conftest import Encore
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
@@ -121,7 +121,7 @@ def test_telemetry_must_have_seen_the_gpu_at_work(
     tmp_path: Path, states: list[dict[str, int | None]], device: str, expected: str
 ) -> None:
     (tmp_path / "telemetry").write_text("".join(json.dumps({"gpus": [each] if each else []}) + "\n" for each in states))
-    row = selftest_speed.telemetry_row(tmp_path / "telemetry", device)
+    row = selftests.telemetry_row(tmp_path / "telemetry", device)
     assert f"{row.result} {row.found}" == expected
 
 
@@ -149,9 +149,9 @@ def test_all_reduce_has_a_floor_by_the_links(
         (work / "all_reduce.json").write_text(json.dumps({"rate": rate}), encoding="utf-8")
         return Ended(0, (), None)
 
-    monkeypatch.setattr(selftest_speed, "execute", execute)
+    monkeypatch.setattr(selftests, "execute", execute)
     machine = replace(node.this_node(), gpus=(gpu_of("8.0"),) * 8)
-    row = selftest_speed.all_reduce_row(place, parse_topology(text), machine, 60.0, EMPTY)
+    row = selftests.all_reduce_row(place, parse_topology(text), machine, 60.0, EMPTY)
     assert (row.result, words in row.found) == (result, True), row
 
 
@@ -159,7 +159,7 @@ def test_gpus_that_cuda_does_not_show_get_no_rank() -> None:
     machine = replace(node.this_node(), gpus=(gpu_of(None),) * 8)
     for chosen, count in ((None, 8), ("2,3", 2), ("", 0), ("0,", 1)):
         caller = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-        assert selftest_place.visible_gpus(machine, caller) == count
+        assert selftests.visible_gpus(machine, caller) == count
 
 
 NO_SPEED_PUBLISHED = {"minigo"}  # Its submissions give times alone

@@ -10,7 +10,7 @@ from encore import catalogue
 from encore.containers import asking
 from encore.machine import node
 from encore.machine.node import Gpu
-from encore.run import passport, planning, toy_data_set
+from encore.run import passport, planning
 from tests.machine.machines import gpus_of
 from tests.machine.pythons import PACKAGES, answered
 
@@ -77,11 +77,11 @@ def test_what_was_asked_for_is_done_as_before(
         assert plan(**given).toy_data_set == ""
     folder = tmp_path / "data" / "resnet"
     (folder / "parts").mkdir(parents=True)
-    assert not toy_data_set.is_meant(CHOICE, node.this_node())
+    assert not planning.means_toy_data_set(CHOICE, node.this_node())
     for name, expected in (("imagenet", False), ("digits", True)):
         content = {"schema": 1, "benchmark": "resnet", "name": name, "id": "x", "classes": [], "splits": {}}
         (folder / "dataset.json").write_text(json.dumps(content), encoding="utf-8")
-        assert toy_data_set.is_meant(CHOICE, node.this_node()) is expected
+        assert planning.means_toy_data_set(CHOICE, node.this_node()) is expected
     without = dataclasses.replace(node.this_node(), gpus=())
     monkeypatch.setattr(node, "this_node", lambda: without)
     assert plan().toy_data_set == ""

@@ -23,7 +23,7 @@ from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node, processes
 from encore.machine.fitness import Need
-from encore.run import ownership, planning, run_folder, runner, slurm_job, status, submission, supervise
+from encore.run import ownership, planning, run_folder, runner, status, submission, supervise
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared
@@ -462,14 +462,14 @@ def test_a_disk_that_is_full_at_the_end_hides_no_outcome(array_run: RunFolder, m
 def test_a_task_runs_the_experiment_of_its_place_or_its_number(array_run: RunFolder) -> None:
     def chosen(array: str, task: int, index: int | None) -> list[int]:
         mine = Allocation(job="9", nodes=("n1",), array_job=array, array_task=task, array_index=index, array_count=3)
-        return [each.number for each in slurm_job.experiments_of(array_run, mine)]
+        return [each.number for each in runner.experiments_of(array_run, mine)]
 
     assert chosen("12", 5, 2) == [2]
     assert chosen("30", 4, None) == [4]
     assert chosen("30", 0, 0) == [0]
     with pytest.raises(EncoreError, match="task 7 of the array has no experiment"):
         chosen("30", 7, None)
-    assert slurm_job.begun(array_run.path.parent, submission.pretended(1, 1, 0), ["run", "resnet"]) is None
+    assert runner.begun(array_run.path.parent, submission.pretended(1, 1, 0), ["run", "resnet"]) is None
 
 
 @pytest.mark.parametrize(
