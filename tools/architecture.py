@@ -20,10 +20,8 @@ import jinja2
 from encore import paths
 
 PICTURE = paths.ROOT / "docs" / "architecture.svg"
-HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}
-"""Folders whose folders are rooms of their own."""
-WIDTH, HEIGHT, GAP, RISE = 136, 30, 12, 64
-"""Of a box, and the distances between boxes and between layers, in pixels."""
+HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}  # Folders whose folders are rooms of their own
+WIDTH, HEIGHT, GAP, RISE = 136, 30, 12, 64  # Of a box, and the distances between boxes and between layers, in pixels
 
 Graph = Mapping[str, set[str]]
 
@@ -51,7 +49,7 @@ checkpoint, exit code out</text>
 
 @cache
 def modules(house: str) -> dict[str, Path]:
-    """Return every module below encore/ or benchmarks/ with its file."""
+    # Every module below encore/ or benchmarks/ with its file
     files = sorted((paths.ROOT / house).rglob("*.py"))
     return {
         ".".join(each.relative_to(paths.ROOT).with_suffix("").parts).removesuffix(".__init__"): each for each in files
@@ -59,7 +57,7 @@ def modules(house: str) -> dict[str, Path]:
 
 
 def room(module: str) -> str:
-    """Return the room of a module, such as ``results.logs``; the house's name for one in no folder."""
+    # The room of a module, such as ``results.logs``; the house's name for one in no folder
     house, *parts = module.split(".")
     if modules(house)[module].name != "__init__.py":
         parts = parts[:-1]
@@ -67,7 +65,7 @@ def room(module: str) -> str:
 
 
 def imported(module: str, tree: ast.Module | None = None) -> set[str]:
-    """Return the modules of the same house that a module needs: at its top, in a function, or by ``python -m NAME``."""
+    # The modules of the same house that a module needs: at its top, in a function, or by ``python -m NAME``
     house = module.partition(".")[0]
     found, named = set(), set()
     for node in ast.walk(tree or ast.parse(modules(house)[module].read_text(encoding="utf-8"))):
@@ -84,7 +82,7 @@ def imported(module: str, tree: ast.Module | None = None) -> set[str]:
 
 
 def rooms(house: str) -> dict[str, set[str]]:
-    """Return the rooms that each room imports; without those that nothing joins, which have no code."""
+    # The rooms that each room imports; without those that nothing joins, which have no code
     graph: dict[str, set[str]] = defaultdict(set)
     for module in modules(house):
         graph[room(module)] |= {room(each) for each in imported(module)} - {room(module)}
@@ -93,12 +91,12 @@ def rooms(house: str) -> dict[str, set[str]]:
 
 
 def below(graph: Graph, name: str) -> set[str]:
-    """Return every room that is reached from one."""
+    # Every room that is reached from one
     return graph[name].union(*(below(graph, each) for each in graph[name]))
 
 
 def layers(graph: Graph) -> list[list[str]]:
-    """Return the rooms from the ground up, each above all that it imports; CycleError where two import each other."""
+    # The rooms from the ground up, each above all that it imports; CycleError where two import each other
     height: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         height[name] = 1 + max((height[each] for each in graph[name]), default=-1)
@@ -106,7 +104,7 @@ def layers(graph: Graph) -> list[list[str]]:
 
 
 def placed(levels: list[list[str]], graph: Graph, left: float, bottom: float) -> dict[str, tuple[float, float]]:
-    """Return the middle of each box: a room is above the rooms that it imports, as far as its neighbours allow."""
+    # The middle of each box: a room is above the rooms that it imports, as far as its neighbours allow
     widest = max(map(len, levels)) * (WIDTH + GAP)
     found: dict[str, tuple[float, float]] = {}
     for number, level in enumerate(levels):
@@ -118,7 +116,7 @@ def placed(levels: list[list[str]], graph: Graph, left: float, bottom: float) ->
 
 
 def drawn() -> str:
-    """Return the picture as SVG."""
+    # The picture as SVG
     graphs = {house: rooms(house) for house in HOUSES}
     levels = {house: layers(graph) for house, graph in graphs.items()}
     height = 80 + RISE * max(map(len, levels.values()))
@@ -138,7 +136,7 @@ def drawn() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the picture, or say that it is not the code's."""
+    # Write the picture, or say that it is not the code's
     if "--check" in arguments:
         return int(PICTURE.read_text(encoding="utf-8") != drawn())
     PICTURE.write_text(drawn(), encoding="utf-8")

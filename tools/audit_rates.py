@@ -26,8 +26,7 @@ EXAMPLES = 3
 LEAST_RUNS = 3
 LATE_S = 600.0
 STRETCH = 1.18
-EVERY = 10
-"""One set in ten is faked: a set has some 30 fakes."""
+EVERY = 10  # One set in ten is faked: a set has some 30 fakes
 RENAMED = "the logs of another system, in a folder of one's own"
 LOOKED_UP = frozenset(rule.name for rule in RULES if rule.in_digests)
 
@@ -35,14 +34,14 @@ Change = Callable[[float], float]
 
 
 def late(run: RunLog) -> RunLog:
-    """The log with run_start 10 minutes later, or a quarter of the run where that is less."""
+    # The log with run_start 10 minutes later, or a quarter of the run where that is less
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     moved = start + min(LATE_S, (stop - start) / 4)
     return replace(run, start_s=moved, starts=((run.starts[0][0], moved),), minutes=(stop - moved) / 60)
 
 
 def late_and_cut(run: RunLog) -> RunLog:
-    """The same, without the training events and evaluations before the new run_start."""
+    # The same, without the training events and evaluations before the new run_start
     moved = late(run)
     start = moved.start_s or 0.0
     phases = tuple(phase for phase in run.phases if phase.time_s >= start or phase.name.startswith(("init", "run")))
@@ -51,7 +50,7 @@ def late_and_cut(run: RunLog) -> RunLog:
 
 
 def retimed(run: RunLog, number: int, change: Change) -> RunLog:
-    """A copy of the log under another name, its times changed and rounded to milliseconds as a file would."""
+    # A copy of the log under another name, its times changed and rounded to milliseconds as a file would
 
     def at(seconds: float) -> float:
         return round(change(seconds) * 1000) / 1000
@@ -70,7 +69,7 @@ def retimed(run: RunLog, number: int, change: Change) -> RunLog:
 
 
 def moved(run: RunLog, start: float, squeeze: bool = False) -> RunLog:
-    """The log with another run_start; ``squeeze``: the events after it moved along, so that none is before it."""
+    # The log with another run_start; ``squeeze``: the events after it moved along, so that none is before it
     old, stop = run.start_s or 0.0, run.stop_s or 0.0
     if not squeeze:
         return replace(run, start_s=start, starts=((run.starts[0][0], start),), minutes=(stop - start) / 60)
@@ -79,7 +78,7 @@ def moved(run: RunLog, start: float, squeeze: bool = False) -> RunLog:
 
 
 def stopped_before(run: RunLog) -> RunLog:
-    """The log that ends at the evaluation before the last, whose quality is given to that one."""
+    # The log that ends at the evaluation before the last, whose quality is given to that one
     *_, before, last = run.quality
     end = before.time_s or 0.0
     quality = (*run.quality[:-2], replace(before, values=last.values))
@@ -91,7 +90,7 @@ def stopped_before(run: RunLog) -> RunLog:
 
 
 def cut(run: RunLog) -> RunLog:
-    """The log without a fifth of the run in its middle."""
+    # The log without a fifth of the run in its middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     one, two = start + 0.4 * (stop - start), start + 0.6 * (stop - start)
     kept = replace(
@@ -104,7 +103,7 @@ def cut(run: RunLog) -> RunLog:
 
 
 def shuffled(run: RunLog) -> RunLog:
-    """The log with its lines from run_start to run_stop in another order."""
+    # The log with its lines from run_start to run_stop in another order
     events: list[Phase | Quality | Stated] = [*run.phases, *run.quality, *run.stated]
     inside = [event for event in events if (run.start_s or 0.0) < (event.time_s or 0.0) < (run.stop_s or 0.0)]
     lines = [event.line for event in inside]
@@ -119,13 +118,13 @@ def shuffled(run: RunLog) -> RunLog:
 
 
 def jumped(run: RunLog) -> RunLog:
-    """The log whose clock goes back by a twentieth of the run in its middle."""
+    # The log whose clock goes back by a twentieth of the run in its middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     return retimed(run, _number(run), lambda t: t - 0.05 * (stop - start) if t > (start + stop) / 2 else t)
 
 
 def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
-    """The log a day later, each time up to a second away, and its qualities by a share of up to ``noise``."""
+    # The log a day later, each time up to a second away, and its qualities by a share of up to ``noise``
     dice = random.Random(number)
     copy = retimed(run, number, lambda t: t + 86400.0 + dice.uniform(0.0, 1.0))
     quality = tuple(
@@ -136,7 +135,7 @@ def jittered(run: RunLog, number: int, noise: float = 0.0) -> RunLog:
 
 
 def restated(run: RunLog, factor: float) -> RunLog:
-    """The log with the figures of its own speed as they are once all times are multiplied."""
+    # The log with the figures of its own speed as they are once all times are multiplied
     return replace(
         run, stated=tuple(e._replace(value=e.value * factor ** (1 if "time" in e.name else -1)) for e in run.stated)
     )
@@ -147,7 +146,7 @@ def _number(run: RunLog) -> int:
 
 
 def fakes(runs: Sequence[RunLog]) -> dict[str, list[RunLog]]:
-    """Sets as somebody might fake them, by what was done."""
+    # Sets as somebody might fake them, by what was done
     first, *others = runs
     start, count = first.start_s or 0.0, len(runs)
     slow, fast = max(runs, key=_minutes), min(runs, key=_minutes)
@@ -226,13 +225,13 @@ def _minutes(run: RunLog) -> float:
 
 
 def errors(folder: Path, runs: Sequence[RunLog]) -> set[str]:
-    """The rules for errors and warnings that find something, once the runs of the set are these."""
+    # The rules for errors and warnings that find something, once the runs of the set are these
     found = audit_score(score_runs(folder, runs), in_digests=True)
     return {each.rule for each in found if each.severity != "note"}
 
 
 def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
-    """Yield each fake of the set, whether the audit finds it, and whether it does without the look-up."""
+    # Yield each fake of the set, whether the audit finds it, and whether it does without the look-up
     runs = [run for run in score.converged if run.starts]
     before = errors(score.folder, runs)
     made = [(what, score.folder, fake) for what, fake in fakes(runs).items()]

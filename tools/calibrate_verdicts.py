@@ -22,8 +22,7 @@ from encore.results.published.calibration import COLUMNS, DATA_FILE, load_calibr
 from encore.results.scores.score import score_folder
 from encore.results.statistics import Sample
 
-Runs = list[tuple[float, float]]
-"""Minutes and epochs of each run."""
+Runs = list[tuple[float, float]]  # Minutes and epochs of each run
 Population = Callable[[random.Random], tuple[float, float]]
 
 TRIALS = 2000
@@ -31,18 +30,17 @@ SPLITS = 20
 APART = (0.0, 0.05, 0.1, 0.2)
 SIZES = ((1, 5), (3, 5), (5, 5), (10, 10))
 PUBLIC_SIZES = ((1, 4), (3, 5), (5, 5))
-_STEP_NOISE = 0.003
-"""Spread of the time per epoch of one system, as public sets of one epoch count have it."""
+_STEP_NOISE = 0.003  # Spread of the time per epoch of one system, as public sets of one epoch count have it
 _DIFFERENT = (Verdict.FASTER, Verdict.SLOWER, Verdict.CONVERGES_DIFFERENTLY)
 
 
 def steady(spread: float) -> Population:
-    """Runs of the same epochs, whose time per epoch varies."""
+    # Runs of the same epochs, whose time per epoch varies
     return lambda chance: (chance.gauss(1.0, spread), 1.0)
 
 
 def varied(spread: float) -> Population:
-    """Runs whose epochs vary, lognormally."""
+    # Runs whose epochs vary, lognormally
 
     def draw(chance: random.Random) -> tuple[float, float]:
         epochs = chance.lognormvariate(0.0, spread)
@@ -52,7 +50,7 @@ def varied(spread: float) -> Population:
 
 
 def stepped(epochs: int, more: int, share: float) -> Population:
-    """Runs of some epochs, of which a share takes ``more``: what is evaluated once an epoch, or once in four."""
+    # Runs of some epochs, of which a share takes ``more``: what is evaluated once an epoch, or once in four
 
     def draw(chance: random.Random) -> tuple[float, float]:
         length = epochs + (more if chance.random() < share else 0)
@@ -71,16 +69,16 @@ POPULATIONS: dict[str, Population] = {
     "4 epochs, 5 in a fifth of the runs": stepped(4, 1, 0.2),
     "14 epochs, 15 in half of the runs": stepped(14, 1, 0.5),
 }
+# Sets that converge differently: few runs may not show it
 SHIFTS: dict[str, tuple[Population, Population]] = {
     "4 epochs in all runs against 5 in 3 of 10": (stepped(4, 1, 0.0), stepped(4, 1, 0.3)),
     "4 epochs in all runs against 5 in 6 of 10": (stepped(4, 1, 0.0), stepped(4, 1, 0.6)),
     "40 epochs in all runs against 44 in 8 of 10": (stepped(40, 4, 0.0), stepped(40, 4, 0.8)),
 }
-"""Sets that converge differently: few runs may not show it."""
 
 
 def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
-    """Return the verdict on two sets of runs that are comparable."""
+    # The verdict on two sets of runs that are comparable
     sides = []
     for runs in (ours, theirs):
         trimmed = 1 if len(runs) >= 5 else 0
@@ -96,7 +94,7 @@ def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
 
 
 def tally(pairs: Iterator[tuple[Runs, Runs]], apart: float) -> Counter[str]:
-    """Return how often the verdict is reproduced, and how often a difference, with ours that far apart."""
+    # How often the verdict is reproduced, and how often a difference, with ours that far apart
     found: Counter[str] = Counter()
     for number, (ours, theirs) in enumerate(pairs):
         times = 1 + apart if number % 2 else 1 / (1 + apart)
@@ -110,7 +108,7 @@ def tally(pairs: Iterator[tuple[Runs, Runs]], apart: float) -> Counter[str]:
 def simulated(
     name: str, sizes: tuple[int, int], trials: int, populations: tuple[Population, Population]
 ) -> Iterator[tuple[Runs, Runs]]:
-    """Yield pairs of sets, the same ones in every call."""
+    # Yield pairs of sets, the same ones in every call
     chance = random.Random(f"{name} {sizes}")
     for _ in range(trials):
         ours, theirs = ([draw(chance) for _ in range(size)] for draw, size in zip(populations, sizes, strict=True))
@@ -118,7 +116,7 @@ def simulated(
 
 
 def split(sets: Sequence[Runs], sizes: tuple[int, int], times: int) -> Iterator[tuple[Runs, Runs]]:
-    """Yield disjoint parts of each set."""
+    # Yield disjoint parts of each set
     chance = random.Random(f"public {sizes}")
     for runs in sets:
         for _ in range(times):
@@ -127,7 +125,7 @@ def split(sets: Sequence[Runs], sizes: tuple[int, int], times: int) -> Iterator[
 
 
 def public_sets(folders: Sequence[Path]) -> list[Runs]:
-    """Return every set below the folders with a score, epochs and enough runs to be split."""
+    # Every set below the folders with a score, epochs and enough runs to be split
     found = []
     for root in folders:
         for score in score_folder(root):
@@ -139,13 +137,13 @@ def public_sets(folders: Sequence[Path]) -> list[Runs]:
 
 
 def row(population: str, sizes: tuple[int, int], apart: str, found: Counter[str]) -> dict[str, str]:
-    """Return a line of the file."""
+    # A line of the file
     counts = [str(found[name]) for name in ("trials", "reproduced", "different")]
     return dict(zip(COLUMNS, (population, *map(str, sizes), apart, *counts), strict=True))
 
 
 def rows_of_simulation(trials: int = TRIALS) -> Iterator[dict[str, str]]:
-    """Yield what is simulated."""
+    # Yield what is simulated
     for name, population in POPULATIONS.items():
         for sizes in SIZES:
             for apart in APART:
@@ -157,7 +155,7 @@ def rows_of_simulation(trials: int = TRIALS) -> Iterator[dict[str, str]]:
 
 
 def rows_of_public_sets(sets: Sequence[Runs]) -> Iterator[dict[str, str]]:
-    """Yield what the public sets give."""
+    # Yield what the public sets give
     for sizes in PUBLIC_SIZES:
         enough = [runs for runs in sets if len(runs) >= sum(sizes)]
         for apart in APART:

@@ -25,18 +25,17 @@ EXAMPLES = 3
 
 @dataclass
 class Verdicts:
-    """The logs of a round by the two verdicts."""
+    # The logs of a round by the two verdicts
 
     logs: int = 0
-    official: int = 0
-    """Logs that mlperf-logging's checker passes (v0.5: that reached their target)."""
+    official: int = 0  # Logs that mlperf-logging's checker passes (v0.5: that reached their target)
     ours: int = 0
+    # Logs that one passes and the other does not, by the codes of our errors
     differ: Counter[str] = field(default_factory=Counter)
-    """Logs that one passes and the other does not, by the codes of our errors."""
 
 
 def accepted(run: RunLog, report: ComplianceReport) -> bool:
-    """Whether the log passes without the rules of our own."""
+    # Whether the log passes without the rules of our own
     if report.ruleset in (None, "0.5.0"):
         return run.converged
     own = (finding for finding in report.findings if finding.code in ("", TARGET_NOT_MET))

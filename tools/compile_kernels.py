@@ -13,7 +13,7 @@ from encore import environment, paths
 
 
 def main(arguments: list[str]) -> int:
-    """Run benchmarks/common/checks/compile_kernels.py there, with Triton's cache next to the environments."""
+    # Run benchmarks/common/checks/compile_kernels.py there, with Triton's cache next to the environments
     python = environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
     command = [str(python), "-m", "benchmarks.common.checks.compile_kernels", *arguments]
     variables = {"TRITON_CACHE_DIR": str(paths.cache_folder() / "triton"), **os.environ}

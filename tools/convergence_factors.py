@@ -30,7 +30,7 @@ def kind(given: float | None, computed: float | None) -> str | None:
 
 
 def of_round(checkout: Path, round_: str, listed: list[str]) -> Iterator[str]:
-    """What is counted about each set; differences go to ``listed``."""
+    # What is counted about each set; differences go to ``listed``
     for score in score_folder(checkout, round_):
         given, found = read_scaling(score.folder).factor, convergence_of(score)
         yield "sets"

@@ -15,12 +15,12 @@ from encore.errors import EncoreError
 
 
 def frameworks() -> list[str]:
-    """Every framework that a benchmark is implemented in."""
+    # Every framework that a benchmark is implemented in
     return sorted({choice.implementation.framework for choice in catalogue.choices().values()})
 
 
 def make(framework: str) -> int:
-    """Make one environment; returns the exit code."""
+    # Make one environment; returns the exit code
     try:
         print(environment.ensure_environment(framework, lambda text: print(text, flush=True)), flush=True)
     except EncoreError as error:

@@ -19,7 +19,7 @@ _SECONDS_PER_LOG = 1.0
 
 
 def originals() -> list[tuple[bytes, float]]:
-    """Whole logs with their minutes."""
+    # Whole logs with their minutes
     start = 1_560_881_731.835
     v06 = (
         mll("submission_benchmark", "resnet", start)
@@ -37,7 +37,7 @@ def originals() -> list[tuple[bytes, float]]:
 
 
 def random_line(rng: random.Random) -> bytes:
-    """A line with a mark and noise, or noise alone."""
+    # A line with a mark and noise, or noise alone
     mark = rng.choice([b":::MLLOG ", b":::MLL ", b":::MLPv0.5.0 ", b"MLPerf: ", b":::ML", b""])
     body = bytes(rng.choices(b'{}[]":, 0123456789.eE-truefalsnl\\u\x00\xff(abc)', k=rng.randint(0, 80)))
     return mark + body + b"\n"

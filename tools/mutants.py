@@ -32,19 +32,18 @@ WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one place, and which tests looked at it."""
+    # A change of one place, and which tests looked at it
 
     file: str
     line: int
     before: str
     after: str
     tests: list[str]
-    killed: bool | None = None
-    """Whether a test failed; None where no test was found, or one fails without the mutant."""
+    killed: bool | None = None  # Whether a test failed; None where no test was found, or one fails without the mutant
 
 
 def places(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes that can be changed; annotations and docstrings have none."""
+    # Yield the nodes that can be changed; annotations and docstrings have none
     for node in ast.walk(tree):
         operator = getattr(node, "op", None) or (getattr(node, "ops", None) or [None])[0]
         number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
@@ -53,7 +52,7 @@ def places(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def changed(node: ast.AST) -> ast.AST:
-    """Return ``node`` with one change."""
+    # ``node`` with one change
     if isinstance(node, ast.Constant):
         return ast.Constant(node.value + 1)  # type: ignore[operator]
     if isinstance(node, ast.UnaryOp):
@@ -65,7 +64,7 @@ def changed(node: ast.AST) -> ast.AST:
 
 
 def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator[tuple[Mutant, str]]:
-    """Yield ``number`` mutants with the text of their whole files, each place equally likely."""
+    # Yield ``number`` mutants with the text of their whole files, each place equally likely
     listed = subprocess.run(["git", "ls-files", *sources], cwd=root, capture_output=True, text=True, check=True).stdout
     files = [name for name in listed.split() if name.endswith(".py")]
     texts = {name: (root / name).read_text(encoding="utf-8") for name in files}
@@ -82,7 +81,7 @@ def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator
 
 
 def tests_of(root: Path, source: str) -> list[str]:
-    """Return the test files that import the module, or name its folder; the closest few."""
+    # The test files that import the module, or name its folder; the closest few
     module = source.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
     wanted = (f"from {package} import", f"from {module} import", f"import {module}")
@@ -96,7 +95,7 @@ def tests_of(root: Path, source: str) -> list[str]:
 
 
 def fails(root: Path, tests: Sequence[str], marks: str) -> bool:
-    """Whether a test fails; it may also hang for ever, which counts as a failure after ten minutes."""
+    # Whether a test fails; it may also hang for ever, which counts as a failure after ten minutes
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
     try:
         done = subprocess.run([*command, "-m", marks, *tests], cwd=root, capture_output=True, timeout=600, check=False)
@@ -106,7 +105,7 @@ def fails(root: Path, tests: Sequence[str], marks: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw mutants and try them; prints a line each, and how many were killed."""
+    # Draw mutants and try them; prints a line each, and how many were killed
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", help="folders or files of this checkout")
     parser.add_argument("--tests", nargs="+", default=["auto"], help="test files, folders, or auto")

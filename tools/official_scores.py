@@ -20,17 +20,17 @@ from encore.results.scores.score import official, read_scaling
 
 COLUMNS = ("scaling_factor", "official_minutes", "division", "availability")
 _DIVISIONS = {"close": "closed"}
+# As submitters wrote it, and as MLCommons' tables have it; "available" does not say where
 _AVAILABILITY = {
     "available": "Available", "cloud": "Available cloud", "available in cloud": "Available cloud",
     "available cloud": "Available cloud", "on-prem": "Available on-premise", "onprem": "Available on-premise",
     "on-premise": "Available on-premise", "available on premise": "Available on-premise",
     "available on-premise": "Available on-premise", "preview": "Preview", "research": "RDI",
 }  # fmt: skip
-"""As submitters wrote it, and as MLCommons' tables have it; "available" does not say where."""
 
 
 def field(text: str, name: str) -> str:
-    """A field of a description, which need not be valid JSON: 27 of v0.6 and v0.7 have a comma too many."""
+    # A field of a description, which need not be valid JSON: 27 of v0.6 and v0.7 have a comma too many
     found = re.search(rf'"{name}"\s*:\s*"([^"]*)"', text)
     return found[1].strip() if found else ""
 
@@ -46,7 +46,7 @@ def description(checkout: Path, submitter: str, system: str) -> str:
 
 
 def scored(row: dict[str, str]) -> dict[str, str]:
-    """The row with the score of its digest where it has none; Alibaba's times are in a format of their own."""
+    # The row with the score of its digest where it has none; Alibaba's times are in a format of their own
     if row["score_minutes"] or row["submitter"] == "Alibaba":
         return row
     name, benchmark = f"{row['round']}/{row['submitter']}/{row['system']}", canonical(row["benchmark"])

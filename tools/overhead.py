@@ -31,7 +31,7 @@ TELEMETRY_SECONDS = 20.0
 
 
 def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int) -> float:
-    """Return the wall time of a command that must end with this exit code."""
+    # The wall time of a command that must end with this exit code
     started = time.perf_counter()
     done = subprocess.run(command, cwd=paths.ROOT, env=variables, capture_output=True, text=True, check=False)
     if done.returncode != expected:
@@ -40,7 +40,7 @@ def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int)
 
 
 def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
-    """Print the median of the seconds that Encore's command takes longer than what it starts, pair by pair."""
+    # Print the median of the seconds that Encore's command takes longer than what it starts, pair by pair
     ours = [*command, "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
     ours += [word for setting in SHORT for word in ("--set", setting)]
     planned = json.loads(subprocess.check_output([*ours, "--dry-run", "--json"], text=True, cwd=paths.ROOT))
@@ -58,7 +58,7 @@ def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
 
 
 def telemetry_share(work: Path) -> float:
-    """Return the share of a core that sampling takes."""
+    # The share of a core that sampling takes
     telemetry, process = Telemetry(work / "telemetry.jsonl"), psutil.Process()
     before = process.cpu_times()
     telemetry.start()
@@ -69,7 +69,7 @@ def telemetry_share(work: Path) -> float:
 
 
 def main() -> None:
-    """Measure what the command line asks for; in a Slurm job in the folder that it names."""
+    # Measure what the command line asks for; in a Slurm job in the folder that it names
     if "SLURM_JOB_ID" in os.environ:
         for nodes in NODES:
             measure(f"over srun on {nodes} nodes", [*ON_NODES, "--nodes", str(nodes)], Path(sys.argv[1]), nodes)

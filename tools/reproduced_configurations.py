@@ -18,17 +18,17 @@ from encore.lab.submissions.source import open_source
 
 
 def folders(root: Path) -> Iterator[Path]:
-    """Every folder at or below ``root`` with configurations."""
+    # Every folder at or below ``root`` with configurations
     yield from sorted({path.parent for path in root.rglob("config_*.sh")})
 
 
 def results(root: Path) -> Iterator[Path]:
-    """Every ``results/SYSTEM/BENCHMARK`` at or below ``root``."""
+    # Every ``results/SYSTEM/BENCHMARK`` at or below ``root``
     yield from sorted(path for path in root.rglob("results/*/*") if path.is_dir())
 
 
 def every(folder: Path) -> Iterator[Reproduction | str]:
-    """Each configuration of a folder; a text where it is not understood."""
+    # Each configuration of a folder; a text where it is not understood
     try:
         source = open_source(folder, None, None)
     except EncoreError as error:
@@ -42,7 +42,7 @@ def every(folder: Path) -> Iterator[Reproduction | str]:
 
 
 def line(each: Reproduction) -> str:
-    """One configuration in a line."""
+    # One configuration in a line
     if each.equals and each.nearest and each.system:
         if each.system.environment != each.nearest.environment:
             print("environment by file:", each.system.environment, each.nearest.environment)
@@ -58,7 +58,7 @@ def line(each: Reproduction) -> str:
 
 
 def count_results(roots: list[str]) -> collections.Counter[str]:
-    """Print a line for each result folder that leads to no configuration here, or to several; return the counts."""
+    # Print a line for each result folder that leads to no configuration here, or to several; return the counts
     counts: collections.Counter[str] = collections.Counter()
     for folder in (folder for root in roots for folder in results(Path(root))):
         found = list(every(folder))
@@ -77,7 +77,7 @@ def count_results(roots: list[str]) -> collections.Counter[str]:
 
 
 def standing(each: Reproduction) -> dict[str, bool]:
-    """What a configuration counts as."""
+    # What a configuration counts as
     maps = each.implementation is not None
     not_found = "was not found" in each.refused
     return {
@@ -93,7 +93,7 @@ def standing(each: Reproduction) -> dict[str, bool]:
 
 
 def main(roots: list[str]) -> None:
-    """Print a line for each configuration, then the counts."""
+    # Print a line for each configuration, then the counts
     counts: collections.Counter[str] = collections.Counter()
     unknown: collections.Counter[str] = collections.Counter()
     found = [each for root in roots for folder in folders(Path(root)) for each in every(folder)]

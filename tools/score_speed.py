@@ -23,7 +23,7 @@ SCORE_AND_CHECK = "from encore.results.compliance.compliance import score_and_ch
 
 
 def submission_tree(folder: Path, root: Path) -> Path:
-    """The folder as result_summarizer wants it: results/ and systems/ below the submitter."""
+    # The folder as result_summarizer wants it: results/ and systems/ below the submitter
     if (folder / "results").is_dir():
         return folder
     submitter = root / folder.name

@@ -20,13 +20,13 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
 
 def linked(page: Path) -> set[Path]:
-    """Return the files that a page links to; a folder's are those directly in it."""
+    # The files that a page links to; a folder's are those directly in it
     found = {(page.parent / name).resolve() for name in LINK.findall(page.read_text(encoding="utf-8"))}
     return {file for path in found for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()}
 
 
 def stage(folder: Path) -> None:
-    """Copy the pages, and what they link to, into an empty ``folder``."""
+    # Copy the pages, and what they link to, into an empty ``folder``
     pages = set(documentation.pages(paths.ROOT))
     for file in pages.union(*map(linked, pages)):
         target = folder / file.relative_to(paths.ROOT)
@@ -35,7 +35,7 @@ def stage(folder: Path) -> None:
 
 
 def build(folder: Path) -> int:
-    """Build the site of the pages staged in ``folder``/pages; returns MkDocs' exit code, 1 for a dead link."""
+    # Build the site of the pages staged in ``folder``/pages; returns MkDocs' exit code, 1 for a dead link
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "html")]
     # Its theme announces its successor at every start.
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "ENCORE_PAGES": str(folder / "pages")}
@@ -43,7 +43,7 @@ def build(folder: Path) -> int:
 
 
 def main() -> int:
-    """Write the site to .site/html; MkDocs prints what is wrong."""
+    # Write the site to .site/html; MkDocs prints what is wrong
     folder = paths.ROOT / ".site"
     shutil.rmtree(folder, ignore_errors=True)
     stage(folder / "pages")

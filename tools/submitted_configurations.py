@@ -142,7 +142,7 @@ def shown(mirror: Path, folder: str, name: str) -> str:
 
 
 def extract(mirror: Path, folder: str, into: Path) -> None:
-    """Write the scripts of a submitted folder, with programs in place of those that would train."""
+    # Write the scripts of a submitted folder, with programs in place of those that would train
     for name in git(mirror, "ls-tree", "--name-only", f"HEAD:{folder}").splitlines():
         if name == "run.sub":
             # BERT's command is put together there, and given to run_and_time.sh.
@@ -164,7 +164,7 @@ def extract(mirror: Path, folder: str, into: Path) -> None:
 
 
 def expanded(folder: Path, words: list[str]) -> list[str]:
-    """Return a command with the flags of the files that it names in their place, those of evaluations as eval_NAME."""
+    # A command with the flags of the files that it names in their place, those of evaluations as eval_NAME
     found: list[str] = []
     for word in words:
         name, _, value = word.partition("=")
@@ -184,7 +184,7 @@ def flags_of(folder: Path, file: str) -> list[str]:
 
 
 def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """Return the training command and the variables of one configuration, by the script that set them last."""
+    # The training command and the variables of one configuration, by the script that set them last
     several = (folder / "run_and_time_multinode.sh").exists() and config.endswith("_multi")
     program = "run_and_time_multinode.sh" if several else "run_and_time.sh"
     script = f'source config_{config}.sh; source command.sh; exec bash {program} ${{BERT_CMD:+"$BERT_CMD" 1}}'
@@ -203,7 +203,7 @@ def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]
 
 
 def options(command: list[str]) -> str:
-    """Return the command without what differs between runs of one configuration."""
+    # The command without what differs between runs of one configuration
     # A word that is a dictionary or a tuple of Python's keeps neither quotes nor spaces.
     joined = re.split(r" (?=--?[a-z])", " ".join(re.sub(r"['\s]", "", word) for word in command))
     return " ".join(option for option in joined if not LEFT_OUT.match(option))

@@ -25,17 +25,17 @@ from encore.errors import ExitCode
 from encore.machine import pythons
 
 RANKS = 2
+# `encore` without the check of what is too old: it is what this finds out
 ENCORE = """
 from encore.cli import app
 from encore.containers import support
 support.lacks = lambda known, implementation: {}
 app.main()
 """
-"""`encore` without the check of what is too old: it is what this finds out."""
 
 
 def installed(requirement: str, python: Path, work: Path, options: Sequence[str]) -> Path:
-    """Return the folder that has the package, installed if it is not there yet; an empty one without a package."""
+    # The folder that has the package, installed if it is not there yet; an empty one without a package
     folder = work / (requirement or "as-it-is")
     if requirement and not (folder / "installed").exists():
         # An environment has no pip of its own.
@@ -49,7 +49,7 @@ def installed(requirement: str, python: Path, work: Path, options: Sequence[str]
 
 
 def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.Tried:
-    """Train one epoch of the toy data set; return what was seen."""
+    # Train one epoch of the toy data set; return what was seen
     variables = {**os.environ, "PYTHONPATH": str(folder)}
     results = work / "results" / f"{folder.name}-{choice.name}"
     # One epoch is all warm-up where there is any.
@@ -74,7 +74,7 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.T
 
 
 def _reason(results: Path, errors: str) -> str:
-    """Return the last line of what went wrong: a rank's, or the command's own."""
+    # The last line of what went wrong: a rank's, or the command's own
     ranks = sorted(results.glob("*/experiment_0/ranks/**/stderr*")) + sorted(results.glob("*/experiment_0/ranks/*.txt"))
     said = [line for file in ranks for line in files.text_of(file).splitlines() if "Error: " in line]
     line = (said or errors.strip().splitlines() or ["no output"])[0]
@@ -83,7 +83,7 @@ def _reason(results: Path, errors: str) -> str:
 
 
 def main() -> None:
-    """Install, train and write down."""
+    # Install, train and write down
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", help="as encore list has them; of one framework")
     parser.add_argument("--package", default="", help="with its version")

@@ -167,7 +167,7 @@ def test(benchmark: options.Benchmark, engine: options.Engine = None) -> None:
 
 
 def _engine(name: str | None) -> Engine:
-    """Return the engine that was named, else the first that answers."""
+    # The engine that was named, else the first that answers
     if name:
         return engines.connect(name)
     problems = []

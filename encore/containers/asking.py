@@ -16,8 +16,7 @@ from encore.job import Job
 from encore.machine import pythons
 from encore.machine.pythons import Facts
 
-IMPORT_SECONDS = 600
-"""Pyxis and Enroot may have to unpack an image of 20 GB first."""
+IMPORT_SECONDS = 600  # Pyxis and Enroot may have to unpack an image of 20 GB first
 
 
 def asked(
@@ -46,10 +45,8 @@ def asked(
 
 
 def _ask_python(python: Path, choice: Choice, extra: Mapping[str, str]) -> Facts:
-    """Return the answer of a Python of the user's, with the environment that ranks have.
-
-    What its Horovod was built with takes longest to say; it is asked again when another one was installed.
-    """
+    # The answer of a Python of the user's, with the environment that ranks have. What its Horovod was built with takes
+    # longest to say; it is asked again when another one was installed
     nothing = Job(argv=(), environment=extra, mounts=(), ranks=1, gpus=0)
     environment = renderers.host(nothing, python, os.environ, given=True).environment
     kept = _kept_build(python)
@@ -75,10 +72,8 @@ def keep_build(python: Path, horovod: int, check_build: str) -> None:
 
 
 def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tuple[str, ...]) -> Facts | None:
-    """Return the answer of an image, None without one.
-
-    It is asked once, since its id or its file names the answer; one that is still in a registry is asked every time.
-    """
+    # The answer of an image, None without one. It is asked once, since its id or its file names the answer; one that
+    # is still in a registry is asked every time
     question = pythons.question(choice.implementation.framework, _more_imports(choice), 0)
     command = ("python", "-c", pythons.program(), question)
     identity = _identity(target)
@@ -103,7 +98,7 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
 
 
 def _identity(target: Target) -> str:
-    """Return what names the content of an image; empty for one that is still in a registry."""
+    # What names the content of an image; empty for one that is still in a registry
     if target.found is not None:
         return target.found.id
     file = Path(target.image)
@@ -114,6 +109,6 @@ def _identity(target: Target) -> str:
 
 
 def _more_imports(choice: Choice) -> tuple[str, ...]:
-    """Return what the benchmark imports in addition to its framework."""
+    # What the benchmark imports in addition to its framework
     row = images.catalogue().image.get(choice.name)
     return (row.imports,) if row is not None else ()

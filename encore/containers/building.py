@@ -19,13 +19,10 @@ from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 
-OnLine = Callable[[str], None]
-"""Called with each line that an engine prints."""
+OnLine = Callable[[str], None]  # Called with each line that an engine prints
 
-PREFIX = "localhost/encore"
-"""Prefix of all images built by Encore: no engine looks for such a name in a registry."""
-PULL_GIB = 40.0
-"""An NGC image is about 20 GB, and its compressed layers are there too while it is unpacked."""
+PREFIX = "localhost/encore"  # Prefix of all images built by Encore: no engine looks for such a name in a registry
+PULL_GIB = 40.0  # An NGC image is about 20 GB, and its compressed layers are there too while it is unpacked
 BUILD_GIB = 8.0
 TAIL_LINES = 40
 

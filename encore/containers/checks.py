@@ -19,8 +19,7 @@ from encore.machine.node import Node
 from encore.machine.preflight import Check, refuse_failed
 from encore.machine.pythons import Facts
 
-UNMOUNTABLE = re.compile(r"[,:\"\n]")
-"""Characters that divide the parts of a mount on engines' command lines."""
+UNMOUNTABLE = re.compile(r"[,:\"\n]")  # Characters that divide the parts of a mount on engines' command lines
 
 
 def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
@@ -56,7 +55,7 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
 
 
 def _check_software(target: Target, choice: Choice) -> list[Check]:
-    """Check the versions that a Python answered, else those of the release that its image was built on."""
+    # Check the versions that a Python answered, else those of the release that its image was built on
     release = _release_of(target.found.labels if target.found else {}, choice)
     stated = [support.check(release, choice)] if release is not None else []
     known = {}
@@ -195,7 +194,7 @@ CAP_SYS_RESOURCE = 24
 
 
 def _engine_may_raise_limits() -> bool:
-    """Return whether processes of this machine can have CAP_SYS_RESOURCE at all."""
+    # Whether processes of this machine can have CAP_SYS_RESOURCE at all
     bounds = re.search(r"^CapBnd:\s*([0-9a-f]+)", text_of("/proc/self/status"), re.MULTILINE)
     return bounds is None or bool(int(bounds.group(1), 16) >> CAP_SYS_RESOURCE & 1)
 
@@ -219,7 +218,7 @@ def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) 
 
 
 def _release_of(labels: Mapping[str, str], choice: Choice) -> images.Release | None:
-    """Return the release that an image was built on: by its label, and for a file that has none, the default."""
+    # The release that an image was built on: by its label, and for a file that has none, the default
     base = labels.get("org.opencontainers.image.base.name", "")
     locked = {entry["digest"]: reference for reference, entry in images.read_lock().items()}
     reference = locked.get(base.rpartition("@")[2], base)

@@ -12,6 +12,7 @@ from encore.containers.images import Images, Release
 from encore.machine.node import Gpu
 from encore.machine.preflight import Check, Level, memory_gib
 
+# Families with the least compute capability of each (NVIDIA, "CUDA GPU Compute Capability")
 ARCHITECTURES = (
     ("Pascal", (6, 0)),
     ("Volta", (7, 0)),
@@ -21,10 +22,9 @@ ARCHITECTURES = (
     ("Hopper", (9, 0)),
     ("Blackwell", (10, 0)),
 )
-"""Families with the least compute capability of each (NVIDIA, "CUDA GPU Compute Capability")."""
 
+# In the names of GPUs that are no data center GPUs, so that older driver branches do not do for them
 WORKSTATION = ("GeForce", "RTX", "Quadro", "TITAN")
-"""In the names of GPUs that are no data center GPUs, so that older driver branches do not do for them."""
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -72,12 +72,10 @@ def check_driver(release: Release, gpu: Gpu) -> Check:
     return Check("FAIL", "driver", f"{gpu.driver}; {release.reference} needs {allowed}", "install a newer driver")
 
 
-ACCUMULATION = "accumulation_steps"
-"""Key of implementations that make a batch of several smaller ones."""
+ACCUMULATION = "accumulation_steps"  # Key of implementations that make a batch of several smaller ones
+# A run is refused where the tensors alone are more than the memory by this factor: the model is no measurement
 CLEARLY = 1.1
-"""A run is refused where the tensors alone are more than the memory by this factor: the model is no measurement."""
-NEARLY = 0.95
-"""Share of the memory from which on a warning is due."""
+NEARLY = 0.95  # Share of the memory from which on a warning is due
 
 
 def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
@@ -96,7 +94,7 @@ def check_memory(configuration: Configuration, gpu: Gpu) -> Check:
 
 
 def _needed(model: Any, configuration: Configuration, changes: dict[str, int]) -> Any:
-    """Return the model's answer; ValueError where the changed configuration is impossible."""
+    # The model's answer; ValueError where the changed configuration is impossible
     config = configurations.config_class(configuration.choice.folder)(**{**configuration.plain(), **changes})
     return model.needed(config, configuration.choice.implementation.framework)
 
@@ -119,7 +117,7 @@ def smaller_batch(model: Any, configuration: Configuration, gpu: Gpu) -> str:
 
 
 def _check_submitted_memory(configuration: Configuration, gpu: Gpu) -> Check:
-    """Check the GPU's memory against that of the GPU which the configuration was submitted on."""
+    # Check the GPU's memory against that of the GPU which the configuration was submitted on
     submitted = memory_gib(configuration.system.accelerator)
     if not submitted:
         return Check("OK", "GPU memory", f"{gpu.memory_gib:g} GiB")

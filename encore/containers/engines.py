@@ -15,8 +15,7 @@ from typing import Any
 from encore.containers.renderers import GpuAccess
 from encore.errors import EncoreError
 
-BUILDERS = ("docker", "podman")
-"""Engines that build images; the other two run files made from those."""
+BUILDERS = ("docker", "podman")  # Engines that build images; the other two run files made from those
 ENGINES = (*BUILDERS, "apptainer", "enroot")
 INSTALL = {
     "docker": "install Docker (apt-get install docker.io), or use another runtime: --runtime podman or host",
@@ -26,6 +25,7 @@ INSTALL = {
 }
 NO_TOOLKIT = "install the NVIDIA Container Toolkit and run `nvidia-ctk runtime configure` or `nvidia-ctk cdi generate`"
 
+# What engines print, what it means, what to do; the first that matches counts
 SYMPTOMS: tuple[tuple[str, str, str], ...] = (
     (
         r"permission denied while trying to connect|dial unix .*permission denied",
@@ -71,7 +71,6 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
         "build it: make build-BENCHMARK",
     ),
 )
-"""What engines print, what it means, what to do; the first that matches counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +80,8 @@ class Engine:
     name: str
     program: str
     rootless: bool = False
-    gpu_access: GpuAccess | None = None
-    """None: it cannot hand out GPUs."""
-    data: Path | None = None
-    """Where it keeps its images on this machine; None if it does not say."""
+    gpu_access: GpuAccess | None = None  # None: it cannot hand out GPUs
+    data: Path | None = None  # Where it keeps its images on this machine; None if it does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +89,7 @@ class Image:
     """An image that an engine has."""
 
     id: str
-    digests: tuple[str, ...]
-    """``name@sha256:...`` of the registries that it was pulled from or pushed to."""
+    digests: tuple[str, ...]  # ``name@sha256:...`` of the registries that it was pulled from or pushed to
     labels: Mapping[str, str]
     user: str
     bytes: int
@@ -134,7 +130,7 @@ def ask(argv: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess
 
 
 def _srun_with_pyxis() -> str:
-    """Return srun, if Slurm has the plugin: srun's help then lists its options."""
+    # Srun, if Slurm has the plugin: srun's help then lists its options
     found = programs("srun")
     if found and "--container-image" in ask([found[0], "--help"]).stdout:
         return found[0]
@@ -146,7 +142,7 @@ def _srun_with_pyxis() -> str:
 
 @functools.cache
 def _info(program: str) -> subprocess.CompletedProcess[str]:
-    """Ask an engine about itself once: a sweep plans each of its points, and Podman takes most of a second."""
+    # Ask an engine about itself once: a sweep plans each of its points, and Podman takes most of a second
     return ask([program, "info", "--format", "{{json .}}"])
 
 
@@ -177,13 +173,12 @@ def connect(name: str) -> Engine:
 
 
 def _has_cdi() -> bool:
-    """Return whether a description of NVIDIA GPUs for the Container Device Interface is where engines look."""
+    # Whether a description of NVIDIA GPUs for the Container Device Interface is where engines look
     folders = (Path("/etc/cdi"), Path("/var/run/cdi"))
     return any("nvidia" in path.name for folder in folders if folder.is_dir() for path in folder.iterdir())
 
 
 def inspect(engine: Engine, reference: str) -> Image | None:
-    """Return the engine's image called ``reference``; None if it has none."""
     done = ask([engine.program, "image", "inspect", reference])
     if done.returncode != 0:
         error = explain(done.stderr, engine.name)

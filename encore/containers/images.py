@@ -14,8 +14,7 @@ from encore.errors import EncoreError
 CONTAINERS = paths.ROOT / "containers"
 CATALOGUE = CONTAINERS / "images.toml"
 LOCK = CONTAINERS / "images.lock"
-STANDIN = "standin"
-"""Name of the CPU base in place of a release."""
+STANDIN = "standin"  # Name of the CPU base in place of a release
 
 
 class Release(Strict):
@@ -49,12 +48,9 @@ class Server(Strict):
 
     release: str
     tag: str
-    backends: dict[str, str]
-    """Backend by format."""
-    platforms: dict[str, str] = Field(default_factory=dict)
-    """Platform by format, of a backend that has several."""
-    lacks: dict[str, str] = Field(default_factory=dict)
-    """By format: what the model needs and the image does not have."""
+    backends: dict[str, str]  # Backend by format
+    platforms: dict[str, str] = Field(default_factory=dict)  # Platform by format, of a backend that has several
+    lacks: dict[str, str] = Field(default_factory=dict)  # By format: what the model needs and the image does not have
     sources: tuple[str, ...] = Field(min_length=1)
     note: str = ""
 
@@ -70,10 +66,8 @@ class Row(Strict):
     title: str
     requirements: str
     imports: str = ""
-    compiles: str = ""
-    """Module that compiles what the benchmark has in C++ into the folder that it is given."""
-    compiled: str = ""
-    """Environment variable by which that folder is found."""
+    compiles: str = ""  # Module that compiles what the benchmark has in C++ into the folder that it is given
+    compiled: str = ""  # Environment variable by which that folder is found
 
 
 class StandIn(Strict):

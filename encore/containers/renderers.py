@@ -17,49 +17,44 @@ from typing import Literal
 from encore import paths
 from encore.job import PASSED_ON, Command, Job, caller_name
 
+# How an engine hands out GPUs: its own ``--gpus`` option, or a device of the Container Device Interface
 GpuAccess = Literal["gpus", "cdi"]
-"""How an engine hands out GPUs: its own ``--gpus`` option, or a device of the Container Device Interface."""
+# Options of ``docker run`` and ``podman run`` that hand over all GPUs; None: the engine cannot
 GPU_OPTIONS: Mapping[GpuAccess | None, list[str]] = {
     "gpus": ["--gpus", "all"],
     "cdi": ["--device", "nvidia.com/gpu=all"],
     None: [],
 }
-"""Options of ``docker run`` and ``podman run`` that hand over all GPUs; None: the engine cannot."""
 
+# Folder of ``benchmarks/`` inside every image; NGC images keep the user's work in /workspace
 CODE = "/workspace/encore"
-"""Folder of ``benchmarks/`` inside every image; NGC images keep the user's work in /workspace."""
 
+# What every container gets in addition to the job's environment: the caller's home is not there, and packages that the
+# caller installed for himself must not replace those of the image
 INSIDE = {"HOME": "/tmp", "PYTHONNOUSERSITE": "1", "PYTHONPATH": CODE}
-"""What every container gets in addition to the job's environment: the caller's home is not there, and packages that
-the caller installed for himself must not replace those of the image."""
 
-STACK_BYTES = 64 * 2**20
-"""Stack of a thread, as NVIDIA's documentation of the framework containers asks for."""
+STACK_BYTES = 64 * 2**20  # Stack of a thread, as NVIDIA's documentation of the framework containers asks for
+# Label of the containers that a launcher starts: one a rank, on any node, so that none has a fixed name
 LABEL = "encore.run"
-"""Label of the containers that a launcher starts: one a rank, on any node, so that none has a fixed name."""
+# Launchers that a Python can start itself, wherever their programs are
 MODULES = {"torchrun": "torch.distributed.run", "horovodrun": "horovod.runner.launch"}
-"""Launchers that a Python can start itself, wherever their programs are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
     """Facts about the container and the machine, read once; renderers read nothing themselves."""
 
-    image: str
-    """Name of the image, or path of the image file for Apptainer and Enroot."""
+    image: str  # Name of the image, or path of the image file for Apptainer and Enroot
     name: str
     user: int
     group: int
-    caller: Mapping[str, str]
-    """Environment of the caller, from which the engine's own client takes what it needs."""
-    program: str = ""
-    """The engine's client; empty: the one on PATH."""
+    caller: Mapping[str, str]  # Environment of the caller, from which the engine's own client takes what it needs
+    program: str = ""  # The engine's client; empty: the one on PATH
     rootless: bool = False
     gpu_access: GpuAccess = "gpus"
-    infiniband: tuple[str, ...] = ()
-    """Device files of InfiniBand adapters."""
+    infiniband: tuple[str, ...] = ()  # Device files of InfiniBand adapters
+    # The most open files and processes that the caller may have, by the engines' names; -1: no limit
     limits: Mapping[str, int] = field(default_factory=dict)
-    """The most open files and processes that the caller may have, by the engines' names; -1: no limit."""
 
 
 CLIENT_VARIABLES = ("HOME", "PATH", "TMPDIR", "USER", "XDG_DATA_HOME", "XDG_RUNTIME_DIR")
@@ -67,14 +62,14 @@ CLIENT_PREFIXES = ("APPTAINER_", "CONTAINERS_", "DBUS_", "DOCKER_", "ENROOT_", "
 
 
 def _client(job: Job, container: Container) -> dict[str, str]:
-    """Return the environment of the engine's client: its own settings, and the values of what the job passes on."""
+    # The environment of the engine's client: its own settings, and the values of what the job passes on
     caller = container.caller.items()
     kept = {name: value for name, value in caller if name in CLIENT_VARIABLES or name.startswith(CLIENT_PREFIXES)}
     return {**kept, **job.environment}
 
 
 def _inside(job: Job, container: Container) -> dict[str, str]:
-    """Return variables whose values are no secret and differ from the client's own."""
+    # Variables whose values are no secret and differ from the client's own
     ours = {
         **caller_name(container.caller),
         # By number, and not below HOME: Apptainer and Enroot share /tmp with the host, and so with other users.
@@ -88,13 +83,13 @@ def _inside(job: Job, container: Container) -> dict[str, str]:
 
 
 def _named(job: Job, given: Mapping[str, str]) -> list[str]:
-    """Return ``--env`` options: by name alone what the client's environment has, with their values those ``given``."""
+    # ``--env`` options: by name alone what the client's environment has, with their values those ``given``
     by_name = sorted({*job.environment, *job.passed})
     return [word for each in (*by_name, *(f"{n}={v}" for n, v in given.items())) for word in ("--env", each)]
 
 
 def _visible_to_enroot(job: Job) -> dict[str, str]:
-    """Return which GPUs Enroot's hook hands out."""
+    # Which GPUs Enroot's hook hands out
     return {"NVIDIA_VISIBLE_DEVICES": "all" if job.gpus else "void"}
 
 
@@ -105,7 +100,7 @@ def _command(engine: str, argv: list[str], environment: Mapping[str, str], clean
 
 
 def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_access: GpuAccess) -> Command:
-    """Return what Docker and Podman share; the container goes at its end, or by ``cleanup``."""
+    # What Docker and Podman share; the container goes at its end, or by ``cleanup``
     program = container.program or engine
     name = ["--name", container.name]
     cleanup: tuple[str, ...] = (program, "rm", "--force", "--volumes", container.name)

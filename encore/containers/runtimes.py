@@ -37,15 +37,12 @@ class Target:
     runtime: str = "host"
     why: str = "asked for"
     engine: Engine | None = None
-    image: str = ""
-    """Name or file of the image."""
+    image: str = ""  # Name or file of the image
     found: Image | None = None
-    problem: EncoreError | None = None
-    """Why nothing can be started there; a dry run shows the command all the same."""
+    problem: EncoreError | None = None  # Why nothing can be started there; a dry run shows the command all the same
+    # On the host: the Python that the user named; None: that of the framework's own environment
     python: Path | None = None
-    """On the host: the Python that the user named; None: that of the framework's own environment."""
-    facts: Facts | None = None
-    """What the Python answered; None before it was asked."""
+    facts: Facts | None = None  # What the Python answered; None before it was asked
 
     def python_json(self) -> dict[str, Any] | None:
         """Return what the run passport says about a Python of the user's."""
@@ -112,7 +109,7 @@ def _is_here(name: str, in_slurm: bool) -> bool:
 
 
 def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
-    """Return what there is of one runtime; never raises, so that a dry run can show the command anywhere."""
+    # What there is of one runtime; never raises, so that a dry run can show the command anywhere
     built = runtime in engines.BUILDERS
     reference = image or (building.image_name(choice) if built else str(building.image_file(choice, runtime)))
     engine = found = problem = None
@@ -130,7 +127,7 @@ def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
 
 
 def _is_in_registry(runtime: str, reference: str) -> bool:
-    """Return whether Pyxis imports the image itself: ``nvcr.io#nvidia/mxnet:24.06-py3``; a file is an absolute path."""
+    # Whether Pyxis imports the image itself: ``nvcr.io#nvidia/mxnet:24.06-py3``; a file is an absolute path
     return runtime == "pyxis" and not reference.startswith(("/", "."))
 
 
@@ -163,7 +160,7 @@ def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Pr
 
 
 def _limits() -> dict[str, int]:
-    """Return the most open files and processes that a container of the caller's may have."""
+    # The most open files and processes that a container of the caller's may have
     open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     # Podman itself gives up what it has beyond the kernel's number of processes.

@@ -13,8 +13,8 @@ from encore.containers.building import OnLine
 from encore.containers.engines import Engine
 from encore.errors import EncoreError
 
-ROOT_IMAGE = f"{building.PREFIX}/debian:bookworm"
-"""The bare Debian that the stand-ins are built on."""
+ROOT_IMAGE = f"{building.PREFIX}/debian:bookworm"  # The bare Debian that the stand-ins are built on
+# Of Debian bookworm: what is downloaded for the image must fit its Python, not this machine's
 PLATFORM = {
     "python": "3.11",
     "mpi": "Open MPI 4.1.4",
@@ -22,7 +22,6 @@ PLATFORM = {
     "glibc": "2.36",
     "machine": platform.machine(),
 }
-"""Of Debian bookworm: what is downloaded for the image must fit its Python, not this machine's."""
 
 
 def build(engine: Engine, framework: str | None, on_line: OnLine) -> str:

@@ -19,13 +19,11 @@ TRIED = images.CONTAINERS / "tried.json"
 class Tried(Strict):
     """One training that was tried: with which versions, where and when, and what came of it."""
 
-    implementation: str
-    """Its name on the command line."""
+    implementation: str  # Its name on the command line
+    # cpu: in a Python on the host; stand-in: in its image on the CPU base; gpu: on a GPU
     where: Literal["cpu", "stand-in", "gpu"]
-    """cpu: in a Python on the host; stand-in: in its image on the CPU base; gpu: on a GPU."""
     versions: dict[str, str]
-    problem: str = ""
-    """Empty: it trained."""
+    problem: str = ""  # Empty: it trained
     date: str
     note: str = ""
 
@@ -83,7 +81,7 @@ def too_old(release: Release, choice: Choice) -> tuple[Release, dict[str, str]] 
 
 
 def _series(release: Release) -> str:
-    """Return ``tf2`` of ``25.02-tf2``: releases of two series have no order."""
+    # ``tf2`` of ``25.02-tf2``: releases of two series have no order
     return release.release.partition("-")[2]
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from encore.files import text_of
 from encore.machine import nvml
 
-Siblings = Mapping[int, tuple[int, ...]]
-"""For each CPU (hardware thread) all CPUs of its core, itself among them."""
+Siblings = Mapping[int, tuple[int, ...]]  # For each CPU (hardware thread) all CPUs of its core, itself among them
 
+# Where mpirun, horovodrun, torchrun and srun give a rank its number on the node, in this order
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID")
-"""Where mpirun, horovodrun, torchrun and srun give a rank its number on the node, in this order."""
 SYS = Path("/sys")
 
 
@@ -24,8 +23,7 @@ SYS = Path("/sys")
 class Near:
     """CPUs and NUMA node near a GPU."""
 
-    cpus: tuple[int, ...]
-    """CPUs as the kernel numbers them; empty: not known."""
+    cpus: tuple[int, ...]  # CPUs as the kernel numbers them; empty: not known
     numa: int
 
 
@@ -35,8 +33,7 @@ class Binding:
 
     cpus: tuple[int, ...]
     numa: int | None
-    cores: int
-    """Physical cores among ``cpus``: as many threads find work at once."""
+    cores: int  # Physical cores among ``cpus``: as many threads find work at once
 
 
 # -- lists of CPUs -----------------------------------------------------------------------------------------
@@ -90,7 +87,6 @@ def bind(
 
 
 def of_this_machine(ranks: int) -> tuple[Binding, ...]:
-    """Return the binding of each of ``ranks`` local ranks on this machine."""
     near = visible(near_gpus(nvml.busses()), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return bind(ranks, near, sorted(os.sched_getaffinity(0)), siblings())
 

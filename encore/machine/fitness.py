@@ -21,8 +21,7 @@ SHARE = "share the folder over the network, at the same path on all hosts"
 class Need:
     """One thing that every host must have."""
 
-    kind: str
-    """A key of on_node.PROBES."""
+    kind: str  # A key of on_node.PROBES
     what: str
     hint: str
     expected: str = ""

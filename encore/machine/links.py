@@ -17,14 +17,13 @@ from typing import Any
 from encore.machine import node, nvml, processes
 
 BY_SWITCH = ("PIX", "PXB")
+# GB/s that NCCL expects of one NVLink in one direction, by compute capability (NVIDIA/nccl, src/graph/topo.h:
+# SM60_NVLINK_BW and so on)
 NVLINK_RATES = {"6.0": 18.0, "7.0": 20.0, "8.0": 20.0, "8.6": 12.0, "9.0": 20.6, "10.0": 40.1, "10.3": 40.1}
-"""GB/s that NCCL expects of one NVLink in one direction, by compute capability (NVIDIA/nccl, src/graph/topo.h:
-SM60_NVLINK_BW and so on)."""
+# GB/s that NCCL expects of 16 lanes of PCIe 3.0, and of the slowest connection of CPUs (the same file: PCI_BW and
+# BDW_QPI_BW). Newer ones are faster: for them the floor is low.
 PCIE_RATE, CPU_RATE = 12.0, 6.0
-"""GB/s that NCCL expects of 16 lanes of PCIe 3.0, and of the slowest connection of CPUs (the same file: PCI_BW and
-BDW_QPI_BW). Newer ones are faster: for them the floor is low."""
-FLOOR_SHARE = 0.5
-"""Of what NCCL expects, which an all-reduce of 256 MiB must reach."""
+FLOOR_SHARE = 0.5  # Of what NCCL expects, which an all-reduce of 256 MiB must reach
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _DEVICE = re.compile(r"[A-Za-z]\w*\d+(?:_\d+)?$")
@@ -38,15 +37,12 @@ class Server:
     name: str = ""
     cpu: str = ""
     sockets: int | None = None
-    gpus: tuple[str, ...] = ()
-    """GPU0, GPU1 and so on."""
+    gpus: tuple[str, ...] = ()  # GPU0, GPU1 and so on
     gpu_model: str = ""
-    adapters: tuple[str, ...] = ()
-    """Network adapters."""
-    links: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Of each pair of devices, in both orders."""
+    adapters: tuple[str, ...] = ()  # Network adapters
+    links: Mapping[tuple[str, str], str] = field(default_factory=dict)  # Of each pair of devices, in both orders
+    # Hardware threads near each GPU, as the kernel writes lists; empty where the machine does not say
     cpus: Mapping[str, str] = field(default_factory=dict)
-    """Hardware threads near each GPU, as the kernel writes lists; empty where the machine does not say."""
     numa: Mapping[str, str] = field(default_factory=dict)
 
     def link(self, one: str, other: str) -> str:
@@ -195,7 +191,7 @@ def by_nvml() -> Server:
 
 
 def _nvlinks(handle: Any) -> Sequence[str]:
-    """Return the PCI address at the far end of each active NVLink; a GPU answers for the links that it has."""
+    # The PCI address at the far end of each active NVLink; a GPU answers for the links that it has
     import pynvml
 
     def far_end(number: int) -> str:

@@ -11,10 +11,9 @@ import psutil
 from encore.files import text_of
 
 ROOT = Path("/")
-ETHERNET, INFINIBAND = 1, 32
-"""ARPHRD_ETHER and ARPHRD_INFINIBAND (linux/if_arp.h)."""
+ETHERNET, INFINIBAND = 1, 32  # ARPHRD_ETHER and ARPHRD_INFINIBAND (linux/if_arp.h)
+# Beginnings of the names of interfaces that never leave the machine, or belong to containers
 LOCAL_ONLY = re.compile(r"(lo|docker|veth|virbr|vnet|br-|cni|flannel|cali|lxc|ifb|dummy|tun|tap|sit|kube)")
-"""Beginnings of the names of interfaces that never leave the machine, or belong to containers."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,9 @@ class Interface:
     """A network interface that has an address and is up."""
 
     name: str
-    type: int
-    """ETHERNET, INFINIBAND (IP over InfiniBand), or another number of the kernel's."""
-    megabits: int
-    """0: the driver does not report it, as in most virtual machines."""
-    is_default: bool
-    """Whether the default route leaves through it."""
+    type: int  # ETHERNET, INFINIBAND (IP over InfiniBand), or another number of the kernel's
+    megabits: int  # 0: the driver does not report it, as in most virtual machines
+    is_default: bool  # Whether the default route leaves through it
 
 
 @dataclass(frozen=True)
@@ -36,8 +32,7 @@ class Port:
 
     adapter: str
     number: int
-    layer: str
-    """``InfiniBand`` or ``Ethernet``."""
+    layer: str  # ``InfiniBand`` or ``Ethernet``
     gigabits: float
 
     def __str__(self) -> str:

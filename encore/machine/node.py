@@ -18,11 +18,9 @@ class Gpu:
 
     index: int
     name: str
-    memory_gib: float
-    """0 where the driver does not report it."""
+    memory_gib: float  # 0 where the driver does not report it
     driver: str
-    compute_capability: str | None
-    """Such as ``9.0``; None where the driver is too old to report it."""
+    compute_capability: str | None  # Such as ``9.0``; None where the driver is too old to report it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,7 @@ class Node:
     kernel: str
     cpu: str
     sockets: int | None
-    cores: int
-    """Cores that this process may use."""
+    cores: int  # Cores that this process may use
     memory_gib: float
     gpus: tuple[Gpu, ...]
 

@@ -45,10 +45,8 @@ def _readable(path: str, _: str) -> str:
 
 
 def _shared(mark: str, _: str) -> str:
-    """Look for a file that was written a moment ago, and write another one.
-
-    A mount that is read-only, or an identity that the server does not know, shows only by writing.
-    """
+    # Look for a file that was written a moment ago, and write another one. A mount that is read-only, or an identity
+    # that the server does not know, shows only by writing
     folder = Path(mark).parent
     if not Path(mark).exists():
         return f"the results folder {folder} is not that of the first host"
@@ -84,11 +82,11 @@ def _gpus(wanted: str, _: str) -> str:
 
 
 GPU_FILES = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
+# Each returns what is wrong, or an empty text
 PROBES: dict[str, Callable[[str, str], str]] = {
     "same": _same, "executable": _executable, "readable": _readable, "shared": _shared, "program": _program,
     "image": _image, "interface": _interface, "gpus": _gpus,
 }  # fmt: skip
-"""Each returns what is wrong, or an empty text."""
 
 
 def check(needs: Sequence[tuple[str, str, str]]) -> dict[str, Any]:

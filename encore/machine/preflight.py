@@ -22,9 +22,9 @@ from encore.machine.weights import refuse_wrong, weight_files
 
 Level = Literal["OK", "WARN", "FAIL"]
 
+# Space for checkpoints and logs: ResNet-50 needs about 0.2 GiB for a checkpoint with momentum, twice while the next one
+# is written
 RESULTS_GIB = 1.0
-"""Space for checkpoints and logs: ResNet-50 needs about 0.2 GiB for a checkpoint with momentum, twice while
-the next one is written."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def check_data_set(
 
 
 def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
-    """Return the bytes that a rank may fill at most: those of its GPU, or its share of what is free on the CPU."""
+    # The bytes that a rank may fill at most: those of its GPU, or its share of what is free on the CPU
     if machine is not None and configuration.get("device") == "cpu":
         return float(psutil.virtual_memory().available) / configuration.ranks_per_node
     return min((gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib) if machine else (), default=math.inf) * 2**30

@@ -20,8 +20,8 @@ from encore.job import Command
 
 PR_SET_CHILD_SUBREAPER = 36
 CLEAN_UP_SECONDS = 30.0
+# File in an experiment's folder: process, host and start of what starts its ranks, while that runs
 LAUNCHER = "launcher.pid"
-"""File in an experiment's folder: process, host and start of what starts its ranks, while that runs."""
 
 
 def start(
@@ -55,10 +55,8 @@ class Heartbeat:
     pid: int
     host: str
     step: int
-    time: float
-    """Of the step."""
-    alive: float = 0.0
-    """When a thread of the rank last ran."""
+    time: float  # Of the step
+    alive: float = 0.0  # When a thread of the rank last ran
 
 
 def output_of(*argv: str, errors: int = subprocess.DEVNULL, seconds: float = 30.0) -> str:

@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# Before the answer, since an image's greeting and a framework's warnings are printed to the same place
 MARK = "ENCORE FACTS "
-"""Before the answer, since an image's greeting and a framework's warnings are printed to the same place."""
 SECONDS = 300.0
 OLDEST = (3, 8)
+# Names and versions of the distribution's packages: the build of a benchmark's image writes them
 SYSTEM_PACKAGES = Path("/opt/encore/system-packages.txt")
-"""Names and versions of the distribution's packages: the build of a benchmark's image writes them."""
 
 
 def problems(modules: list[str]) -> dict[str, str]:

@@ -13,8 +13,7 @@ from encore import catalogue, environment
 from encore.errors import EncoreError
 from encore.machine import python_facts
 
-COMMON = ("numpy", "mlperf_logging")
-"""Modules that the training code of every benchmark imports."""
+COMMON = ("numpy", "mlperf_logging")  # Modules that the training code of every benchmark imports
 OLDEST = ".".join(map(str, python_facts.OLDEST))
 SECONDS = 300.0
 EXPECTED = f"Python {OLDEST} or later with the framework, such as the one of a conda environment"
@@ -25,21 +24,14 @@ HINT = 'activate the environment and give --python "$(command -v python)"'
 class Facts:
     """What one Python answered."""
 
-    python: str
-    """Its version, such as ``3.11.7``."""
-    problems: Mapping[str, str]
-    """Why modules cannot be imported, by name."""
-    packages: Mapping[str, str]
-    """Versions by package."""
-    cuda: str
-    """The CUDA that the framework was built with; empty for CPUs alone."""
+    python: str  # Its version, such as ``3.11.7``
+    problems: Mapping[str, str]  # Why modules cannot be imported, by name
+    packages: Mapping[str, str]  # Versions by package
+    cuda: str  # The CUDA that the framework was built with; empty for CPUs alone
     gpus: int
-    mpirun: bool
-    """Whether the program is on its PATH."""
-    horovod: int
-    """When Horovod was installed, in nanoseconds; 0 without."""
-    check_build: str
-    """What ``horovodrun --check-build`` prints; empty without Horovod."""
+    mpirun: bool  # Whether the program is on its PATH
+    horovod: int  # When Horovod was installed, in nanoseconds; 0 without
+    check_build: str  # What ``horovodrun --check-build`` prints; empty without Horovod
 
 
 def named_or_made(python: Path | None, framework: str, on_step: Callable[[str], None]) -> Path:
@@ -61,13 +53,13 @@ def question(framework: str, more: Sequence[str], known: int) -> str:
     return json.dumps({"modules": modules, "cuda": entry.cuda, "gpus": entry.gpus, "known": known})
 
 
+# An older Python cannot even read the program, and still reports its version
 GUARD = """import sys
 if sys.version_info < {oldest}:
     print({mark!r} + '{{"python": "%d.%d.%d"}}' % sys.version_info[:3])
 else:
     exec({program!r})
 """
-"""An older Python cannot even read the program, and still reports its version."""
 
 
 def program() -> str:

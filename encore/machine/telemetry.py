@@ -12,8 +12,7 @@ import psutil
 from encore.machine import nvml
 
 INTERVAL_SECONDS = 1.0
-ALL_LINKS = 0xFFFFFFFF
-"""As the scope of a field of NVLink, which is otherwise one link."""
+ALL_LINKS = 0xFFFFFFFF  # As the scope of a field of NVLink, which is otherwise one link
 
 
 def sample_gpu(handle: Any) -> dict[str, Any]:

@@ -21,20 +21,20 @@ START_SECONDS = 180
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """An engine with the images of MXNet's stand-in and of resnet, and what reaches it."""
+    # An engine with the images of MXNet's stand-in and of resnet, and what reaches it
 
     name: str
     environment: dict[str, str]
 
     def ask(self, *arguments: str) -> str:
-        """Return the output of a command of the engine's client."""
+        # The output of a command of the engine's client
         command = [self.name, *arguments]
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def left(self) -> list[str]:
-        """Return containers and volumes that there are, running or not."""
+        # Containers and volumes that there are, running or not
         return self.ask("ps", "--all", "--quiet").split() + self.ask("volume", "ls", "--quiet").split()
 
 
@@ -43,7 +43,7 @@ def _required() -> bool:
 
 
 def _refuse(reason: str) -> None:
-    """Fail where engine tests were asked for, skip and say why elsewhere."""
+    # Fail where engine tests were asked for, skip and say why elsewhere
     if _required():
         pytest.fail(f"no container engine: {reason}")
     pytest.skip(f"NO CONTAINER ENGINE: {reason}")
@@ -60,7 +60,7 @@ def _need(*programs: str) -> None:
 
 
 def make(*arguments: str, environment: dict[str, str]) -> str:
-    """Return the output of a make target, which must succeed."""
+    # The output of a make target, which must succeed
     command = ["make", "--no-print-directory", *arguments]
     done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -69,7 +69,7 @@ def make(*arguments: str, environment: dict[str, str]) -> str:
 
 @pytest.fixture(scope="session")
 def engine_folder() -> Iterator[Path]:
-    """A folder for engines, with a path short enough for a socket."""
+    # A folder for engines, with a path short enough for a socket
     folder = Path(tempfile.mkdtemp(prefix="encore-"))
     yield folder
     # What an engine leaves mounted is not ours to delete.
@@ -81,7 +81,7 @@ def engine_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def docker(engine_folder: Path, request: pytest.FixtureRequest) -> Iterator[EngineUnderTest]:
-    """A Docker engine with both images, built by `make` as a user would."""
+    # A Docker engine with both images, built by `make` as a user would
     _need("dockerd", "docker", "debootstrap")
     socket = f"unix://{engine_folder}/docker.sock"
     engine = EngineUnderTest("docker", {**os.environ, "DOCKER_HOST": socket})
@@ -103,7 +103,7 @@ def docker(engine_folder: Path, request: pytest.FixtureRequest) -> Iterator[Engi
 
 @pytest.fixture(scope="session")
 def docker_with_pytorch(docker: EngineUnderTest) -> EngineUnderTest:
-    """The Docker engine with PyTorch's stand-in and the image of ncf."""
+    # The Docker engine with PyTorch's stand-in and the image of ncf
     make("standin", "FRAMEWORK=pytorch", "ENGINE=docker", environment=docker.environment)
     make("build-ncf", "BASE=standin", "ENGINE=docker", environment=docker.environment)
     return docker
@@ -119,7 +119,7 @@ def _wait_for(daemon: subprocess.Popen[bytes], engine: EngineUnderTest, log: Pat
 
 @pytest.fixture(scope="session")
 def podman(docker: EngineUnderTest, engine_folder: Path) -> EngineUnderTest:
-    """A Podman whose base comes from Docker, and whose benchmark image it builds itself."""
+    # A Podman whose base comes from Docker, and whose benchmark image it builds itself
     _need("podman", "runc")
     folder = engine_folder / "podman"
     folder.mkdir()
@@ -144,6 +144,6 @@ def podman(docker: EngineUnderTest, engine_folder: Path) -> EngineUnderTest:
 
 @pytest.fixture(params=["docker", "podman"])
 def engine(request: pytest.FixtureRequest) -> EngineUnderTest:
-    """Each engine in turn."""
+    # Each engine in turn
     found: EngineUnderTest = request.getfixturevalue(request.param)
     return found

@@ -17,8 +17,8 @@ RENDERERS = {
 }
 DATA = Path("/data/imagenet")
 OUTPUT = Path("/results/run/experiment_0")
+# Kinds of systems to take a sample of: a benchmark that MLPerf has not has studies alone
 ON_GPUS = ("submitted", "study")
-"""Kinds of systems to take a sample of: a benchmark that MLPerf has not has studies alone."""
 CALLER = {
     "HOME": "/home/anna",
     "PATH": "/usr/bin:/bin",
@@ -28,7 +28,7 @@ CALLER = {
 
 
 def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
-    """Return a benchmark's job on this many GPUs, or on one core for 0."""
+    # A benchmark's job on this many GPUs, or on one core for 0
     chosen = choice or catalogue.choose("resnet")
     of_kind = {kind: [each.system for each in catalogue.systems(chosen) if each.kind == kind] for kind in ON_GPUS}
     there = next(systems for systems in of_kind.values() if systems)
@@ -41,7 +41,7 @@ def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job
 
 
 def container(runtime: str, **facts: object) -> Container:
-    """Return a container of the user 1000 in which nothing is special."""
+    # A container of the user 1000 in which nothing is special
     image = {"apptainer": "/images/resnet.sif", "enroot": "/images/resnet.sqsh"}
     known: dict[str, object] = {
         "image": image.get(runtime, "localhost/encore/resnet:latest"),
@@ -55,5 +55,5 @@ def container(runtime: str, **facts: object) -> Container:
 
 
 def rendered(runtime: str, gpus: int, **facts: object) -> Command:
-    """Return a job of this many GPUs on a runtime."""
+    # A job of this many GPUs on a runtime
     return RENDERERS[runtime](job(gpus), container(runtime, **facts))

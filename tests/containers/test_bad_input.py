@@ -31,7 +31,7 @@ INFO = {"docker": {"SecurityOptions": [], "Runtimes": {"runc": {}}}, "podman": {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder for fake engines, which is all that PATH holds besides the system's tools."""
+    # A folder for fake engines, which is all that PATH holds besides the system's tools
     path = tmp_path / "bin"
     path.mkdir()
     return path
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> FakeEngine:
-    """Makes a fake engine: what it prints for a subcommand, on which stream, and its exit code."""
+    # Makes a fake engine: what it prints for a subcommand, on which stream, and its exit code
 
     def make(name: str, answers: dict[str, tuple[str, str, int]]) -> None:
         known = {"info": (json.dumps(INFO.get(name, {})), "", 0), **answers}
@@ -61,7 +61,7 @@ def engine(folder: Path) -> FakeEngine:
 
 @pytest.fixture
 def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
-    """Runs the command line with nothing but the fakes as engines."""
+    # Runs the command line with nothing but the fakes as engines
 
     def call(*arguments: str, **variables: str) -> Ran:
         # Any engine of this machine is in the same folders as its other tools, so they are left out.
@@ -203,7 +203,7 @@ def test_auto_takes_the_engine_that_has_the_image(engine: FakeEngine, run: Calla
 
 
 def answer(build: str, **changes: object) -> str:
-    """Return what the program that is asked of an image prints in it."""
+    # What the program that is asked of an image prints in it
     table = (paths.ROOT / "tests" / "samples" / "horovod" / f"{build}.txt").read_text(encoding="utf-8")
     facts = {"python": "3.10.12", "problems": {}, "packages": {"horovod": "0.28.1"}, "cuda": "12.4", "gpus": 8}
     return "== NVIDIA MXNet ==\n" + python_facts.MARK + json.dumps(

@@ -27,8 +27,7 @@ def test_defaults_are_releases_and_every_release_has_a_source() -> None:
     assert len({release.reference for release in known.release}) == len(known.release)
 
 
-NOT_SUBMITTED = {"minigo": {"v0.5"}}
-"""Rounds in which NVIDIA submitted nothing for a benchmark."""
+NOT_SUBMITTED = {"minigo": {"v0.5"}}  # Rounds in which NVIDIA submitted nothing for a benchmark
 
 
 def test_every_round_of_a_benchmark_has_its_submitted_base() -> None:
@@ -88,7 +87,7 @@ def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(catalogue.choices()))
 def test_an_image_ends_as_nobody_special_with_the_code_last(name: str) -> None:
-    """NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none."""
+    # NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none
     release = images.find_release(catalogue.choose(name).implementation.framework)
     text = dockerfiles.path_of(name).read_text(encoding="utf-8")
     assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] not in ("0", "root")
@@ -117,7 +116,7 @@ def test_every_framework_has_a_stand_in(framework: str) -> None:
 def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Horovod is that of an environment with the same framework, distribution, Python and MPI; else it is compiled."""
+    # Horovod is that of an environment with the same framework, distribution, Python and MPI; else it is compiled
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     entry = catalogue.framework("mxnet")
     assert entry.horovod is not None

@@ -21,6 +21,7 @@ from tests.containers.conftest import EngineUnderTest, make
 from tests.containers.samples import RENDERERS
 from tests.trainings import PATIENCE, exported, served, wait_until
 
+# A Triton server with PyTorch in its Python backend; Debian's Python is 3.11
 SERVER = """
 FROM localhost/encore/standin-pytorch:latest
 RUN apt-get update && apt-get install --yes --no-install-recommends libpython3.11
@@ -29,14 +30,13 @@ COPY nvidia_pytriton.libs /opt/libraries
 RUN cp /opt/tritonserver/python_backend_stubs/3.11/* /opt/tritonserver/backends/python/
 ENV PATH=/opt/tritonserver/bin:$PATH LD_LIBRARY_PATH=/opt/libraries
 """
-"""A Triton server with PyTorch in its Python backend; Debian's Python is 3.11."""
 
 LONG = ("--set", "epochs=60", "--set", "quality_target=1.0")
 
 
 @pytest.fixture(scope="session")
 def data(docker: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small data set, made in a container."""
+    # The small data set, made in a container
     folder = tmp_path_factory.mktemp("made") / "resnet"
     command = ("data", "prepare", "resnet", "-o", str(folder), "--runtime", "docker")
     done = encore(*command, environment=docker.environment)
@@ -46,7 +46,7 @@ def data(docker: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempP
 
 
 def run_in(engine: EngineUnderTest, job: Job, user: int = 0) -> None:
-    """Run a job to its end as a user of whatever number."""
+    # Run a job to its end as a user of whatever number
     limits = {"nofile": 1024, "nproc": 4096}
     container = Container(
         image="localhost/encore/resnet:latest",
@@ -63,7 +63,7 @@ def run_in(engine: EngineUnderTest, job: Job, user: int = 0) -> None:
 
 @contextmanager
 def started(engine: EngineUnderTest, data: Path, results: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a run in the background, once both ranks have made steps; ended whatever happens."""
+    # Yield a run in the background, once both ranks have made steps; ended whatever happens
     command = [sys.executable, "-m", "encore.cli.app", "run", "resnet", "2", "--system", "cpu"]
     command += ["--runtime", engine.name, "--data", str(data), "--results", str(results), *LONG, *options]
     with (results.parent / "output.txt").open("wb") as output:
@@ -90,14 +90,14 @@ def state(results: Path) -> dict[str, str]:
 
 
 def shape(run: Path) -> set[str]:
-    """Return files of a run folder, without what depends on the number of epochs and of ranks' lines."""
+    # Files of a run folder, without what depends on the number of epochs and of ranks' lines
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     return {re.sub(r"step_\d+", "step_N", name) for name in names if "/checkpoint/" not in name}
 
 
 @pytest.fixture(scope="module")
 def outside(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of an epoch on the host."""
+    # The run folder of an epoch on the host
     results = tmp_path_factory.mktemp("outside")
     short = ("--set", "epochs=1", "--set", "warmup_epochs=0", "--results", str(results))
     encore("run", "resnet", "2", "--system", "cpu", "--runtime", "host", "--data", str(digits), *short)
@@ -142,7 +142,7 @@ def test_files_belong_to_the_caller(engine: EngineUnderTest, tmp_path: Path) -> 
 
 
 def resumes_from_its_checkpoint(engine: EngineUnderTest, run: Path) -> None:
-    """Resume a run, see that it does not begin anew, and stop it again."""
+    # Resume a run, see that it does not begin anew, and stop it again
     command = [sys.executable, "-m", "encore.cli.app", "run", "--resume", str(run)]
     child = subprocess.Popen(command, cwd=paths.ROOT, env=engine.environment, stdout=subprocess.DEVNULL)
     metrics = run / "experiment_0" / "metrics.jsonl"
@@ -192,7 +192,7 @@ def test_image_is_fit_for_use(docker: EngineUnderTest) -> None:
 
 @pytest.fixture(scope="module")
 def trained(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of NCF in the image on PyTorch's stand-in, and its data, prepared there too."""
+    # A run of NCF in the image on PyTorch's stand-in, and its data, prepared there too
     folder = tmp_path_factory.mktemp("trained")
     variables, options = docker_with_pytorch.environment, ("--runtime", "docker")
     done = encore("data", "prepare", "ncf", "-o", str(folder / "ncf"), *options, environment=variables)
@@ -218,7 +218,7 @@ def test_pytorch_on_its_stand_in(docker_with_pytorch: EngineUnderTest, trained: 
 def test_trained_model_is_served_in_a_container(
     docker_with_pytorch: EngineUnderTest, encore: Encore, trained: Path, serving_python: Path, tmp_path: Path
 ) -> None:
-    """The server in an image of one's own, as docs/serving.md says, with the binary of the wheel on the stand-in."""
+    # The server in an image of one's own, as docs/serving.md says, with the binary of the wheel on the stand-in
     engine = docker_with_pytorch
     (wheel,) = serving_python.parent.parent.glob("lib/python*/site-packages")
     (tmp_path / "Dockerfile").write_text(SERVER, encoding="utf-8")

@@ -23,7 +23,7 @@ BENCHMARKS = sorted(catalogue.choices())
 
 
 def options(command: Command, name: str) -> list[str]:
-    """Return values of an option that may be given several times."""
+    # Values of an option that may be given several times
     return [value for flag, value in zip(command.argv, command.argv[1:], strict=False) if flag == name]
 
 
@@ -46,7 +46,7 @@ MOUNTS: dict[str, Callable[[Command], set[tuple[str, str, bool]]]] = {
 
 
 def environment(runtime: str, command: Command) -> dict[str, str]:
-    """Return what the ranks see of the variables that Encore hands over."""
+    # What the ranks see of the variables that Encore hands over
     if runtime == "apptainer":
         prefix = "APPTAINERENV_"
         return {n.removeprefix(prefix): v for n, v in command.environment.items() if n.startswith(prefix)}
@@ -84,7 +84,7 @@ def test_all_runtimes_start_the_same(benchmark: str, gpus: int) -> None:
 def test_ranks_find_a_name_without_a_passwd_entry(
     runtime: str, caller: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch 2.8 to 2.12 call getpass.getuser() for the folder of torch.compile (pytorch#140765)."""
+    # PyTorch 2.8 to 2.12 call getpass.getuser() for the folder of torch.compile (pytorch#140765)
     job = samples.job(0, catalogue.choose("ncf"))
     if runtime == "host":
         given = dict(renderers.host(job, Path("/env/bin/python"), caller).environment)
@@ -155,7 +155,7 @@ def test_options_of_this_machine(runtime: str, gpus: int, facts: dict[str, Any],
 
 @pytest.mark.parametrize("runtime", RENDERERS)
 def test_what_the_ranks_see_of_the_callers_variables(runtime: str) -> None:
-    """His choice of GPUs and no secret; a name and caches that are the job's own win; no value is for all to read."""
+    # His choice of GPUs and no secret; a name and caches that are the job's own win; no value is for all to read
     own = {"USER": "model", "TRITON_CACHE_DIR": "/scratch"}
     job = replace(samples.job(1), environment=own)
     container = samples.container(runtime, caller={**samples.CALLER, "CUDA_VISIBLE_DEVICES": "2,3"})

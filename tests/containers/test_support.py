@@ -51,7 +51,7 @@ def test_releases_of_two_series_have_no_order() -> None:
 
 @pytest.mark.parametrize("name", catalogue.choices())
 def test_what_an_implementation_needs_was_seen(name: str) -> None:
-    """Each lowest version is that of a training that was tried, and with an older one that was tried it failed."""
+    # Each lowest version is that of a training that was tried, and with an older one that was tried it failed
     needs = catalogue.choose(name).implementation.needs
     assert catalogue.choose(name).implementation.framework in needs
     for package, least in needs.items():
@@ -85,7 +85,7 @@ def test_a_run_in_an_image_that_is_too_old_is_refused() -> None:
 
 
 def test_a_python_that_cannot_read_the_question_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.6 refuses `from __future__ import annotations` before anything runs."""
+    # Python 3.6 refuses `from __future__ import annotations` before anything runs
     said: list[str] = []
     monkeypatch.setattr(sys, "version_info", (3, 6, 9, "final", 0))
     exec(pythons.program(), {"print": said.append})

@@ -9,7 +9,7 @@ from encore.machine.node import Gpu, Node
 
 
 def gpus_of(sample: str) -> tuple[Gpu, ...]:
-    """Return GPUs as in tests/samples/gpus: index, name, MiB, driver, compute capability."""
+    # GPUs as in tests/samples/gpus: index, name, MiB, driver, compute capability
     text = (paths.ROOT / "tests" / "samples" / "gpus" / f"{sample}.csv").read_text(encoding="utf-8")
     return tuple(
         Gpu(
@@ -24,7 +24,7 @@ def gpus_of(sample: str) -> tuple[Gpu, ...]:
 
 
 def machine(*names: str, memory_gib: float = 80.0, capability: str | None = "9.0", cores: int = 64) -> Node:
-    """Return this machine with other cores, and with GPUs of these names."""
+    # This machine with other cores, and with GPUs of these names
     facts = {"memory_gib": memory_gib, "driver": "550.54", "compute_capability": capability}
     gpus = tuple(Gpu(index=index, name=name, **facts) for index, name in enumerate(names))  # type: ignore[arg-type]
     return replace(node.this_node(), hostname="box", cores=cores, gpus=gpus)

@@ -6,8 +6,8 @@ from typing import Any
 from encore.containers.runtimes import Target
 from encore.machine.pythons import Facts
 
+# By which the toy data set of resnet is made
 PACKAGES = dict.fromkeys(("joblib", "mlperf_logging", "pillow", "scikit-learn", "scipy", "threadpoolctl"), "1")
-"""By which the toy data set of resnet is made."""
 
 
 def answered(**changes: Any) -> Target:

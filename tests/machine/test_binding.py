@@ -13,13 +13,13 @@ from encore.machine.binding import Near
 # What `nvidia-smi topo -m` prints of a DGX A100 by NVIDIA/nccl issue 1505, its other four GPUs after the same pattern.
 NODES = {numa: f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}" for numa in (1, 3, 5, 7)}
 A100_NEAR = tuple(Near(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
+# A DGX-1 of which a program was allowed one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)
 SOCKET = (Near(binding.parse_cpus("0-19,40-59"), 0),) * 8
-"""A DGX-1 of which a program was allowed one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)."""
 UNKNOWN = (Near((), 0), Near((), 0))
 
 
 def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
-    """Return two hardware threads a core, numbered as on DGX-1 and DGX A100: i and i + cores."""
+    # Two hardware threads a core, numbered as on DGX-1 and DGX A100: i and i + cores
     return {cpu: (cpu % cores, cpu % cores + cores) for cpu in range(2 * cores)}
 
 

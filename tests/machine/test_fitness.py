@@ -28,7 +28,7 @@ LACKING = {
 
 
 def judged(*needs: Need) -> list[Check]:
-    """Return what comes of the answer of a process of its own, as srun and ssh start it."""
+    # What comes of the answer of a process of its own, as srun and ssh start it
     command = [sys.executable, "-m", "encore.machine.on_node", "check", fitness.question(needs)]
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True)
     return fitness.judge("node", "n2", json.loads(done.stdout)["problems"], needs)

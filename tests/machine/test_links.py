@@ -34,7 +34,7 @@ EXPECTED = {
 
 
 def test_recorded_machines() -> None:
-    """A DGX-1: six NVLinks a V100, two sockets, four PCIe switches; a DGX A100: twelve from each GPU to all others."""
+    # A DGX-1: six NVLinks a V100, two sockets, four PCIe switches; a DGX A100: twelve from each GPU to all others
     found = {}
     for name in ("dgx1-v100", "dgx-a100"):
         server = sample(name)
@@ -54,7 +54,7 @@ def test_recorded_machines() -> None:
 
 
 def by_matrix(*rows: str) -> Server:
-    """Return a server of the links in the upper triangle, row by row."""
+    # A server of the links in the upper triangle, row by row
     gpus = tuple(f"GPU{number}" for number in range(len(rows) + 1))
     found = {}
     for i, row in enumerate(rows):
@@ -80,7 +80,7 @@ def by_matrix(*rows: str) -> Server:
     ],
 )
 def test_floor_of_an_all_reduce(server: Server, capability: str | None, floor: float | None) -> None:
-    """Half of what NCCL counts with for the links, whose numbers are those of its src/graph/topo.h."""
+    # Half of what NCCL counts with for the links, whose numbers are those of its src/graph/topo.h
     found = links.all_reduce_floor(server, capability)
     assert (found and found[0] / 1e9) == (pytest.approx(floor) if floor else None)
 
@@ -91,7 +91,7 @@ def test_text_without_a_matrix_has_no_links(text: str) -> None:
 
 
 def test_underlined_heading_and_two_gpus_behind_a_switch() -> None:
-    """As drivers print on a terminal; no NVLink."""
+    # As drivers print on a terminal; no NVLink
     text = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
     text += "GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n"
     server = parse_topology(text)
@@ -99,7 +99,7 @@ def test_underlined_heading_and_two_gpus_behind_a_switch() -> None:
 
 
 class Library:
-    """As much of pynvml as is asked: two GPUs with two links to each other, and one link to nothing."""
+    # As much of pynvml as is asked: two GPUs with two links to each other, and one link to nothing
 
     NVMLError = type("NVMLError", (Exception,), {})
     NVML_NVLINK_MAX_LINKS = 3

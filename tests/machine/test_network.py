@@ -19,7 +19,7 @@ LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def settings(interface: str, adapters: str = "") -> dict[str, str]:
-    """Return what ranks on several nodes are given for an interface, and for adapters besides."""
+    # What ranks on several nodes are given for an interface, and for adapters besides
     tcp = dict.fromkeys(("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"), interface)
     by_adapter = {"NCCL_IB_HCA": f"={adapters}"} if adapters else {}
     return {**tcp, **by_adapter, "NCCL_SOCKET_IFNAME": f"={interface}", "UCX_NET_DEVICES": adapters or interface}
@@ -41,7 +41,7 @@ def test_settings_of_the_ranks(found: Network, nodes: int, expected: dict[str, s
 
 
 def test_what_the_kernel_reports_is_read(tmp_path: Path) -> None:
-    """/sys and /proc of a machine with the files that the kernel's documentation names; constructed."""
+    # /sys and /proc of a machine with the files that the kernel's documentation names; constructed
     interfaces = {
         "lo": (772, "unknown", ""), "eth0": (1, "up", "-1"), "eth1": (1, "down", "10000"), "ib0": (32, "up", ""),
         "docker0": (1, "up", ""), "veth12": (1, "up", "10000"), "br7": (1, "up", ""), "eth2": (1, "up", "25000"),

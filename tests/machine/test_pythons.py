@@ -145,7 +145,7 @@ def test_our_own_environments_are_not_asked() -> None:
 def test_two_ranks_train_by_mpirun_in_a_python_without_gloo(
     encore: Encore, mxnet_python: Path, digits: Path, study: Study, tmp_path: Path
 ) -> None:
-    """The build that it answered is what is kept of it; here the kept answer has no Gloo."""
+    # The build that it answered is what is kept of it; here the kept answer has no Gloo
     if shutil.which("mpirun") is None:
         pytest.skip("NOTHING WAS TRAINED BY MPIRUN: apt-get install openmpi-bin libopenmpi-dev")
     horovod = next(mxnet_python.parent.parent.glob("lib/python3*/site-packages/horovod"))

@@ -51,14 +51,14 @@ def environment_of(system: System) -> str:
 
 
 def same() -> dict[str, str]:
-    """Return the files of a folder whose one configuration is, key by key, the system dgxa100 of v0.7."""
+    # The files of a folder whose one configuration is, key by key, the system dgxa100 of v0.7
     ours = catalogue.find_system(catalogue.choose("resnet"), "dgxa100", "v0.7")
     files = {"Dockerfile": environment_of(ours), "config_DGXA100_common.sh": COMMON, "config_DGXA100.sh": CONFIG}
     return {f"{FOLDER}/{name}": text for name, text in {**files, "run_and_time.sh": SCRIPT}.items()}
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    """Write files by their path below ``root``, which is returned; one that ends with ``/`` is a folder."""
+    # Write files by their path below ``root``, which is returned; one that ends with ``/`` is a folder
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def encore(*words: str | Path) -> Any:
 
 
 def plain(text: str) -> str:
-    """Return a text without the path of the command, which is that of this installation."""
+    # A text without the path of the command, which is that of this installation
     return re.sub(r"\S*(?=encore (?:re|run))", "", text)
 
 
@@ -208,7 +208,7 @@ RESULTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def test_a_result_leads_to_what_names_its_system_or_to_where_its_scripts_are(
     tmp_path: Path, recorded: Recorded
 ) -> None:
-    """What is suggested is a whole command, which a shell takes."""
+    # What is suggested is a whole command, which a shell takes
     found = {}
     for number, (tree, place, description) in enumerate(RESULTS):
         root = tmp_path / str(number)
@@ -259,6 +259,7 @@ HUGECTR = {
     f"{DLRM}/run_and_time.sh": "huge_ctr --train ${CONFIG} | tee log\n",
 }
 PUT_TOGETHER = 'BERT_CMD="python run_pretraining.py --learning_rate=$LR"\n'
+# By name: the folder that is read, and its files, those of ``same`` but for what is here
 READ: dict[str, tuple[str, dict[str, str]]] = {
     "the same": (FOLDER, {}),
     "settings in a JSON file": (DLRM, {**HUGECTR, f"{DLRM}/settings.json": json.dumps(SETTINGS)}),
@@ -297,7 +298,6 @@ READ: dict[str, tuple[str, dict[str, str]]] = {
             "export DGXNGPU=8 \x1b[2J LR='\x1b]0;x\x07'\n",
     }),
 }  # fmt: skip
-"""By name: the folder that is read, and its files, those of ``same`` but for what is here."""
 
 
 def test_what_is_read_of_scripts_and_what_is_not(tmp_path: Path, recorded: Recorded) -> None:

@@ -24,13 +24,12 @@ from encore import catalogue
 from tools.faults.kinds import FAULTS, SHORT
 from tools.faults.trial import Bench, Trial, Verdict
 
-Verdicts = dict[tuple[str, str], Verdict]
-"""By fault and benchmark."""
+Verdicts = dict[tuple[str, str], Verdict]  # By fault and benchmark
 LISTS = {"all": (*FAULTS,), "short": SHORT}
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the options."""
+    # The options
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmarks", nargs="+", choices=["all", *catalogue.choices()], metavar="BENCHMARK")
     parser.add_argument("--faults", default="all", help="names by commas, or short; default: all")
@@ -47,7 +46,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def attempt(bench: Bench, fault: str, seed: int) -> Verdict:
-    """Try one fault; a fault of the runner's own counts as one."""
+    # Try one fault; a fault of the runner's own counts as one
     moment = random.Random(f"{seed} {bench.name} {fault}")
     trial = Trial(bench, bench.work / f"{fault}-{seed}", moment)
     shutil.rmtree(trial.folder, ignore_errors=True)
@@ -64,7 +63,7 @@ def attempt(bench: Bench, fault: str, seed: int) -> Verdict:
 
 
 def table(verdicts: Verdicts) -> str:
-    """Return faults by benchmarks."""
+    # Faults by benchmarks
     names = list(dict.fromkeys(name for _, name in verdicts))
     faults = list(dict.fromkeys(fault for fault, _ in verdicts))
     width = max(map(len, faults))
@@ -77,14 +76,14 @@ def table(verdicts: Verdicts) -> str:
 
 
 def as_json(verdicts: Verdicts) -> str:
-    """Return the verdicts for another program."""
+    # The verdicts for another program
     return json.dumps(
         [{"fault": f, "benchmark": b, "verdict": v.kind, "text": v.text} for (f, b), v in verdicts.items()], indent=1
     )
 
 
 def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, seconds: float) -> Verdicts:
-    """Try every fault on every benchmark while there is time; print each verdict."""
+    # Try every fault on every benchmark while there is time; print each verdict
     verdicts: Verdicts = {}
     for name in names:
         bench = Bench(name, work / name, seed)
@@ -102,7 +101,7 @@ def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try what the command line asks for."""
+    # Try what the command line asks for
     options = parse(argv)
     if options.list:
         print("\n".join(FAULTS))

@@ -32,7 +32,7 @@ HARM: dict[str, Callable[[Path, Trial], None]] = {
 
 
 def harmed_data(how: str, passport: bool, trial: Trial) -> Verdict:
-    """Harm a file of the data set: resuming refuses it, or reading every byte finds it; whole again, it resumes."""
+    # Harm a file of the data set: resuming refuses it, or reading every byte finds it; whole again, it resumes
     run = trial.copied(trial.bench.stopped)
     with aside(trial.bench.data) as whole:
         shutil.copytree(whole, trial.bench.data)
@@ -51,7 +51,7 @@ def _names_of(folder: Path) -> list[str]:
 
 
 def moved_data(trial: Trial) -> Verdict:
-    """Move the data set: refused; moved back, the run resumes."""
+    # Move the data set: refused; moved back, the run resumes
     run = trial.copied(trial.bench.stopped)
     with aside(trial.bench.data):
         first = trial.resumed(run)
@@ -63,7 +63,7 @@ def prepare_command(trial: Trial, folder: Path) -> str:
 
 
 def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
-    """Judge a preparation by the files of the one that nothing happened to."""
+    # Judge a preparation by the files of the one that nothing happened to
     _ = trial.bench.uninterrupted  # makes it
     if done.code:
         return Verdict("FAULT", f"prepare ends with {done.code}: {done.output[-400:]}")
@@ -78,7 +78,7 @@ def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
 
 
 def killed_preparation(number: signal.Signals, trial: Trial) -> Verdict:
-    """Stop a preparation at some moment, and give the command again."""
+    # Stop a preparation at some moment, and give the command again
     folder = trial.folder / "data"
     _ = trial.bench.uninterrupted
     child = trial.spawn(prepare_command(trial, folder))

@@ -16,7 +16,7 @@ from tools.faults.trial import Trial, Verdict, aside, traceback_of
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Callable[[str], object]]:
-    """Mount a file system of ``size`` bytes; yields what mounts it again with other options."""
+    # Mount a file system of ``size`` bytes; yields what mounts it again with other options
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     try:
@@ -26,7 +26,7 @@ def mounted(folder: Path, size: int) -> Iterator[Callable[[str], object]]:
 
 
 def mounting(fault: Callable[..., Verdict]) -> Callable[..., Verdict]:
-    """Return a fault that is tried only where this user may mount a file system."""
+    # A fault that is tried only where this user may mount a file system
 
     def tried(*given: Any) -> Verdict:
         return fault(*given) if can_mount() else Verdict("not tried", "mounting needs root")
@@ -36,7 +36,7 @@ def mounting(fault: Callable[..., Verdict]) -> Callable[..., Verdict]:
 
 @functools.cache
 def can_mount() -> bool:
-    """Return whether this user may mount a file system."""
+    # Whether this user may mount a file system
     command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -46,7 +46,7 @@ def _size(folder: Path) -> int:
 
 
 def full_disk(trial: Trial) -> Verdict:
-    """Let the disk fill up at some moment of the run; with room again it resumes."""
+    # Let the disk fill up at some moment of the run; with room again it resumes
     # Once and a half: two checkpoints stay, and a third is written before the first goes.
     size = int(_size(trial.bench.uninterrupted) * trial.moment.uniform(0.1, 1.2))
     if not can_mount():
@@ -63,7 +63,7 @@ def full_disk(trial: Trial) -> Verdict:
 
 
 def _limited(trial: Trial, share: float) -> Verdict:
-    """Do the same with a limit on the size of a file."""
+    # Do the same with a limit on the size of a file
     largest = max(path.stat().st_size for path in trial.bench.uninterrupted.rglob("*") if path.is_file())
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * share), before[1]))
@@ -76,7 +76,7 @@ def _limited(trial: Trial, share: float) -> Verdict:
 
 @mounting
 def full_disk_preparation(trial: Trial) -> Verdict:
-    """Let the disk fill up under a preparation; with room again the same command ends it."""
+    # Let the disk fill up under a preparation; with room again the same command ends it
     _ = trial.bench.uninterrupted
     folder = trial.folder / "data"
     with mounted(folder, max(2**16, int(_size(trial.bench.data) * trial.moment.uniform(0.1, 0.9)))) as remount:
@@ -89,7 +89,7 @@ def full_disk_preparation(trial: Trial) -> Verdict:
 
 @mounting
 def read_only(what: str, trial: Trial) -> Verdict:
-    """Give a file system that cannot be written for a new run's results, a run that is resumed, or the data."""
+    # Give a file system that cannot be written for a new run's results, a run that is resumed, or the data
     with mounted(trial.results, 4 << 30) as remount:
         if what == "results":
             remount("ro")
@@ -103,7 +103,7 @@ def read_only(what: str, trial: Trial) -> Verdict:
 
 @mounting
 def read_only_data(trial: Trial) -> Verdict:
-    """Train from a data set that cannot be written."""
+    # Train from a data set that cannot be written
     run, data = trial.copied(trial.bench.stopped), trial.bench.data
     with aside(data) as whole, mounted(data, 1 << 30) as remount:
         shutil.copytree(whole, data, dirs_exist_ok=True)

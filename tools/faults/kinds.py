@@ -22,7 +22,7 @@ HANG_SECONDS = 15
 
 
 def _targets(trial: Trial, encore: subprocess.Popen[str], target: str) -> list[int]:
-    """Return the processes that a signal is for."""
+    # The processes that a signal is for
     ranks = trial.ranks()
     if target == "rank":
         return [trial.moment.choice(ranks)]
@@ -33,7 +33,7 @@ def _targets(trial: Trial, encore: subprocess.Popen[str], target: str) -> list[i
 
 
 def _signalled(number: signal.Signals, target: str, trial: Trial) -> Verdict:
-    """Send a signal at some moment of the training, wait for the end, resume as it was printed."""
+    # Send a signal at some moment of the training, wait for the end, resume as it was printed
     trial.options.extend(["--hang-seconds", str(HANG_SECONDS)] if number == signal.SIGSTOP else [])
     encore = trial.begin()
     trial.wait_for_moment(encore)
@@ -44,7 +44,7 @@ def _signalled(number: signal.Signals, target: str, trial: Trial) -> Verdict:
 
 
 def _early(number: signal.Signals, trial: Trial) -> Verdict:
-    """Send a signal before the first step."""
+    # Send a signal before the first step
     encore = trial.begin()
     while encore.poll() is None and not list(trial.results.glob("[!.]*/run.json")):
         time.sleep(0.01)
@@ -55,7 +55,7 @@ def _early(number: signal.Signals, trial: Trial) -> Verdict:
 
 
 def _resume_killed(trial: Trial) -> Verdict:
-    """Kill the resume as well."""
+    # Kill the resume as well
     run = trial.copied(trial.bench.stopped)
     encore = trial.spawn(hints.resume(run))
     done, every = len(steps(run)), len(steps(trial.bench.uninterrupted))
@@ -87,12 +87,12 @@ FILES: dict[str, Callable[[Path, Trial], Path]] = {
 
 
 def _harmed(how: str, file: str, trial: Trial) -> Verdict:
-    """Harm a file of a stopped run and resume it."""
+    # Harm a file of a stopped run and resume it
     return trial.resume_stopped(lambda run: HARM[how](FILES[file](run, trial), trial))
 
 
 def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
-    """Harm a file of a finished run and resume it: its result stays in any case."""
+    # Harm a file of a finished run and resume it: its result stays in any case
     run = trial.copied(trial.bench.uninterrupted)
     HARM[how](FILES[file](run, trial), trial)
     before = snapshot(run)
@@ -102,7 +102,7 @@ def _harmed_finished(how: str, file: str, trial: Trial) -> Verdict:
 
 
 def _without(folder: str, trial: Trial) -> Verdict:
-    """Remove a folder of a stopped run and resume it."""
+    # Remove a folder of a stopped run and resume it
     return trial.resume_stopped(lambda run: shutil.rmtree(run / folder))
 
 
@@ -125,7 +125,7 @@ def _moved_run(trial: Trial) -> Verdict:
 
 
 def _two_resumes(trial: Trial) -> Verdict:
-    """Resume twice at once: one runs, the other is refused, or finds nothing left to do."""
+    # Resume twice at once: one runs, the other is refused, or finds nothing left to do
     run = trial.copied(trial.bench.stopped)
     codes = sorted(child.wait() for child in [trial.spawn(hints.resume(run)) for _ in range(2)])
     found = [*differences(run, trial.bench.uninterrupted), *trial.left()]
@@ -135,7 +135,7 @@ def _two_resumes(trial: Trial) -> Verdict:
 
 
 def _resume_of_the_living(trial: Trial) -> Verdict:
-    """Resume a run that runs: refused, and the run does not notice."""
+    # Resume a run that runs: refused, and the run does not notice
     encore = trial.begin()
     trial.wait_for_moment(encore)
     second = trial.do(hints.resume(trial.run))
@@ -147,7 +147,7 @@ def _resume_of_the_living(trial: Trial) -> Verdict:
 
 
 def _two_runs(trial: Trial) -> Verdict:
-    """Start two runs in the same second with one results folder: each gets its own."""
+    # Start two runs in the same second with one results folder: each gets its own
     codes = [child.wait() for child in [trial.begin() for _ in range(2)]]
     runs = sorted(path.parent for path in trial.results.glob("[!.]*/run.json"))
     found = [
@@ -158,6 +158,7 @@ def _two_runs(trial: Trial) -> Verdict:
     return verdict_of(found)
 
 
+# Every fault by name
 FAULTS: dict[str, Fault] = {
     **{
         f"{number.name.lower()}-{target}": functools.partial(_signalled, number, target)
@@ -195,6 +196,5 @@ FAULTS: dict[str, Fault] = {
     "read-only-run": functools.partial(disks.read_only, "run"),
     "read-only-data": disks.read_only_data,
 }
-"""Every fault by name."""
 
 SHORT = ("sigkill-rank", "flipped-shared", "flipped-log", "flipped-run.json")

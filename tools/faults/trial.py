@@ -29,22 +29,19 @@ from tests.conftest import evaluations, records
 
 RANKS = 2
 LONGEST_SECONDS = 300
-DYING_SECONDS = 10.0
-"""A process that was killed may need so long on a busy machine until it is gone."""
+DYING_SECONDS = 10.0  # A process that was killed may need so long on a busy machine until it is gone
 HINT = re.compile(r"(?:resume with|end them|or end it): (.+)$", re.MULTILINE)
 CANCEL = re.compile(r"\S*encore cancel .+$", re.MULTILINE)
-GONE = "its processes are gone"
-"""What a cancel says of a run that has ended meanwhile."""
-CACHES = ("torchinductor_", "__pycache__", "__autograph")
-"""What PyTorch and TensorFlow compile and keep in TMPDIR."""
+GONE = "its processes are gone"  # What a cancel says of a run that has ended meanwhile
+CACHES = ("torchinductor_", "__pycache__", "__autograph")  # What PyTorch and TensorFlow compile and keep in TMPDIR
 TEMPORARY = ("*.writing", "writing_*", "*.partial")
+# What a resume may write before its ranks have refused the checkpoints
 REPORTED = ("ranks", "heartbeat", "telemetry.jsonl", "state.json", "owner.json", ".owner.lock")
-"""What a resume may write before its ranks have refused the checkpoints."""
 Kind = Literal["as uninterrupted", "refused", "FAULT", "not tried"]
 
 
 def settings(name: str) -> tuple[str, ...]:
-    """Return what makes the small run of a benchmark two evaluations long, with a target that nothing reaches."""
+    # What makes the small run of a benchmark two evaluations long, with a target that nothing reaches
     choice = catalogue.choose(name)
     known, system = configuration.field_types(choice.folder), choice.benchmark.small_data.system
     of_round = choice.benchmark.rounds[catalogue.find_system(choice, system, None).round].targets
@@ -58,20 +55,20 @@ def settings(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a run after a fault."""
+    # What became of a run after a fault
 
     kind: Kind
     text: str = ""
 
 
 def verdict_of(found: list[str], otherwise: Verdict = Verdict("as uninterrupted")) -> Verdict:
-    """Return the verdict that lists what was found, where that is anything."""
+    # The verdict that lists what was found, where that is anything
     return Verdict("FAULT", "; ".join(found)) if found else otherwise
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    # A command that has ended
 
     code: int
     output: str
@@ -79,7 +76,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark on its toy data set, in a folder for all of its trials."""
+    # A benchmark on its toy data set, in a folder for all of its trials
 
     name: str
     work: Path
@@ -87,19 +84,19 @@ class Bench:
 
     @property
     def data(self) -> Path:
-        """The toy data set; made once for all implementations."""
+        # The toy data set; made once for all implementations
         return self.work.parent / "data" / catalogue.choose(self.name).benchmark.name
 
     @functools.cached_property
     def uninterrupted(self) -> Path:
-        """The run that nothing happens to."""
+        # The run that nothing happens to
         python = environment.ensure_environment(catalogue.choose(self.name).implementation.framework)
         data.prepare(self.data.name, self.data, data.Preparation(), python)
         return self._made("uninterrupted", lambda trial: trial.ended(trial.begin()), 3)
 
     @functools.cached_property
     def stopped(self) -> Path:
-        """A run that was stopped in its second epoch: it has a checkpoint from there, and one of the first's end."""
+        # A run that was stopped in its second epoch: it has a checkpoint from there, and one of the first's end
         count = len(steps(self.uninterrupted))
         return self._made("stopped", lambda trial: _stop(trial, count // 2 + 1, count), 130)
 
@@ -121,34 +118,33 @@ def _stop(trial: Trial, first: int, last: int) -> Done:
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault on one benchmark: where it happens, and when."""
+    # One fault on one benchmark: where it happens, and when
 
     bench: Bench
     folder: Path
     moment: random.Random
-    options: list[str] = field(default_factory=list)
-    """More options of ``encore run``."""
+    options: list[str] = field(default_factory=list)  # More options of ``encore run``
 
     @property
     def results(self) -> Path:
-        """The results folder of this trial."""
+        # The results folder of this trial
         return self.folder / "results"
 
     @property
     def run(self) -> Path:
-        """The only run folder."""
+        # The only run folder
         (found,) = [path.parent for path in self.results.glob("[!.]*/run.json")]
         return found
 
     @property
     def temporary(self) -> Path:
-        """TMPDIR of all trials of the benchmark, one after another: what is compiled is compiled once."""
+        # TMPDIR of all trials of the benchmark, one after another: what is compiled is compiled once
         return self.bench.work / "tmp"
 
     # -- commands ----------------------------------------------------------------------------------------
 
     def spawn(self, command: str) -> subprocess.Popen[str]:
-        """Start a command as a shell would that knows ``encore``; its output goes to a file."""
+        # Start a command as a shell would that knows ``encore``; its output goes to a file
         programs = self.bench.work.parent / "bin"
         for folder in (self.folder, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
@@ -170,27 +166,27 @@ class Trial:
             )  # fmt: skip
 
     def ended(self, child: subprocess.Popen[str]) -> Done:
-        """Wait for a command of ``spawn``."""
+        # Wait for a command of ``spawn``
         code = child.wait(timeout=LONGEST_SECONDS)
         outputs = sorted(self.folder.glob("output_*"), key=lambda path: path.stat().st_mtime)
         return Done(code, outputs[-1].read_text(encoding="utf-8", errors="replace"))
 
     def do(self, command: str) -> Done:
-        """Execute a command as it is printed."""
+        # Execute a command as it is printed
         return self.ended(self.spawn(command))
 
     def run_command(self) -> str:
-        """Return the command of a new run."""
+        # The command of a new run
         where = ("--data", str(self.bench.data), "--results", str(self.results), "--seed", "7")
         words = ("encore", "run", self.bench.name, str(RANKS), *where, *settings(self.bench.name), *self.options)
         return shlex.join(words)
 
     def begin(self) -> subprocess.Popen[str]:
-        """Start a new run."""
+        # Start a new run
         return self.spawn(self.run_command())
 
     def resume_stopped(self, harm: Callable[[Path], object] = lambda run: None) -> Verdict:
-        """Resume a copy of the run that was stopped, after something was done to it."""
+        # Resume a copy of the run that was stopped, after something was done to it
         run = self.copied(self.bench.stopped)
         harm(run)
         return self.resumed(run)
@@ -198,7 +194,7 @@ class Trial:
     # -- moments -----------------------------------------------------------------------------------------
 
     def wait_for_records(self, encore: subprocess.Popen[str], count: int) -> None:
-        """Wait until the training has reported ``count`` losses, or has ended."""
+        # Wait until the training has reported ``count`` losses, or has ended
         end = time.monotonic() + LONGEST_SECONDS
         while encore.poll() is None and time.monotonic() < end:
             for metrics in self.results.glob("[!.]*/experiment_0/metrics.jsonl"):
@@ -207,22 +203,22 @@ class Trial:
             time.sleep(0.02)
 
     def wait_for_moment(self, encore: subprocess.Popen[str]) -> None:
-        """Wait for some moment of the training: after a step, and a part of a second more."""
+        # Wait for some moment of the training: after a step, and a part of a second more
         self.wait_for_records(encore, self.moment.randrange(1, len(steps(self.bench.uninterrupted))))
         time.sleep(self.moment.uniform(0, 0.2))
 
     def ranks(self) -> list[int]:
-        """Return processes of the ranks."""
+        # Processes of the ranks
         return [beat.pid for beat in processes.heartbeats(self.run / "experiment_0" / "heartbeat")]
 
     def copied(self, run: Path) -> Path:
-        """Return a copy of a run folder: what a run is that was moved."""
+        # A copy of a run folder: what a run is that was moved
         return Path(shutil.copytree(run, self.results / run.name))
 
     # -- verdicts ----------------------------------------------------------------------------------------
 
     def resumed(self, run: Path, hint: str = "") -> Verdict:
-        """Resume a run as the printed hint says, or as status would say; ranks that still run are ended as printed."""
+        # Resume a run as the printed hint says, or as status would say; ranks that still run are ended as printed
         before = snapshot(run)
         done = self.do(hint or hints.resume(run))
         cancel = CANCEL.search(done.output)
@@ -236,7 +232,7 @@ class Trial:
         return self.judged(run, done, before)
 
     def after(self, done: Done, killed: bool = False) -> Verdict:
-        """Judge the end of a run that something happened to, and its resume."""
+        # Judge the end of a run that something happened to, and its resume
         allowed = (-signal.SIGKILL,) if killed else (1, 3, 130)
         if done.code not in allowed or (done.code == 130 and traceback_of(done)):
             return Verdict("FAULT", f"ends with {done.code}: {done.output[-600:]}")
@@ -249,7 +245,7 @@ class Trial:
         return self.resumed(self.run, printed[-1] if printed else "")
 
     def judged(self, run: Path, done: Done, before: dict[str, str]) -> Verdict:
-        """Judge what a resume has left: the run as uninterrupted, or refused and as it was."""
+        # Judge what a resume has left: the run as uninterrupted, or refused and as it was
         found = [*self.left(), *(["a traceback"] if traceback_of(done) else [])]
         if done.code in (0, 3):
             found += differences(run, self.bench.uninterrupted)
@@ -266,7 +262,7 @@ class Trial:
         )
 
     def left(self) -> list[str]:
-        """Return processes and temporary files that should not be there."""
+        # Processes and temporary files that should not be there
         end = time.monotonic() + DYING_SECONDS
         while self.processes() and time.monotonic() < end:
             time.sleep(0.1)
@@ -276,7 +272,7 @@ class Trial:
         return found + [f"{path.relative_to(self.bench.work)} is left" for path in names]
 
     def processes(self) -> list[psutil.Process]:
-        """Return the living processes of this trial."""
+        # The living processes of this trial
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -286,23 +282,23 @@ class Trial:
 
 
 def refusal(done: Done) -> str:
-    """Return the first line of a refusal."""
+    # The first line of a refusal
     lines = [line for line in done.output.splitlines() if "error: " in line or " failed" in line or " damaged" in line]
     return lines[0].strip() if lines else ""
 
 
 def traceback_of(done: Done) -> bool:
-    """Return whether a command ended in a traceback, or showed a rank's as the reason."""
+    # Whether a command ended in a traceback, or showed a rank's as the reason
     return "Traceback (most recent call last)" in done.output
 
 
 def steps(run: Path) -> list[tuple[int, float]]:
-    """Return the number and the loss of all steps of a run's first experiment."""
+    # The number and the loss of all steps of a run's first experiment
     return [(each["step"], each["loss"]) for each in records(run / "experiment_0" / "metrics.jsonl", "step")]
 
 
 def differences(run: Path, uninterrupted: Path) -> list[str]:
-    """Say in what a run differs from the uninterrupted one: losses, evaluations, log events in their order."""
+    # Say in what a run differs from the uninterrupted one: losses, evaluations, log events in their order
     numbers = [number for number, _ in steps(run)]
     mine, other = (evaluations(each / "experiment_0" / "metrics.jsonl") for each in (run, uninterrupted))
     wrong = {
@@ -315,20 +311,20 @@ def differences(run: Path, uninterrupted: Path) -> list[str]:
 
 
 def events(run: Path) -> list[str]:
-    """Return the keys of a result log in order; a damaged line is a key of its own."""
+    # The keys of a result log in order; a damaged line is a key of its own
     damage: list[str] = []
     keys = [event.key for event in reader.read_events(run / "result_0.txt", lambda line, text: damage.append(text))]
     return keys + damage
 
 
 def snapshot(folder: Path) -> dict[str, str]:
-    """Return the digest of every file that counts."""
+    # The digest of every file that counts
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".owner.lock"]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _provide_encore(programs: Path) -> None:
-    """Put ``encore`` on PATH: this checkout's, whatever environment it runs in."""
+    # Put ``encore`` on PATH: this checkout's, whatever environment it runs in
     program = programs / "encore"
     if not program.exists():
         programs.mkdir(parents=True, exist_ok=True)
@@ -339,7 +335,7 @@ def _provide_encore(programs: Path) -> None:
 
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """Move a folder elsewhere while entered; yields where it is."""
+    # Move a folder elsewhere while entered; yields where it is
     elsewhere = path.with_name(f"{path.name}-elsewhere")
     path.rename(elsewhere)
     try:

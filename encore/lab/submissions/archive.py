@@ -32,13 +32,13 @@ from encore.results.words import count_of
 _PLAIN_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 _CHECKED_SINCE = "v0.6"
 _AVAILABILITY_SINCE = "v4.0"
+# The words that a system description has for a log's submission_status (mlperf-logging, system_desc_checker.py)
 _AVAILABILITY = {
     "onprem": "Available on-premise",
     "cloud": "Available cloud",
     "research": "Research, Development, or Internal (RDI)",
     "preview": "Preview",
 }
-"""The words that a system description has for a log's submission_status (mlperf-logging, system_desc_checker.py)."""
 _ERROR = re.compile(r"^(?:ERROR|CRITICAL)\s+-\s*(.*)")
 _ACCEPTED = ("FOUND NO ERRORS, SUCCESS", "ALL CHECKS PASSED")
 _MOST_ERRORS = 20
@@ -96,7 +96,7 @@ class PackageVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class _Set:
-    """The runs of one benchmark on one system, perhaps from several run folders."""
+    # The runs of one benchmark on one system, perhaps from several run folders
 
     round: str
     submitter: str
@@ -185,12 +185,12 @@ def _sets(sides: Sequence[Side], submitter: str | None) -> list[_Set]:
 
 
 def _plain(name: str) -> str:
-    """Return a name that is a folder's and nothing else: no separators, no leading dots."""
+    # A name that is a folder's and nothing else: no separators, no leading dots
     return _PLAIN_NAME.sub("_", name.strip()).lstrip(".") or "unknown"
 
 
 def _system_name(side: Side) -> str:
-    """Return the host, ranks and framework of a run of Encore; the folder above the benchmark's of a submission."""
+    # The host, ranks and framework of a run of Encore; the folder above the benchmark's of a submission
     if side.passport:
         node = side.passport.get("node")
         host = (node.get("hostname") if isinstance(node, dict) else None) or "host"
@@ -236,7 +236,7 @@ def _copy_log(source: Path, target: Path) -> None:
 
 
 def _copy_code(benchmark: str, target: Path) -> None:
-    """Copy the code of the benchmark as it is in this checkout; run.json says whether it has changed since."""
+    # Copy the code of the benchmark as it is in this checkout; run.json says whether it has changed since
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     for source in (paths.benchmark_folder(benchmark), paths.BENCHMARKS / "common"):
         if source.is_dir():
@@ -244,7 +244,7 @@ def _copy_code(benchmark: str, target: Path) -> None:
 
 
 def _description(each: _Set) -> dict[str, Any]:
-    """Return MLPerf's system description: the run's own, else what is known of the system, in its form."""
+    # MLPerf's system description: the run's own, else what is known of the system, in its form
     side = each.sides[0]
     own = (side.folder or Path()) / "system.json"
     described: dict[str, Any] = {}

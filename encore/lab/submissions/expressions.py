@@ -29,13 +29,13 @@ def _texts(text: str) -> tuple[str, ...]:
 
 
 def _table(text: str) -> dict[str, str]:
-    """Return ``{'a': 1, 'b': x}`` as a dictionary of texts."""
+    # ``{'a': 1, 'b': x}`` as a dictionary of texts
     pairs = (pair.partition(":") for pair in text.strip().strip("{}").split(",") if pair.strip())
     return {name.strip(" '\""): value.strip(" '\"") for name, _, value in pairs}
 
 
 def _whole(value: str | float) -> int:
-    """Return a number that is whole, written in any way: ``"287"``, ``"0.0"``."""
+    # A number that is whole, written in any way: ``"287"``, ``"0.0"``
     number = float(value)
     if not number.is_integer():
         raise ValueError(f"{value} is not a whole number")
@@ -112,7 +112,7 @@ def _value(
 
 
 def _limited(value: Any) -> Any:
-    """Refuse what an option with a very long value could grow into."""
+    # Refuse what an option with a very long value could grow into
     if isinstance(value, (str, tuple)) and len(value) > _LONGEST:
         raise ValueError("the value is too long")
     return value

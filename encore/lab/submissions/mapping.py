@@ -27,40 +27,31 @@ class Implementation(Strict):
 
     title: str
     framework: str
+    # Benchmark and implementation here that take its keys, as the command line names them; empty: the default
     choice: str = ""
-    """Benchmark and implementation here that take its keys, as the command line names them; empty: the default."""
+    # Patterns of the folder's path, such as ``*/resnet/implementations/*mxnet*``
     folders: tuple[str, ...] = Field(min_length=1)
-    """Patterns of the folder's path, such as ``*/resnet/implementations/*mxnet*``."""
-    program: tuple[str, ...] = ()
-    """File names of the training program in the command."""
+    program: tuple[str, ...] = ()  # File names of the training program in the command
+    # Read behind the configuration, in this order, up to the one with the command
     scripts: tuple[str, ...] = ("run_and_time.sh",)
-    """Read behind the configuration, in this order, up to the one with the command."""
-    command: str = ""
-    """Variable that holds the command, where it is handed over as a text."""
-    checked: tuple[str, ...]
-    """Rounds whose configurations this table was compared with."""
-    last_round: str = ""
-    """The last with this task under these folders; empty: all."""
-    afterwards: str = ""
-    """What they hold since."""
-    pairs_after: str = ""
-    """Option behind whose value the command has pairs ``KEY value``."""
+    command: str = ""  # Variable that holds the command, where it is handed over as a text
+    checked: tuple[str, ...]  # Rounds whose configurations this table was compared with
+    last_round: str = ""  # The last with this task under these folders; empty: all
+    afterwards: str = ""  # What they hold since
+    pairs_after: str = ""  # Option behind whose value the command has pairs ``KEY value``
+    # Option that names a JSON file of the folder, whose entries are options as well: ``solver.batchsize``
     settings: str = ""
-    """Option that names a JSON file of the folder, whose entries are options as well: ``solver.batchsize``."""
+    # Files of options, by pattern of the configuration's name; a later file and the command have the last word
     flag_files: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Files of options, by pattern of the configuration's name; a later file and the command have the last word."""
     keep_global_batch: bool = False
+    # What the submitted code takes for an option that the command lacks
     defaults: dict[str, str] = Field(default_factory=dict)
-    """What the submitted code takes for an option that the command lacks."""
-    keys: dict[str, str]
-    """Key here: expression over the options."""
+    keys: dict[str, str]  # Key here: expression over the options
+    # The same for keys that one implementation here has alone
     implementations: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """The same for keys that one implementation here has alone."""
+    # Option, ``option=value`` where only that value has this meaning, or variable without counterpart.  ``layers_*``
+    # stands for all options of which no key is made and that begin so; they are one line together.
     without: dict[str, str] = Field(default_factory=dict)
-    """Option, ``option=value`` where only that value has this meaning, or variable without counterpart.
-
-    ``layers_*`` stands for all options of which no key is made and that begin so; they are one line together.
-    """
 
 
 class Submitted(Strict):
@@ -79,20 +70,14 @@ class Machine(Strict):
 class Common(Strict):
     """What all submissions share."""
 
-    read: tuple[str, ...]
-    """Beginnings of the names of environment variables that frameworks, NCCL and MPI read."""
-    left_out: dict[str, str]
-    """Variables among them that no system here sets: why."""
-    nodes: tuple[str, ...]
-    """Variables with the number of nodes, by pattern; the first that is set counts."""
-    gpus: tuple[str, ...]
-    """The same for the GPUs of a node."""
+    read: tuple[str, ...]  # Beginnings of the names of environment variables that frameworks, NCCL and MPI read
+    left_out: dict[str, str]  # Variables among them that no system here sets: why
+    nodes: tuple[str, ...]  # Variables with the number of nodes, by pattern; the first that is set counts
+    gpus: tuple[str, ...]  # The same for the GPUs of a node
+    # Variables of the scripts that are no hyperparameters, by pattern: what takes their place here
     variables: dict[str, str]
-    """Variables of the scripts that are no hyperparameters, by pattern: what takes their place here."""
-    options: dict[str, str]
-    """Options of many programs that are no hyperparameters."""
-    machine: dict[str, Machine]
-    """By the beginning of a configuration's name."""
+    options: dict[str, str]  # Options of many programs that are no hyperparameters
+    machine: dict[str, Machine]  # By the beginning of a configuration's name
 
     def meaning(self, variable: str) -> str:
         """Return what takes the place of a variable; empty where nothing is known of it."""
@@ -124,16 +109,14 @@ def of_folder(folder: str) -> list[tuple[str, Implementation]]:
 class Option:
     """An option of the command as it was given."""
 
-    name: str
-    """As expressions name it: ``batch_size`` for ``--batch-size``."""
+    name: str  # As expressions name it: ``batch_size`` for ``--batch-size``
     shown: str
     value: Value
-    every: str = ""
-    """All its values where it was given more than once, with spaces between."""
+    every: str = ""  # All its values where it was given more than once, with spaces between
 
 
 def _plain(value: Value) -> Value:
-    """Return a word without the quotes and spaces of a dictionary or tuple of Python's."""
+    # A word without the quotes and spaces of a dictionary or tuple of Python's
     return Value(re.sub(r"['\s]", "", value.text), value.sources, value.is_known)
 
 
@@ -201,7 +184,7 @@ def _add(found: dict[str, Option], shown: str, value: Value) -> None:
 
 
 def _add_pairs(found: dict[str, Option], words: tuple[Value, ...], after: str) -> None:
-    """Take ``KEY value`` pairs behind an option's value for options of their own."""
+    # Take ``KEY value`` pairs behind an option's value for options of their own
     plain = [_plain(word) for word in words]
     begin = next(n for n, word in enumerate(plain) if word.text == after) + 2
     rest = plain[begin:]
@@ -217,12 +200,9 @@ class Mapped:
 
     key: str
     value: Any
-    options: tuple[str, ...]
-    """Options that the command gave."""
-    sources: frozenset[str]
-    """Variables of the scripts that they were made from."""
-    origin: Literal["command", "code"]
-    """code: the submitted code's own value, which no option changed."""
+    options: tuple[str, ...]  # Options that the command gave
+    sources: frozenset[str]  # Variables of the scripts that they were made from
+    origin: Literal["command", "code"]  # code: the submitted code's own value, which no option changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +221,7 @@ _FACTS = ("round", "configuration", "nodes", "gpus")
 
 @dataclass
 class _Reading:
-    """Notes what one expression asks for."""
+    # Notes what one expression asks for
 
     options: dict[str, Option]
     defaults: dict[str, str]

@@ -51,7 +51,7 @@ def _change(each: Difference) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """Return a value as TOML has it: lists, texts, numbers and truth values are as JSON's."""
+    # A value as TOML has it: lists, texts, numbers and truth values are as JSON's
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -86,7 +86,7 @@ def _finding(found: str, expected: str, hint: str, severity: Severity = "error",
 
 
 def _ruleset_of(sets: list[_Set]) -> tuple[str | None, str]:
-    """Return the ruleset of most first logs of the sets."""
+    # The ruleset of most first logs of the sets
     firsts = (next(iter(sorted(each.folder.glob("result*.txt"))), None) for each in sets)
     rounds = Counter(run.round for file in firsts if file and (run := read_run(file)).round)
     if not rounds:
@@ -199,10 +199,8 @@ def _version(ruleset: str) -> tuple[int, ...]:
 
 
 def _copy_of_links(folder: Path, sets: list[_Set], copy: Path) -> Path:
-    """Return a tree of links to the files of ``folder``, without scaling.json and systems that are not described.
-
-    The package checker ends at the first system without a description; it is a finding already.
-    """
+    # A tree of links to the files of ``folder``, without scaling.json and systems that are not described. The package
+    # checker ends at the first system without a description; it is a finding already
     (copy / "results").mkdir(parents=True)
     if (folder / "systems").is_dir():
         (copy / "systems").symlink_to((folder / "systems").resolve(), target_is_directory=True)

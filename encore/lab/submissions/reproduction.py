@@ -27,8 +27,7 @@ class Left:
 
     name: str
     value: str
-    meaning: str
-    """Empty: the mapping does not know it."""
+    meaning: str  # Empty: the mapping does not know it
 
 
 @dataclass(frozen=True)
@@ -46,24 +45,19 @@ class Reproduction:
 
     source: Source
     file: str
-    benchmark: str
-    """Folder of the benchmark here; empty where there is none for what was published."""
+    benchmark: str  # Folder of the benchmark here; empty where there is none for what was published
     implementation: Implementation | None
     nodes: int
     gpus: int
     mapped: tuple[Mapped, ...] = ()
-    missing: dict[str, str]
-    """Keys that have no value, with the reason."""
+    missing: dict[str, str]  # Keys that have no value, with the reason
     left: tuple[Left, ...] = ()
     environment: dict[str, dict[str, str]]
-    base: str
-    """Image that the submitted Dockerfile begins with."""
+    base: str  # Image that the submitted Dockerfile begins with
     notes: tuple[Note, ...] = ()
-    refused: str = ""
-    """Why there is no system; empty where there is one."""
+    refused: str = ""  # Why there is no system; empty where there is one
     system: System | None = None
-    nearest: System | None = None
-    """The system here with the fewest differences."""
+    nearest: System | None = None  # The system here with the fewest differences
     differences: tuple[Difference, ...] = ()
 
     @property
@@ -136,7 +130,7 @@ def _no_mapping(benchmark: str, read: Scripts) -> str:
 
 
 def _is_after(round_name: str, last: str) -> bool:
-    """Whether a round came after the last one; ``v0.7`` before ``v1.0``."""
+    # Whether a round came after the last one; ``v0.7`` before ``v1.0``
     return bool(last and round_name) and _numbers(round_name) > _numbers(last)
 
 
@@ -186,7 +180,7 @@ def _as_system(made: Reproduction, read: Scripts, common: Common, implementation
 
 
 def _free_name(choice: Choice, system: System, made: Reproduction) -> str:
-    """Return a name that no system of the round has: of two with one name, one would never be found."""
+    # A name that no system of the round has: of two with one name, one would never be found
     taken = {ours.system for ours in catalogue.systems(choice) if ours.round == system.round}
     whole = _slug(made.name)
     later = f"{whole}_{made.source.round or 'new'}"
@@ -211,7 +205,7 @@ def _plain(value: Any) -> Any:
 
 
 def _flags(source: Source, implementation: Implementation, name: str) -> dict[str, mapping.Option]:
-    """Return the options of the files that the command names, for this configuration."""
+    # The options of the files that the command names, for this configuration
     found: dict[str, mapping.Option] = {}
     for pattern, files in implementation.flag_files.items():
         if re.fullmatch(pattern.replace("*", ".*"), name):
@@ -225,7 +219,7 @@ def _flags(source: Source, implementation: Implementation, name: str) -> dict[st
 def _with_settings(
     source: Source, implementation: Implementation, read: Scripts
 ) -> tuple[dict[str, mapping.Option], list[Note]]:
-    """Return the options of the command with the entries of the JSON file that one of them names."""
+    # The options of the command with the entries of the JSON file that one of them names
     options = read.options()
     named = options.get(implementation.settings) if implementation.settings else None
     if named is None:
@@ -239,7 +233,7 @@ def _with_settings(
 
 
 def _environment(read: Scripts, image: dict[str, str], common: Common) -> dict[str, dict[str, str]]:
-    """Return the variables that frameworks, NCCL and MPI read, by the file that has the last word."""
+    # The variables that frameworks, NCCL and MPI read, by the file that has the last word
     found: dict[str, dict[str, str]] = {"Dockerfile": {}}
     for name, value in image.items():
         if _is_read(name, common) and name not in read.variables:
@@ -282,7 +276,7 @@ def _left(
     implementation: Implementation | None,
     given: dict[str, mapping.Option] | None = None,
 ) -> tuple[Left, ...]:
-    """Return the options and the configuration's variables that become no key."""
+    # The options and the configuration's variables that become no key
     without = implementation.without if implementation else {}
     used_variables = {name for each in mapped for name in each.sources}
     found = left_options(given or read.options(), mapped, without, common)
@@ -311,7 +305,7 @@ def _resolved(choice: Choice, system: System) -> configuration.Configuration:
 def _nearest(
     choice: Choice, system: System, resolved: configuration.Configuration
 ) -> tuple[System | None, tuple[Difference, ...]]:
-    """Return the system here with the fewest differences, and those."""
+    # The system here with the fewest differences, and those
     found: list[tuple[System, tuple[Difference, ...]]] = []
     for ours in catalogue.systems(choice):
         if ours.kind in COMPARED and ours.round == system.round and ours.framework in (system.framework, ""):

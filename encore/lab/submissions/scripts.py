@@ -19,18 +19,14 @@ class Scripts:
     """What a configuration and its scripts come to."""
 
     variables: dict[str, Variable]
-    of_configuration: frozenset[str]
-    """Names of the variables that the configuration, and what it includes, sets."""
+    of_configuration: frozenset[str]  # Names of the variables that the configuration, and what it includes, sets
     nodes: int
     gpus: int
-    gpus_are_known: bool
-    """False: no variable has their number, which is taken for 1."""
-    command: tuple[Value, ...]
-    """Words of the training command; empty where it was not found."""
+    gpus_are_known: bool  # False: no variable has their number, which is taken for 1
+    command: tuple[Value, ...]  # Words of the training command; empty where it was not found
+    # First words of all that the scripts would start, where the training command was not found
     programs: tuple[str, ...]
-    """First words of all that the scripts would start, where the training command was not found."""
-    implementation: Implementation | None
-    """The one of several whose program the command has."""
+    implementation: Implementation | None  # The one of several whose program the command has
     notes: tuple[Note, ...]
 
     def values(self) -> dict[str, Value]:
@@ -103,7 +99,7 @@ def read(
 
 
 def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | None:
-    """Return the number that the first variable of some patterns has; None where none has one."""
+    # The number that the first variable of some patterns has; None where none has one
     names = [name for pattern in patterns for name in variables if fnmatchcase(name, pattern)]
     for name in names:
         if variables[name].value.is_known and variables[name].text:
@@ -119,7 +115,7 @@ def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | N
 def _command(
     reader: Reader, candidates: list[Implementation]
 ) -> tuple[Implementation, tuple[Value, ...], tuple[str, int] | None] | None:
-    """Return the first command that has the program of an implementation, and where it is."""
+    # The first command that has the program of an implementation, and where it is
     for each in candidates:
         held = reader.state.variables.get(each.command) if each.command else None
         if held is not None:

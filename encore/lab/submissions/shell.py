@@ -14,10 +14,8 @@ from encore.lab.submissions.shell_expansion import Expander
 from encore.lab.submissions.shell_tokens import IGNORED, ShellError, Token, split
 from encore.lab.submissions.shell_values import UNKNOWN, Invocation, State, Value, Variable
 
-MOST_SOURCED = 8
-"""Depth to which files source each other."""
-LONGEST_SCRIPT = 128 * 1024
-"""Characters: the longest of any submission has 40,000."""
+MOST_SOURCED = 8  # Depth to which files source each other
+LONGEST_SCRIPT = 128 * 1024  # Characters: the longest of any submission has 40,000
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -25,8 +23,8 @@ _LOOPS = frozenset({"for", "while", "until", "select"})
 _REDIRECTIONS = frozenset({">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>"})
 _ENDS_COMMAND = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", ")", ";;"})
 
+# Returns the text of a file by its path inside the folder; None where there is none
 ReadFile = Callable[[str], "str | None"]
-"""Returns the text of a file by its path inside the folder; None where there is none."""
 
 
 class _Exit(Exception):
@@ -36,8 +34,7 @@ class _Exit(Exception):
 @dataclass(frozen=True)
 class _Script:
     file: str
-    name: str
-    """What the scripts call the configuration: its file's name without ``config_`` and ``.sh``."""
+    name: str  # What the scripts call the configuration: its file's name without ``config_`` and ``.sh``
     depth: int
 
 
@@ -96,7 +93,7 @@ class Reader:
 
 
 class _Run:
-    """Goes over the tokens of one script once; ``active`` is false where a condition does not hold."""
+    # Goes over the tokens of one script once; ``active`` is false where a condition does not hold
 
     def __init__(self, reader: Reader, tokens: list[Token], script: _Script, expander: Expander) -> None:
         self._reader = reader
@@ -125,7 +122,7 @@ class _Run:
         self._at += 1
 
     def _block(self, stops: Collection[str], *, active: bool) -> bool | None:
-        """Read commands up to one of ``stops``; return the status of the last, None where it is unknown."""
+        # Read commands up to one of ``stops``; return the status of the last, None where it is unknown
         status: bool | None = True
         while (token := self._peek()) is not None:
             if token.text in stops or token.text in (")", ";;"):
@@ -230,7 +227,7 @@ class _Run:
         return [pattern.strip("'\"") for pattern in found]
 
     def _loop(self, active: bool) -> bool | None:
-        """Pass over a loop: what it assigns is not known."""
+        # Pass over a loop: what it assigns is not known
         begin = self._tokens[self._at - 1]
         self._block(("do",), active=False)
         self._expect("do")
@@ -265,7 +262,7 @@ class _Run:
         return None
 
     def _test(self, active: bool) -> bool | None:
-        """Return whether ``[[ ... ]]`` holds."""
+        # Whether ``[[ ... ]]`` holds
         begin = self._at
         while not self._next_is(("]]",)):
             if self._peek() is None:
@@ -344,7 +341,7 @@ class _Run:
             self._reader.state.invocations.append(Invocation(tuple(made), self._script.file, words[0].line))
 
     def _defaults(self, words: list[Token]) -> None:
-        """Assign what ``: ${NAME:=word}`` assigns."""
+        # Assign what ``: ${NAME:=word}`` assigns
         for word in words:
             match = re.fullmatch(r'"?\$\{([A-Za-z_]\w*):?=(.*)\}"?', word.text, re.DOTALL)
             if match:

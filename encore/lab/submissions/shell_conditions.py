@@ -14,8 +14,7 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-ge": lambda a, b: a >= b, "-lt": lambda a, b: a < b, "-le": lambda a, b: a <= b,
 }  # fmt: skip
 
-_MOST_TOKENS = 500
-"""Of a condition: real ones have some tens."""
+_MOST_TOKENS = 500  # Of a condition: real ones have some tens
 
 IsFile = Callable[[str], "bool | None"]
 
@@ -34,12 +33,11 @@ def holds(tokens: Sequence[Token], expander: Expander, is_file: IsFile) -> bool 
         return None
 
 
-_CERTAINTY = (False, None, True)
-"""What ``-a`` takes the least of and ``-o`` the most: what is not known is in between."""
+_CERTAINTY = (False, None, True)  # What ``-a`` takes the least of and ``-o`` the most: what is not known is in between
 
 
 def _parted(tokens: Sequence[Token], signs: Sequence[str]) -> list[list[Token]]:
-    """Return the tokens between the signs that are in no parentheses."""
+    # The tokens between the signs that are in no parentheses
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:

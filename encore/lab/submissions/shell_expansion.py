@@ -12,31 +12,28 @@ from encore.lab.submissions.shell_tokens import ShellError, end_of_expansion, sp
 from encore.lab.submissions.shell_values import MOST_WORDS, UNKNOWN, State, Value, joined
 
 MOST_NESTED = 40
-LONGEST_PATTERN = 64
-"""Characters of a pattern in ``${NAME/pattern/}``: a longer one could be slow to match."""
-LONGEST_CUT = 1024
-"""Characters of the text."""
+LONGEST_PATTERN = 64  # Characters of a pattern in ``${NAME/pattern/}``: a longer one could be slow to match
+LONGEST_CUT = 1024  # Characters of the text
+# Variables that the shell, the cluster or the person who starts the scripts sets
 FROM_OUTSIDE = frozenset({
     "RANDOM", "USER", "HOME", "HOSTNAME", "PWD", "PATH", "NEXP", "CONT", "LOGDIR", "DATESTAMP", "SECONDS",
     "PIPESTATUS", "UID", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_NNODES",
     "SLURM_JOB_NUM_NODES",
 })  # fmt: skip
-"""Variables that the shell, the cluster or the person who starts the scripts sets."""
+# Programs whose output no training depends on: where it is missing, nothing is said
 QUIET = re.compile(
     r"\s*(date|hostname|whoami|pwd|mktemp|od|ls|nproc|seq|squeue|scontrol|basename \$|dirname \$|nvidia-smi|id)\b"
 )
-"""Programs whose output no training depends on: where it is missing, nothing is said."""
 _OWN_FOLDER = re.compile(
     r"\s*(cd\s+)?\"?\$?\(?\s*dirname\s+(--\s+)?\"?\$\{?(BASH_SOURCE(\[0\])?|0)\}?\"?\s*\)?\"?\s*(&&.*pwd.*)?"
 )
 _OWN_NAME = re.compile(r"\s*basename\s+\$\(\s*readlink\s+-f\s+\$\{?(BASH_SOURCE(\[0\])?|0)\}?\s*\)\s*\|\s*sed\b.*")
 _PARAMETER = re.compile(r"(#|!)?([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?")
-_WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[@\]\}"')
-"""The one word that becomes several, or none, in spite of its quotes."""
+_WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[@\]\}"')  # The one word that becomes several, or none, in spite of its quotes
 _NUMBERS = re.compile(r"[\d\s+\-*/%()<>=!]*\Z")
 _MOST_DIGITS = 18
+# What is more than a word between spaces where ``eval`` reads a text once more
 _READ_AGAIN = re.compile(r"""['"\\$`;|&<>()#\n]""")
-"""What is more than a word between spaces where ``eval`` reads a text once more."""
 
 
 class NotUnderstoodError(Exception):
@@ -49,8 +46,7 @@ class Piece:
 
     value: Value
     is_quoted: bool
-    ends_word: bool = False
-    """Between two elements of an array."""
+    ends_word: bool = False  # Between two elements of an array
 
 
 class Expander:
@@ -143,7 +139,7 @@ class Expander:
             yield Piece(UNKNOWN, quoted)
 
     def _output(self, program: str, line: int) -> Value:
-        """Return what a program would print, where the scripts' usual ones ask for their own name or folder."""
+        # What a program would print, where the scripts' usual ones ask for their own name or folder
         if _OWN_NAME.fullmatch(program):
             return Value(self._name)
         if _OWN_FOLDER.fullmatch(program):
@@ -179,7 +175,7 @@ class Expander:
                 yield Piece(value, quoted)
 
     def _lookup(self, name: str, index: str | None) -> tuple[Value, ...] | None:
-        """Return the values of a variable, one unless all of an array are asked for; None where it is not set."""
+        # The values of a variable, one unless all of an array are asked for; None where it is not set
         if name in ("BASH_SOURCE", "0"):
             return (Value(f"./{self._file}"),)
         if name.isdigit():
@@ -195,7 +191,7 @@ class Expander:
         raise NotUnderstoodError("an element of an array")
 
     def _changed(self, name: str, values: tuple[Value, ...] | None, rest: str, line: int, depth: int) -> Value:
-        """Return ``${NAME<rest>}``: a default, an alternative, or a value without a part of it."""
+        # ``${NAME<rest>}``: a default, an alternative, or a value without a part of it
         value = values[0] if values else None
         default = re.match(r"(:?)([-=+?])", rest)
         if default:
@@ -224,7 +220,7 @@ def _escaped(sign: str, quoted: bool) -> Iterator[Piece]:
 
 
 def _cut(text: str, how: str) -> str:
-    """Return ``text`` without what a pattern matches, as ``%``, ``%%``, ``#``, ``##`` and ``/`` do it."""
+    # ``text`` without what a pattern matches, as ``%``, ``%%``, ``#``, ``##`` and ``/`` do it
     match = re.match(r"(%%|%|##|#|//|/|,,|\^\^)", how)
     if match is None or len(how) > LONGEST_PATTERN:
         raise NotUnderstoodError("an expansion of this form is not read")

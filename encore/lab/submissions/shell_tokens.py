@@ -14,12 +14,12 @@ _CLOSING = {"(": ")", "{": "}"}
 _EXPANDED = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 
+# Programs and words of the shell that change nothing of what is read
 IGNORED = frozenset({
     "echo", "printf", "set", "shift", "cd", "mkdir", "touch", "rm", "ln", "ls", "cp", "mv", "sleep", "true",
     "wait", "trap", "ulimit", "umask", "cat", "tee", "shopt", "unalias", "hash", "pushd", "popd", "date",
     "kill", "sync", "chmod", "pwd", "return", "break", "continue",
 })  # fmt: skip
-"""Programs and words of the shell that change nothing of what is read."""
 
 
 class ShellError(Exception):
@@ -38,8 +38,7 @@ class Token:
     text: str
     line: int
     is_word: bool
-    joined: bool = False
-    """No space is between it and the one before."""
+    joined: bool = False  # No space is between it and the one before
 
 
 def end_of_expansion(text: str, start: int, depth: int = 0) -> int:
@@ -58,7 +57,7 @@ def end_of_group(text: str, start: int, depth: int = 0) -> int:
 
 
 def _end(text: str, start: int, closing: str, depth: int, name: str) -> int:
-    """Return the index behind what closes the bracket or the double quote at ``start``."""
+    # The index behind what closes the bracket or the double quote at ``start``
     if depth > MOST_NESTED:
         raise ShellError(0, f"more than {MOST_NESTED} brackets and expansions in each other")
     opening, quoted = text[start], closing == '"'
@@ -89,7 +88,7 @@ def _line_end(text: str, start: int) -> int:
 
 
 def _after(text: str, at: int, depth: int) -> int:
-    """Return the index behind the quoted part, the expansion or the single sign at ``at``."""
+    # The index behind the quoted part, the expansion or the single sign at ``at``
     match text[at]:
         case "\\":
             return at + 2
@@ -112,7 +111,7 @@ def _end_of_word(text: str, start: int) -> int:
 
 
 def _skip_documents(text: str, at: int, documents: list[str]) -> int:
-    """Return the index behind the here-documents whose bodies begin at ``at``."""
+    # The index behind the here-documents whose bodies begin at ``at``
     for delimiter in documents:
         while at < len(text):
             end = _line_end(text, at)
@@ -150,7 +149,7 @@ def split(text: str) -> list[Token]:
 
 
 def _append(text: str, at: int, line: int, spaced: bool, found: list[Token]) -> int:
-    """Append the operator or the word at ``at``; return the index behind it."""
+    # Append the operator or the word at ``at``; return the index behind it
     operator = next((each for each in _OPERATORS if text.startswith(each, at)), None)
     if operator:
         found.append(Token(operator, line, is_word=False, joined=not spaced))

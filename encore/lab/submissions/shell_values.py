@@ -12,8 +12,8 @@ LONGEST_VALUE = 64 * 1024
 MOST_WORDS = 10_000
 MOST_COMMANDS = 20_000
 MOST_NOTES = 1000
+# What the values of all variables and commands are made of; in a real configuration it is some thousands
 MOST_PARTS = 100_000
-"""What the values of all variables and commands are made of; in a real configuration it is some thousands."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,13 @@ class Value:
     """A text with what it was made from."""
 
     text: str = ""
-    sources: frozenset[str] = frozenset()
-    """Variables that it was read from, by way of others as well."""
+    sources: frozenset[str] = frozenset()  # Variables that it was read from, by way of others as well
+    # False where a part is known on the submitter's machine alone, such as the output of a program
     is_known: bool = True
-    """False where a part is known on the submitter's machine alone, such as the output of a program."""
-    parts: tuple[Value, ...] = ()
-    """What it was put together from, where that has different sources."""
+    parts: tuple[Value, ...] = ()  # What it was put together from, where that has different sources
 
     def __add__(self, other: Value) -> Value:
-        """Return both, one behind the other; ValueError where that is longer than any real script's."""
+        # Both, one behind the other; ValueError where that is longer than any real script's
         return joined((self, other))
 
     def own_parts(self) -> tuple[Value, ...]:

@@ -19,8 +19,8 @@ from encore.run import hints
 
 _ROUND = re.compile(r"(?:training_results_|(?<![\w.]))v(\d\.\d)(?:\.\d+)?(?![\w.])")
 _CONFIGURATION = re.compile(r"config_(.+)\.sh")
+# Names of files that configurations source: common values (one submitter writes comman), mounts, a batch
 _INCLUDED = re.compile(r"(?:^|_)comm[oa]n|^(?:mounts|fp8|gbs_\d+)$")
-"""Names of files that configurations source: common values (one submitter writes comman), mounts, a batch."""
 _RESULT = re.compile(r"(?:(.*)/)?results/([^/]+)/([^/]+)")
 _SYSTEM = re.compile(r"(?:^|/)results/[^/]+$")
 _BELOW_SUBMITTER = ("benchmarks", "results")
@@ -33,15 +33,11 @@ class Source:
     """One folder of scripts, with the configurations that are asked for."""
 
     tree: Tree
-    folder: str
-    """Of the scripts, below the tree's root."""
-    shown: str
-    """The same as in the results repository, where that can be seen."""
+    folder: str  # Of the scripts, below the tree's root
+    shown: str  # The same as in the results repository, where that can be seen
     round: str
-    configurations: tuple[str, ...]
-    """Names of the configurations' files in the folder."""
-    submission: str = ""
-    """Result folder that was given."""
+    configurations: tuple[str, ...]  # Names of the configurations' files in the folder
+    submission: str = ""  # Result folder that was given
 
     def read(self, file: str) -> str | None:
         """Return the text of a file in the folder of the scripts."""
@@ -83,7 +79,7 @@ def name_of(file: str) -> str:
 
 
 def _open(path: Path) -> tuple[Tree, str, str]:
-    """Return the tree, the place in it and the whole path, which names the round."""
+    # The tree, the place in it and the whole path, which names the round
     whole = str(path.absolute())
     for outer in (path, *path.parents):
         if is_archive(outer):
@@ -107,12 +103,12 @@ def _open(path: Path) -> tuple[Tree, str, str]:
 
 
 def _is_below_submitter(folder: Path) -> bool:
-    """Whether a folder is one of those that a submitter's has; links out of the submitter's are not followed."""
+    # Whether a folder is one of those that a submitter's has; links out of the submitter's are not followed
     return folder.name in _BELOW_SUBMITTER or (folder.name == "code" and folder.parent.name == "submission")
 
 
 def _configurations(tree: Tree, folder: str) -> list[str]:
-    """Return the names of the configurations, without those that others include."""
+    # The names of the configurations, without those that others include
     found = [name for name in tree.files(folder) if _CONFIGURATION.fullmatch(name)]
     return [name for name in found if not _INCLUDED.search(name_of(name))] or found
 
@@ -125,7 +121,7 @@ def _chosen(wanted: str, files: list[str]) -> str:
 
 
 def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
-    """Return what to do where there is no configuration: folders with some, else where the scripts are."""
+    # What to do where there is no configuration: folders with some, else where the scripts are
     result, of_system = _RESULT.fullmatch(inside), _SYSTEM.search(inside)
     lacks = "leads to no config_*.sh of its benchmark, machine and number of nodes" if result else "has no config_*.sh"
     base = f"{result[1]}/" if result and result[1] else ""
@@ -163,7 +159,7 @@ def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
 
 
 def _within(tree: Tree, top: str) -> list[str]:
-    """Return the folders below one, the nearest first, until there are more with configurations than are shown."""
+    # The folders below one, the nearest first, until there are more with configurations than are shown
     found, waiting, shown = [], [top], 0
     for _ in range(_MOST_FOLDERS):
         if not waiting or shown > _MOST_SHOWN:
@@ -177,19 +173,19 @@ def _within(tree: Tree, top: str) -> list[str]:
 
 
 def _scripts(tree: Tree, folder: str) -> list[str]:
-    """Return the scripts of a folder, those that start a training first."""
+    # The scripts of a folder, those that start a training first
     found = [name for name in tree.files(folder) if name.endswith((".sh", ".sub"))]
     return sorted(found, key=lambda name: (not name.startswith("run"), name))
 
 
 def _name_one(tree: Tree, folders: list[str]) -> str:
-    """Return a command for each folder, which can be pasted."""
+    # A command for each folder, which can be pasted
     listed = [hints.command("reproduce", f"{tree.name}/{each}") for each in folders[:_MOST_SHOWN]]
     return "\n    ".join(["name one of", *listed])
 
 
 def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: str) -> tuple[str, list[str]] | None:
-    """Return the folder and the configurations that lead to a result, those that name its system before the others."""
+    # The folder and the configurations that lead to a result, those that name its system before the others
     base = f"{above}/" if above else ""
     machine = _Machine(system, tree, f"{base}systems")
     ranked = {
@@ -210,7 +206,7 @@ def _scripts_of_result(tree: Tree, above: str | None, system: str, benchmark: st
 
 
 def _implementations(tree: Tree, base: str, benchmark: str) -> list[str]:
-    """Return the folders that implement a benchmark: of v0.5 by what they train, since named after the benchmark."""
+    # The folders that implement a benchmark: of v0.5 by what they train, since named after the benchmark
     tops = [f"{base}{top}" for top in ("benchmarks", "benchmark")]
     named = [folder for top in tops for folder in _below(tree, f"{top}/{benchmark}", 3)]
     # v2.0 and v2.1 of one submitter have the system above the benchmark.
@@ -221,13 +217,13 @@ def _implementations(tree: Tree, base: str, benchmark: str) -> list[str]:
 
 
 def _below(tree: Tree, folder: str, levels: int) -> list[str]:
-    """Return the folders below one, and those below them."""
+    # The folders below one, and those below them
     inner = [f"{folder}/{name}" for name in tree.folders(folder)]
     return inner + [each for one in inner if levels > 1 for each in _below(tree, one, levels - 1)]
 
 
 class _Machine:
-    """The system of a result, by its name and its description."""
+    # The system of a result, by its name and its description
 
     def __init__(self, system: str, tree: Tree, folder: str) -> None:
         description = _description(tree, f"{folder}/{system}.json")
@@ -245,7 +241,7 @@ class _Machine:
         self._box = re.match(r"dgx(?:a100|h100|1|2)", system.lower())
 
     def rank(self, tree: Tree, folder: str, file: str) -> tuple[int, ...] | None:
-        """Return how well a configuration fits, by its folders, name and text; None for one of another machine."""
+        # How well a configuration fits, by its folders, name and text; None for one of another machine
         folders, name, text = folder.split("/")[-3:], name_of(file), _text_with_includes(tree, folder, file)
         of_folder = max(self._same(each) for each in folders)
         release = release_of(self._names[0])
@@ -276,15 +272,15 @@ class _Machine:
         return max(_same_name(name, each) for each in self._names)
 
     def _is_anothers(self, name: str) -> bool:
-        """Return whether it is the name of another system; NVIDIA's are in everybody's scripts."""
+        # Whether it is the name of another system; NVIDIA's are in everybody's scripts
         return not re.match(r"[dh]gx|gb\d", name.lower()) and any(_same_name(name, each) for each in self._others)
 
 
 _EQUAL = 2
 _ACCELERATOR = re.compile(r"gb[23]00|[bh][123]00|[vpa]100|a[34]0|l40?|h20|mi\d{3}")
 _IN_FRONT = re.compile(rf"(\d{{1,4}})x(?=[A-Za-z])(?!{_ACCELERATOR.pattern})", re.IGNORECASE)
+# What a name has of numbers: nodes in front; nodes x GPUs x batch behind
 _MEASURES = re.compile(rf"^{_IN_FRONT.pattern}|[_-]\d+x\d+x.*$", re.IGNORECASE)
-"""What a name has of numbers: nodes in front; nodes x GPUs x batch behind."""
 _MEMORY = re.compile(r"(\d{2,3})gb?(?![a-z0-9])")
 
 
@@ -293,12 +289,12 @@ def _without_framework(system: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name without case and separators; an x is often one."""
+    # A name without case and separators; an x is often one
     return re.sub(r"[^a-wyz0-9+]", "", name.lower())
 
 
 def _same_name(name: str, system: str) -> int:
-    """Return 2 for the name of a system, 1 for the beginning of one or one that begins with it, else 0."""
+    # 2 for the name of a system, 1 for the beginning of one or one that begins with it, else 0
     short, long = sorted((name, _MEASURES.sub("", system)), key=lambda each: len(_plain(each)))
     if _plain(short) == _plain(long) or _words(short) == _words(long):
         return _EQUAL
@@ -312,19 +308,19 @@ def _words(name: str) -> set[str]:
 
 
 def _accelerators(text: str) -> tuple[set[str], set[str]]:
-    """Return the accelerators that a text names, and the sizes of their memory."""
+    # The accelerators that a text names, and the sizes of their memory
     return set(_ACCELERATOR.findall(text.lower())), set(_MEMORY.findall(text.lower()))
 
 
 def _text_with_includes(tree: Tree, folder: str, file: str) -> str:
-    """Return a configuration behind the files of its folder that it sources."""
+    # A configuration behind the files of its folder that it sources
     text = tree.read(f"{folder}/{file}") or ""
     included = re.findall(r"^\s*(?:source|\.)\s.*?([\w.+-]+\.sh)", text, re.MULTILINE)
     return "\n".join([*(tree.read(f"{folder}/{name}") or "" for name in included if name != file), text])
 
 
 def _number(text: str, what: str) -> int:
-    """Return the last number that a script gives a variable such as DGXNNODES; 0 where it gives none."""
+    # The last number that a script gives a variable such as DGXNNODES; 0 where it gives none
     pattern = rf"^\s*(?:export\s+)?DGX\w*{what}S?=\"?(?:\$\{{\w+:[-=])?\"?(\d{{1,6}})\b"
     found = re.findall(pattern, text, re.MULTILINE)
     return int(found[-1]) if found else 0
@@ -343,7 +339,7 @@ def _count(value: object) -> int:
 
 
 def _shown(tree: Tree, inside: str) -> str:
-    """Return the folder as the repository has it: behind the submitter's name, or behind ``v0.5.0``."""
+    # The folder as the repository has it: behind the submitter's name, or behind ``v0.5.0``
     root = tree.name.replace("\\", "/")
     path = f"/{inside}" if tree.is_archive else f"{root}/{inside}"
     early = re.search(r"/(v\d\.\d\.\d/.+)", path)
@@ -355,7 +351,7 @@ def _shown(tree: Tree, inside: str) -> str:
 
 
 def _round_of(whole: str, tree: Tree, inside: str) -> str:
-    """Return the round that the path names, else that of the base image; empty where neither is known."""
+    # The round that the path names, else that of the base image; empty where neither is known
     named = _ROUND.findall(f"{whole}/{inside}")
     if named:
         return f"v{named[-1]}"

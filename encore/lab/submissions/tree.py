@@ -8,20 +8,18 @@ from pathlib import Path
 from encore.errors import EncoreError
 from encore.files import plain_path, unpacked
 
-LONGEST_FILE = 1024 * 1024
-"""Bytes of a text: the longest script of any submission has 40 kB."""
+LONGEST_FILE = 1024 * 1024  # Bytes of a text: the longest script of any submission has 40 kB
+# Files of an archive that scripts and their configurations are in: no logs, no programs
 _TEXTS = re.compile(
     r"^(?!.*/results/)(?:.*/)?(?:[^/.]+|[^/]*Dockerfile[^/]*|[^/]+\.(?:sh|sub|json|flags|conf|cfg|ya?ml|txt))$"
 )
-"""Files of an archive that scripts and their configurations are in: no logs, no programs."""
 
 
 class Tree:
     """Files by their path below a root, ``/`` between the parts."""
 
     def __init__(self, path: Path, *, is_archive: bool = False) -> None:
-        self.name = str(path)
-        """What the tree is in messages."""
+        self.name = str(path)  # What the tree is in messages
         self.is_archive = is_archive
         # Of an archive the texts are in a folder that ends with this object.
         self._unpacked = ExitStack()
