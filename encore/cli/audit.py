@@ -73,8 +73,8 @@ def _by_rule(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     return rules
 
 
+# Print the sets with findings, each rule once, and at the end what was found in all.
 def _print_audits(screen: Console, audits: Sequence[Audit]) -> None:
-    """Print the sets with findings, each rule once, and at the end what was found in all."""
     for each in audits:
         if each.findings or len(audits) == 1:
             _print_audit(screen, each)
@@ -100,8 +100,8 @@ def _print_audit(screen: Console, audit: Audit) -> None:
         _say(screen, f"hint:     {first.hint}")
 
 
+# Print an indented line: wrapped at words on a terminal, whole in a pipe.
 def _say(screen: Console, line: str) -> None:
-    """Print an indented line: wrapped at words on a terminal, whole in a pipe."""
     if screen.is_terminal:
         screen.print(Padding(text(line), (0, 0, 0, 4), expand=False))
     else:

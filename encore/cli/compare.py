@@ -26,8 +26,7 @@ _STYLES = {
     "not converged": "bold red",
     "not comparable": "bold yellow",
 }
-_SHOWN = 10
-"""Differences, without --all."""
+_SHOWN = 10  # Differences, without --all
 
 
 def compare(

@@ -28,8 +28,7 @@ _ORDERS: Mapping[str, Callable[[PublishedResult], Any]] = {
     "accelerators": lambda result: math.inf if (count := result.hardware.accelerators) is None else count,
 }
 _TEXTS = ("submitter", "system", "accelerator", "software")
-_NAMES_WIDTH = 2 * (FOLDED + 2) + 1
-"""Submitter and system, folded."""
+_NAMES_WIDTH = 2 * (FOLDED + 2) + 1  # Submitter and system, folded
 
 
 def published(
@@ -91,8 +90,8 @@ def published(
         _print_published(results)
 
 
+# Refuse a wrong name and offer the nearest right one: an empty list would look like an answer.
 def _known(benchmark: str | None, submitter: str | None) -> None:
-    """Refuse a wrong name and offer the nearest right one: an empty list would look like an answer."""
     benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
     if benchmark is not None and canonical(benchmark) not in benchmarks:
         raise unknown("published benchmark", benchmark, benchmarks)
@@ -147,8 +146,8 @@ def _write_table(table: Table, *, as_json: bool, as_csv: bool, as_markdown: bool
         _print_sections(parts, table.note)
 
 
+# Print each section; where not all benchmarks fit, in parts that repeat the systems.
 def _print_sections(parts: list[Table], note: str) -> None:
-    """Print each section; where not all benchmarks fit, in parts that repeat the systems."""
     screen = console()
     for section in parts:
         for part in parts_of_width(section, screen.width, _NAMES_WIDTH):

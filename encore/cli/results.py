@@ -31,11 +31,11 @@ from encore.results.words import count_of, round_of
 
 _PLACES = 3
 
+# Names of logs, of scaling.json and system descriptions, and of measured power.
 _SCORED = re.compile(r"\.(?:txt|log|out|json|csv)(?:\.gz)?$", re.IGNORECASE)
-"""Names of logs, of scaling.json and system descriptions, and of measured power."""
 
+# A score, what the audit found in its set, and the energy of its runs.
 _Shown = tuple[Score, Sequence[Finding], Energy | None]
-"""A score, what the audit found in its set, and the energy of its runs."""
 
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a folder of logs, or a tree.")]
 
@@ -129,8 +129,8 @@ def check(
     _finish(reports, [each for each in found if each is not None], form, details=details or len(sets) == 1)
 
 
+# Write the reports; exit with 1 where one has an error that better data would not cure.
 def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], form: str, *, details: bool) -> None:
-    """Write the reports; exit with 1 where one has an error that better data would not cure."""
     if form in exchange.FORMATS:
         every = [*reports, *map(report_of, sets)]
         sys.stdout.write(exchange.FORMATS[form]([(report.path, report.findings) for report in every]) + "\n")
@@ -164,8 +164,8 @@ def _print_scores(shown: Sequence[_Shown]) -> None:
         _print_runs(screen, each, findings, detail=len(scores) == 1)
 
 
+# One row per set: what the table has, unrounded, and why a score is missing.
 def _as_csv(shown: Sequence[_Shown]) -> str:
-    """Return one row per set: what the table has, unrounded, and why a score is missing."""
     columns = (
         "round", "round_is_guess", "benchmark", "folder", "runs", "required", "converged", "score_minutes",
         "scaling_factor", "official_minutes", "energy_kilojoules", "missing", "flags",
@@ -189,8 +189,8 @@ def _print_energy(screen: Console, score: Score, energy: Energy) -> None:
     say(screen, text(f"{score.folder}: energy {energy.kilojoules:,.0f} kJ{factor}; {energy.watts:,.0f} W, {nodes}"))
 
 
+# Print each run of the only set, else only what is odd about the set.
 def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, detail: bool) -> None:
-    """Print each run of the only set, else only what is odd about the set."""
     where = score.folder.name if detail else str(score.folder)
     if score.missing:
         say(screen, text(f"{where}: no score: {score.missing}", "yellow"))
@@ -213,8 +213,8 @@ def _print_runs(screen: Console, score: Score, findings: Sequence[Finding], *, d
         say(screen, text(f"  {run.path.name:<16} {minutes}  {use:<8} {run.explanation}".rstrip()))
 
 
+# Print a verdict per log, or per set of a tree, then every finding once, with the logs and lines it is about.
 def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], *, details: bool) -> None:
-    """Print a verdict per log, or per set of a tree, then every finding once, with the logs and lines it is about."""
     screen = console()
     places: dict[Finding, list[str]] = {}
     if details:
@@ -245,8 +245,8 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
         say(screen, text(f"{passed} of {count_of(len(reports), 'log')} pass{more}"))
 
 
+# Print a row per folder: how many of its logs pass.
 def _print_sets(screen: Console, reports: Sequence[ComplianceReport]) -> None:
-    """Print a row per folder: how many of its logs pass."""
     folders: dict[Path, list[ComplianceReport]] = {}
     for report in reports:
         folders.setdefault(report.path.parent, []).append(report)

@@ -13,24 +13,21 @@ Kind = Literal["rule", "small_data", "reading", "crash", "audit"]
 class Finding:
     """One thing that a log has and the rules do not want, or the other way round."""
 
-    line: int | None
-    """Line of the file, from 1; None where the finding is about the whole log."""
-    rule: str
-    """Where the rule is defined; of an audit its name, as in docs/audit.md."""
+    line: int | None  # Line of the file, from 1; None where the finding is about the whole log
+    rule: str  # Where the rule is defined; of an audit its name, as in docs/audit.md
+    # Name of one of Encore's own rules of `encore check`, as in docs/results.md; one of mlperf-logging's has none but
+    # ``target_not_met``.
     code: str = ""
-    """Name of one of Encore's own rules of `encore check`, as in docs/results.md; one of mlperf-logging's has none but
-    ``target_not_met``."""
     expected: str
     found: str
     hint: str
     severity: Severity = "error"
+    # ``small_data``: no run on this data set can satisfy the rule. ``reading``: the text itself is damaged. ``crash``:
+    # mlperf-logging broke on this log, so its verdict is not known. ``audit``: what `encore audit` finds.
     kind: Kind = "rule"
-    """``small_data``: no run on this data set can satisfy the rule. ``reading``: the text itself is damaged.
-    ``crash``: mlperf-logging broke on this log, so its verdict is not known. ``audit``: what `encore audit` finds."""
-    path: Path | None = None
-    """The file, in an audit; None where the finding is about the whole set."""
+    path: Path | None = None  # The file, in an audit; None where the finding is about the whole set
+    # Part of the public sets on which this rule of our own fires; None where it was not measured.
     rate: float | None = None
-    """Part of the public sets on which this rule of our own fires; None where it was not measured."""
 
     @property
     def place(self) -> str:
@@ -55,13 +52,10 @@ class ComplianceReport:
     """All findings about one log."""
 
     path: Path
-    ruleset: str | None
-    """Such as ``0.7.0``; None where it could not be found."""
-    ruleset_found: str
-    """How the ruleset was found."""
+    ruleset: str | None  # Such as ``0.7.0``; None where it could not be found
+    ruleset_found: str  # How the ruleset was found
     ruleset_is_guess: bool = False
-    checker: str
-    """What checked: mlperf-logging with its version, or Encore's own rules."""
+    checker: str  # What checked: mlperf-logging with its version, or Encore's own rules
     findings: tuple[Finding, ...]
 
     @property

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from encore.results.findings import Severity
 
-MOST_OF_AN_ERROR = 0.005
-"""A rule that fires on more of the public sets than this is at most a warning."""
+MOST_OF_AN_ERROR = 0.005  # A rule that fires on more of the public sets than this is at most a warning
 Rules = Literal["audit", "check"]
 
 

@@ -20,8 +20,8 @@ else:
 Run = TypeVar("Run")
 
 _FOLDER = Path(__file__).parent / "data" / "rounds"
+# Benchmarks of MLPerf HPC, whose rounds have the same numbers and rules of their own.
 _HPC = frozenset({"cosmoflow", "deepcam", "oc20", "openfold"})
-"""Benchmarks of MLPerf HPC, whose rounds have the same numbers and rules of their own."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class Target:
     value: float
     unit: str
     higher_is_better: bool = True
+    # The end of the unit's range on the better side, as ATLEAST_ONE_CHECK has it: what is there or beyond is no such
+    # quality, but per cent in place of a fraction, for example.
     limit: float = 1.0
-    """The end of the unit's range on the better side, as ATLEAST_ONE_CHECK has it: what is there or beyond is no
-    such quality, but per cent in place of a fraction, for example."""
     slack: float = 0.0
-    strict: bool = False
-    """Whether the value itself does not reach the target."""
+    strict: bool = False  # Whether the value itself does not reach the target
 
     @property
     def quality(self) -> str:
@@ -65,10 +64,8 @@ class Rule:
     runs: int
     targets: tuple[Target, ...]
     dropped_each_side: int = 1
-    may_miss: int = 1
-    """Runs that may miss the target and then count as the slowest."""
-    first_converging: int | None = None
-    """NCF of v0.5: the score takes this many runs, the first that converge."""
+    may_miss: int = 1  # Runs that may miss the target and then count as the slowest
+    first_converging: int | None = None  # NCF of v0.5: the score takes this many runs, the first that converge
 
     def counted(self, ordered: Sequence[Run], missed: int) -> Sequence[Run]:
         """Return the runs that the score is the mean of, from those that converged, the fastest first.
@@ -86,47 +83,36 @@ class DataSize:
     source: str
     train: int | None = None
     evaluate: int | None = None
-    least_train: int | None = None
-    """Least ``train_samples`` of a submitted log, where it is not ``train``."""
+    least_train: int | None = None  # Least ``train_samples`` of a submitted log, where it is not ``train``
     least_evaluate: int | None = None
-    in_batches: bool = False
-    """Whether ``train_samples`` may be the number of batches."""
-    also: frozenset[int] = frozenset()
-    """Other counts in submitted logs: batches of an evaluation, samples of one rank."""
+    in_batches: bool = False  # Whether ``train_samples`` may be the number of batches
+    also: frozenset[int] = frozenset()  # Other counts in submitted logs: batches of an evaluation, samples of one rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """What a benchmark keeps from round to round."""
 
-    runs: int
-    """Runs of a set."""
-    names: tuple[str, ...] = ()
-    """Other names in logs and folders."""
-    dropped: int = 1
-    """Runs dropped on each side, and runs that may miss the target."""
+    runs: int  # Runs of a set
+    names: tuple[str, ...] = ()  # Other names in logs and folders
+    dropped: int = 1  # Runs dropped on each side, and runs that may miss the target
     first_converging: int | None = None
     data: DataSize | None = None
-    points_in: str = "epochs"
-    """Unit of its reference convergence points: epochs or samples."""
-    samples_count: bool = False
-    """Whether its evaluations have samples_count, and no epoch_num."""
+    points_in: str = "epochs"  # Unit of its reference convergence points: epochs or samples
+    samples_count: bool = False  # Whether its evaluations have samples_count, and no epoch_num
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
     """A round, as its file has it."""
 
-    dialects: frozenset[str]
-    """Of its logs' lines: those of ``encore.results.logs.reader.Dialect``."""
-    targets: Mapping[str, tuple[Target, ...]]
-    """By benchmark."""
+    dialects: frozenset[str]  # Of its logs' lines: those of ``encore.results.logs.reader.Dialect``
+    targets: Mapping[str, tuple[Target, ...]]  # By benchmark
+    # Years in which its logs were written: up to its deadline in May or October.
     written: tuple[float, float] | None = None
-    """Years in which its logs were written: up to its deadline in May or October."""
-    may_miss: int | None = None
-    """Runs that may miss the target; by default as many as are dropped."""
+    may_miss: int | None = None  # Runs that may miss the target; by default as many as are dropped
+    # By benchmark: the global batch from which other targets hold, and those targets.
     large_batch: Mapping[str, tuple[float, tuple[Target, ...]]] = field(default_factory=dict)
-    """By benchmark: the global batch from which other targets hold, and those targets."""
 
 
 def read_rounds(folder: Path = _FOLDER) -> dict[str, Round]:
@@ -167,8 +153,8 @@ def _targets(entries: Sequence[Mapping[str, Any]], slack: float) -> tuple[Target
     return tuple(_target(entry, slack) for entry in entries)
 
 
+# Target. Its range ends before ``below`` or ``above``; ``up_to`` and ``down_to`` belong to it.
 def _target(entry: Mapping[str, Any], slack: float) -> Target:
-    """Return a target. Its range ends before ``below`` or ``above``; ``up_to`` and ``down_to`` belong to it."""
     higher = "at_most" not in entry
     value = entry.get("at_least", entry.get("more_than")) if higher else entry["at_most"]
     if higher:
@@ -190,17 +176,15 @@ _ROUNDS = read_rounds()
 _BENCHMARKS = read_benchmarks()
 _ALIASES = {alias: name for name, benchmark in _BENCHMARKS.items() for alias in benchmark.names}
 
-ROUNDS = tuple(_ROUNDS)
-"""Every round that is known, the oldest first."""
+ROUNDS = tuple(_ROUNDS)  # Every round that is known, the oldest first
+# Their quality is BLEU, kept here as 0 to 100; v0.7 logs write 0 to 1.
 BLEU_BENCHMARKS = frozenset(
     name
     for round_ in _ROUNDS.values()
     for name, targets in round_.targets.items()
     if any(target.quality == "BLEU" for target in targets)
 )
-"""Their quality is BLEU, kept here as 0 to 100; v0.7 logs write 0 to 1."""
-_RETINANET_SINCE = "v2.0"
-"""From then on ``ssd`` is RetinaNet on OpenImages; v5.0 calls it ``retinanet``."""
+_RETINANET_SINCE = "v2.0"  # From then on ``ssd`` is RetinaNet on OpenImages; v5.0 calls it ``retinanet``
 
 
 def is_before(round_: str | None, other: str) -> bool:

@@ -18,12 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-LEVEL = 0.90
-"""Of every interval: with 5 % on either side, as the two one-sided tests need it."""
+LEVEL = 0.90  # Of every interval: with 5 % on either side, as the two one-sided tests need it
 MOST_FURTHER_RUNS = 100
 _WIDEST = math.log(1000)
-_LARGEST = 700.0
-"""exp of more is no float."""
+_LARGEST = 700.0  # exp of more is no float
 
 
 class Outcome(str, Enum):
@@ -40,15 +38,11 @@ class Sample:
     """Some runs by their mean; ``estimate`` and ``spread`` (standard deviation) are in the unit of the runs."""
 
     estimate: float
-    spread: float | None
-    """None where it is not known: one run, or a published score without its runs."""
+    spread: float | None  # None where it is not known: one run, or a published score without its runs
     count: int
-    trimmed: int = 0
-    """Runs dropped on each side before the mean was taken."""
-    spread_count: int | None = None
-    """Runs that the spread was taken from, where it was borrowed from another set."""
-    error_per_spread: float | None = None
-    """Standard error of the estimate over the spread; None: that of a plain mean."""
+    trimmed: int = 0  # Runs dropped on each side before the mean was taken
+    spread_count: int | None = None  # Runs that the spread was taken from, where it was borrowed from another set
+    error_per_spread: float | None = None  # Standard error of the estimate over the spread; None: that of a plain mean
 
     @classmethod
     def of(cls, values: Sequence[float], trimmed: int = 0) -> Sample:
@@ -198,20 +192,18 @@ def further_runs(ours: Sample, theirs: Sample, within: float) -> int | None:
     return None
 
 
+# Standard deviation of a sample.
 def _deviation(values: Sequence[float]) -> float | None:
-    """Return the standard deviation of a sample."""
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+# Standard error of the mean of sorted values without ``trimmed`` on each side.
+# The larger of two: of a plain mean, which an unseen slow run cannot make too small, and of a trimmed one by the
+# winsorized spread (Tukey and McLaughlin, Sankhya A 25, 1963), as runs that take 4 epochs or 5 need it.
 def _error(ordered: Sequence[float], trimmed: int) -> float:
-    """Return the standard error of the mean of sorted values without ``trimmed`` on each side.
-
-    The larger of two: of a plain mean, which an unseen slow run cannot make too small, and of a trimmed one by the
-    winsorized spread (Tukey and McLaughlin, Sankhya A 25, 1963), as runs that take 4 epochs or 5 need it.
-    """
     count, kept = len(ordered), len(ordered) - 2 * trimmed
     low, high = ordered[trimmed], ordered[-1 - trimmed]
     winsorized = _deviation([min(max(value, low), high) for value in ordered]) or 0.0
@@ -219,8 +211,8 @@ def _error(ordered: Sequence[float], trimmed: int) -> float:
     return max((_deviation(ordered) or 0.0) / math.sqrt(count), robust)
 
 
+# Degrees of freedom of a difference (Welch and Satterthwaite).
 def _welch(mine: float, my_freedom: float, others: float, their_freedom: float) -> float:
-    """Return the degrees of freedom of a difference (Welch and Satterthwaite)."""
     largest = max(mine, others)
     if largest == 0 or not math.isfinite(largest):
         return min(my_freedom, their_freedom)

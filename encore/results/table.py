@@ -21,8 +21,8 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    # How a column's numbers are written, such as ".3f"; else as ``shown`` writes them.
     formats: Mapping[str, str] = field(default_factory=dict)
-    """How a column's numbers are written, such as ".3f"; else as ``shown`` writes them."""
 
     def texts(self, row: tuple[Cell, ...]) -> list[str]:
         """Return the cells of a row as they are to be read."""
@@ -86,6 +86,6 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return found
 
 
+# Text of a cell that can neither end the cell nor be taken for HTML, a link or an image.
 def _in_markdown(text: str) -> str:
-    """Return the text of a cell that can neither end the cell nor be taken for HTML, a link or an image."""
     return " ".join(text.replace("|", "/").replace("<", "&lt;").replace("[", "\\[").split())

@@ -13,8 +13,7 @@ from encore.results.logs.run_log import Reason, RunLog
 from encore.results.logs.timing import intervals_of, length_of
 from encore.results.words import count_of
 
-Span = tuple[float, float, float]
-"""From one evaluation to the next: begin, end, and the epochs or samples in between."""
+Span = tuple[float, float, float]  # From one evaluation to the next: begin, end, and the epochs or samples in between
 _FIRST_ROUND_S = calendar.timegm((2017, 1, 1, 0, 0, 0))
 _DAY_S = 86400.0
 _LONGEST_S = 60 * _DAY_S
@@ -121,8 +120,8 @@ def spans_of(run: RunLog, least: int = _LEAST_EVALUATIONS) -> list[Span]:
     return spans
 
 
+# How many times as fast one span is as the fastest other one, with or without evaluations: the less.
 def _above_others(run: RunLog, spans: Sequence[Span], number: int) -> float:
-    """Return how many times as fast one span is as the fastest other one, with or without evaluations: the less."""
     ratio = _to_fastest(spans, [end - begin for begin, end, _ in spans], number)
     if ratio <= _FASTER:
         return ratio

@@ -14,12 +14,10 @@ _LEAST_EQUAL_TIMES = 3
 _LEAST_FIGURES = 3
 _NEARLY = 0.0022
 _NEARLY_OF_CHANGE = 0.003
-_LITTLE_NOISE = frozenset({"llama31_405b"})
-"""Its honest runs differ by a thousandth."""
+_LITTLE_NOISE = frozenset({"llama31_405b"})  # Its honest runs differ by a thousandth
 _LEAST_BOUNDARIES = 6
 _NEIGHBOURS = 50
-_TOLERANCE_S = 0.0016
-"""Two times of a copy are each rounded to a millisecond after the shift."""
+_TOLERANCE_S = 0.0016  # Two times of a copy are each rounded to a millisecond after the shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,8 @@ class Shape:
     fractions: tuple[float, ...]
 
 
+# Yield each log with something that an earlier one has too, and the name of that one; None is nothing.
 def _again(score: Score, of: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
-    """Yield each log with something that an earlier one has too, and the name of that one; None is nothing."""
     seen: dict[Hashable, str] = {}
     for run in score.runs:
         found = of(run)
@@ -147,8 +145,8 @@ def _middle(shape: Shape) -> float:
     return shape.fractions[len(shape.fractions) // 2]
 
 
+# Yield the shapes that are equal; they come in the order of their middle boundary, so that equals are near.
 def _clusters(shapes: Sequence[Shape]) -> Iterator[list[Shape]]:
-    """Yield the shapes that are equal; they come in the order of their middle boundary, so that equals are near."""
     clusters: list[list[Shape]] = []
     for shape in shapes:
         for cluster in reversed(clusters[-_NEIGHBOURS:]):
@@ -167,8 +165,8 @@ def _equal(shape: Shape, other: Shape) -> bool:
     return all(abs(one - two) <= near for one, two in zip(shape.fractions, other.fractions, strict=True))
 
 
+# How the copy's clock differs, or nothing where it does not.
 def _how(copy: Shape, original: Shape) -> str:
-    """Return how the copy's clock differs, or nothing where it does not."""
     shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
     words = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
     if abs(copy.seconds - original.seconds) > 2 * _TOLERANCE_S:

@@ -91,8 +91,8 @@ def _finding(rule: Rule, oddity: Oddity) -> Finding:
     )
 
 
+# Yield each log that is in another set too, with the folder of its own one.
 def _copied(scores: Sequence[Score], others: Sequence[Score]) -> Iterator[tuple[Path, Finding]]:
-    """Yield each log that is in another set too, with the folder of its own one."""
     mine = {score.folder.resolve() for score in scores}
     apart = [score for score in others if score.folder.resolve() not in mine]
     for copy, original, how in copies(run for score in (*apart, *scores) for run in score.runs):

@@ -8,8 +8,8 @@ from encore.results.findings import Severity
 from encore.results.logs.run_log import RunLog
 from encore.results.scores.score import Score
 
+# Their checkpoints may be evaluated after the run, which the rules of their rounds allow.
 OFF_THE_CLOCK = frozenset({"minigo", "stable_diffusion"})
-"""Their checkpoints may be evaluated after the run, which the rules of their rounds allow."""
 _LARGEST_S = 1e12
 _DAY_S = 86400.0
 _MINUTES_FROM_S = 1000.0
@@ -32,16 +32,12 @@ class Rule:
     """One rule of the audit; all of them are in ``rules.RULES``."""
 
     name: str
-    meaning: str
-    """What it finds, for the page."""
-    severity: Severity
-    """The most that a finding is; the rate on public sets may lower it."""
+    meaning: str  # What it finds, for the page
+    severity: Severity  # The most that a finding is; the rate on public sets may lower it
     expected: str
     hint: str
-    check: Check | None = None
-    """None: it needs other sets, and is in ``judge.audit_scores``."""
-    in_digests: bool = False
-    """Whether the check looks into the digests of the public sets, which take a second to read."""
+    check: Check | None = None  # None: it needs other sets, and is in ``judge.audit_scores``
+    in_digests: bool = False  # Whether the check looks into the digests of the public sets, which take a second to read
 
 
 def per_log(check: Callable[[RunLog], Iterator[Oddity]]) -> Check:

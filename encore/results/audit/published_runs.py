@@ -15,46 +15,38 @@ from encore.results.rules import ROUNDS
 from encore.results.scores.score import Score
 from encore.results.words import count_of
 
-_LEAST_VALUES = 4
-"""Different qualities of a curve: fewer may agree by chance."""
-_LEAST_RUNS = 3
-"""Runs of a set whose times have to be those of a public set, but for one factor."""
+_LEAST_VALUES = 4  # Different qualities of a curve: fewer may agree by chance
+_LEAST_RUNS = 3  # Runs of a set whose times have to be those of a public set, but for one factor
 _DIGITS = 6
-_ROUNDED_S = 0.0016
-"""Two times, each rounded to a millisecond."""
+_ROUNDED_S = 0.0016  # Two times, each rounded to a millisecond
 _LARGEST_FACTOR = 5.0
+# Ratios of times that differ by less are one factor: digests keep six digits of an evaluation's time.
 _SAME_FACTOR = 2e-4
-"""Ratios of times that differ by less are one factor: digests keep six digits of an evaluation's time."""
-_CHANCE = 1e-6
-"""Probability that the times of another set agree, above which nothing is said."""
+_CHANCE = 1e-6  # Probability that the times of another set agree, above which nothing is said
 
-_Values = tuple[tuple[str, tuple[float, ...]], ...]
-"""Qualities of each evaluation by the target's name, in six digits."""
-_Key = tuple[str | None, _Values]
-"""Benchmark and the first qualities of a curve."""
+_Values = tuple[tuple[str, tuple[float, ...]], ...]  # Qualities of each evaluation by the target's name, in six digits
+_Key = tuple[str | None, _Values]  # Benchmark and the first qualities of a curve
 
 
+# One public set: its name, as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, platform and sorted minutes of its runs.
 @dataclass(frozen=True)
 class _PublicSet:
-    """One public set: its name, as ``v0.7/NVIDIA/dgxa100_ngc20.06_mxnet``, platform and sorted minutes of its runs."""
-
     name: str
     platform: str | None
     minutes: tuple[float, ...]
 
 
+# The curve of one run of a public set: minutes of its evaluations since run_start.
 @dataclass(frozen=True)
 class _PublicRun:
-    """The curve of one run of a public set: minutes of its evaluations since run_start."""
-
     name: str
     minutes: tuple[float, ...]
     values: _Values
 
 
+# Curves and the sets of every digest, by what is looked up.
 @functools.cache
 def _public() -> tuple[dict[_Key, list[_PublicRun]], dict[str | None, list[_PublicSet]]]:
-    """Return the curves and the sets of every digest, by what is looked up."""
     curves: dict[_Key, list[_PublicRun]] = defaultdict(list)
     sets: dict[str | None, list[_PublicSet]] = defaultdict(list)
     for round_ in ROUNDS:
@@ -76,8 +68,8 @@ def _rounded(values: Mapping[str, Sequence[float]]) -> _Values:
     )
 
 
+# What two curves of the same run share; None where too few qualities could agree by chance.
 def _key(benchmark: str | None, values: _Values) -> _Key | None:
-    """Return what two curves of the same run share; None where too few qualities could agree by chance."""
     first = tuple((name, of_name[:_LEAST_VALUES]) for name, of_name in values)
     enough = any(len(set(of_name)) == _LEAST_VALUES for _, of_name in first)
     return (benchmark, first) if enough else None
@@ -106,8 +98,8 @@ def altered_published_run(score: Score) -> Iterator[Oddity]:
                 break
 
 
+# Yield the platform of the logs, where no public set with these runs names it.
 def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[Oddity]:
-    """Yield the platform of the logs, where no public set with these runs names it."""
     platform = Counter(run.platform for run in score.runs if run.platform).most_common(1)
     if platform and same and platform[0][0] not in {public.platform for public in same}:
         yield Oddity(f"the runs of {same[0].name} on {same[0].platform}, here on {platform[0][0]}")
@@ -126,13 +118,13 @@ def published_curve(score: Score) -> Iterator[Oddity]:
             yield Oddity(f"the evaluations of a run of {name}, but for their times or the end", run.path, line)
 
 
+# How far the largest ratio is from the smallest.
 def _apart(ratios: Sequence[float]) -> float:
-    """Return how far the largest ratio is from the smallest."""
     return max(ratios) / min(ratios) - 1 if ratios and min(ratios) > 0 else 0.0
 
 
+# Yield each public run with the qualities of this one, the last one aside, and the ratios of the times.
 def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[float]]]:
-    """Yield each public run with the qualities of this one, the last one aside, and the ratios of the times."""
     curve = curve_of(run)
     values = _rounded(curve.values)
     key = _key(score.benchmark, values)
@@ -143,13 +135,13 @@ def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[f
             yield public, [own / theirs for own, theirs in times if theirs > 0]
 
 
+# Whether the folder is the public set's own place, in a checkout of a results repository.
 def _names(score: Score, name: str) -> bool:
-    """Whether the folder is the public set's own place, in a checkout of a results repository."""
     return set(name.split("/")[1:]) <= set(score.folder.absolute().parts)
 
 
+# Public sets whose run times these are but for one factor, with it and the number of such runs.
 def _sets_of(score: Score) -> list[tuple[_PublicSet, float, int]]:
-    """Return the public sets whose run times these are but for one factor, with it and the number of such runs."""
     mine = [run.elapsed_minutes for run in score.runs if run.elapsed_minutes]
     if len(mine) < _LEAST_RUNS:
         return []
@@ -168,20 +160,20 @@ def _sets_of(score: Score) -> list[tuple[_PublicSet, float, int]]:
     return found
 
 
+# Minutes by which two roundings move a time that is multiplied.
 def _near(ratio: float) -> float:
-    """Return the minutes by which two roundings move a time that is multiplied."""
     return _ROUNDED_S / 60 * (1 + ratio)
 
 
+# Probability that ``matched`` times, spread as these are, agree by chance once the first one does.
 def _by_chance(theirs: Sequence[float], ratio: float, matched: int) -> float:
-    """Return the probability that ``matched`` times, spread as these are, agree by chance once the first one does."""
     span = (max(theirs) - min(theirs)) * ratio
     one = min(1.0, 2 * _near(ratio) * len(theirs) / span) if span > 0 else 1.0
     return one ** (matched - 1)
 
 
+# How many of our times are one of theirs, which are sorted, multiplied by ``ratio``; 0 where two miss.
 def _matched(mine: Sequence[float], theirs: Sequence[float], ratio: float) -> int:
-    """Return how many of our times are one of theirs, which are sorted, multiplied by ``ratio``; 0 where two miss."""
     near = _near(ratio)
     taken: set[int] = set()
     for number, each in enumerate(mine):

@@ -8,6 +8,7 @@ _KEEP = "keep the log as the training wrote it; run the experiment again where i
 _OWN_RUN = "run each experiment by itself, with a seed of its own, and keep its log"
 _ALIKE = "run all experiments of a set with one program, configuration and system"
 
+# The names are those in data/audit_rates.json and in the findings.
 RULES = (
     Rule(
         name="late_start",
@@ -341,4 +342,3 @@ RULES = (
         check=per_log(sets.no_status),
     ),
 )
-"""The names are those in data/audit_rates.json and in the findings."""

@@ -13,12 +13,11 @@ from encore.results.scores.score import Score
 from encore.results.words import count_of
 
 _TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
-_DEFERRED = "DEFERRED"
-"""Google's logs of v0.5 give some values later, under a name of their own."""
+_DEFERRED = "DEFERRED"  # Google's logs of v0.5 give some values later, under a name of their own
 
 
+# Yield the runs whose value differs from that of most of the set; None is no value.
 def _unlike(score: Score, what: str, value: Callable[[RunLog], str | None]) -> Iterator[Oddity]:
-    """Yield the runs whose value differs from that of most of the set; None is no value."""
     known = [(run, text) for run in score.runs if run.events and (text := value(run))]
     if len({text for _, text in known}) < 2:
         return

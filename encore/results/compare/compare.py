@@ -36,14 +36,12 @@ from encore.results.statistics import (
 )
 from encore.results.words import count_of
 
-WITHIN = 0.05
-"""Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it."""
+WITHIN = 0.05  # Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it
+# Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set.
 _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
-"""Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set."""
+# Two times of the same run, each rounded to a millisecond; digests keep nine digits of a run's minutes.
 _ROUNDED_MINUTES = 0.0016 / 60
-"""Two times of the same run, each rounded to a millisecond; digests keep nine digits of a run's minutes."""
-_DIGITS = 6
-"""Of a quality in a digest."""
+_DIGITS = 6  # Of a quality in a digest
 SAME_RUNS = "these are the submitted runs themselves: nothing was run again, so nothing was tested"
 SAME_LOGS = "both are the same runs: nothing was run again, so nothing was tested"
 
@@ -52,8 +50,7 @@ class Verdict(str, Enum):
     """What a comparison comes to."""
 
     REPRODUCED = "reproduced"
-    SAME_RUNS = "same runs"
-    """Nothing was run again."""
+    SAME_RUNS = "same runs"  # Nothing was run again
     UNDECIDED = "undecided"
     FASTER = "faster"
     SLOWER = "slower"
@@ -71,12 +68,9 @@ class Factor:
     ours: float | None
     theirs: float | None
     ratio: float | None = None
-    interval: tuple[float, float] | None = None
-    """Where the true ratio is, with a probability of 90 %."""
-    z: float | None = None
-    """Our mean's distance from theirs in standard errors, by the spread of the submitted runs."""
-    found: Ratio | None = None
-    """The ratio as it is tested; None where it decides nothing."""
+    interval: tuple[float, float] | None = None  # Where the true ratio is, with a probability of 90 %
+    z: float | None = None  # Our mean's distance from theirs in standard errors, by the spread of the submitted runs
+    found: Ratio | None = None  # The ratio as it is tested; None where it decides nothing
     note: str = ""
 
     def outcome(self, within: float) -> Outcome:
@@ -194,24 +188,22 @@ class Comparison:
 
     ours: Side
     theirs: Side | None
-    match: Match
-    """How the submission was found, or why there is none."""
+    match: Match  # How the submission was found, or why there is none
     within: float
     score: Factor | None
     per_length: Factor | None
     lengths: Factor | None
+    # The factors of the reference convergence, where official scores with different ones are compared.
     scaling: Factor | None
-    """The factors of the reference convergence, where official scores with different ones are compared."""
     verdict: Verdict
     reasons: tuple[str, ...]
     caveats: tuple[str, ...]
+    # In the test that the verdict rests on: one minus its p-value, at least 0.95; None without a test.
     confidence: float | None
-    """In the test that the verdict rests on: one minus its p-value, at least 0.95; None without a test."""
-    score_interval: tuple[float, float] | None
-    """Where our true score is, minutes, with a probability of 90 %."""
+    score_interval: tuple[float, float] | None  # Where our true score is, minutes, with a probability of 90 %
+    # About how many more runs decide between the same and not the same, if mean and spread stay as they are; None where
+    # nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed.
     further_runs: int | None
-    """About how many more runs decide between the same and not the same, if mean and spread stay as they are;
-    None where nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed."""
 
     @property
     def factors(self) -> tuple[Factor, ...]:
@@ -319,8 +311,8 @@ def certainty(found: Comparison) -> Iterator[str]:
         yield f"confidence in the verdict: {min(found.confidence, 0.999):.1%}".replace("%", " %")
 
 
+# Time to the target and the two factors that it is the product of.
 def _factors(ours: Side, theirs: Side | None) -> tuple[Factor | None, Factor | None, Factor | None]:
-    """Return the time to the target and the two factors that it is the product of."""
     if theirs is None or _on_cpu(ours, theirs) or _on_small_data(ours, theirs):
         # A ratio of times that nothing makes comparable would be read as one.
         return None, None, None
@@ -333,14 +325,15 @@ def _factors(ours: Side, theirs: Side | None) -> tuple[Factor | None, Factor | N
     return score, per_length, length_factor(unit, ours.lengths, theirs.lengths)
 
 
+# Factors that the official scores have and minutes per epoch and epochs do not.
 def _scaling(ours: Side, theirs: Side | None) -> Factor | None:
-    """Return the factors that the official scores have and minutes per epoch and epochs do not."""
     mine, other = ours.scaling_factor, theirs.scaling_factor if theirs is not None else None
     if ours.score_kind == "raw" or not mine or not other or mine == other:
         return None
     return Factor(name="reference convergence", unit="", ours=mine, theirs=other, ratio=mine / other)
 
 
+# Verdict, what it rests on and the factor that shows it, in the order in which a reader would ask.
 def _judge(
     ours: Side,
     theirs: Side | None,
@@ -348,7 +341,6 @@ def _judge(
     within: float,
     match: Match,
 ) -> tuple[Verdict, list[str], Factor | None]:
-    """Return the verdict, what it rests on and the factor that shows it, in the order in which a reader would ask."""
     if theirs is None:
         return Verdict.NOT_COMPARABLE, [match.text], None
     doubtful = sorted({each.rule for each in ours.findings if each.severity == "error"})
@@ -378,8 +370,8 @@ def _explanations(ours: Side) -> list[str]:
     return list(reasons)[:3]
 
 
+# Yield what keeps the two from being the same kind of run.
 def _obstacles(ours: Side, theirs: Side, how: How) -> Iterator[str]:
-    """Yield what keeps the two from being the same kind of run."""
     # Where both bear the system's name, what the name seems to say of it does not matter.
     same_system = how.is_same_system
     if ours.benchmark != theirs.benchmark:
@@ -407,8 +399,8 @@ def _on_cpu(ours: Side, theirs: Side) -> bool:
     return ours.is_cpu and theirs.hardware.accelerators != 0
 
 
+# Training samples of the benchmark's data set where ours has fewer; None where it is that set.
 def _on_small_data(ours: Side, theirs: Side) -> int | None:
-    """Return the training samples of the benchmark's data set where ours has fewer; None where it is that set."""
     # RetinaNet, which is "ssd" from v2.0 on, has no size: train_samples holds iterations in most of its logs.
     size = data_size(ours.benchmark, ours.round)
     if size is None or size.train is None or not ours.train_samples:
@@ -426,8 +418,8 @@ def _hardware_obstacles(ours: Side, theirs: Side) -> Iterator[str]:
         yield f"run on {count} accelerators, submitted on {wanted}"
 
 
+# Yield that nobody knows whether run and submission are of the same hardware, where nothing but that chose it.
 def _unknown_hardware(ours: Side, theirs: Side) -> Iterator[str]:
-    """Yield that nobody knows whether run and submission are of the same hardware, where nothing but that chose it."""
     pairs = {
         "accelerator": (family(ours.hardware.accelerator), family(theirs.hardware.accelerator)),
         "number of accelerators": (ours.ranks, theirs.hardware.accelerators),
@@ -441,8 +433,8 @@ def _unknown_hardware(ours: Side, theirs: Side) -> Iterator[str]:
         yield f"{' and '.join(others)} of {theirs.label} not known; name a submission"
 
 
+# Yield what a reader should know though it does not stop the comparison.
 def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
-    """Yield what a reader should know though it does not stop the comparison."""
     if ours.score is not None and not ours.score_is_official:
         count = ours.score.count
         what = "one run" if count == 1 else f"the mean of {count} runs"

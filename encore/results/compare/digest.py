@@ -76,8 +76,8 @@ def side_of_digest(entry: dict[str, Any]) -> Side:
     )
 
 
+# Places of the runs that the score is the mean of; else of those that converged, else that ended.
 def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
-    """Return the places of the runs that the score is the mean of; else of those that converged, else that ended."""
     ended = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
     converged = [number for number in ended if entry["reasons"][number] is None]
     if entry["score_minutes"] is None or rule is None:
@@ -87,8 +87,8 @@ def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
     return list(rule.counted(ordered, missed))
 
 
+# Cell's logs, where the folder holds a set of as many runs as were submitted.
 def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:
-    """Return the cell's logs, where the folder holds a set of as many runs as were submitted."""
     folders = [folder for folder in sorted(logs.rglob(cell.system)) if folder.is_dir()]
     for folder in folders:
         for side in _sides_below(folder, cell):
@@ -106,8 +106,8 @@ def _sides_below(folder: Path, cell: PublishedResult) -> Iterator[Side]:
                     yield side_of(score)
 
 
+# Set with the score that was published of it, where there is one.
 def _as_published(side: Side, cell: PublishedResult) -> Side:
-    """Return the set with the score that was published of it, where there is one."""
     if cell.score_minutes is not None:
         score = side.score and replace(side.score, estimate=cell.score_minutes)
         side = replace(side, score=score, score_is_official=True)

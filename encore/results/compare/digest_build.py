@@ -30,17 +30,15 @@ from encore.results.published.systems import cells_at
 from encore.results.rules import ROUNDS, canonical
 from encore.results.scores.score import find_sets
 
+# Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
 _TIMES, _OTHERS = 9, 6
-"""Significant digits: of times and lengths, which are compared; of phases and curves, which are shown."""
 _ON_EACH_CORE = 4
-_CODE = frozenset({"benchmarks", "benchmark"})
-"""Folders of code; logs below them are of tests."""
+_CODE = frozenset({"benchmarks", "benchmark"})  # Folders of code; logs below them are of tests
 
 
+# What one folder of logs came to.
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """What one folder of logs came to."""
-
     root: Path
     folder: str
     round: str = ""
@@ -77,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+# Folders, those without a submission with the round of the checkout that they are in.
 def _with_round(found: Sequence[_Made]) -> list[_Made]:
-    """Return the folders, those without a submission with the round of the checkout that they are in."""
     rounds: dict[Path, set[str]] = {}
     for each in found:
         if each.round:
@@ -87,8 +85,8 @@ def _with_round(found: Sequence[_Made]) -> list[_Made]:
     return [each if each.round else replace(each, round=only.get(each.root, "")) for each in found]
 
 
+# Digest of the logs in one folder.
 def _made(root: Path, folder: Path) -> _Made:
-    """Return the digest of the logs in one folder."""
     where = folder.relative_to(root).as_posix()
     try:
         sides = [side for side in load_sides(folder) if side.folder == folder]
@@ -113,8 +111,8 @@ def _made(root: Path, folder: Path) -> _Made:
     )
 
 
+# Round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell.
 def _name(side: Side, folder: Path, where: str) -> str | None:
-    """Return round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell."""
     parts = folder.absolute().parts
     if _CODE.intersection(where.split("/")):
         return None
@@ -170,8 +168,8 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
     }
 
 
+# Platform that most of the logs name, the first of several.
 def _platform(runs: Sequence[RunLog]) -> str | None:
-    """Return the platform that most of the logs name, the first of several."""
     named = Counter(run.platform for run in runs if run.platform)
     return named.most_common(1)[0][0] if named else None
 
@@ -189,8 +187,8 @@ def _shortened(values: Sequence[float]) -> list[float | None]:
     return [_short(value) for value in values]
 
 
+# Write the round's digests and return them; of two sets of one name, the one with more runs.
 def _write(output: Path, round_: str, made: Sequence[_Made], screen: Console) -> list[_Made]:
-    """Write the round's digests and return them; of two sets of one name, the one with more runs."""
     sets: dict[tuple[str, str], _Made] = {}
     left_out = {each.folder: each.left_out for each in made if each.left_out}
     found = [each for each in made if each.entry]
@@ -218,8 +216,8 @@ def _write(output: Path, round_: str, made: Sequence[_Made], screen: Console) ->
     return kept
 
 
+# Add a row to published.csv for each set that has none; return how many.
 def _add_rows(output: Path, made: Sequence[_Made]) -> int:
-    """Add a row to published.csv for each set that has none; return how many."""
     with (DATA / "published.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     known = {(f"{row['round']}/{row['submitter']}/{row['system']}", canonical(row["benchmark"])) for row in rows}
@@ -234,8 +232,8 @@ def _add_rows(output: Path, made: Sequence[_Made]) -> int:
     return len(new)
 
 
+# What published.csv says of the set.
 def _row(side: Side, name: str) -> dict[str, str]:
-    """Return what published.csv says of the set."""
     round_, submitter, system = name.split("/", 2)
     minutes = [run.minutes for run in side.logs if run.minutes is not None]
     score = side.score if side.score_is_official else None

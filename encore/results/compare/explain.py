@@ -22,16 +22,14 @@ from encore.results.published.systems import family, framework_of
 Area = Literal["score", "phases", "hyperparameters", "software", "topology", "environment", "configuration"]
 
 _SAME_TIME = 0.02
-_SAME_SHARE = 0.0005
-"""Of their time: what is below is 0.0 % of it."""
+_SAME_SHARE = 0.0005  # Of their time: what is below is 0.0 % of it
 _SAME_NUMBER = 1e-6
 _SHORTEST_S = 0.05
 _ONE_SIDED = 0.25
 _LONGEST_VALUE = 60
-_NEARLY = 1.1
-"""A ratio below this is given as per cent."""
+_NEARLY = 1.1  # A ratio below this is given as per cent
+# Benchmarks and keys by which logs give how far a run came: BERT's train_samples are those until the target.
 _OUTCOMES = frozenset({("bert", "train_samples")})
-"""Benchmarks and keys by which logs give how far a run came: BERT's train_samples are those until the target."""
 
 _ON_THE_CLOCK = {"start_s": "start of training", "train_s": "training", "evaluate_s": "evaluation"}
 _PARTS = {
@@ -41,8 +39,7 @@ _PARTS = {
     "epoch_s": "epoch",
     "evaluation_s": "single evaluation",
 }
-_PART_WEIGHT = 0.5
-"""A part of a phase that is listed itself: shown below it, not next to it."""
+_PART_WEIGHT = 0.5  # A part of a phase that is listed itself: shown below it, not next to it
 _OFF_THE_CLOCK_WEIGHT = 0.01
 
 # What settings of a kind do to a run at their most. Two settings of one weight: in the order of their names.
@@ -102,8 +99,7 @@ class Difference:
     theirs: str
     weight: float
     sentence: str
-    ratio: float | None = None
-    """Ours over theirs, where both are numbers."""
+    ratio: float | None = None  # Ours over theirs, where both are numbers
 
 
 @dataclass(frozen=True)
@@ -157,8 +153,8 @@ def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
             yield f"not known of {whose}: {', '.join(lacking)}"
 
 
+# Yield the factors of the official scores, which the times that were measured do not have.
 def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
-    """Yield the factors of the official scores, which the times that were measured do not have."""
     mine, other = scaling_factors(ours, theirs)
     if mine and other and abs(mine / other - 1) >= _SAME_SHARE:
         for found in _setting("score", "factor of the reference convergence", mine, other, 1.0):
@@ -166,8 +162,8 @@ def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
             yield replace(found, weight=1.0 + abs(mine / other - 1), sentence=text)
 
 
+# Yield where the time went, ours against theirs; the phases on the clock add up to the difference.
 def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
-    """Yield where the time went, ours against theirs; the phases on the clock add up to the difference."""
     mine, other = dict(ours.phases), dict(theirs.phases)
     for phases, side in ((mine, ours), (other, theirs)):
         step = first_step_seconds(side)
@@ -250,8 +246,8 @@ def _topology(ours: System, theirs: System) -> Iterator[Difference]:
         yield from _setting("topology", name, mine, other, weight)
 
 
+# Yield what the passports of two runs of Encore say; of a submission, the environment in its system file.
 def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
-    """Yield what the passports of two runs of Encore say; of a submission, the environment in its system file."""
     if not ours.settings:
         return
     submitted = {} if theirs.settings else _submitted_environment(ours, theirs.published)
@@ -266,8 +262,8 @@ def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
             yield from _setting(area, plain, ours.settings.get(name), theirs.settings.get(name), weight)
 
 
+# Variables that were submitted with ``cell``, where ours are of the same framework and on GPUs.
 def _submitted_environment(ours: Side, cell: PublishedResult | None) -> dict[str, object]:
-    """Return the variables that were submitted with ``cell``, where ours are of the same framework and on GPUs."""
     name = str(ours.passport.get("name", ""))
     if cell is None or ours.is_cpu or name not in (choices := catalogue.choices()):
         return {}
@@ -284,8 +280,8 @@ def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> 
     return next((weight for pattern, weight in table if re.search(pattern, name)), default)
 
 
+# Yield the difference of two values, unless they are the same, as far as numbers can be.
 def _setting(area: Area, name: str, ours: object, theirs: object, weight: float) -> Iterator[Difference]:
-    """Yield the difference of two values, unless they are the same, as far as numbers can be."""
     if _same(ours, theirs):
         return
     found = Difference(
@@ -315,8 +311,8 @@ def _same(ours: object, theirs: object) -> bool:
     return ours == theirs
 
 
+# Finite number; None for a text, even one of digits: ``number_of`` would take versions for numbers.
 def _finite(value: object) -> float | None:
-    """Return a finite number; None for a text, even one of digits: ``number_of`` would take versions for numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

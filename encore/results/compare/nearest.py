@@ -22,13 +22,11 @@ _LISTED = 6
 class How(str, Enum):
     """How what a run is compared with was found."""
 
-    GIVEN = "given"
-    """The user named it."""
+    GIVEN = "given"  # The user named it
     OWN_SYSTEM = "own_system"
     OWN_PLATFORM = "own_platform"
     STATED = "stated"
-    NEAREST = "nearest"
-    """Nothing names it."""
+    NEAREST = "nearest"  # Nothing names it
     NONE = "none"
 
     @property
@@ -83,8 +81,8 @@ def rank(side: Side) -> list[PublishedResult]:
     return sorted(cells, key=lambda cell: _distance(side, cell))
 
 
+# Distance: round, division, submitter, hardware, framework and batch; the unknown in between.
 def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
-    """Return the distance: round, division, submitter, hardware, framework and batch; the unknown in between."""
     ours, theirs = side.hardware, cell.hardware
     return (
         _differs(side.round, cell.round),
@@ -116,14 +114,14 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {left} more" if left > 0 else "")
 
 
+# Log that names its submitter belongs to that submitter's systems first.
 def _org_differs(side: Side, cell: PublishedResult) -> float:
-    """Return a log that names its submitter belongs to that submitter's systems first."""
     org = next((run.org for run in side.logs if run.org), None)
     return 0.0 if org is None or org.lower() == cell.submitter.lower() else 1.0
 
 
+# Whether the logs name the cell's submitter, round and system: ``tpu-v4-16`` for ``tpu-v4-16-TF``.
 def _is_platform(side: Side, cell: PublishedResult) -> bool:
-    """Return whether the logs name the cell's submitter, round and system: ``tpu-v4-16`` for ``tpu-v4-16-TF``."""
     first = next((run for run in side.logs if run.org and run.platform), None)
     if first is None or cell.round != side.round or _org_differs(side, cell):
         return False
@@ -158,8 +156,8 @@ def why(side: Side, cell: PublishedResult) -> str:
     return f"{text}; not known: {', '.join(unknown_here)}" if unknown_here else text
 
 
+# Submission that a run.json names, where the run is of its configuration.
 def _stated(side: Side) -> PublishedResult | None:
-    """Return the submission that a run.json names, where the run is of its configuration."""
     if side.submission.get("submitted") is not True:
         return None
     name = str(side.submission.get("of"))
@@ -174,8 +172,8 @@ def _stated(side: Side) -> PublishedResult | None:
     )
 
 
+# Cell called ``name`` of the run's benchmark; EncoreError offers the nearest name.
 def _named(side: Side, name: str) -> PublishedResult:
-    """Return the cell called ``name`` of the run's benchmark; EncoreError offers the nearest name."""
     parts = name.strip("/").split("/")
     every = [cell for cell in load_published() if side.benchmark is None or cell.benchmark == side.benchmark]
     wanted = "/".join(parts).lower()

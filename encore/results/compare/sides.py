@@ -36,44 +36,38 @@ class Side:
     round: str | None
     benchmark: str | None
     hardware: System
-    score: Sample | None = None
-    """Minutes to the target; None where no run converged."""
+    score: Sample | None = None  # Minutes to the target; None where no run converged
+    # Whether the round's rules give this score; else it is the mean of the runs there are.
     score_is_official: bool = False
-    """Whether the round's rules give this score; else it is the mean of the runs there are."""
+    # By which the raw score is multiplied to the official one; None where that is not known.
     scaling_factor: float | None = None
-    """By which the raw score is multiplied to the official one; None where that is not known."""
     score_kind: Literal["raw", "official"] = "raw"
-    lack: Lack | None = None
-    """Why there is no official score."""
-    missing: str = ""
-    """The same as a sentence."""
+    lack: Lack | None = None  # Why there is no official score
+    missing: str = ""  # The same as a sentence
     runs: int = 0
     converged: int = 0
     required: int | None = None
     lengths: Sample | None = None
     length_unit: str = ""
+    # Minutes per epoch (or per sample, or per evaluation), evaluation and start included.
     per_length: Sample | None = None
-    """Minutes per epoch (or per sample, or per evaluation), evaluation and start included."""
     global_batch: float | None = None
     train_samples: float | None = None
     division: str | None = None
     targets: tuple[Target, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
+    # Quality over time of each run, thinned; empty where neither the logs nor a digest of them is here.
     curves: tuple[Curve, ...] = ()
-    """Quality over time of each run, thinned; empty where neither the logs nor a digest of them is here."""
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    # Environment, versions and data, which the system description does not hold: from Encore's run.json.
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Environment, versions and data, which the system description does not hold: from Encore's run.json."""
     passport: Mapping[str, Any] = field(default_factory=dict)
+    # The published cell that this side is, or that its logs were found to be of.
     published: PublishedResult | None = None
-    """The published cell that this side is, or that its logs were found to be of."""
     logs: tuple[RunLog, ...] = ()
-    minutes: tuple[float, ...] = ()
-    """Raw minutes of each run that converged, as far as they are known."""
-    findings: tuple[Finding, ...] = ()
-    """What the audit found in the logs, errors first."""
-    flags: tuple[Flag, ...] = ()
-    """What the scoring did that a reader should know."""
+    minutes: tuple[float, ...] = ()  # Raw minutes of each run that converged, as far as they are known
+    findings: tuple[Finding, ...] = ()  # What the audit found in the logs, errors first
+    flags: tuple[Flag, ...] = ()  # What the scoring did that a reader should know
     folder: Path | None = None
     round_is_guess: bool = False
 
@@ -260,8 +254,8 @@ def length_samples(
     )
 
 
+# Hyperparameters on which the runs agree; the most frequent value where they do not.
 def _common(runs: Sequence[RunLog]) -> dict[str, object]:
-    """Return hyperparameters on which the runs agree; the most frequent value where they do not."""
     found: dict[str, object] = {}
     for key in dict.fromkeys(key for run in runs for key in run.hyperparameters):
         values = [run.hyperparameters[key] for run in runs if key in run.hyperparameters]
@@ -279,8 +273,8 @@ def _hardware(score: Score, first: RunLog | None) -> System:
     return replace(by_name, caveat=found.caveat) if found is not None else by_name
 
 
+# What a run.json says of how the run was made, flat, by dotted names.
 def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
-    """Return what a run.json says of how the run was made, flat, by dotted names."""
     whole = ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node")
     found: dict[str, object] = {name: passport[name] for name in whole if passport.get(name) is not None}
     for part, names in (
@@ -306,8 +300,8 @@ def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
     return {**found, **{f"configuration.{name}": value for name, value in chosen.items()}}
 
 
+# Choices that a run.json has of each experiment, flat, as one.
 def _choices(passport: Mapping[str, Any]) -> dict[str, str]:
-    """Return the choices that a run.json has of each experiment, flat, as one."""
     noted = passport.get("choices")
     found: dict[str, dict[str, None]] = {}
     for choices in noted.values() if isinstance(noted, dict) else ():
@@ -366,8 +360,8 @@ def scaling_factors(ours: Side, theirs: Side) -> tuple[float | None, float | Non
     return _factor(ours), _factor(theirs)
 
 
+# Factor: 1 in rounds that had none, and without a scaling.json in the logs of a submission.
 def _factor(side: Side) -> float | None:
-    """Return the factor: 1 in rounds that had none, and without a scaling.json in the logs of a submission."""
     if side.scaling_factor is not None:
         return side.scaling_factor
     return 1.0 if is_before(side.round, SCALED_SINCE) else None

@@ -34,8 +34,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MAX_EVENTS = 500_000
+# Findings that the round's quality target was missed, or was another.
 _TARGET_CODES = frozenset({official.TARGET_NOT_MET, "target_missed", "v05_target_missed", "v05_eval_target"})
-"""Findings that the round's quality target was missed, or was another."""
 
 
 def ruleset_of(round_: str | None) -> str | None:
@@ -87,9 +87,8 @@ def score_and_check(
     return scores, reports
 
 
+# A log that is read once, for its summary and for the rules: these need all events at a time.
 class _Log:
-    """A log that is read once, for its summary and for the rules: these need all events at a time."""
-
     def __init__(self, path: Path, ruleset: str | None) -> None:
         self.events: list[Event] = []
         self.damaged: list[Finding] = []
@@ -189,8 +188,8 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
     return [_rated(_excused(each) if excused else each) for each in findings], checker
 
 
+# Give a finding of our own the rate of its rule and the severity that this allows.
 def _rated(finding: Finding) -> Finding:
-    """Give a finding of our own the rate of its rule and the severity that this allows."""
     rate = rate_of("check", finding.code)
     return finding if rate is None else replace(finding, rate=rate, severity=severity_at(rate, finding.severity))
 
@@ -224,16 +223,14 @@ def _timeless(events: list[Event]) -> list[Finding]:
     ]
 
 
+# Mark that the round's target was missed as the small data's doing: the run reached the target that it was given.
+# A run that missed its own, that was stopped or that was killed has nothing to excuse.
 def _excused(finding: Finding) -> Finding:
-    """Mark that the round's target was missed as the small data's doing: the run reached the target that it was given.
-
-    A run that missed its own, that was stopped or that was killed has nothing to excuse.
-    """
     return replace(finding, kind="small_data") if finding.code in _TARGET_CODES else finding
 
 
+# Say how good the best evaluation was, where the checker says that none is good enough.
 def _with_best(finding: Finding, run: RunLog) -> Finding:
-    """Say how good the best evaluation was, where the checker says that none is good enough."""
     if finding.code != official.TARGET_NOT_MET or run.round is None or run.benchmark is None:
         return finding
     # The open division has targets of its own; the checker asks its logs for the closed division's.

@@ -27,16 +27,14 @@ from encore.results.rules import ROUNDS, benchmark_of, is_before
 from encore.results.scores.score import Score, read_scaling
 from encore.results.table import shown
 
+# Earlier rounds had the points, and did not multiply scores by the factor: of v2.0 one set has a scaling.json.
 _SCALED_SINCE = "v2.1"
-"""Earlier rounds had the points, and did not multiply scores by the factor: of v2.0 one set has a scaling.json."""
 _FIRST_ROUND = "v1.0"
 FIRST_RULESET = "1.0.0"
-_INFINITE = 1e9
-"""Epochs of a run that did not converge, as mlperf-logging counts it."""
+_INFINITE = 1e9  # Epochs of a run that did not converge, as mlperf-logging counts it
 _LARGEST_LOG = 1 << 28
 _SAME_FACTOR = 1e-6
-_LARGEST_FACTOR = 10
-"""Above it the logs count epochs where the reference counts samples, as two of v3.1 do."""
+_LARGEST_FACTOR = 10  # Above it the logs count epochs where the reference counts samples, as two of v3.1 do
 
 
 class Outcome(str, Enum):
@@ -54,8 +52,7 @@ class Point:
 
     batch: float
     mean: float
-    least: float
-    """The fewest epochs, as a mean, that chance explains at a level of 5 %."""
+    least: float  # The fewest epochs, as a mean, that chance explains at a level of 5 %
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +66,11 @@ class Convergence:
     explanation: tuple[str, ...]
     unit: str = "epochs"
     global_batch: float | None = None
-    mean: float | None = None
-    """Mean of the set's runs without the fastest and the slowest."""
-    point: Point | None = None
-    """What it is compared with."""
-    between: tuple[Point, ...] = ()
-    """The two points that it was interpolated from."""
+    mean: float | None = None  # Mean of the set's runs without the fastest and the slowest
+    point: Point | None = None  # What it is compared with
+    between: tuple[Point, ...] = ()  # The two points that it was interpolated from
+    # By which the raw score is to be multiplied, at least 1; with too few epochs, if a review accepts the set.
     factor: float | None = None
-    """By which the raw score is to be multiplied, at least 1; with too few epochs, if a review accepts the set."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
@@ -146,9 +140,9 @@ def _not_checked(score: Score, why: str) -> Convergence:
     )
 
 
+# Keep mlperf-logging from writing to the terminal: it logs without a handler, and so installs one.
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep mlperf-logging from writing to the terminal: it logs without a handler, and so installs one."""
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:
@@ -192,11 +186,9 @@ def _compared(score: Score, ruleset: str) -> Convergence:
     return _at_point(_checker(ruleset, benchmark), score, float(batch), lengths)
 
 
+# Global batch and each run's epochs or samples to the target, as mlperf-logging takes them from a log.
+# None where the summary of a log does not hold them: mlperf-logging then reads the logs itself, four times slower.
 def _lengths_of(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, list[float] | None]:
-    """Return the global batch and each run's epochs or samples to the target, as mlperf-logging takes them from a log.
-
-    None where the summary of a log does not hold them: mlperf-logging then reads the logs itself, four times slower.
-    """
     batches = {run.global_batch for run in runs}
     lengths = [_length(run, benchmark) for run in runs]
     found = [length for length in lengths if length is not None]
@@ -206,8 +198,8 @@ def _lengths_of(runs: Sequence[RunLog], benchmark: str) -> tuple[float | None, l
     return batches.pop(), found
 
 
+# Epochs, or samples, of the last evaluation before the stop; not what was evaluated after it.
 def _length(run: RunLog, benchmark: str) -> float | None:
-    """Return epochs, or samples, of the last evaluation before the stop; not what was evaluated after it."""
     if benchmark == "stable_diffusion" or not run.quality:
         return None
     if run.status != "success":
@@ -220,8 +212,8 @@ def _length(run: RunLog, benchmark: str) -> float | None:
     return None if last.epoch is None else round(last.epoch, 3)
 
 
+# Global batch and the epochs, or samples, to the target of each run, as mlperf-logging reads them.
 def _lengths_in(files: Sequence[str], ruleset: str, benchmark: str) -> tuple[Any, list[Any] | None]:
-    """Return the global batch and the epochs, or samples, to the target of each run, as mlperf-logging reads them."""
     read = _checker_module().get_submission_epochs
     batch, lengths, _ = read(files, ruleset, False)
     if benchmark == "bert" and lengths and all(length in (0, 1, _INFINITE) for length in lengths):
@@ -244,8 +236,8 @@ def _checker(ruleset: str, benchmark: str) -> Any:
     return module.RCP_Checker("training", ruleset, benchmark, False)
 
 
+# Choose the point as mlperf-logging's ``check_directory`` does: the batch's own, between two, the smallest.
 def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) -> Convergence:
-    """Choose the point as mlperf-logging's ``check_directory`` does: the batch's own, between two, the smallest."""
     chosen = "pruned_rcps"
     record = checker._find_rcp(batch, chosen)
     between: tuple[Point, ...] = ()

@@ -108,8 +108,7 @@ _FAILED_ALL = re.compile(r"Failed checks for (\w+) : (.*)", re.DOTALL)
 _CONFIG = re.compile(r"training_\d+\.\d+\.\d+/[a-z0-9_]+\.yaml")
 _PER_KEY = 20
 _PLACE = frozenset({"file", "lineno"})
-TARGET_NOT_MET = "target_not_met"
-"""Code of the finding that no evaluation reaches the quality target."""
+TARGET_NOT_MET = "target_not_met"  # Code of the finding that no evaluation reaches the quality target
 
 
 def version() -> str:
@@ -156,9 +155,9 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     return [*findings, crash] if crash else findings
 
 
+# Give a module other functions for a while, under the names by which it calls them.
 @contextlib.contextmanager
 def _names_in(module: Any, **names: object) -> Iterator[None]:
-    """Give a module other functions for a while, under the names by which it calls them."""
     before = {name: vars(module)[name] for name in names if name in vars(module)}
     vars(module).update(names)
     try:
@@ -181,9 +180,8 @@ def _rules_in(path: str) -> Any:
     return yaml.load(Path(path).read_text("utf-8"), Loader=yaml.BaseLoader)
 
 
+# What the checker uses of the module yaml: a rule file is parsed once, and not for each log.
 class _Rules:
-    """What the checker uses of the module yaml: a rule file is parsed once, and not for each log."""
-
     BaseLoader = None
 
     @staticmethod
@@ -191,18 +189,18 @@ class _Rules:
         return _rules_in(file.name)
 
 
+# Keys of the events that a rule file looks at; None where its own code goes through all of them.
 @functools.cache
 def _keys_in(path: str) -> frozenset[str] | None:
-    """Return the keys of the events that a rule file looks at; None where its own code goes through all of them."""
     blocks = _rules_in(path) or []
     if any("loglines" in str(block.get("BEGIN")) for block in blocks):
         return None
     return frozenset(block["KEY"]["NAME"] for block in blocks if "KEY" in block)
 
 
+# All words in the rule files: no rule looks at an event whose key is not among them.
 @functools.cache
 def _words_of(ruleset: str) -> frozenset[str]:
-    """Return all words in the rule files: no rule looks at an event whose key is not among them."""
     files = (_checker_folder() / f"training_{ruleset}").glob("*.yaml")
     return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text("utf-8")))
 
@@ -212,8 +210,8 @@ def _compiled(source: str, mode: str) -> CodeType:
     return compile(source, "<string>", mode, dont_inherit=True)
 
 
+# Do what ``eval`` does; a rule is compiled once, and not for each event.
 def _evaluate(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> Any:
-    """Do what ``eval`` does; a rule is compiled once, and not for each event."""
     return eval(_compiled(source, "eval"), scope, names)
 
 
@@ -282,8 +280,8 @@ def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
     return lines
 
 
+# One message of the checker in plain words; an unknown one is passed on as it is.
 def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Finding:
-    """Return one message of the checker in plain words; an unknown one is passed on as it is."""
     where = f"mlperf-logging training_{ruleset}"
     lines = _LINE.search(message)
     line = int(lines[1] or lines[2]) if lines else None
@@ -331,8 +329,8 @@ def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
     )
 
 
+# Value of the event that a message quotes, and its metadata but for the place in the program.
 def _value_in(message: str) -> str:
-    """Return the value of the event that a message quotes, and its metadata but for the place in the program."""
     _, _, after = message.partition("current line[v]=")
     try:
         event, _ = json.JSONDecoder().raw_decode(after.strip())

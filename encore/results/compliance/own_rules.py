@@ -10,10 +10,10 @@ from encore.results.rules import data_size
 
 _RULES = "training_rules.adoc"
 _RESNET_EVAL_EPOCHS = 4
+# Events that no run has before it reads its data set. ``block_start`` is checked by the official rules; sample counts
+# are no evidence: they are constants of the data set, which most submitted logs have before run_start; nor are
+# ``tracked_stats``, by which half of the logs of v5.1 give the times of warm-up and start.
 _DATA_WORK = frozenset({"epoch_start", "epoch_stop", "block_stop", "eval_start", "eval_stop", "eval_accuracy"})
-"""Events that no run has before it reads its data set. ``block_start`` is checked by the official rules; sample counts
-are no evidence: they are constants of the data set, which most submitted logs have before run_start; nor are
-``tracked_stats``, by which half of the logs of v5.1 give the times of warm-up and start."""
 
 
 def small_data_findings(run: RunLog) -> list[Finding]:
@@ -53,8 +53,8 @@ def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
     ]
 
 
+# Check the quality target, which 0.6.0 lacks, and that run_stop says success, which no later ruleset asks.
 def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
-    """Check the quality target, which 0.6.0 lacks, and that run_stop says success, which no later ruleset asks."""
     if run.reason is Reason.ABORTED:
         yield Finding(
             code="run_not_successful",
@@ -75,8 +75,8 @@ def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
         )
 
 
+# Check that caches were cleared before the run: the checker takes any cache_clear, anywhere.
 def _cache(events: Sequence[Event]) -> Iterator[Finding]:
-    """Check that caches were cleared before the run: the checker takes any cache_clear, anywhere."""
     clears = [event for event in events if event.key == "cache_clear"]
     start = next((event for event in events if event.key == "run_start"), None)
     rule = f"{_RULES}, caches: flush them or reboot before each run"
@@ -133,8 +133,8 @@ def _resnet_schedule(run: RunLog) -> Iterator[Finding]:
             return
 
 
+# Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times.
 def _order(events: Sequence[Event]) -> Iterator[Finding]:
-    """Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times."""
     first: dict[str, Event] = {}
     for event in events:
         first.setdefault(event.key, event)
@@ -152,8 +152,8 @@ def _order(events: Sequence[Event]) -> Iterator[Finding]:
             )
 
 
+# Check that nothing read the data set before the clock started, as far as the log shows it.
 def _data_before_clock(events: Sequence[Event]) -> Iterator[Finding]:
-    """Check that nothing read the data set before the clock started, as far as the log shows it."""
     start = next((event for event in events if event.key == "run_start"), None)
     if start is None:
         return
@@ -170,8 +170,8 @@ def _data_before_clock(events: Sequence[Event]) -> Iterator[Finding]:
             return
 
 
+# Compare by the events' own times, or by their lines where one has none.
 def _is_before(event: Event, start: Event) -> bool:
-    """Compare by the events' own times, or by their lines where one has none."""
     if event.time_s is None or start.time_s is None:
         return event.line < start.line
     return event.time_s < start.time_s
@@ -235,8 +235,8 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
             yield _finding("event_wanted", None, "logging", f"a {key} event", "none", hint, "warning")
 
 
+# Check that the model is built in the run: v0.5 has no untimed initialisation.
 def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[Finding]:
-    """Check that the model is built in the run: v0.5 has no untimed initialisation."""
     start = next(iter(by_key.get("run_start", [])), None)
     if start is None:
         return

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from encore.results.logs.reader import Event, number_of
 
-_MOST = 100_000
-"""Public logs have up to some hundred evaluations; what comes after this many is no training."""
+_MOST = 100_000  # Public logs have up to some hundred evaluations; what comes after this many is no training
 _RECENT = 8
 _VALUES = 16
 _TEXT_LIMIT = 400
@@ -29,10 +28,8 @@ class Quality:
 class Evaluations:
     """The evaluations of a log, without those that repeat one before them."""
 
-    kept: list[Quality] = field(default_factory=list)
-    """In file order; as many as a log can mean."""
-    numberless: int | None = None
-    """Line of the first evaluation without a number, such as NaN."""
+    kept: list[Quality] = field(default_factory=list)  # In file order; as many as a log can mean
+    numberless: int | None = None  # Line of the first evaluation without a number, such as NaN
     _newest: dict[_Position, int] = field(default_factory=dict)
 
     def add(self, event: Event, batch: float | None) -> None:
@@ -59,8 +56,8 @@ class Evaluations:
         if metric is None or not self._joined(point, (point.epoch, samples, steps)):
             self.kept.append(point)
 
+    # Join metrics of one checkpoint that are logged one by one, as Stable Diffusion's; return whether it was.
     def _joined(self, point: Quality, position: _Position) -> bool:
-        """Join metrics of one checkpoint that are logged one by one, as Stable Diffusion's; return whether it was."""
         at = self._newest.get(position)
         if at is not None and self.kept[at].values.keys().isdisjoint(point.values):
             values = {**self.kept[at].values, **point.values}
@@ -71,8 +68,8 @@ class Evaluations:
         return False
 
 
+# Numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or are deeper, under "accuracy".
 def _values(value: object, name: str) -> dict[str, float]:
-    """Return numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or are deeper, under "accuracy"."""
     if isinstance(value, list) and len(value) == len(_BOX_AND_MASK):
         value = dict(zip(_BOX_AND_MASK, value, strict=True))
     if isinstance(value, dict):

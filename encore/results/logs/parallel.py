@@ -17,15 +17,11 @@ from typing import TypeVar
 from encore.errors import EncoreError, ExitCode
 
 Result = TypeVar("Result")
-OnRead = Callable[[int, int], None]
-"""Called with the bytes that are read so far, and with all there are."""
+OnRead = Callable[[int, int], None]  # Called with the bytes that are read so far, and with all there are
 
-_WORTHWHILE = 16 << 20
-"""Bytes of logs that one core reads in about 0.3 s; two processes start in a tenth of that."""
-_CHUNKS_PER_CORE = 8
-"""Few messages, and no core left with all at the end."""
-_PACKED = 10
-"""Bytes of text in a byte of a compressed log."""
+_WORTHWHILE = 16 << 20  # Bytes of logs that one core reads in about 0.3 s; two processes start in a tenth of that
+_CHUNKS_PER_CORE = 8  # Few messages, and no core left with all at the end
+_PACKED = 10  # Bytes of text in a byte of a compressed log
 
 
 def map_files(read: Callable[[Path], Result], files: Sequence[Path], on_read: OnRead | None = None) -> Iterator[Result]:
@@ -83,8 +79,8 @@ def _in_processes(read: Callable[[Path], Result], files: Sequence[Path], workers
         pool.shutdown(cancel_futures=True)
 
 
+# Leave signals to the parent, and end with it: a killed parent cannot tell its workers.
 def _start_worker() -> None:
-    """Leave signals to the parent, and end with it: a killed parent cannot tell its workers."""
     from multiprocessing import parent_process
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -26,15 +26,13 @@ from types import MappingProxyType
 from typing import BinaryIO, Literal, NamedTuple, cast
 
 Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
+# Called with the line number and the text of a line that has an event's mark but is no event.
 OnDamage = Callable[[int, str], None]
-"""Called with the line number and the text of a line that has an event's mark but is no event."""
 
-MAX_LINE = 1 << 20
-"""Longest line read as a whole; what follows in such a line is skipped, so memory stays constant."""
+MAX_LINE = 1 << 20  # Longest line read as a whole; what follows in such a line is skipped, so memory stays constant
 _EXCERPT = 1000
 _MAX_EXACT_INT = 1 << 53
-_LARGEST = 1e30
-"""No quantity of a run is larger; sums and squares of numbers below it stay finite."""
+_LARGEST = 1e30  # No quantity of a run is larger; sums and squares of numbers below it stay finite
 _MAX_DAMAGED = 8
 _GZIP_MAGIC = b"\x1f\x8b"
 _MARKS = (b":::ML", b"MLPerf:")
@@ -69,8 +67,7 @@ class Event(NamedTuple):
     line: int = 0
     dialect: Dialect = "mllog"
     namespace: str = ""
-    refused_time: str = ""
-    """What ``time_ms`` holds where it is no number that can be a time."""
+    refused_time: str = ""  # What ``time_ms`` holds where it is no number that can be a time
 
 
 ReadEvents = Callable[[Path, OnDamage], Iterator[Event]]
@@ -103,8 +100,8 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) ->
             report(0, f":::ML the compressed file is damaged: {error}")
 
 
+# Yield the lines, of a longer one than MAX_LINE the beginning.
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines, of a longer one than MAX_LINE the beginning."""
     read = partial(stream.readline, MAX_LINE)
     for line in iter(read, b""):
         yield line
@@ -112,8 +109,8 @@ def _lines(stream: BinaryIO) -> Iterator[bytes]:
             line = read()
 
 
+# Event of a line that has one and nothing after it, as nearly all do; None for any other line.
 def _plain_event(line: bytes, at: int, number: int) -> Event | None:
-    """Return the event of a line that has one and nothing after it, as nearly all do; None for any other line."""
     if not line.startswith(_PLAIN, at) or line.find(_MARKS[1], 0, at) >= 0:
         return None
     try:
@@ -155,8 +152,8 @@ def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) ->
         match = _TOKEN.search(text, end)
 
 
+# Yield the rest of a line with many damaged events, each cut at the next mark: linear in the line's length.
 def _parse_pieces(text: str, number: int, report: OnDamage) -> Iterator[Event]:
-    """Yield the rest of a line with many damaged events, each cut at the next mark: linear in the line's length."""
     starts = [match.start() for match in _TOKEN.finditer(text)]
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
         yield from parse_line(text[start:stop], number, report)
@@ -166,8 +163,8 @@ def _ignore(line: int, text: str) -> None:
     pass
 
 
+# Event that starts at ``token``, and where the text after it begins.
 def _parse_event(text: str, token: re.Match[str], limit: int, number: int) -> tuple[Event | None, int]:
-    """Return the event that starts at ``token``, and where the text after it begins."""
     mark = token.group()
     if mark == ":::MLLOG":
         return _parse_mllog(text, token.end(), limit, number)
@@ -249,8 +246,8 @@ def _parse_mlperf(body: str, number: int) -> Event | None:
     )
 
 
+# JSON value at ``start``, or None where there is none. RecursionError: thousands of brackets.
 def _json_at(text: str, start: int) -> tuple[object, int]:
-    """Return the JSON value at ``start``, or None where there is none. RecursionError: thousands of brackets."""
     while start < len(text) and text[start] in " \t":
         start += 1
     try:
@@ -259,8 +256,8 @@ def _json_at(text: str, start: int) -> tuple[object, int]:
         return None, start
 
 
+# V0.5 value: JSON where it is JSON, else the text itself, None where there is none.
 def _bare_or_json(text: str) -> object:
-    """Return a v0.5 value: JSON where it is JSON, else the text itself, None where there is none."""
     text = text.strip()
     if not text:
         return None
@@ -270,8 +267,8 @@ def _bare_or_json(text: str) -> object:
         return text
 
 
+# Seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all.
 def _time_of(record: Mapping[str, object]) -> float | None:
-    """Return seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all."""
     milliseconds = record.get("time_ms")
     if type(milliseconds) is int and -_MAX_EXACT_INT < milliseconds < _MAX_EXACT_INT:
         return milliseconds / 1000

@@ -8,13 +8,11 @@ from pathlib import Path
 from encore.results.logs.reader import Dialect
 from encore.results.rules import ROUNDS, rounds_at, rounds_of, rounds_with
 
-ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})
-"""Keys that distinguish rounds."""
-LATER_ROUNDS = rounds_with("mllog")
-"""Those with ``:::MLLOG`` lines."""
+ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})  # Keys that distinguish rounds
+LATER_ROUNDS = rounds_with("mllog")  # Those with ``:::MLLOG`` lines
 _FOLDER = re.compile(r"(?:training_results_)?v(\d+\.\d)(?:\.\d)?")
+# Clues that fit most logs of a round but not all: logs of one round are submitted again in the next.
 _GUESSES = frozenset({"date", "keys"})
-"""Clues that fit most logs of a round but not all: logs of one round are submitted again in the next."""
 _PASSPORT_LIMIT = 1 << 20
 _SECONDS_PER_YEAR = 365.2425 * 86400
 
@@ -65,8 +63,8 @@ def find_round(
     return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
 
 
+# Round that the log's folder, or one above it, is named after, known or newer; "" without one.
 def _folders_round(path: Path) -> str:
-    """Return the round that the log's folder, or one above it, is named after, known or newer; "" without one."""
     for part in reversed(path.absolute().parts[:-1]):
         match = _FOLDER.fullmatch(part)
         if match and (f"v{match[1]}" in ROUNDS or _is_newer(f"v{match[1]}")):
@@ -82,8 +80,8 @@ def _number(round_: str) -> tuple[int, ...]:
     return tuple(int(part) for part in round_.removeprefix("v").split("."))
 
 
+# Round that ``run.json`` of Encore's own run folder names, empty where there is none.
 def _in_run_json(path: Path) -> str:
-    """Return the round that ``run.json`` of Encore's own run folder names, empty where there is none."""
     passport = path.parent / "run.json"
     try:
         if passport.stat().st_size > _PASSPORT_LIMIT:

@@ -28,12 +28,12 @@ _PHASES = frozenset(
 )
 _DAMAGED_KEY = re.compile(r'"key":\s*"(\w+)"|:::MLL [\d.]+ (\w+):|:::MLPv\S+ \S+ [\d.]+ \(.*?:\d+\) (\w+)')
 _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
+# The years 2017 and 2100. MLPerf began in 2018; a time outside is in another unit, or no time.
 _EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
-"""The years 2017 and 2100. MLPerf began in 2018; a time outside is in another unit, or no time."""
+# HugeCTR's converter of v0.7 adds milliseconds to the seconds since 1970: the differences alone are right.
 _HUGECTR = "format_ctr_output.py"
-"""HugeCTR's converter of v0.7 adds milliseconds to the seconds since 1970: the differences alone are right."""
+# What logs state of their own speed: samples per second, and seconds of a step and of a validation.
 STATED = frozenset({"throughput", "imgs_sec", "train_step_time", "validation_time"})
-"""What logs state of their own speed: samples per second, and seconds of a step and of a validation."""
 _DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
 _NO_HYPERPARAMETER = re.compile(
     r"submission_|(?:init|run|epoch|block|eval|train)_(?:start|stop|epoch|loop|final|iteration)|eval_accuracy"
@@ -41,18 +41,17 @@ _NO_HYPERPARAMETER = re.compile(
     r"|throughput|power_|step_|actual_selfplay"
 )
 _LARGEST_FRACTION = 1.0
-_LONGEST_DAYS = 60
-"""The longest public run took 8 days."""
+_LONGEST_DAYS = 60  # The longest public run took 8 days
 _MINUTES_PER_DAY = 1440
+# The years 1990 and 2200: such a time is one of a clock, though a wrong one.
 _EARLIEST_DATE_S, _LATEST_DATE_S = 631_152_000, 7_258_118_400
-"""The years 1990 and 2200: such a time is one of a clock, though a wrong one."""
 _TEXTS = {"submission_division": "division", "submission_org": "org", "submission_platform": "platform"}
+# Events whose first value is a field of RunLog; the figures are hyperparameters, too.
 _FIGURES = {
     "global_batch_size": "global_batch",
     "train_samples": "train_samples", "preproc_num_train_examples": "train_samples",
     "eval_samples": "eval_samples", "preproc_num_eval_examples": "eval_samples",
 }  # fmt: skip
-"""Events whose first value is a field of RunLog; the figures are hyperparameters, too."""
 
 
 class Reason(str, Enum):
@@ -95,8 +94,7 @@ class Untimely(NamedTuple):
     key: str
     line: int
     time_s: float | None
-    refused_time: str
-    """What was written in place of a number."""
+    refused_time: str  # What was written in place of a number
 
 
 @dataclass(kw_only=True)
@@ -106,26 +104,22 @@ class RunLog:
     path: Path
     round: str | None = None
     round_found: str = ""
+    # Whether the round was taken from the date or the keys, which neighbouring rounds share.
     round_is_guess: bool = False
-    """Whether the round was taken from the date or the keys, which neighbouring rounds share."""
     benchmark: str | None = None
-    unknown_benchmark: str = ""
-    """What the log names in place of a benchmark that is known."""
+    unknown_benchmark: str = ""  # What the log names in place of a benchmark that is known
     division: str | None = None
     org: str | None = None
     platform: str | None = None
     status: str | None = None
     start_s: float | None = None
     stop_s: float | None = None
-    last_stop_line: int | None = None
-    """Line of the last run_stop: what is evaluated after it is not of the run."""
-    elapsed_minutes: float | None = None
-    """Minutes from run_start to run_stop, whether or not the run converged."""
+    last_stop_line: int | None = None  # Line of the last run_stop: what is evaluated after it is not of the run
+    elapsed_minutes: float | None = None  # Minutes from run_start to run_stop, whether or not the run converged
     minutes: float | None = None
     reason: Reason | None = None
     explanation: str = ""
-    quality: Sequence[Quality] = ()
-    """Evaluations in file order, BLEU as 0 to 100 in every round."""
+    quality: Sequence[Quality] = ()  # Evaluations in file order, BLEU as 0 to 100 in every round
     targets: tuple[Target, ...] = ()
     seeds: Sequence[int] = ()
     global_batch: float | None = None
@@ -134,18 +128,15 @@ class RunLog:
     hyperparameters: dict[str, object] = field(default_factory=dict)
     init_seconds: float | None = None
     phases: list[Phase] = field(default_factory=list)
-    stated: list[Stated] = field(default_factory=list)
-    """What the log states of its own speed, in file order."""
+    stated: list[Stated] = field(default_factory=list)  # What the log states of its own speed, in file order
+    # Line and time of every run_start; the first one counts, as of the stops.
     starts: list[tuple[int, float]] = field(default_factory=list)
-    """Line and time of every run_start; the first one counts, as of the stops."""
     stops: list[tuple[int, float]] = field(default_factory=list)
+    # Line of the first run_start or run_stop without a time at which a run can have been.
     untimely_line: int | None = None
-    """Line of the first run_start or run_stop without a time at which a run can have been."""
     dialects: set[Dialect] = field(default_factory=set)
-    source: str = ""
-    """File and line of the program that logged run_start."""
-    damaged_events: int = 0
-    """Damaged events that do not touch the time."""
+    source: str = ""  # File and line of the program that logged run_start
+    damaged_events: int = 0  # Damaged events that do not touch the time
     events: int = 0
 
     @property
@@ -167,19 +158,17 @@ class RunLog:
         return chosen[0].values if chosen else {}
 
 
+# A log while it is read: what is known of the run, and what decides whether its time counts.
 @dataclass
 class _Reading:
-    """A log while it is read: what is known of the run, and what decides whether its time counts."""
-
     run: RunLog
     benchmarks: dict[str, None] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     evaluations: Evaluations = field(default_factory=Evaluations)
+    # A log has as many as ranks: a dictionary keeps their order and finds one at once.
     seeds: dict[int, None] = field(default_factory=dict)
-    """A log has as many as ranks: a dictionary keeps their order and finds one at once."""
     restarted: int | None = None
-    untimely: Untimely | None = None
-    """The first one."""
+    untimely: Untimely | None = None  # The first one
     eval_result_s: float | None = None
     first_init_s: float | None = None
     damaged: list[tuple[int, str]] = field(default_factory=list)
@@ -232,8 +221,8 @@ class _Reading:
         if key in ROUND_KEYS:
             self.keys.add(key)
 
+    # Event without its impossible time, which a run must not be measured by.
     def _timeless(self, event: Event) -> Event:
-        """Return an event without its impossible time, which a run must not be measured by."""
         if event.time_s and str(event.metadata.get("file")).endswith(_HUGECTR):
             return event
         if event.key in ("run_start", "run_stop") and self.untimely is None:
@@ -334,8 +323,8 @@ class _Reading:
         run.minutes = run.elapsed_minutes if run.reason is None else None
         return run
 
+    # Seconds of start and stop, and the minutes in between.
     def _clock(self) -> tuple[float | None, float | None, float | None]:
-        """Return seconds of start and stop, and the minutes in between."""
         start = self.run.starts[0][1] if self.run.starts else None
         stop = self.run.stops[0][1] if self.run.stops else None
         if start is not None and self.eval_result_s is not None:
@@ -344,8 +333,8 @@ class _Reading:
             return start, start + self.eval_result_s, self.eval_result_s / 60
         return start, stop, (stop - start) / 60 if start is not None and stop is not None else None
 
+    # Why the log has no time, in the order in which a reader would ask.
     def _judge(self) -> tuple[Reason | None, str]:
-        """Return why the log has no time, in the order in which a reader would ask."""
         elapsed = self.run.elapsed_minutes
         if self.run.events == 0 and self.last_damaged:
             return (
@@ -422,8 +411,8 @@ def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEve
     return reading.finish(round_)
 
 
+# Name the damage; that of a compressed file is in no line of it.
 def _damage(line: int, text: str) -> str:
-    """Name the damage; that of a compressed file is in no line of it."""
     return f"line {line} holds a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
 
 
@@ -441,8 +430,8 @@ def _untimely(found: Untimely) -> str:
     return f"{place} is at {seconds:.6g} s, which is not in the years 2017 to 2100: in another unit?"
 
 
+# Name the first value of each target that its unit does not have.
 def _other_units(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Iterator[str]:
-    """Name the first value of each target that its unit does not have."""
     for target in targets:
         values = [(point.values[target.name], point.line) for point in quality if target.name in point.values]
         odd = next(((value, line) for value, line in values if target.out_of_range(value)), None)
@@ -452,11 +441,9 @@ def _other_units(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Ite
             yield f"{what}, which is {side} {target.limit:g}: in another unit, such as per cent?"
 
 
+# BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1.
+# But for one of v0.5 or v0.6 in the lines of its round: there, so little is BLEU of a run that learns nothing.
 def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool) -> list[Quality]:
-    """Return BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1.
-
-    But for one of v0.5 or v0.6 in the lines of its round: there, so little is BLEU of a run that learns nothing.
-    """
     values = [value for point in quality for value in point.values.values()]
     if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _LARGEST_FRACTION:
         return quality

@@ -15,33 +15,25 @@ from encore.results.logs.evaluations import Quality
 from encore.results.logs.run_log import Phase, RunLog
 
 _TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
+# No run of any round trained for this many epochs: a larger number is one of steps or samples.
 _STEPS_FROM = {"unet3d": 10_000}
-"""No run of any round trained for this many epochs: a larger number is one of steps or samples."""
 _STEPS_FROM_ELSE = 1000
 _SLACK_S = 1.0
-MOST_POINTS = 30
-"""Of a curve: what a plot can show."""
-_COUNTS_SAMPLES = frozenset({"bert"})
-"""NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples."""
+MOST_POINTS = 30  # Of a curve: what a plot can show
+_COUNTS_SAMPLES = frozenset({"bert"})  # NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
     """Seconds of one run; None where the log does not say. start + train + evaluate is the run's time."""
 
-    init_s: float | None = None
-    """From init_start to init_stop, off the clock."""
-    start_s: float | None = None
-    """From run_start to the first epoch."""
-    train_s: float | None = None
-    """On the clock, neither starting nor evaluating."""
-    evaluate_s: float | None = None
-    """In evaluations; where they run during the training, their time counts here."""
+    init_s: float | None = None  # From init_start to init_stop, off the clock
+    start_s: float | None = None  # From run_start to the first epoch
+    train_s: float | None = None  # On the clock, neither starting nor evaluating
+    evaluate_s: float | None = None  # In evaluations; where they run during the training, their time counts here
     first_epoch_s: float | None = None
-    epoch_s: float | None = None
-    """An epoch after the first, without its evaluation: the median."""
-    evaluation_s: float | None = None
-    """One evaluation: the median."""
+    epoch_s: float | None = None  # An epoch after the first, without its evaluation: the median
+    evaluation_s: float | None = None  # One evaluation: the median
 
 
 PHASE_NAMES = tuple(each.name for each in fields(Phases))
@@ -52,8 +44,7 @@ class Length:
     """How far a run trained until it reached its target."""
 
     value: float
-    unit: str
-    """epochs or samples as the log counts them, evaluations where it counts neither."""
+    unit: str  # epochs or samples as the log counts them, evaluations where it counts neither
 
 
 @dataclass(frozen=True)
@@ -61,8 +52,8 @@ class Curve:
     """Quality of one run over its minutes since run_start: evaluations on the clock, the last one decided the run."""
 
     minutes: tuple[float, ...] = ()
+    # As long as ``minutes``, by the names of the targets: "value", or "BBOX" and "SEGM" of Mask R-CNN.
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """As long as ``minutes``, by the names of the targets: "value", or "BBOX" and "SEGM" of Mask R-CNN."""
 
 
 def phases_of(run: RunLog) -> Phases:
@@ -160,8 +151,8 @@ def _thinned(points: list[tuple[float, dict[str, float]]]) -> list[tuple[float, 
     return [points[round(number * last / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
 
 
+# Epochs begun before the evaluation; the evaluations themselves where the log has no epochs.
 def _counted(run: RunLog, point: Quality) -> Length:
-    """Return epochs begun before the evaluation; the evaluations themselves where the log has no epochs."""
     before = [
         phase.epoch
         for phase in run.phases
@@ -172,11 +163,9 @@ def _counted(run: RunLog, point: Quality) -> Length:
     return Length(value=float(run.quality.index(point) + 1), unit="evaluations")
 
 
+# Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps.
+# Such logs number their evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
 def _from_zero(run: RunLog, point: Quality) -> float | None:
-    """Return epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps.
-
-    Such logs number their evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
-    """
     labels = [
         phase.epoch
         for phase in run.phases
@@ -189,11 +178,9 @@ def _from_zero(run: RunLog, point: Quality) -> float | None:
     return float(len(labels)) if abs(point.epoch - labels[-1]) <= 1 else None
 
 
+# Epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.
+# So NVIDIA's DLRM of v0.7 has them: 1.9 after nine tenths of epoch 1, where epochs are numbered from 1.
 def _inside_epoch(run: RunLog, point: Quality) -> float | None:
-    """Return the epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.
-
-    So NVIDIA's DLRM of v0.7 has them: 1.9 after nine tenths of epoch 1, where epochs are numbered from 1.
-    """
     until = math.inf if point.time_s is None else point.time_s
     # Some logs round the times, so that the epoch seems to end before its evaluation has.
     begun = [phase.time_s for phase in run.phases if phase.name == "eval_start" and phase.time_s <= until]
@@ -229,8 +216,8 @@ def _covered(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: f
     return sum(max(min(end, high) - max(begin, low), 0.0) for begin, end in intervals)
 
 
+# Seconds of each epoch, from its start to the next one's, without the evaluations in it.
 def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float) -> list[float]:
-    """Return seconds of each epoch, from its start to the next one's, without the evaluations in it."""
     starts: dict[float | None, float] = {}
     for phase in phases:
         if phase.name in ("epoch_start", "train_epoch"):

@@ -9,10 +9,8 @@ from encore.results.published.published import DATA
 
 DATA_FILE = DATA / "calibration.csv"
 COLUMNS = ("population", "ours", "theirs", "apart", "trials", "reproduced", "different")
-SHIFT = "shift"
-"""In the column ``apart``: the two sets converge differently."""
-Table = tuple[list[str], list[list[str]]]
-"""Head and rows."""
+SHIFT = "shift"  # In the column ``apart``: the two sets converge differently
+Table = tuple[list[str], list[list[str]]]  # Head and rows
 _APART = {"0": "equal", "0.05": "5 % apart", "0.1": "10 % apart", "0.2": "20 % apart"}
 
 

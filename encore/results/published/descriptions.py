@@ -22,8 +22,8 @@ _LONGEST_COUNT = 10
 _NOT_IN_A_KEY = re.compile(r"[^a-z0-9]+")
 _LINE = re.compile(r"(\w+): (\{.*\})")
 _COUNTED_CPU = re.compile(r"(\d+)\s*x\s+(.+)", re.IGNORECASE)
+# Google's v0.5 names a slice of a TPU pod by its cores, and repeats their number as that of a node.
 _SLICE = re.compile(r"tpuv\d-(\d+)")
-"""Google's v0.5 names a slice of a TPU pod by its cores, and repeats their number as that of a node."""
 _ROUND = re.compile(r"training_results_(v\d\.\d)")
 _KNOWN = frozenset({"system_name", "framework", "number_of_nodes", "nodes", "accelerators_per_node"})
 _PLACEHOLDERS = frozenset({"", "n/a", "na", "none", "todo", "cpuname", "-", "{}", "[]"})
@@ -55,8 +55,8 @@ def read_description(path: Path) -> tuple[dict[str, Any], str]:
     )
 
 
+# JSON value, and what is wrong with its syntax.
 def _loaded(text: str) -> tuple[object, str]:
-    """Return the JSON value, and what is wrong with its syntax."""
     try:
         return json.loads(text, strict=False), ""
     except (ValueError, RecursionError) as error:
@@ -70,8 +70,8 @@ def _loaded(text: str) -> tuple[object, str]:
         return None, caveat
 
 
+# Description as NVIDIA wrote it in v0.6: the values of log lines, with Python's dictionaries in them.
 def _lines(text: str) -> dict[str, Any]:
-    """Return a description as NVIDIA wrote it in v0.6: the values of log lines, with Python's dictionaries in them."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
         match = _LINE.fullmatch(line.strip())
@@ -129,8 +129,8 @@ def from_description(description: Mapping[str, Any], caveat: str = "") -> System
     )
 
 
+# Yield names and versions from a dictionary, a list of such, or ``name version / name version``.
 def _versions(software: object) -> Iterator[tuple[str, str]]:
-    """Yield names and versions from a dictionary, a list of such, or ``name version / name version``."""
     if isinstance(software, str):
         software = [dict([part.strip().rsplit(" ", 1)]) for part in software.split(" / ") if " " in part.strip()]
     for each in software if isinstance(software, list) else [software]:
@@ -139,8 +139,8 @@ def _versions(software: object) -> Iterator[tuple[str, str]]:
                 yield str(name), str(version).strip()
 
 
+# Description that an ``entry.json`` of v0.5 and v0.6 is, by the names of v0.7.
 def _of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description that an ``entry.json`` of v0.5 and v0.6 is, by the names of v0.7."""
     groups = [entry["nodes"]] if isinstance(entry["nodes"], dict) else entry["nodes"]
     groups = [{_key(key): value for key, value in group.items()} for group in groups if isinstance(group, dict)]
     first = groups[0] if groups else {}
@@ -174,8 +174,8 @@ def _count(text: str | None) -> int | None:
     return int(digits[0]) if digits and 0 < len(digits[0]) < _LONGEST_COUNT else None
 
 
+# Yield round, submitter, system and what it is, of every description in checkouts of the result repositories.
 def _submitted(root: Path) -> Iterator[tuple[str, str, str, System]]:
-    """Yield round, submitter, system and what it is, of every description in checkouts of the result repositories."""
     cells = {(cell.round, cell.submitter, cell.system) for cell in load_published()}
     for path in sorted(root.rglob("*.json")):
         parts = path.relative_to(root).parts

@@ -75,8 +75,7 @@ class System:
     operating_system: str | None = None
     status: str | None = None
     software: Mapping[str, str] = field(default_factory=dict)
-    caveat: str = ""
-    """What is wrong with the file that describes it."""
+    caveat: str = ""  # What is wrong with the file that describes it
 
     @property
     def accelerators(self) -> int | None:
@@ -93,16 +92,13 @@ class PublishedResult:
     round: str
     submitter: str
     system: str
-    benchmark: str | None
-    """None where the submitted logs do not say it."""
+    benchmark: str | None  # None where the submitted logs do not say it
     runs: int
     converged: int | None
-    score_minutes: float | None
-    """The raw score; None where the submitted logs give none."""
+    score_minutes: float | None  # The raw score; None where the submitted logs give none
+    # By which MLCommons multiplies the raw score, from the set's scaling.json; None where there is none.
     scaling_factor: float | None
-    """By which MLCommons multiplies the raw score, from the set's scaling.json; None where there is none."""
-    official_minutes: float | None
-    """The official score: the raw one times the factor, or as it is without a factor."""
+    official_minutes: float | None  # The official score: the raw one times the factor, or as it is without a factor
     fastest_minutes: float | None
     slowest_minutes: float | None
     cv: float | None
@@ -111,10 +107,9 @@ class PublishedResult:
     last_quality: str
     samples_per_second: float | None
     init_seconds: float | None
-    division: str
-    """closed or open; empty where the submitter's description does not say it."""
+    division: str  # closed or open; empty where the submitter's description does not say it
+    # As MLCommons' tables have it, such as Available on-premise; RDI is research, development or internal.
     availability: str
-    """As MLCommons' tables have it, such as Available on-premise; RDI is research, development or internal."""
     note: str
     hardware: System
 
@@ -259,8 +254,8 @@ def _described(round_: str) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
+# Nodes, accelerators and framework, as far as submitters put them into the names of their systems.
 def _from_name(name: str) -> System:
-    """Return nodes, accelerators and framework, as far as submitters put them into the names of their systems."""
     lowered = name.lower()
     framework = next((label for mark, label in _FRAMEWORKS if mark in lowered), None)
     nodes, per_node, accelerator = _hardware_from_name(name)
@@ -273,8 +268,8 @@ def _from_name(name: str) -> System:
     )
 
 
+# Nodes, accelerators per node, and which.
 def _hardware_from_name(name: str) -> tuple[int | None, int | None, str | None]:
-    """Return nodes, accelerators per node, and which."""
     match = _NODES.search(name)
     nodes = int(match[1]) if match else None
     tpu = _TPU.search(name)

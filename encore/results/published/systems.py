@@ -7,6 +7,7 @@ from encore.results.published.descriptions import described
 from encore.results.published.published import PublishedResult, System, load_published, system_of
 from encore.results.rules import canonical
 
+# Of MLPerf's system description, by the schema of the v0.7 repository.
 DESCRIPTION_FIELDS = (
     "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
     "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count",
@@ -17,7 +18,6 @@ DESCRIPTION_FIELDS = (
     "accelerator_memory_capacity", "accelerator_interconnect", "accelerator_interconnect_topology", "cooling",
     "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
 )  # fmt: skip
-"""Of MLPerf's system description, by the schema of the v0.7 repository."""
 _FAMILY = re.compile(
     r"(?<![a-z0-9])(?:tpu[\s_-]*v(\d[ep]?)|((?:gb|gh)[23]00|[bh][123]00|h800|v100s?|a100x?|a800|p100|l40s?|l4|a30|a40"
     r"|a10g?|a2|t4|mi3\d\dx|gaudi\s*\d?|hl-?\d+|ascend\s*\d*|rtx\s?(?:pro\s?)?\w+|rx\s?7900\s?xtx?|bow ipu|gc200"
@@ -107,8 +107,8 @@ def rounds_system(folder: Path, round_: str | None, platform: str | None) -> Sys
     return _from_platform(platform or "")
 
 
+# ``1xNVIDIA DGX A100`` as v0.6 and later write it: the number in front is one of nodes.
 def _from_platform(platform: str) -> System:
-    """Return ``1xNVIDIA DGX A100`` as v0.6 and later write it: the number in front is one of nodes."""
     match = _PLATFORM.match(platform.strip())
     nodes, name = (int(match[1]), match[2]) if match and len(match[1]) < 7 else (None, platform)
     for box, accelerator, count in _BOXES:

@@ -16,12 +16,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from encore.results.report.shown import first_read
 
-FILE = "detections.jsonl"
-"""In the folder of an experiment: one JSON object per image."""
-IN_REPORT = 2
-"""Images at each end that a report shows."""
-PANEL, GAP = 360, 8
-"""Width in pixels in which each side is shown, and between them."""
+FILE = "detections.jsonl"  # In the folder of an experiment: one JSON object per image
+IN_REPORT = 2  # Images at each end that a report shows
+PANEL, GAP = 360, 8  # Width in pixels in which each side is shown, and between them
 KEY = (
     "Left: detections with a score of at least 0.3, 20 at most; dashed: matches no object at IoU 0.5. "
     "Right: the objects; dotted: a crowd."
@@ -35,8 +32,8 @@ _LARGEST = 4096
 _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
 
 
+# Name that controls no terminal and turns no direction of writing, cut.
 def _name(text: object) -> str:
-    """Return a name that controls no terminal and turns no direction of writing, cut."""
     return "".join(each if each.isprintable() else " " for each in str(text)[:60])
 
 
@@ -59,14 +56,11 @@ class Shape(BaseModel):
     """A detection or an object, in pixels of the picture."""
 
     label: Name
-    box: tuple[Finite, Finite, Finite, Finite]
-    """x, y, width and height."""
+    box: tuple[Finite, Finite, Finite, Finite]  # x, y, width and height
+    # x, y and length of each run of pixels of the mask, one after the other; empty without a mask.
     runs: Annotated[tuple[int, ...], _at_most(_MOST_RUNS)] = ()
-    """x, y and length of each run of pixels of the mask, one after the other; empty without a mask."""
-    score: Finite | None = None
-    """Of a detection."""
-    matched: bool = True
-    """Whether a detection matches an object."""
+    score: Finite | None = None  # Of a detection
+    matched: bool = True  # Whether a detection matches an object
     crowd: bool = False
 
 
@@ -76,17 +70,14 @@ Shapes = Annotated[tuple[Shape, ...], _at_most(_MOST_SHAPES)]
 class Detected(BaseModel):
     """An image with its detections and objects."""
 
-    which: Annotated[str, BeforeValidator(lambda which: "best" if which == "best" else "worst")]
-    """best or worst"""
+    which: Annotated[str, BeforeValidator(lambda which: "best" if which == "best" else "worst")]  # best or worst
     image: int
     file: Name
     epoch: int
-    precision: Finite
-    """Average precision at IoU 0.5 within this image, 0 to 1: not what a run is judged by."""
+    precision: Finite  # Average precision at IoU 0.5 within this image, 0 to 1: not what a run is judged by
     width: Size
     height: Size
-    jpeg: Annotated[str, AfterValidator(_jpeg)]
-    """In base64."""
+    jpeg: Annotated[str, AfterValidator(_jpeg)]  # In base64
     found: Shapes
     objects: Shapes = Field(alias="truth")
 

@@ -13,8 +13,7 @@ from xml.etree import ElementTree
 from encore import __version__
 from encore.results.findings import Finding, no_error
 
-Found = Sequence[tuple[Path, Sequence[Finding]]]
-"""Logs, or folders of a set, with what was found in each."""
+Found = Sequence[tuple[Path, Sequence[Finding]]]  # Logs, or folders of a set, with what was found in each
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"error": "error", "warning": "warning", "note": "note"}
@@ -61,8 +60,8 @@ def junit(found: Found) -> str:
 FORMATS = {"sarif": sarif, "junit": junit}
 
 
+# Short name that is the same for all findings of a rule: that of our own, or mlperf-logging's key.
 def _rule_of(finding: Finding) -> str:
-    """Return a short name that is the same for all findings of a rule: that of our own, or mlperf-logging's key."""
     return finding.code or finding.rule.partition(":")[0].rpartition(", ")[2]
 
 
@@ -97,6 +96,6 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
         yield _printable(f"{finding.severity}: {place}{_text(finding)}")
 
 
+# Text without the control characters that XML cannot hold, which a log may have.
 def _printable(text: str) -> str:
-    """Return text without the control characters that XML cannot hold, which a log may have."""
     return "".join(character if character.isprintable() else "�" for character in text)

@@ -18,8 +18,7 @@ from encore.results.report.tables import by_precision, by_release, quality_table
 from encore.results.table import Table
 
 WIDTH, _HEIGHT = 560, 340
-_SMALL = 0.15
-"""Times below this share of the longest go into the magnified plot."""
+_SMALL = 0.15  # Times below this share of the longest go into the magnified plot
 _MOST_LINES = 8
 _MOST_BARS = 24
 _MOST_MARKS = 60
@@ -198,13 +197,13 @@ def bars(key: str, table: Table, label: tuple[int, ...], value: int, axis: str) 
     return Figure(key, table.title, panel.svg(table.title), table)
 
 
+# What a title adds where there are more lines than colours: the table has them all.
 def _of(count: int) -> str:
-    """Return what a title adds where there are more lines than colours: the table has them all."""
     return f" (the first {_MOST_LINES} of {count}; all are in the table)" if count > _MOST_LINES else ""
 
 
+# Minutes over GPUs of every benchmark that was run on more than one number of them.
 def _lines(measurements: Sequence[Measurement]) -> list[tuple[str, list[Point]]]:
-    """Return minutes over GPUs of every benchmark that was run on more than one number of them."""
     grouped: dict[str, dict[float, float]] = {}
     several = len({(each.framework, each.release) for each in measurements}) > 1
     for each in measurements:

@@ -19,16 +19,12 @@ from encore.results.report.set_figures import Plot
 from encore.results.report.shown import first_read, read
 from encore.results.table import Table
 
+# In the folder of an experiment: one JSON object a generation.
 FILE, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
-"""In the folder of an experiment: one JSON object a generation."""
-LETTERS = "ABCDEFGHJKLMNOPQRST"
-"""Of the columns of a board, which has no I."""
-UNIT = 28
-"""Pixels between two lines of a board."""
-LONGEST_LIST = 12
-"""Moves without a stone at the end that are listed below a board."""
-_LIMITS = (10_000, 1 << 16)
-"""Lines of a file, and characters of one."""
+LETTERS = "ABCDEFGHJKLMNOPQRST"  # Of the columns of a board, which has no I
+UNIT = 28  # Pixels between two lines of a board
+LONGEST_LIST = 12  # Moves without a stone at the end that are listed below a board
+_LIMITS = (10_000, 1 << 16)  # Lines of a file, and characters of one
 _WIDTH, _HEIGHT = 400, 296
 
 
@@ -37,10 +33,8 @@ class Generation(BaseModel):
 
     generation: int = Field(ge=1)
     games: float
-    moves: float
-    """A game, in the mean."""
-    black_wins: float
-    """Share of the games."""
+    moves: float  # A game, in the mean
+    black_wins: float  # Share of the games
     resigned: float
     policy_loss: float = Field(allow_inf_nan=False)
     value_loss: float = Field(allow_inf_nan=False)
@@ -50,10 +44,8 @@ class Evaluation(BaseModel):
     """What the model of a generation won in a match after the clock."""
 
     generation: int = Field(ge=1)
-    win_rate: float = Field(ge=0, le=1)
-    """Against the target model."""
-    win_rate_first: float | None = Field(default=None, ge=0, le=1)
-    """Against the model of the first generation."""
+    win_rate: float = Field(ge=0, le=1)  # Against the target model
+    win_rate_first: float | None = Field(default=None, ge=0, le=1)  # Against the model of the first generation
 
 
 class Game(BaseModel):
@@ -63,12 +55,9 @@ class Game(BaseModel):
     game: int
     size: int = Field(ge=2, le=len(LETTERS))
     moves: list[int] = Field(max_length=4000)
-    stones: list[int]
-    """At the end, of every point: 0 empty, 1 black, 2 white."""
-    outcome: float
-    """Above 0: black won."""
-    margin: float
-    """Black's points less white's."""
+    stones: list[int]  # At the end, of every point: 0 empty, 1 black, 2 white
+    outcome: float  # Above 0: black won
+    margin: float  # Black's points less white's
     resigned: bool
 
     @model_validator(mode="after")

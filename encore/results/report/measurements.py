@@ -15,8 +15,7 @@ from encore.results.published.published import PublishedResult, load_figures
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
 from encore.results.words import count_of
 
-_NUMBERED_FROM = 2
-"""Epochs by which a log's numbers may differ from those that were trained."""
+_NUMBERED_FROM = 2  # Epochs by which a log's numbers may differ from those that were trained
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,8 @@ class Curve:
     name: str
     points: tuple[tuple[float, float], ...]
     target: float | None
-    over: str = "epochs"
-    """Unit of the points' first number: epochs, samples, steps or samples, or evaluations."""
-    quality: str = "quality"
-    """What it is, such as top-1 accuracy or log perplexity."""
+    over: str = "epochs"  # Unit of the points' first number: epochs, samples, steps or samples, or evaluations
+    quality: str = "quality"  # What it is, such as top-1 accuracy or log perplexity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,19 +37,15 @@ class Measurement:
     benchmark: str
     system: str
     framework: str | None = None
-    gpus: int | None = None
-    """Accelerators; None of a run on CPUs, whose system has its ranks."""
+    gpus: int | None = None  # Accelerators; None of a run on CPUs, whose system has its ranks
+    # As the source counts it: samples of a step over all GPUs in logs; studies also write it per GPU.
     batch: float | None = None
-    """As the source counts it: samples of a step over all GPUs in logs; studies also write it per GPU."""
     minutes_per_epoch: float | None = None
     epochs: float | None = None
-    samples: float | None = None
-    """To the target, where the logs count no epochs."""
-    minutes: float | None = None
-    """Time to the target."""
+    samples: float | None = None  # To the target, where the logs count no epochs
+    minutes: float | None = None  # Time to the target
     precision: str = ""
-    release: str | None = None
-    """Container release, such as 20.06."""
+    release: str | None = None  # Container release, such as 20.06
     curves: tuple[Curve, ...] = ()
 
 
@@ -131,8 +124,8 @@ def _precision(side: Side) -> str:
     return str(stated or "")
 
 
+# Yield each quality of each run over what all logs of the set count; else over the number of the evaluation.
 def _curves(runs: Sequence[RunLog]) -> Iterator[Curve]:
-    """Yield each quality of each run over what all logs of the set count; else over the number of the evaluation."""
     places = [_places(run) for run in runs if run.quality]
     (over, *others) = dict.fromkeys(over for over, _ in places) or ("evaluations",)
     over = "evaluations" if others else over
@@ -149,8 +142,8 @@ def _curves(runs: Sequence[RunLog]) -> Iterator[Curve]:
             yield Curve(name, tuple(points), target.value if target else None, over, quality)
 
 
+# Unit of a run's length and where each evaluation is in it; evaluations where some are nowhere.
 def _places(run: RunLog) -> tuple[str, list[float]]:
-    """Return the unit of a run's length and where each evaluation is in it; evaluations where some are nowhere."""
     length, last = length_of(run), deciding(run)
     over = length.unit if length else "evaluations"
     counted = [point.samples if over == "samples" else point.epoch for point in run.quality]

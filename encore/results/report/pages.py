@@ -14,8 +14,8 @@ from encore.results.words import percent
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+# Of the report; what it has, such as its styles, the templates of other folders may take by ``part(FILE)``.
 TEMPLATES = Path(__file__).parents[1] / "templates"
-"""Of the report; what it has, such as its styles, the templates of other folders may take by ``part(FILE)``."""
 
 
 def render(folder: Path, template: str, **values: Any) -> str:
@@ -41,8 +41,8 @@ def render(folder: Path, template: str, **values: Any) -> str:
     return environment.get_template(template).render()
 
 
+# Log's text on one line of Markdown.
 def _plain(text: object) -> str:
-    """Return a log's text on one line of Markdown."""
     return " ".join(str(text).split()).replace("|", "/").replace("<", "&lt;")
 
 

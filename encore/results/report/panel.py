@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 Point = tuple[float, float]
 Range = tuple[float, float]
-Span = tuple[float, float, float]
-"""A value of x, and from where to where y is there."""
+Span = tuple[float, float, float]  # A value of x, and from where to where y is there
 
 SERIES = 8
-_LETTER = 6.9
-"""Width of a letter at 12 px, on average."""
+_LETTER = 6.9  # Width of a letter at 12 px, on average
 _ROW = 17.0
 _LOGARITHMIC_FROM = 16
 _HALF_DIGIT = 3.5
@@ -39,8 +37,8 @@ _SHAPES = (
     "m-3.6-3l3.6 2 3.6-2v6l-3.6-2-3.6 2z",
 )
 CROSS = "m-3-3l6 6m0-6l-6 6"
+# Lines of no length: their round or square ends make the marker, in a fifth of an outline's text.
 DOT, SQUARE = "h0", "v0"
-"""Lines of no length: their round or square ends make the marker, in a fifth of an outline's text."""
 _DRAWN = {CROSS: "x", DOT: "dot", SQUARE: "square"}
 
 
@@ -108,8 +106,8 @@ class Panel:
         if y_label:
             self.text(0, 12, y_label, "quiet")
 
+    # Write a tick's value below the axis, at the edge of the picture where it would be cut.
     def _below(self, value: float, words: str) -> None:
-        """Write a tick's value below the axis, at the edge of the picture where it would be cut."""
         half, x = _HALF_DIGIT * len(words), self.x(value)
         if x + half > self.width:
             self.text(self.width, self.bottom + 15, words, "end")
@@ -191,8 +189,8 @@ class Panel:
         named = f'role="img" aria-label="{escaped(label)}"' if label else 'aria-hidden="true"'
         return f'<svg viewBox="0 0 {_n(self.width)} {_n(low)}" {named}>{"".join(self._parts)}</svg>'
 
+    # Write the names below the axes, whole: a long one continues in the next row.
     def _draw_legend(self) -> float:
-        """Write the names below the axes, whole: a long one continues in the next row."""
         x, y = 0.0, self.height + 6
         for swatch, label in self._legend:
             lines = textwrap.wrap(label, int((self.width - 24) / _LETTER), break_long_words=True) or [""]
@@ -217,8 +215,8 @@ def _style(style: str | int) -> str:
     return f"s{_index(style) + 1}" if isinstance(style, int) else style
 
 
+# Coordinate to 0.1 px.
 def _n(value: float) -> str:
-    """Return a coordinate to 0.1 px."""
     return f"{round(value, 1) + 0.0:g}" if abs(value) < 1e5 else "0"
 
 

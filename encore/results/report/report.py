@@ -35,18 +35,14 @@ from encore.results.table import Table
 class Chapter:
     """A part of a report with words of its own, such as a question and its answer."""
 
-    key: str
-    """Names its tables' files."""
+    key: str  # Names its tables' files
     title: str
     sentence: str = ""
-    note: str = ""
-    """What has to be known of every figure in it."""
+    note: str = ""  # What has to be known of every figure in it
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
-    folded: tuple[Table, ...] = ()
-    """Tables that are shown on demand."""
-    terms: tuple[tuple[str, str], ...] = ()
-    """A list at its end: a term and what is to be said of it."""
+    folded: tuple[Table, ...] = ()  # Tables that are shown on demand
+    terms: tuple[tuple[str, str], ...] = ()  # A list at its end: a term and what is to be said of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +55,10 @@ class Report:
     studies: tuple[Table, ...] = ()
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))
     title: str = "Encore report"
-    packages: tuple[ComplianceReport, ...] = ()
-    """What the package checker says of each submitter's tree."""
-    about: str = ""
-    """The first paragraph."""
+    packages: tuple[ComplianceReport, ...] = ()  # What the package checker says of each submitter's tree
+    about: str = ""  # The first paragraph
     chapters: tuple[Chapter, ...] = ()
-    notices: tuple[str, ...] = ()
-    """What a reader has to know first, such as that nothing here ran on a GPU."""
+    notices: tuple[str, ...] = ()  # What a reader has to know first, such as that nothing here ran on a GPU
 
     @property
     def summary(self) -> Table:
@@ -128,8 +121,8 @@ def build_report(
     )
 
 
+# Every set at or below a path, and the check of each of their logs.
 def _read(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[ComplianceReport]]:
-    """Return every set at or below a path, and the check of each of their logs."""
     scores, reports = score_and_check(existing(path), on_read=on_read)
     if not scores:
         raise no_log(path)

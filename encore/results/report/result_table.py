@@ -10,8 +10,7 @@ from dataclasses import replace
 from encore.results.published.published import PublishedResult
 from encore.results.table import Table
 
-GROUPS = ("round", "division", "availability")
-"""What distinguishes the sections of MLCommons' table."""
+GROUPS = ("round", "division", "availability")  # What distinguishes the sections of MLCommons' table
 _SYSTEM = ("submitter", "system", "accelerator", "count", "software")
 _DIVISIONS = ("closed", "open", "")
 _AVAILABILITIES = ("Available on-premise", "Available cloud", "Available", "Preview", "RDI", "")

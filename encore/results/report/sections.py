@@ -57,12 +57,10 @@ class Section:
 
     key: str
     title: str
-    ruling: str
-    """The verdict's words, or that this is a run on a toy data set, which no submission is compared with."""
+    ruling: str  # The verdict's words, or that this is a run on a toy data set, which no submission is compared with
     tone: str
     comparison: Comparison
-    reports: tuple[ComplianceReport, ...]
-    """The check of each log."""
+    reports: tuple[ComplianceReport, ...]  # The check of each log
     convergence: Convergence | None
     explanation: Explanation | None
     stats: tuple[Stat, ...]
@@ -71,21 +69,14 @@ class Section:
     runs: Table
     factors: Table
     differences: Table | None
-    plots: tuple[Plot, ...]
-    """Quality over minutes, and enlarged at the target; losses and wins over generations."""
-    bars: tuple[Plot, ...]
-    """The time of each run, and where it went."""
+    plots: tuple[Plot, ...]  # Quality over minutes, and enlarged at the target; losses and wins over generations
+    bars: tuple[Plot, ...]  # The time of each run, and where it went
     sentences: tuple[str, ...]
-    choices: Table | None
-    """What the runs took where their configuration leaves it open."""
-    translations: Table | None
-    """A few of a run that translates."""
-    detections: tuple[Detected, ...]
-    """A few images of a run that detects objects."""
-    generations: Table | None
-    """Of a run that learns from games against itself."""
-    game: Game | None
-    """One of its last generation."""
+    choices: Table | None  # What the runs took where their configuration leaves it open
+    translations: Table | None  # A few of a run that translates
+    detections: tuple[Detected, ...]  # A few images of a run that detects objects
+    generations: Table | None  # Of a run that learns from games against itself
+    game: Game | None  # One of its last generation
 
     @property
     def side(self) -> Side:
@@ -213,8 +204,8 @@ def _stats(compared: Comparison) -> Iterable[Stat]:
     yield Stat("Reached the target", f"{ours.converged} of {ours.runs}", needed)
 
 
+# Yield the score; where MLCommons multiplies it by a factor, the raw one and the official one.
 def _scores(whose: str, side: Side, span: tuple[float, float] | None) -> Iterable[Stat]:
-    """Yield the score; where MLCommons multiplies it by a factor, the raw one and the official one."""
     if side.score is None or side.raw_minutes is None:
         return
     detail = f"{percent(LEVEL)}: {span[0]:.2f} to {span[1]:.2f}" if span else ""
@@ -248,8 +239,8 @@ def _compliance(reports: Sequence[ComplianceReport]) -> str:
     return text + (f"; {but} but for the size of the data set" if but > passed else "")
 
 
+# Yield what the audit and the rules found, each thing once, errors first.
 def _found(side: Side, reports: Sequence[ComplianceReport]) -> Iterable[Found]:
-    """Yield what the audit and the rules found, each thing once, errors first."""
     grouped: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
     every = [(each, each.path.name if each.path else "") for each in side.findings if each.severity != "note"]
     every += [(each, report.path.name) for report in reports for each in report.findings]

@@ -21,13 +21,10 @@ _LANE = 62
 _DOT = 8.0
 _ROWS = (0, 1, -1, 2, -2)
 _PHASES = (("start_s", "start", "s6"), ("train_s", "train", "s1"), ("evaluate_s", "evaluate", "s3"))
-_ZOOM = 0.6
-"""A view that shows more than this share of all qualities enlarges nothing."""
-_LONGEST = 4.0
-"""A run that missed the target is drawn up to this many times the longest that reached it."""
+_ZOOM = 0.6  # A view that shows more than this share of all qualities enlarges nothing
+_LONGEST = 4.0  # A run that missed the target is drawn up to this many times the longest that reached it
 _MOST_MARKS = 40
-_ROUNDED = 1e-4
-"""By which a published score may differ from the mean of its runs."""
+_ROUNDED = 1e-4  # By which a published score may differ from the mean of its runs
 _DIAMOND = "m-4.4 0l4.4-4.4 4.4 4.4-4.4 4.4z"
 _SHAPES = {"ours": DOT, "theirs": SQUARE}
 _HOLLOW = {"ours": "m-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0", "theirs": "m-2.7-2.7h5.4v5.4h-5.4z"}
@@ -82,8 +79,8 @@ def _lane(panel: Panel, top: float, name: str, style: str, side: Side) -> None:
     panel.text(panel.left, top + 15, f"{name}: {_described(side)}", "halo")
 
 
+# Each run's minutes, scaled as the score next to them is.
 def _minutes(side: Side) -> list[float]:
-    """Return each run's minutes, scaled as the score next to them is."""
     scaled = side.score_kind == "official" and side.score_is_official
     return [minutes * (side.scaling_factor or 1.0 if scaled else 1.0) for minutes in side.minutes]
 
@@ -96,9 +93,9 @@ def _described(side: Side) -> str:
     return f"{counted} run{'' if counted == '1' else 's'}, {kind} {side.score.estimate:.2f} min"
 
 
+# How many of the fastest and of the slowest runs the score leaves out: the ones without which it is the mean. A run
+# that missed its target is dropped first, in place of the slowest.
 def _cut(side: Side) -> tuple[int, int]:
-    """Return how many of the fastest and of the slowest runs the score leaves out: the ones without which it is
-    the mean. A run that missed its target is dropped first, in place of the slowest."""
     ordered = sorted(_minutes(side))
     if side.score is None or not side.score_is_official:
         return 0, 0
@@ -129,8 +126,8 @@ def missed(side: Side) -> list[float]:
     return [minutes for minutes in ended if minutes is not None and 0 < minutes < min(limit, 1e6)]
 
 
+# How far above the middle each dot is, so that none hides another.
 def _offsets(pixels: Sequence[float]) -> list[float]:
-    """Return how far above the middle each dot is, so that none hides another."""
     placed: list[Point] = []
     for x in pixels:
         rows = [_DOT * row for row in _ROWS]
@@ -162,14 +159,14 @@ def quality_plots(ours: Side, theirs: Side | None) -> list[Plot]:
     return found
 
 
+# Points of each curve that has a finite one.
 def _points(curves: Sequence[Curve], name: str) -> list[list[Point]]:
-    """Return the points of each curve that has a finite one."""
     lines = [list(zip(curve.minutes, curve.values.get(name, ()), strict=False)) for curve in curves]
     return [line for line in lines if line and all(abs(x) < 1e6 and abs(y) < 1e9 for x, y in line)]
 
 
+# Ranges of minutes and quality around the target; None where that would enlarge nothing.
 def _close(lines: Sequence[Sequence[Point]], target: float) -> tuple[Range, Range] | None:
-    """Return the ranges of minutes and quality around the target; None where that would enlarge nothing."""
     levels = [y for line in lines for _, y in line]
     whole = max(*levels, target) - min(*levels, target)
     away = max(abs(line[-1][1] - target) for line in lines)
@@ -209,8 +206,8 @@ def _quality(
     return Plot(title, panel.svg(f"{title}; {len(front)} of your runs end with {ends}"), "")
 
 
+# Points of a line in a range of minutes, and the ones before and after it.
 def _in_view(line: Sequence[Point], x: Range) -> list[Point]:
-    """Return the points of a line in a range of minutes, and the ones before and after it."""
     near = [n for n, point in enumerate(line) if x[0] <= point[0] <= x[1]]
     return list(line[max(near[0] - 1, 0) : near[-1] + 2]) if near else []
 

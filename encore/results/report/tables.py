@@ -81,8 +81,8 @@ def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
     )
 
 
+# What to say of a baseline that is not in the tables: how to add it where it was published.
 def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> EncoreError:
-    """Return what to say of a baseline that is not in the tables: how to add it where it was published."""
     labels = sorted({each.label.lstrip("/") for each in measurements})
     error = unknown("baseline", baseline, labels)
     benchmarks = {each.benchmark for each in measurements}
@@ -216,8 +216,8 @@ def _growth(base: Measurement, each: Measurement) -> float:
     return (each.gpus or 1) / (base.gpus or 1)
 
 
+# Each measurement with the one on the fewest GPUs of the same kind, of several one of the same batch.
 def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Measurement]]:
-    """Return each measurement with the one on the fewest GPUs of the same kind, of several one of the same batch."""
     known = [each for each in measurements if each.gpus and each.minutes]
     pairs = []
     for same in grouped(known, _kind).values():
@@ -227,14 +227,14 @@ def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Meas
     return pairs
 
 
+# Base of the same batch, all together or of each GPU; else the fastest.
 def _base_of(each: Measurement, bases: Sequence[Measurement]) -> Measurement:
-    """Return the base of the same batch, all together or of each GPU; else the fastest."""
     as_large = [b for b in bases if b.batch and each.batch and b.batch in (each.batch, each.batch / _growth(b, each))]
     return (as_large or list(bases))[0]
 
 
+# System's name without the number of nodes, which must not part what is to be compared.
 def _without_nodes(each: Measurement) -> str:
-    """Return the system's name without the number of nodes, which must not part what is to be compared."""
     return each.system.rpartition("nodes, ")[2]
 
 

@@ -11,12 +11,9 @@ from pydantic import BaseModel, Field
 from encore.results.report.shown import first_read
 from encore.results.table import Cell, Table
 
-FILE = "translations.jsonl"
-"""In the folder of an experiment: one JSON object per sentence of the test set."""
-SHOWN = 5
-"""Sentences at each end."""
-LONGEST = 300
-"""Characters of a text that are shown."""
+FILE = "translations.jsonl"  # In the folder of an experiment: one JSON object per sentence of the test set
+SHOWN = 5  # Sentences at each end
+LONGEST = 300  # Characters of a text that are shown
 _MOST_LINES = 100_000
 _LONGEST_LINE = 1 << 16
 
@@ -28,10 +25,9 @@ class Translation(BaseModel):
     source: str
     hypothesis: str
     reference: str
-    bleu: float = Field(allow_inf_nan=False)
-    """Of this sentence alone, 0 to 100: not what a run is judged by."""
+    bleu: float = Field(allow_inf_nan=False)  # Of this sentence alone, 0 to 100: not what a run is judged by
+    # Agreement of characters, 0 to 100; distinguishes sentences without four words of the reference.
     chrf: float = Field(allow_inf_nan=False)
-    """Agreement of characters, 0 to 100; distinguishes sentences without four words of the reference."""
     epoch: int
 
 
@@ -59,8 +55,8 @@ def _row(which: str, each: Translation) -> tuple[Cell, ...]:
     return which, each.index + 1, each.bleu, each.chrf, source, hypothesis, reference
 
 
+# Text on one line, cut, without characters that control a terminal or turn the direction of writing.
 def _shown(text: str) -> str:
-    """Return a text on one line, cut, without characters that control a terminal or turn the direction of writing."""
     printable = "".join(each if each.isprintable() else " " for each in text[: 4 * LONGEST])
     line = " ".join(printable.split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

@@ -28,13 +28,10 @@ class Energy:
     """Energy of the counted runs in kilojoules; None with the reason in ``missing``."""
 
     kilojoules: float | None
-    official_kilojoules: float | None
-    """Times the factor of scaling.json; None without one."""
-    watts: float | None
-    """Mean power while the counted runs trained."""
+    official_kilojoules: float | None  # Times the factor of scaling.json; None without one
+    watts: float | None  # Mean power while the counted runs trained
     nodes: int | None
-    runs: tuple[tuple[str, float | None], ...]
-    """File and kilojoules of each run with a time."""
+    runs: tuple[tuple[str, float | None], ...]  # File and kilojoules of each run with a time
     missing: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -92,8 +89,8 @@ def _missing(score: Score, reasons: dict[str, str], nodes: set[int]) -> str:
     return ""
 
 
+# Joules of a run and its nodes.
 def _of_run(folder: Path, run: RunLog) -> tuple[float, int]:
-    """Return joules of a run and its nodes."""
     if not folder.is_dir():
         raise _NoEnergyError(f"no folder power/{folder.name}")
     files = sorted(folder.iterdir())
@@ -109,8 +106,8 @@ def _events(file: Path) -> list[Event]:
     return list(read_events(file, lambda line, text: None))
 
 
+# Joules of a node: its mean power while it was measured, over the time that the run is scored with.
 def _of_node(file: Path, seconds: float) -> float:
-    """Return joules of a node: its mean power while it was measured, over the time that the run is scored with."""
     events = sorted((each for each in _events(file) if each.time_s is not None), key=lambda each: each.time_s or 0.0)
     start = next((each.time_s for each in events if each.key == "power_measurement_start"), None)
     if start is None:

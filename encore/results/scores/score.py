@@ -38,8 +38,7 @@ class Lack(str, Enum):
 
     NO_RULE = "no_rule"
     TOO_FEW_RUNS = "too_few_runs"
-    NOT_CONVERGED = "not_converged"
-    """More runs missed the target than the round allows."""
+    NOT_CONVERGED = "not_converged"  # More runs missed the target than the round allows
     UNUSABLE_LOG = "unusable_log"
     NONE_COUNTED = "none_counted"
 
@@ -60,22 +59,16 @@ class Score:
     round: str | None
     benchmark: str | None
     runs: tuple[RunLog, ...]
-    required: int | None
-    """Runs the round asks for; None where round or benchmark is not known."""
+    required: int | None  # Runs the round asks for; None where round or benchmark is not known
     counted: tuple[RunLog, ...] = ()
     dropped: tuple[RunLog, ...] = ()
-    score_minutes: float | None = None
-    """The raw score."""
-    scaling_factor: float | None = None
-    """From the set's scaling.json; None where there is none."""
-    lack: Lack | None = None
-    """Why there is no score; None where there is one."""
-    missing: str = ""
-    """The same as a sentence."""
-    flags: tuple[Flag, ...] = ()
-    """What the scoring did; what is odd about the logs are the audit's findings."""
+    score_minutes: float | None = None  # The raw score
+    scaling_factor: float | None = None  # From the set's scaling.json; None where there is none
+    lack: Lack | None = None  # Why there is no score; None where there is one
+    missing: str = ""  # The same as a sentence
+    flags: tuple[Flag, ...] = ()  # What the scoring did; what is odd about the logs are the audit's findings
+    # Whether the round was taken from the date or the keys of the logs, which neighbouring rounds share.
     round_is_guess: bool = False
-    """Whether the round was taken from the date or the keys of the logs, which neighbouring rounds share."""
 
     @property
     def official_minutes(self) -> float | None:
@@ -112,8 +105,8 @@ class Score:
         }
 
 
+# Round to the millionth of a minute: the rest is what floating point makes of seconds since 1970.
 def _rounded(minutes: float | None) -> float | None:
-    """Round to the millionth of a minute: the rest is what floating point makes of seconds since 1970."""
     return None if minutes is None else round(minutes, 6)
 
 
@@ -241,13 +234,11 @@ def _apply(rule: Rule, score: Score) -> Score:
     return _olympic(rule, replace(score, flags=(*score.flags, *_crashes(runs))), converged, missed)
 
 
-_MISSED = frozenset({Reason.ABORTED, Reason.TARGET_MISSED})
-"""Outcomes of a run that did not converge."""
+_MISSED = frozenset({Reason.ABORTED, Reason.TARGET_MISSED})  # Outcomes of a run that did not converge
+# A log without an end is of a run that crashed, which MLCommons counts as one that did not converge. Any other reason
+# is one of the log, which then says nothing about the run.
 _CRASHED = frozenset({Reason.NO_EVENTS, Reason.NO_START, Reason.NO_STOP})
-"""A log without an end is of a run that crashed, which MLCommons counts as one that did not converge. Any other
-reason is one of the log, which then says nothing about the run."""
-NOT_CONVERGED = _MISSED | _CRASHED
-"""What a run without a time may be, for its set to be judged."""
+NOT_CONVERGED = _MISSED | _CRASHED  # What a run without a time may be, for its set to be judged
 
 
 def _crashes(runs: Sequence[RunLog]) -> Iterator[Flag]:
@@ -257,8 +248,8 @@ def _crashes(runs: Sequence[RunLog]) -> Iterator[Flag]:
             yield Flag(text, run.path)
 
 
+# Mean without the fastest and the slowest; runs that missed the target are the slowest.
 def _olympic(rule: Rule, score: Score, runs: Sequence[RunLog], missed: int) -> Score:
-    """Return the mean without the fastest and the slowest; runs that missed the target are the slowest."""
     ordered = sorted(runs, key=lambda run: run.minutes or 0.0)
     counted = rule.counted(ordered, missed)
     if not counted:
@@ -298,8 +289,8 @@ def score_logs(folder: Path, logs: Sequence[RunLog]) -> Iterator[Score]:
         yield score_runs(folder, strays)
 
 
+# Say that the logs of a folder, scored by one round, look like those of several.
 def _joined(logs: Sequence[RunLog], chosen: str | None) -> Iterator[Flag]:
-    """Say that the logs of a folder, scored by one round, look like those of several."""
     (first, most), *others = Counter(run.round for run in logs if run.round).most_common() or [("", 0)]
     if others:
         rest = ", ".join(f"{number} like {round_}" for round_, number in others)
@@ -346,8 +337,8 @@ def _no_rule(runs: Sequence[RunLog], round_: str | None, benchmark: str | None) 
     return f"{round_} had no {benchmark}"
 
 
+# Key that sorts result_2 before result_10.
 def _natural(path: Path) -> list[tuple[int, int | str]]:
-    """Return a key that sorts result_2 before result_10."""
     parts = re.split(r"(\d+)", path.name)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
 
@@ -356,11 +347,9 @@ def _natural(path: Path) -> list[tuple[int, int | str]]:
 
 
 _LARGEST_FILE = 1 << 16
-_LARGEST_FACTOR = 10
-"""The largest of 497 public factors is 1.19."""
+_LARGEST_FACTOR = 10  # The largest of 497 public factors is 1.19
 SCALING_FILE = "scaling.json"
-SCALED_SINCE = "v2.0"
-"""The first round with a scaling.json, of one set; from v2.1 on every set that needs one has one."""
+SCALED_SINCE = "v2.0"  # The first round with a scaling.json, of one set; from v2.1 on every set that needs one has one
 
 
 @dataclass(frozen=True)
