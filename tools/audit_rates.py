@@ -15,11 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from encore.results.audit.judge import audit_path, audit_score
-from encore.results.audit.rules import RULES
-from encore.results.logs.evaluations import Quality
-from encore.results.logs.run_log import Phase, RunLog, Stated
-from encore.results.rates import file_of
+from encore.results.audit.judge import RULES, audit_path, audit_score
+from encore.results.findings import file_of
+from encore.results.logs.run_log import Phase, Quality, RunLog, Stated
 from encore.results.scores.score import Score, score_runs
 
 EXAMPLES = 3

@@ -18,7 +18,7 @@ from pathlib import Path
 from encore.results.compare.compare import WITHIN, Verdict, decide, factor_of, length_factor
 from encore.results.compare.sides import length_samples
 from encore.results.logs.timing import length_of
-from encore.results.published.calibration import COLUMNS, DATA_FILE, load_calibration
+from encore.results.published.tables import COLUMNS, DATA_FILE, load_calibration
 from encore.results.scores.score import score_folder
 from encore.results.statistics import Sample
 

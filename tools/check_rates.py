@@ -14,10 +14,9 @@ from pathlib import Path
 
 from encore.results.compliance.compliance import read_and_check
 from encore.results.compliance.official import TARGET_NOT_MET
-from encore.results.findings import ComplianceReport
+from encore.results.findings import ComplianceReport, file_of
 from encore.results.logs.parallel import map_files
 from encore.results.logs.run_log import RunLog
-from encore.results.rates import file_of
 from encore.results.scores.score import find_sets
 
 EXAMPLES = 3

@@ -13,8 +13,7 @@ from encore.cli import options
 from encore.cli.layout import console, say, text, write_json
 from encore.errors import ExitCode
 from encore.results.audit.judge import Audit, audit_path
-from encore.results.findings import Finding
-from encore.results.report import exchange
+from encore.results.findings import FORMATS, Finding
 from encore.results.words import count_of, round_of
 
 SEVERITY_STYLE = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -44,8 +43,8 @@ def audit(
     """
     form = options.one_form(format_, as_json)
     audits = audit_path(path, against or ())
-    if form in exchange.FORMATS:
-        sys.stdout.write(exchange.FORMATS[form]([(each.score.folder, each.findings) for each in audits]) + "\n")
+    if form in FORMATS:
+        sys.stdout.write(FORMATS[form]([(each.score.folder, each.findings) for each in audits]) + "\n")
     elif form == "json":
         found = [each.as_json() for each in audits]
         write_json(found[0] if len(found) == 1 else found)

@@ -5,7 +5,7 @@ from typing import Any
 
 from encore.cli.layout import console, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
-from encore.results.report.detections import FILE, KEY, Detected, drawing, images_of
+from encore.results.report.shown import DETECTIONS, KEY, Detected, drawing, images_of
 from encore.results.scores.score import existing
 
 
@@ -15,7 +15,7 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
     if not images:
         raise EncoreError(
             f"{run} has no detections",
-            expected=f"a run of ssd or maskrcnn whose first evaluation has ended: experiment_N/{FILE}",
+            expected=f"a run of ssd or maskrcnn whose first evaluation has ended: experiment_N/{DETECTIONS}",
             hint="wait for its first evaluation, or name another run",
         )
     files = _write(images, output) if output is not None else [None] * len(images)

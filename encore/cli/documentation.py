@@ -24,10 +24,10 @@ from encore import catalogue, configuration, names, paths
 from encore.catalogue import Choice, System
 from encore.containers import dockerfiles, images, support
 from encore.errors import EncoreError, ExitCode
-from encore.results import rates
+from encore.results import findings as rates
+from encore.results.audit.judge import RULES
 from encore.results.audit.oddities import Rule
-from encore.results.audit.rules import RULES
-from encore.results.published import calibration
+from encore.results.published import tables as calibration
 from encore.results.published.published import load_published
 from encore.run import published_speed
 

@@ -13,7 +13,7 @@ from encore.cli.layout import FOLDED, console, minutes_text, say, show, text, wr
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.published.published import PublishedResult, load_published, select
-from encore.results.report.result_table import parts_of_width, result_table, sections
+from encore.results.published.tables import parts_of_width, result_table, sections
 from encore.results.rules import canonical
 from encore.results.table import Table
 

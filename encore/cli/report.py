@@ -14,9 +14,8 @@ from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.lab.submissions.archive import check_package, write_archive
 from encore.lab.submissions.package import check_trees
 from encore.results.compare.sides import load_sides
-from encore.results.report.measurements import of_side
+from encore.results.report.measurements import all_tables, of_side
 from encore.results.report.report import build_report, measurements_of_published, measurements_of_study, write_files
-from encore.results.report.tables import all_tables
 from encore.results.table import Table
 from encore.results.words import count_of
 

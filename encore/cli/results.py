@@ -22,8 +22,7 @@ from encore.results.audit.judge import audit_score
 from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
-from encore.results.findings import ComplianceReport, Finding
-from encore.results.report import exchange
+from encore.results.findings import FORMATS, ComplianceReport, Finding
 from encore.results.scores.power import Energy, energy_of
 from encore.results.scores.score import Score, find_sets, official_score_text, score_folder
 from encore.results.table import Table
@@ -131,9 +130,9 @@ def check(
 
 # Write the reports; exit with 1 where one has an error that better data would not cure.
 def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], form: str, *, details: bool) -> None:
-    if form in exchange.FORMATS:
+    if form in FORMATS:
         every = [*reports, *map(report_of, sets)]
-        sys.stdout.write(exchange.FORMATS[form]([(report.path, report.findings) for report in every]) + "\n")
+        sys.stdout.write(FORMATS[form]([(report.path, report.findings) for report in every]) + "\n")
     elif form == "json":
         found = [report.as_json() for report in reports]
         found += [{**report_of(each).as_json(), "convergence": each.as_json()} for each in sets]

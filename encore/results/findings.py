@@ -1,9 +1,15 @@
 """What a compliance check and an audit hand back: findings in plain words, and the report that holds them."""
 
-from collections.abc import Iterable
+import functools
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from encore import __version__
 
 Severity = Literal["error", "warning", "note"]
 Kind = Literal["rule", "small_data", "reading", "crash", "audit"]
@@ -36,14 +42,12 @@ class Finding:
         return f"{self.path.name if self.path else ''} {line}".strip()
 
     def as_json(self) -> dict[str, object]:
-        """Return the finding as plain data; file and rate are those of an audit."""
         plain = asdict(self)
         path, rate = plain.pop("path"), plain.pop("rate")
         return {**plain, "file": path.name if path else None, "rate": rate} if self.kind == "audit" else plain
 
 
 def no_error(findings: Iterable[Finding]) -> bool:
-    """Return whether none of the findings is an error."""
     return not any(finding.severity == "error" for finding in findings)
 
 
@@ -60,7 +64,6 @@ class ComplianceReport:
 
     @property
     def passed(self) -> bool:
-        """No error at all, as a submission needs it."""
         return no_error(self.findings)
 
     @property
@@ -69,7 +72,6 @@ class ComplianceReport:
         return not any(each.severity == "error" and each.kind != "small_data" for each in self.findings)
 
     def as_json(self) -> dict[str, object]:
-        """Return the report as plain data."""
         return {
             "path": str(self.path),
             "ruleset": self.ruleset,
@@ -80,3 +82,117 @@ class ComplianceReport:
             "passed_but_for_data": self.passed_but_for_data,
             "findings": [finding.as_json() for finding in self.findings],
         }
+
+
+MOST_OF_AN_ERROR = 0.005  # A rule that fires on more of the public sets than this is at most a warning
+Rules = Literal["audit", "check"]
+
+
+def file_of(rules: Rules) -> Path:
+    return Path(__file__).parent / "data" / f"{rules}_rates.json"
+
+
+@functools.cache
+def measured(rules: Rules) -> dict[str, Any]:
+    """Return what was measured of the rules of `encore audit`, or of our own ones of `encore check`."""
+    loaded: dict[str, Any] = json.loads(file_of(rules).read_text("utf-8"))
+    return loaded
+
+
+def rate_of(rules: Rules, name: str) -> float | None:
+    """Return the part of the public sets on which a rule fires; None where it was not measured."""
+    entry = measured(rules)["rules"].get(name)
+    return entry["sets"] / measured(rules)["sets"] if entry else None
+
+
+def severity_at(rate: float | None, wanted: Severity) -> Severity:
+    """Return what a finding is: an error only where its rule is known to fire rarely."""
+    return "warning" if wanted == "error" and (rate is None or rate > MOST_OF_AN_ERROR) else wanted
+
+
+Found = Sequence[tuple[Path, Sequence[Finding]]]  # Logs, or folders of a set, with what was found in each
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVELS = {"error": "error", "warning": "warning", "note": "note"}
+
+
+def sarif(found: Found) -> str:
+    """Return findings as SARIF 2.1.0 (OASIS standard of 27 March 2020); paths are relative to the working directory.
+
+    What a small data set alone is to blame for is a note: it is no error of the run.
+    """
+    rules: dict[str, Finding] = {}
+    results = []
+    for path, findings in found:
+        for finding in findings:
+            rules.setdefault(_rule_of(finding), finding)
+            results.append(_result(path, finding))
+    described = [
+        {"id": name, "shortDescription": {"text": first.rule}, "help": {"text": first.hint}}
+        for name, first in rules.items()
+    ]
+    driver = {"name": "encore", "version": __version__, "rules": described}
+    run = {"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}
+    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def junit(found: Found) -> str:
+    """Return findings as JUnit's XML: a test case per log, or per set, which an error fails."""
+    suites = ElementTree.Element("testsuites", name="encore")
+    suite = ElementTree.SubElement(suites, "testsuite", name="encore", tests=str(len(found)))
+    suite.set("failures", str(sum(not no_error(findings) for _, findings in found)))
+    for path, findings in found:
+        case = ElementTree.SubElement(suite, "testcase", classname=path.parent.as_posix(), name=path.name)
+        errors = [each for each in findings if each.severity == "error"]
+        if errors:
+            failure = ElementTree.SubElement(case, "failure", message=_printable(_text(errors[0])), type="error")
+            failure.text = "\n".join(_lines(errors))
+        others = [each for each in findings if each.severity != "error"]
+        if others:
+            ElementTree.SubElement(case, "system-out").text = "\n".join(_lines(others))
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
+
+
+FORMATS = {"sarif": sarif, "junit": junit}
+
+
+# Short name that is the same for all findings of a rule: that of our own, or mlperf-logging's key.
+def _rule_of(finding: Finding) -> str:
+    return finding.code or finding.rule.partition(":")[0].rpartition(", ")[2]
+
+
+def _result(path: Path, finding: Finding) -> dict[str, Any]:
+    file = finding.path or path
+    location: dict[str, Any] = {"artifactLocation": {"uri": quote(_relative(file))}}
+    if finding.line is not None:
+        location["region"] = {"startLine": max(finding.line, 1)}
+    level = "note" if finding.kind == "small_data" else _LEVELS[finding.severity]
+    return {
+        "ruleId": _rule_of(finding),
+        "level": level,
+        "message": {"text": _text(finding)},
+        "locations": [{"physicalLocation": location}],
+    }
+
+
+def _relative(path: Path) -> str:
+    try:
+        return path.absolute().relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return path.as_posix()
+
+
+def _text(finding: Finding) -> str:
+    return f"{finding.found}; expected: {finding.expected}; hint: {finding.hint}"
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    for finding in findings:
+        place = f"{finding.place}: " if finding.place else ""
+        yield _printable(f"{finding.severity}: {place}{_text(finding)}")
+
+
+# Text without the control characters that XML cannot hold, which a log may have.
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "�" for character in text)

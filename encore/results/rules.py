@@ -5,17 +5,21 @@ round to round. A new round is a new file there, and rule files in mlperf-loggin
 top of each file.
 """
 
+import json
 import math
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
 
 Run = TypeVar("Run")
 
@@ -40,25 +44,20 @@ class Target:
 
     @property
     def quality(self) -> str:
-        """What the target is of, without its range."""
         return self.unit.partition(",")[0]
 
     def met_by(self, quality: Mapping[str, float]) -> bool:
-        """Return whether a quality reaches the target."""
         found = quality.get(self.name)
         if found is None or self.out_of_range(found) or (self.strict and found == self.value):
             return False
         return found >= self.value - self.slack if self.higher_is_better else found <= self.value + self.slack
 
     def out_of_range(self, found: float) -> bool:
-        """Return whether the unit has no such value on its better side."""
         return found >= self.limit if self.higher_is_better else found <= self.limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What one round asks of one benchmark."""
-
     round: str
     benchmark: str
     runs: int
@@ -91,8 +90,6 @@ class DataSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What a benchmark keeps from round to round."""
-
     runs: int  # Runs of a set
     names: tuple[str, ...] = ()  # Other names in logs and folders
     dropped: int = 1  # Runs dropped on each side, and runs that may miss the target
@@ -104,8 +101,6 @@ class Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """A round, as its file has it."""
-
     dialects: frozenset[str]  # Of its logs' lines: those of ``encore.results.logs.reader.Dialect``
     targets: Mapping[str, tuple[Target, ...]]  # By benchmark
     # Years in which its logs were written: up to its deadline in May or October.
@@ -188,12 +183,10 @@ _RETINANET_SINCE = "v2.0"  # From then on ``ssd`` is RetinaNet on OpenImages; v5
 
 
 def is_before(round_: str | None, other: str) -> bool:
-    """Return whether a round is known and before another one."""
     return round_ in ROUNDS and ROUNDS.index(round_) < ROUNDS.index(other)
 
 
 def rounds_with(dialect: str) -> frozenset[str]:
-    """Return the rounds whose logs have lines of a dialect."""
     return frozenset(name for name, round_ in _ROUNDS.items() if dialect in round_.dialects)
 
 
@@ -213,7 +206,6 @@ def canonical(name: str | None) -> str | None:
 
 
 def is_hpc(benchmark: str | None) -> bool:
-    """Return whether the benchmark is one of MLPerf HPC, not of MLPerf Training."""
     return benchmark in _HPC
 
 
@@ -223,7 +215,6 @@ def benchmark_of(name: str | None) -> Benchmark | None:
 
 
 def rounds_of(benchmark: str) -> frozenset[str]:
-    """Return the rounds that had the benchmark."""
     return frozenset(name for name, round_ in _ROUNDS.items() if benchmark in round_.targets)
 
 
@@ -262,3 +253,87 @@ def data_size(benchmark: str | None, round_: str | None = None) -> DataSize | No
         benchmark = "retinanet"
     found = benchmark_of(benchmark)
     return found.data if found else None
+
+
+ROUND_KEYS = frozenset({"run_stop", "gradient_accumulation_steps"})  # Keys that distinguish rounds
+LATER_ROUNDS = rounds_with("mllog")  # Those with ``:::MLLOG`` lines
+_ROUND_FOLDER = re.compile(r"(?:training_results_)?v(\d+\.\d)(?:\.\d)?")
+# Clues that fit most logs of a round but not all: logs of one round are submitted again in the next.
+_GUESSES = frozenset({"date", "keys"})
+_PASSPORT_LIMIT = 1 << 20
+_SECONDS_PER_YEAR = 365.2425 * 86400
+
+
+def find_round(
+    path: Path,
+    dialects: Set[str],
+    benchmark: str | None,
+    division: str | None,
+    keys: Collection[str],
+    start_s: float | None,
+) -> tuple[str | None, str, bool]:
+    """Return the round of the log at ``path``, how it was found and whether it is a guess; or None and why not.
+
+    ``keys`` are those of ``ROUND_KEYS`` that the log has.
+    """
+    if not dialects:
+        return None, "no MLPerf event in the file", False
+    own = _in_run_json(path)
+    if own and own not in ROUNDS:
+        return None, f"its run.json has {own!r}, which is no round of MLPerf", False
+    folder = _folders_round(path)
+    if not own and _is_newer(folder):
+        return None, f"its folder is of {folder}, which is newer than the rounds that are known, to {ROUNDS[-1]}", False
+    clues = {
+        "dialect of the lines": frozenset().union(*map(rounds_with, dialects)),
+        "benchmark": rounds_of(benchmark) if benchmark else frozenset(),
+        "run folder's run.json": frozenset({own}),
+        "folder's name": frozenset({folder}),
+        "date": rounds_at(1970 + start_s / _SECONDS_PER_YEAR) if start_s else frozenset(),
+    }
+    # training_1.0.0/closed_common.yaml asks every closed log for gradient_accumulation_steps; 0.7.0 does
+    # not, and neither do the open division's rules.
+    if division == "closed" and "run_stop" in keys:
+        later = "gradient_accumulation_steps" in keys
+        clues["keys"] = LATER_ROUNDS - {"v0.7"} if later else frozenset({"v0.7"})
+    left = frozenset(ROUNDS)
+    used: list[str] = []
+    for name, rounds in clues.items():
+        narrowed = left & rounds
+        if narrowed and narrowed != left:
+            left = narrowed
+            used.append(name)
+        if len(left) == 1:
+            guess = not _GUESSES.isdisjoint(used)
+            return next(iter(left)), f"{'a guess ' if guess else ''}from the {', '.join(used)}", guess
+    candidates = ", ".join(round_ for round_ in ROUNDS if round_ in left)
+    return None, f"may be any of {candidates}: nothing in the log distinguishes them", False
+
+
+# Round that the log's folder, or one above it, is named after, known or newer; "" without one.
+def _folders_round(path: Path) -> str:
+    for part in reversed(path.absolute().parts[:-1]):
+        match = _ROUND_FOLDER.fullmatch(part)
+        if match and (f"v{match[1]}" in ROUNDS or _is_newer(f"v{match[1]}")):
+            return f"v{match[1]}"
+    return ""
+
+
+def _is_newer(round_: str) -> bool:
+    return bool(round_) and _number(round_) > _number(ROUNDS[-1])
+
+
+def _number(round_: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in round_.removeprefix("v").split("."))
+
+
+# Round that ``run.json`` of Encore's own run folder names, empty where there is none.
+def _in_run_json(path: Path) -> str:
+    passport = path.parent / "run.json"
+    try:
+        if passport.stat().st_size > _PASSPORT_LIMIT:
+            return ""
+        round_ = json.loads(passport.read_text("utf-8")).get("round")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
+    return round_ if isinstance(round_, str) else ""

@@ -25,8 +25,6 @@ _LARGEST = 700.0  # exp of more is no float
 
 
 class Outcome(str, Enum):
-    """Where a ratio is by its interval."""
-
     WITHIN = "within"
     BELOW = "below"
     ABOVE = "above"
@@ -46,7 +44,6 @@ class Sample:
 
     @classmethod
     def of(cls, values: Sequence[float], trimmed: int = 0) -> Sample:
-        """Return the sample of these values."""
         if not values:
             raise ValueError("a sample needs a value")
         # In units of the largest, so that no square is too large for a float.
@@ -68,7 +65,6 @@ class Sample:
 
     @property
     def cv(self) -> float | None:
-        """Spread as a share of the mean."""
         if self.spread is None or self.estimate == 0:
             return None
         return self.spread / abs(self.estimate)
@@ -80,7 +76,6 @@ class Sample:
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of the spread."""
         return max((self.spread_count or self.count) - 1, 1)
 
     def with_spread_of(self, other: Sample) -> Sample:
@@ -100,12 +95,10 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """The ratio itself."""
         return _exp(self.log)
 
     @property
     def half_width(self) -> float | None:
-        """Half of the interval of the logarithm."""
         return None if self.error is None else min(_quantile(self.freedom) * self.error, _WIDEST)
 
     def interval(self) -> tuple[float, float] | None:

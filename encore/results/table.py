@@ -25,7 +25,6 @@ class Table:
     formats: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self, row: tuple[Cell, ...]) -> list[str]:
-        """Return the cells of a row as they are to be read."""
         return [
             format(cell + 0.0, self.formats[column])
             if column in self.formats and isinstance(cell, int | float)
@@ -45,7 +44,6 @@ class Table:
         return replace(self, columns=tuple(self.columns[at] for at in kept), rows=rows)
 
     def as_csv(self) -> str:
-        """Return the table as CSV, numbers unrounded."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(self.columns)
@@ -53,7 +51,6 @@ class Table:
         return file.getvalue()
 
     def as_markdown(self) -> str:
-        """Return the table as Markdown."""
         right = [self.is_number(column) for column in range(len(self.columns))]
         lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
         lines += [f"| {' | '.join(_in_markdown(text) for text in self.texts(row))} |" for row in self.rows]
@@ -79,7 +76,6 @@ def whole(number: float | None) -> Cell:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return the items by their key, each group in their order."""
     found: dict[Key, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

@@ -18,7 +18,7 @@ from benchmarks.minigo.records import GameFile, generation_folder, read_generati
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError
 from encore.results.compliance.compliance import check
-from encore.results.report.generations import game_of, generations_table, last_moves
+from encore.results.report.shown import game_of, generations_table, last_moves
 from tests.conftest import Encore, logged, only_run, records
 from tests.trainings import Started, exported, settings, wait_until
 

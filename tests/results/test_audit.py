@@ -12,11 +12,9 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import ExitCode
-from encore.results import rates
-from encore.results.audit.clocks import clock_backwards, implausible_time
-from encore.results.audit.judge import Audit, audit_path
-from encore.results.audit.rules import RULES
-from encore.results.audit.stated import faster_than_stated
+from encore.results import findings as rates
+from encore.results.audit.judge import RULES, Audit, audit_path
+from encore.results.audit.logs import clock_backwards, faster_than_stated, implausible_time
 from encore.results.compare.digest import digests
 from encore.results.logs.run_log import Phase, RunLog, Stated
 from tests.results.mutants import mutate

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results import rates
+from encore.results import findings as rates
 from encore.results.compliance.compliance import ComplianceReport, check
 from tests.results.result_logs import START_MS, mllog, resnet_v07
 

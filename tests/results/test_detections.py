@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.report.detections import FILE, drawing, images_of, shown_in_report
 from encore.results.report.report import build_report, render, write_files
+from encore.results.report.shown import DETECTIONS, drawing, images_of, shown_in_report
 from tests.results.result_logs import resnet_v07, write_set
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -46,7 +46,7 @@ def line(number: int, which: str = "best", **other: Any) -> dict[str, Any]:
 def write(experiment: Path, lines: list[Any]) -> None:
     experiment.mkdir(parents=True)
     texts = [each if isinstance(each, str) else json.dumps(each) for each in lines]
-    (experiment / FILE).write_text("\n".join(texts) + "\n", encoding="utf-8")
+    (experiment / DETECTIONS).write_text("\n".join(texts) + "\n", encoding="utf-8")
 
 
 def test_a_picture_has_detections_on_the_left_and_objects_on_the_right(

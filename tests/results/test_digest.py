@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.results.compare import digest
 from encore.results.compare.compare import compare_with
-from encore.results.compare.digest_build import main
+from encore.results.compare.digest import main
 from encore.results.compare.explain import explain
 from encore.results.compare.nearest import AS_GIVEN
 from encore.results.compare.sides import Side, load_side, load_sides

@@ -7,16 +7,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 from encore.results.report.figures import quality_curves
-from encore.results.report.generations import (
-    drawing,
+from encore.results.report.measurements import Curve, Measurement
+from encore.results.report.report import build_report, render, write_files
+from encore.results.report.shown import (
+    board,
     game_of,
     generation_plots,
     generations_of,
     generations_table,
     last_moves,
 )
-from encore.results.report.measurements import Curve, Measurement
-from encore.results.report.report import build_report, render, write_files
 from tests.results.result_logs import resnet_v07, write_set
 
 # Black takes the white stone in the corner A5 by B5 and A4, and white plays into the hole again, which takes nothing.
@@ -85,7 +85,7 @@ def test_generations_and_a_game_as_they_were_written_last(
 ) -> None:
     folder = played(tmp_path)
     game, table, plots = game_of(folder), generations_table(folder), generation_plots(folder)
-    svg = "\n".join([drawing(game), *(plot.svg for plot in plots)])
+    svg = "\n".join([board(game), *(plot.svg for plot in plots)])
     recorded("generations.svg", svg)
     recorded("generations.json", [[game.title, game.unseen, last_moves(game)], table.note, table.columns, *table.rows])
     assert ticks_of_x(plots[0].svg, "generation") == ["1", "2"]

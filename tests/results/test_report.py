@@ -18,11 +18,9 @@ from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.results.compare.compare import Factor, compare
 from encore.results.compare.sides import load_side
 from encore.results.report.figures import STYLE, all_figures
-from encore.results.report.measurements import of_side
-from encore.results.report.report import Report, build_report, render, write_report
-from encore.results.report.sections import section, tone
-from encore.results.report.tables import all_tables
-from encore.results.report.translations import FILE, LONGEST, translations_table
+from encore.results.report.measurements import all_tables, of_side
+from encore.results.report.report import Report, build_report, render, section, tone, write_report
+from encore.results.report.shown import LONGEST, TRANSLATIONS, translations_table
 from encore.results.table import shown
 from tests.results.result_logs import START_MS, dell_texts, resnet_v07, uneven, write_set
 
@@ -62,7 +60,7 @@ def write_translations(experiment: Path, translations: list[tuple[str, float]]) 
         {"epoch": 3, "index": n, "source": "s", "hypothesis": text, "reference": f"| {text}", "bleu": bleu, "chrf": n}
         for n, (text, bleu) in enumerate(translations)
     ]
-    (experiment / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    (experiment / TRANSLATIONS).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +354,7 @@ def test_translations_are_text_of_a_limited_length(tmp_path: Path) -> None:
         *(json.dumps({**whole, **other}) for other in ({"hypothesis": 3}, {"bleu": float("nan")}, {"chrf": 10**400})),
         json.dumps({**whole, "hypothesis": "x" * 100_000}),
     ]
-    with (tmp_path / "experiment_0" / FILE).open("a", encoding="utf-8") as file:
+    with (tmp_path / "experiment_0" / TRANSLATIONS).open("a", encoding="utf-8") as file:
         file.write("\n".join(damaged))
     table = translations_table(tmp_path)
     assert [row[1] for row in table.rows] == [4, 3, 2, 1]

@@ -14,10 +14,13 @@ from encore.lab.scaling.printed_tables import MICROWAY, Span, checks, span_of, t
 from encore.results.compare.sides import load_sides
 from encore.results.published.published import load_figures, load_published, select
 from encore.results.report.figures import all_figures
-from encore.results.report.measurements import Measurement, of_published, of_side, of_study
-from encore.results.report.tables import (
+from encore.results.report.measurements import (
+    Measurement,
     all_tables,
     by_release,
+    of_published,
+    of_side,
+    of_study,
     relative_to,
     scaling_efficiency,
 )

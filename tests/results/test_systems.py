@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from encore.results.published.descriptions import described, from_description
 from encore.results.published.published import load_published, select
-from encore.results.published.systems import family, model_of, rounds_system
+from encore.results.published.systems import described, family, from_description, model_of, rounds_system
 from encore.results.report.measurements import of_published
 
 VALID = {

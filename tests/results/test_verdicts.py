@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from encore.results.compare.compare import Verdict, decide, factor_of, length_factor
-from encore.results.published.calibration import load_calibration
+from encore.results.published.tables import load_calibration
 from encore.results.statistics import Outcome, Sample, further_runs, interval, ratio_of, z_score
 from tools.calibrate_verdicts import POPULATIONS, Runs, simulated, tally, verdict_of
 

@@ -13,8 +13,7 @@ from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.compare.sides import Side, load_sides
 from encore.results.published.systems import family
-from encore.results.report.measurements import Measurement, of_side
-from encore.results.report.tables import relative_to, scaling_efficiency
+from encore.results.report.measurements import Measurement, of_side, relative_to, scaling_efficiency
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Cell, Table, grouped, whole
 from encore.results.words import percent

@@ -11,13 +11,353 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore.results.audit.copies import copies
-from encore.results.audit.oddities import Oddity, Rule
-from encore.results.audit.rules import RULES
-from encore.results.findings import Finding, Severity, no_error
-from encore.results.rates import rate_of, severity_at
+from encore.results.audit import logs, published_runs, sets
+from encore.results.audit.oddities import Oddity, Rule, per_log
+from encore.results.audit.sets import copies
+from encore.results.findings import Finding, Severity, no_error, rate_of, severity_at
 from encore.results.scores.score import Score, score_folder
 from encore.results.table import grouped
+
+_ONE_CLOCK = "take every time from the clock of the process that logs it, in milliseconds since 1970"
+_KEEP = "keep the log as the training wrote it; run the experiment again where it is lost"
+_OWN_RUN = "run each experiment by itself, with a seed of its own, and keep its log"
+_ALIKE = "run all experiments of a set with one program, configuration and system"
+
+# The names are those in data/audit_rates.json and in the findings.
+RULES = (
+    Rule(
+        name="late_start",
+        meaning="an epoch, a block or an evaluation more than a second before `run_start`",
+        severity="error",
+        expected="run_start before the first training event",
+        hint="log run_start before the first sample is read; where the log was edited, run again",
+        check=per_log(logs.late_start),
+    ),
+    Rule(
+        name="missing_epochs",
+        meaning="the first epoch in the log is not number 0 or 1",
+        severity="error",
+        expected="epochs from the first one on",
+        hint=_KEEP,
+        check=per_log(logs.missing_epochs),
+    ),
+    Rule(
+        name="fast_beginning",
+        meaning="training up to the first evaluation more than 1.2 times as fast as between any two later ones",
+        severity="error",
+        expected="the beginning, with the start-up in it, no faster than the rest",
+        hint="log run_start before the first sample is read; a run from a checkpoint is no whole run",
+        check=per_log(logs.fast_beginning),
+    ),
+    Rule(
+        name="fast_middle",
+        meaning="training between two evaluations more than 1.5 times as fast as between any other two",
+        severity="error",
+        expected="one pace from evaluation to evaluation",
+        hint=_KEEP,
+        check=per_log(logs.fast_middle),
+    ),
+    Rule(
+        name="faster_than_stated",
+        meaning="training or validation more than 1.04 times as fast by the clock as by the throughput, step time or "
+        "validation time in the same log",
+        severity="error",
+        expected="the speed that the log states of itself",
+        hint=_KEEP,
+        check=per_log(logs.faster_than_stated),
+    ),
+    Rule(
+        name="idle_before_start",
+        meaning="more than 2 minutes from `init_stop` to `run_start`",
+        severity="warning",
+        expected="run_start right after init_stop",
+        hint="log init_stop when the initialization ends, and start the clock before the data are touched",
+        check=per_log(logs.idle_before_start),
+    ),
+    Rule(
+        name="implausible_time",
+        meaning="a start before 2017 or in the future, more than 60 days, or a stop that is not after the start",
+        severity="error",
+        expected="a time between the first round and today",
+        hint=_ONE_CLOCK,
+        check=per_log(logs.implausible_time),
+    ),
+    Rule(
+        name="clock_backwards",
+        meaning="an event more than a second older than one above it in the file",
+        severity="error",
+        expected="times that never go back",
+        hint=_ONE_CLOCK,
+        check=per_log(logs.clock_backwards),
+    ),
+    Rule(
+        name="round_start",
+        meaning="`run_start` at a multiple of 100 seconds",
+        severity="error",
+        expected="a time of which the last five digits are not all 0",
+        hint=_KEEP,
+        check=per_log(logs.round_start),
+    ),
+    Rule(
+        name="round_times",
+        meaning="every time in the log is a whole second",
+        severity="warning",
+        expected="times in milliseconds",
+        hint=_ONE_CLOCK,
+        check=per_log(logs.round_times),
+    ),
+    Rule(
+        name="several_starts",
+        meaning="`run_start` events with different times",
+        severity="warning",
+        expected="one run_start",
+        hint="let only rank 0 log run_start",
+        check=per_log(logs.several_starts),
+    ),
+    Rule(
+        name="several_stops",
+        meaning="`run_stop` events with different times",
+        severity="warning",
+        expected="one run_stop",
+        hint="let only rank 0 log run_stop",
+        check=per_log(logs.several_stops),
+    ),
+    Rule(
+        name="target_after_stop",
+        meaning="the only evaluations that meet the target come after `run_stop`",
+        severity="error",
+        expected="an evaluation that meets the target before run_stop",
+        hint="log run_stop after the evaluation that met the target",
+        check=per_log(logs.target_after_stop),
+    ),
+    Rule(
+        name="quality_units",
+        meaning="a quality that its metric cannot have, such as 75.9 for a fraction",
+        severity="error",
+        expected="the quality in the unit of the target",
+        hint="log the quality in the unit that the round's rules use",
+        check=per_log(logs.quality_units),
+    ),
+    Rule(
+        name="same_run",
+        meaning="two logs with the same start and stop",
+        severity="error",
+        expected="a run of its own in each file",
+        hint=_OWN_RUN,
+        check=sets.same_run,
+    ),
+    Rule(
+        name="shifted_copy",
+        meaning="two logs with the same time between all their events, at another time of day or stretched",
+        severity="error",
+        expected="a run of its own in each file",
+        hint=_OWN_RUN,
+        check=sets.shifted_copy,
+    ),
+    Rule(
+        name="equal_curves",
+        meaning="two logs with the same qualities in all evaluations, at least 4 of them different",
+        severity="error",
+        expected="evaluations of a run of its own",
+        hint=_OWN_RUN,
+        check=sets.equal_curves,
+    ),
+    Rule(
+        name="equal_statements",
+        meaning="two logs that state the same throughputs, step and validation times, at least 3 of them different",
+        severity="error",
+        expected="figures of a run of its own",
+        hint=_OWN_RUN,
+        check=sets.equal_statements,
+    ),
+    Rule(
+        name="similar_curves",
+        meaning="two logs whose qualities differ by less than 0.22 % in each evaluation, though they change much",
+        severity="error",
+        expected="evaluations of a run of its own",
+        hint=_OWN_RUN,
+        check=sets.similar_curves,
+    ),
+    Rule(
+        name="equal_times",
+        meaning="three or more runs of the same time, to the millisecond",
+        severity="error",
+        expected="runs that differ in time",
+        hint=_OWN_RUN,
+        check=sets.equal_times,
+    ),
+    Rule(
+        name="copy_of_another_set",
+        meaning="a log that is also in another set of the tree, or of a folder given as `--against`",
+        severity="warning",
+        expected="a run of its own in each set",
+        hint=_OWN_RUN,
+    ),
+    Rule(
+        name="altered_copy_of_another_set",
+        meaning="the same, at another time of day or with all times multiplied",
+        severity="error",
+        expected="a run of its own in each set",
+        hint=_OWN_RUN,
+    ),
+    Rule(
+        name="published_run",
+        meaning="runs with the times of a public set, in a folder that is not that set's",
+        severity="warning",
+        expected="runs of one's own",
+        hint="name the public set that these runs are of",
+        check=published_runs.published_run,
+        in_digests=True,
+    ),
+    Rule(
+        name="altered_published_run",
+        meaning="the same with all times multiplied or on another platform, or a run with the evaluations of a public "
+        "one and such times",
+        severity="error",
+        expected="runs of one's own",
+        hint=_OWN_RUN,
+        check=published_runs.altered_published_run,
+        in_digests=True,
+    ),
+    Rule(
+        name="published_curve",
+        meaning="a log with the qualities of a public run, at least 4 different, at other times or with another end",
+        severity="error",
+        expected="evaluations of a run of one's own",
+        hint=_OWN_RUN,
+        check=published_runs.published_curve,
+        in_digests=True,
+    ),
+    Rule(
+        name="equal_seeds",
+        meaning="two logs with the same seed",
+        severity="warning",
+        expected="a seed of its own in each log, from the clock or /dev/urandom",
+        hint="draw a new seed for each run and log it",
+        check=sets.equal_seeds,
+    ),
+    Rule(
+        name="edited_outlier",
+        meaning="a dropped run, 1.2 times away from the score, that starts or stops at a multiple of 100 seconds",
+        severity="error",
+        expected="a dropped run with times like those of the others",
+        hint=_KEEP,
+        check=sets.edited_outlier,
+    ),
+    Rule(
+        name="outlier",
+        meaning="a run five times as long as the others, or a fifth",
+        severity="error",
+        expected="run times of one size",
+        hint="look for what held this run up; where its times were edited, run again",
+        check=sets.outlier,
+    ),
+    Rule(
+        name="different_pace",
+        meaning="minutes per epoch of one run 1.5 times those of the others, or less than two thirds",
+        severity="warning",
+        expected="epochs that take about the same time in all runs",
+        hint="look for what held this run up, or left work out of it",
+        check=sets.different_pace,
+    ),
+    Rule(
+        name="different_system",
+        meaning="runs of one set that name different platforms, submitters or divisions",
+        severity="error",
+        expected="one system, submitter and division",
+        hint=_ALIKE,
+        check=sets.different_system,
+    ),
+    Rule(
+        name="different_batch",
+        meaning="runs of one set with different global batches",
+        severity="error",
+        expected="one global batch",
+        hint=_ALIKE,
+        check=sets.different_batch,
+    ),
+    Rule(
+        name="different_hyperparameters",
+        meaning="runs of one set with different optimizer settings",
+        severity="warning",
+        expected="one set of hyperparameters",
+        hint=_ALIKE,
+        check=sets.different_hyperparameters,
+    ),
+    Rule(
+        name="different_program",
+        meaning="runs of one set that log `run_start` from different lines of the program",
+        severity="warning",
+        expected="one version of the program",
+        hint=_ALIKE,
+        check=sets.different_program,
+    ),
+    Rule(
+        name="different_format",
+        meaning="runs of one set in different dialects",
+        severity="error",
+        expected="one dialect",
+        hint=_ALIKE,
+        check=sets.different_format,
+    ),
+    Rule(
+        name="surplus_files",
+        meaning="more result files than the round scores",
+        severity="error",
+        expected="as many result files as the round asks for",
+        hint="keep the runs that were planned, in their order, and not the best ones",
+        check=sets.surplus_files,
+    ),
+    Rule(
+        name="missing_files",
+        meaning="fewer result files than the round scores",
+        severity="note",
+        expected="as many result files as the round asks for",
+        hint="run the missing experiments",
+        check=sets.missing_files,
+    ),
+    Rule(
+        name="skipped_numbers",
+        meaning="result files whose numbers have gaps",
+        severity="warning",
+        expected="result_0.txt, result_1.txt ... without gaps",
+        hint="submit the runs in the order in which they ran, all of them",
+        check=sets.skipped_numbers,
+    ),
+    Rule(
+        name="odd_name",
+        meaning="a result file that is named differently from the others",
+        severity="warning",
+        expected="result_0.txt, result_1.txt ...",
+        hint="take the file out, or number it as the others",
+        check=sets.odd_name,
+    ),
+    Rule(
+        name="empty_file",
+        meaning="a result file without any event",
+        severity="error",
+        expected="a log in each result file",
+        hint="take the file out, or replace it by the log of its run",
+        check=per_log(sets.empty_file),
+    ),
+    Rule(
+        name="damaged_events",
+        meaning="damaged events, none of which gives the time",
+        severity="warning",
+        expected="whole events",
+        hint="let only rank 0 write events, each as one line in one write",
+        check=per_log(sets.damaged_events),
+    ),
+    Rule(
+        name="no_status",
+        meaning="`run_stop` without a status",
+        severity="note",
+        expected="run_stop with status success or aborted",
+        hint="log the status with run_stop",
+        check=per_log(sets.no_status),
+    ),
+)
+
 
 _COPY, _ALTERED_COPY = (rule for rule in RULES if rule.check is None)
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
@@ -25,18 +365,14 @@ _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Audit:
-    """A set of runs and what was found in it, errors first."""
-
     score: Score
     findings: tuple[Finding, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether there is no error."""
         return no_error(self.findings)
 
     def counts(self) -> dict[Severity, int]:
-        """Return the number of findings by severity."""
         found = Counter(finding.severity for finding in self.findings)
         return {severity: found[severity] for severity in _ORDER}
 

@@ -29,8 +29,6 @@ Check = Callable[[Score], Iterator[Oddity]]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule of the audit; all of them are in ``rules.RULES``."""
-
     name: str
     meaning: str  # What it finds, for the page
     severity: Severity  # The most that a finding is; the rate on public sets may lower it
@@ -63,5 +61,4 @@ def duration(seconds: float) -> str:
 
 
 def starting_line(run: RunLog) -> int | None:
-    """Return the line of the run_start that counts."""
     return run.starts[0][0] if run.starts else None

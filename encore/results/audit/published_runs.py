@@ -76,14 +76,12 @@ def _key(benchmark: str | None, values: _Values) -> _Key | None:
 
 
 def published_run(score: Score) -> Iterator[Oddity]:
-    """Yield the public set that all runs are of, unless its folder says so itself."""
     for public, ratio, runs in _sets_of(score):
         if abs(ratio - 1) < _SAME_FACTOR and not _names(score, public.name):
             yield Oddity(f"{count_of(runs, 'run')} of {public.name}")
 
 
 def altered_published_run(score: Score) -> Iterator[Oddity]:
-    """Yield the public set whose runs these are on another platform or with all times multiplied, and such runs."""
     found = _sets_of(score)
     yield from _on_another_platform(score, [public for public, ratio, _ in found if abs(ratio - 1) < _SAME_FACTOR])
     scaled = [each for each in found if abs(each[1] - 1) >= _SAME_FACTOR]
@@ -106,7 +104,6 @@ def _on_another_platform(score: Score, same: Sequence[_PublicSet]) -> Iterator[O
 
 
 def published_curve(score: Score) -> Iterator[Oddity]:
-    """Yield a log with the evaluations of a public run, digit by digit, at other times or with another end."""
     for run in score.runs:
         found = [(public, ratios) for public, ratios in _curves_like(score, run) if ratios]
         alike = [public for public, ratios in found if _apart(ratios) <= _SAME_FACTOR]

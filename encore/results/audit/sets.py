@@ -3,14 +3,174 @@
 import json
 import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, milliseconds, starting_line
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import length_of
 from encore.results.scores.score import Score
 from encore.results.words import count_of
+
+_LEAST_EVALUATIONS = 4
+_LEAST_EQUAL_TIMES = 3
+_LEAST_FIGURES = 3
+_NEARLY = 0.0022
+_NEARLY_OF_CHANGE = 0.003
+_LITTLE_NOISE = frozenset({"llama31_405b"})  # Its honest runs differ by a thousandth
+_LEAST_BOUNDARIES = 6
+_NEIGHBOURS = 50
+_TOLERANCE_S = 0.0016  # Two times of a copy are each rounded to a millisecond after the shift
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The boundaries of a run, in fractions of its time: a shift or a stretch of the clock leaves them as they are."""
+
+    path: Path
+    start_s: float
+    seconds: float
+    fractions: tuple[float, ...]
+
+
+# Yield each log with something that an earlier one has too, and the name of that one; None is nothing.
+def _again(score: Score, of: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
+    seen: dict[Hashable, str] = {}
+    for run in score.runs:
+        found = of(run)
+        first = run.path.name if found is None else seen.setdefault(found, run.path.name)
+        if first != run.path.name:
+            yield run, first
+
+
+def same_run(score: Score) -> Iterator[Oddity]:
+    for run, first in _again(score, lambda run: (run.start_s, run.stop_s) if run.start_s and run.stop_s else None):
+        yield Oddity(f"the same run as {first}, to the millisecond", run.path)
+
+
+def shifted_copy(score: Score) -> Iterator[Oddity]:
+    for copy, original, how in copies(score.runs):
+        if how:
+            yield Oddity(f"the events of {original.path.name}, {how}", copy.path)
+
+
+def equal_curves(score: Score) -> Iterator[Oddity]:
+
+    def curve(run: RunLog) -> Hashable | None:
+        found = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
+        return found if len({values for _, values in found}) >= _LEAST_EVALUATIONS else None
+
+    for run, first in _again(score, curve):
+        yield Oddity(f"all {len(run.quality)} evaluations as in {first}", run.path, run.quality[0].line)
+
+
+def equal_statements(score: Score) -> Iterator[Oddity]:
+
+    def figures(run: RunLog) -> Hashable | None:
+        found = tuple(each.value for each in run.stated)
+        return found if len(set(found)) >= _LEAST_FIGURES else None
+
+    for run, first in _again(score, figures):
+        yield Oddity(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
+
+
+def similar_curves(score: Score) -> Iterator[Oddity]:
+    if score.benchmark in _LITTLE_NOISE:
+        return
+    curves = [(run, [each for point in run.quality for each in point.values.values()]) for run in score.runs]
+    long = [(run, curve) for run, curve in curves if len(set(curve)) >= _LEAST_EVALUATIONS and min(curve) > 0]
+    for number, (run, curve) in enumerate(long):
+        most = min(_NEARLY, _NEARLY_OF_CHANGE * (max(curve) / min(curve) - 1))
+        for other, theirs in long[:number]:
+            if len(theirs) == len(curve) and theirs != curve and _all_within(most, curve, theirs):
+                found = f"all {len(run.quality)} evaluations within {100 * most:.2g} % of {other.path.name}"
+                yield Oddity(found, run.path, run.quality[0].line)
+                break
+
+
+def _all_within(most: float, one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(abs(first / second - 1) < most for first, second in zip(one, other, strict=True))
+
+
+def equal_times(score: Score) -> Iterator[Oddity]:
+    found = defaultdict(list)
+    for run in score.runs:
+        if run.start_s is not None and run.stop_s is not None and run.stop_s > run.start_s:
+            found[milliseconds(run.stop_s - run.start_s)].append(run)
+    for taken, runs in found.items():
+        if len(runs) >= _LEAST_EQUAL_TIMES and taken % 1000:
+            names = ", ".join(run.path.name for run in runs[:_LEAST_EQUAL_TIMES])
+            more = f" and {len(runs) - _LEAST_EQUAL_TIMES} more" if len(runs) > _LEAST_EQUAL_TIMES else ""
+            yield Oddity(f"{len(runs)} runs of {taken / 1000:.3f} s: {names}{more}", runs[-1].path)
+
+
+def equal_seeds(score: Score) -> Iterator[Oddity]:
+    for run, first in _again(score, lambda run: run.seeds[0] if run.seeds else None):
+        yield Oddity(f"seed {run.seeds[0]} as in {first}", run.path)
+
+
+def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
+    """Yield each log whose events are those of an earlier one, with it and how its clock differs, if it does."""
+    alike: dict[Hashable, list[Shape]] = defaultdict(list)
+    for run in runs:
+        shape = _shape(run)
+        if shape is not None:
+            alike[shape[0]].append(shape[1])
+    for shapes in alike.values():
+        order = {id(shape): number for number, shape in enumerate(shapes)}
+        for same in _clusters(sorted(shapes, key=_middle)):
+            first, *others = sorted(same, key=lambda shape: order[id(shape)])
+            for copy in others:
+                yield copy, first, _how(copy, first)
+
+
+def _shape(run: RunLog) -> tuple[tuple[Hashable, ...], Shape] | None:
+    if run.start_s is None or run.stop_s is None or run.stop_s <= run.start_s:
+        return None
+    events = [(phase.name, phase.epoch, phase.time_s) for phase in run.phases]
+    events += [("", point.epoch, point.time_s) for point in run.quality if point.time_s is not None]
+    inside = [event for event in events if event[2] > run.start_s and event[2] != run.stop_s]
+    seconds = run.stop_s - run.start_s
+    if len({at for _, _, at in inside}) < _LEAST_BOUNDARIES or all(milliseconds(at) % 1000 == 0 for _, _, at in inside):
+        return None
+    fractions = tuple((at - run.start_s) / seconds for _, _, at in inside)
+    return tuple((name, epoch) for name, epoch, _ in inside), Shape(run.path, run.start_s, seconds, fractions)
+
+
+def _middle(shape: Shape) -> float:
+    return shape.fractions[len(shape.fractions) // 2]
+
+
+# Yield the shapes that are equal; they come in the order of their middle boundary, so that equals are near.
+def _clusters(shapes: Sequence[Shape]) -> Iterator[list[Shape]]:
+    clusters: list[list[Shape]] = []
+    for shape in shapes:
+        for cluster in reversed(clusters[-_NEIGHBOURS:]):
+            if _equal(shape, cluster[0]):
+                cluster.append(shape)
+                break
+        else:
+            clusters.append([shape])
+    yield from (cluster for cluster in clusters if len(cluster) > 1)
+
+
+def _equal(shape: Shape, other: Shape) -> bool:
+    near = _TOLERANCE_S / min(shape.seconds, other.seconds)
+    if abs(_middle(shape) - _middle(other)) > near:
+        return False
+    return all(abs(one - two) <= near for one, two in zip(shape.fractions, other.fractions, strict=True))
+
+
+# How the copy's clock differs, or nothing where it does not.
+def _how(copy: Shape, original: Shape) -> str:
+    shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
+    words = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
+    if abs(copy.seconds - original.seconds) > 2 * _TOLERANCE_S:
+        words.append(f"all times multiplied by {stretch:.4f}")
+    return ", ".join(words)
+
 
 _TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
 _DEFERRED = "DEFERRED"  # Google's logs of v0.5 give some values later, under a name of their own
@@ -28,21 +188,18 @@ def _unlike(score: Score, what: str, value: Callable[[RunLog], str | None]) -> I
 
 
 def different_system(score: Score) -> Iterator[Oddity]:
-    """Yield runs that name another system, submitter or division than most of the set."""
     yield from _unlike(score, "submission_platform", lambda run: run.platform)
     yield from _unlike(score, "submission_org", lambda run: run.org)
     yield from _unlike(score, "submission_division", lambda run: run.division)
 
 
 def different_batch(score: Score) -> Iterator[Oddity]:
-    """Yield runs with another global batch than most of the set."""
     yield from _unlike(
         score, "global batch", lambda run: f"{run.global_batch:g}" if run.global_batch is not None else None
     )
 
 
 def different_hyperparameters(score: Score) -> Iterator[Oddity]:
-    """Yield runs with other optimizer settings than most of the set."""
     keys = dict.fromkeys(key for run in score.runs for key in run.hyperparameters if _TUNED.match(key))
     for key in keys:
         yield from _unlike(score, key, lambda run, key=key: _value(run, key))  # type: ignore[misc]
@@ -56,14 +213,12 @@ def _value(run: RunLog, key: str) -> str | None:
 
 
 def different_program(score: Score) -> Iterator[Oddity]:
-    """Yield runs whose run_start was logged from another line of the program than in most of the set."""
     for oddity in _unlike(score, "run_start was logged from", lambda run: run.source):
         run = next(each for each in score.runs if each.path == oddity.path)
         yield Oddity(oddity.found, oddity.path, starting_line(run))
 
 
 def different_format(score: Score) -> Iterator[Oddity]:
-    """Yield runs whose lines are in another dialect than those of most of the set."""
     yield from _unlike(score, "lines in the dialect", lambda run: " and ".join(sorted(run.dialects)))
 
 
@@ -75,7 +230,6 @@ _LEAST_RUNS = 3
 
 
 def outlier(score: Score) -> Iterator[Oddity]:
-    """Yield a run that took five times as long as the others, or a fifth."""
     minutes = [(run, run.minutes) for run in score.runs if run.minutes]
     for run, taken in minutes:
         others = sorted(value for other, value in minutes if other is not run)
@@ -85,7 +239,6 @@ def outlier(score: Score) -> Iterator[Oddity]:
 
 
 def different_pace(score: Score) -> Iterator[Oddity]:
-    """Yield a run whose epochs took much longer, or shorter, than those of the other runs."""
     if score.benchmark in OFF_THE_CLOCK:
         return
     lengths = [(run, length_of(run)) for run in score.converged]
@@ -103,7 +256,6 @@ def different_pace(score: Score) -> Iterator[Oddity]:
 
 
 def edited_outlier(score: Score) -> Iterator[Oddity]:
-    """Yield a dropped run, far from the counted ones, whose clock starts or stops at a round number."""
     if not score.score_minutes:
         return
     for run in score.dropped:
@@ -119,19 +271,16 @@ _SHOWN = 8
 
 
 def surplus_files(score: Score) -> Iterator[Oddity]:
-    """Yield a set with more runs than the round scores: the best ones can be chosen from it."""
     if score.required is not None and len(score.runs) > score.required:
         yield Oddity(count_of(len(score.runs), "result file"))
 
 
 def missing_files(score: Score) -> Iterator[Oddity]:
-    """Yield a set with too few runs for a score."""
     if score.required is not None and len(score.runs) < score.required:
         yield Oddity(count_of(len(score.runs), "result file"))
 
 
 def skipped_numbers(score: Score) -> Iterator[Oddity]:
-    """Yield a set whose files are numbered with gaps, as if some had been taken out."""
     numbers = []
     for run in score.runs:
         match = re.fullmatch(r"result_(\d{1,6})\.txt(\.gz)?", run.path.name, re.ASCII)
@@ -147,7 +296,6 @@ def skipped_numbers(score: Score) -> Iterator[Oddity]:
 
 
 def odd_name(score: Score) -> Iterator[Oddity]:
-    """Yield the files that are named differently from most of the set."""
     forms = [re.sub(r"\d+", "0", run.path.name) for run in score.runs]
     if len(set(forms)) < 2:
         return
@@ -158,19 +306,16 @@ def odd_name(score: Score) -> Iterator[Oddity]:
 
 
 def empty_file(run: RunLog) -> Iterator[Oddity]:
-    """Yield a result file without any event."""
     if run.events == 0:
         yield Oddity(run.explanation or "no MLPerf event", run.path)
 
 
 def damaged_events(run: RunLog) -> Iterator[Oddity]:
-    """Yield a log with damaged events other than those that give the time."""
     if run.damaged_events:
         harmless = "; the time is not touched" if run.minutes is not None else ""
         yield Oddity(f"{count_of(run.damaged_events, 'damaged event')}{harmless}", run.path)
 
 
 def no_status(run: RunLog) -> Iterator[Oddity]:
-    """Yield a log whose run_stop does not say whether the run succeeded."""
     if run.stops and run.status is None:
         yield Oddity("success was inferred from the evaluations", run.path, run.stops[0][0])

@@ -47,8 +47,6 @@ SAME_LOGS = "both are the same runs: nothing was run again, so nothing was teste
 
 
 class Verdict(str, Enum):
-    """What a comparison comes to."""
-
     REPRODUCED = "reproduced"
     SAME_RUNS = "same runs"  # Nothing was run again
     UNDECIDED = "undecided"
@@ -74,16 +72,13 @@ class Factor:
     note: str = ""
 
     def outcome(self, within: float) -> Outcome:
-        """Return whether the ratio is shown to be inside the margin or beyond it."""
         return self.found.outcome(within) if self.found is not None else Outcome.UNDECIDED
 
     def is_beyond(self, within: float) -> bool:
-        """Return whether the ratio is shown to be beyond the margin."""
         return self.outcome(within) in (Outcome.BELOW, Outcome.ABOVE)
 
 
 def factor_of(name: str, unit: str, ours: Sample | None, theirs: Sample | None) -> Factor | None:
-    """Return the factor of two samples; None where one is not known."""
     if ours is None or theirs is None:
         return None
     note = ""
@@ -134,7 +129,6 @@ def decide(
 
 
 def reasons_for(verdict: Verdict, decisive: Factor, per_length: Factor | None, within: float) -> list[str]:
-    """Return what a verdict rests on, as a sentence."""
     percent = f"{within * 100:g} %"
     shown = {
         Verdict.REPRODUCED: f"shown to be within {percent}",
@@ -147,14 +141,12 @@ def reasons_for(verdict: Verdict, decisive: Factor, per_length: Factor | None, w
 
 
 def runs_to_decide(ours: Sample, theirs: Sample, verdict: Verdict, within: float) -> int | None:
-    """Return about how many more runs decide; see ``further_runs``."""
     more = further_runs(ours, theirs, within)
     # A single run whose time alone is different: a spread of its own takes two more.
     return 2 if more == 0 and verdict is Verdict.UNDECIDED else more
 
 
 def what_would_decide(ours: Sample, theirs: Sample, more: int | None, within: float) -> Iterator[str]:
-    """Say what an undecided comparison needs."""
     found = ratio_of(ours, theirs)
     if found is None:
         return
@@ -184,8 +176,6 @@ def _factor_text(factor: Factor) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A run next to a submission."""
-
     ours: Side
     theirs: Side | None
     match: Match  # How the submission was found, or why there is none
@@ -298,7 +288,6 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
 
 
 def certainty(found: Comparison) -> Iterator[str]:
-    """Say how sure the figures are."""
     ours = found.ours
     if ours.score is not None:
         name = (

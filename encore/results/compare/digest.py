@@ -10,19 +10,254 @@ read. They are made from checkouts of the public result repositories:
     python -m encore.results.compare.digest FOLDER...
 """
 
+import argparse
+import csv
 import json
+import lzma
+import os
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from encore.results.compare.sides import Side, Trained, known_targets, samples_of, score_sample, side_of
-from encore.results.logs.timing import Curve, mean_phases
-from encore.results.published.published import PublishedResult, lines_of, system_of
+from rich.console import Console
+from rich.progress import track
+
+from encore.errors import EncoreError
+from encore.results.compare.sides import Side, Trained, known_targets, load_sides, samples_of, score_sample, side_of
+from encore.results.logs.run_log import RunLog
+from encore.results.logs.timing import PHASE_NAMES, Curve, length_of, mean_phases, phases_of
+from encore.results.published.published import DATA, PublishedResult, lines_of, load_published, system_of
 from encore.results.published.systems import cells_at
-from encore.results.rules import Rule, rule_for
+from encore.results.rules import ROUNDS, Rule, canonical, rule_for
 from encore.results.scores.score import find_sets, score_folder
+
+# Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
+_TIMES, _OTHERS = 9, 6
+_ON_EACH_CORE = 4
+_CODE = frozenset({"benchmarks", "benchmark"})  # Folders of code; logs below them are of tests
+
+
+# What one folder of logs came to.
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    root: Path
+    folder: str
+    round: str = ""
+    entry: dict[str, Any] = field(default_factory=dict)
+    row: dict[str, str] = field(default_factory=dict)
+    left_out: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m encore.results.compare.digest", description=str(__doc__).split("\n")[0]
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="checkout of a result repository")
+    parser.add_argument("-o", "--output", type=Path, default=DATA, help="default: the data that Encore uses")
+    given = parser.parse_args(arguments)
+    missing = [str(folder) for folder in given.folders if not folder.is_dir()]
+    if missing:
+        parser.error(f"there is no folder {', '.join(missing)}")
+    screen = Console(stderr=True)
+    every = [(root, folder) for root in given.folders for folder, _ in find_sets(root)]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        made = pool.map(_made, *zip(*every, strict=True), chunksize=_ON_EACH_CORE) if every else iter(())
+        found = _with_round(list(track(made, "sets", total=len(every), console=screen)))
+    kept: list[_Made] = []
+    for round_ in ROUNDS:
+        of_round = [each for each in found if each.round == round_]
+        if any(each.entry for each in of_round):
+            kept += _write(given.output, round_, of_round, screen)
+    screen.print(f"{_add_rows(given.output, kept)} rows added to published.csv", highlight=False)
+    for each in found:
+        if not each.round:
+            screen.print(f"left out: {each.folder}: {each.left_out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+# Folders, those without a submission with the round of the checkout that they are in.
+def _with_round(found: Sequence[_Made]) -> list[_Made]:
+    rounds: dict[Path, set[str]] = {}
+    for each in found:
+        if each.round:
+            rounds.setdefault(each.root, set()).add(each.round)
+    only = {root: next(iter(names)) for root, names in rounds.items() if len(names) == 1}
+    return [each if each.round else replace(each, round=only.get(each.root, "")) for each in found]
+
+
+# Digest of the logs in one folder.
+def _made(root: Path, folder: Path) -> _Made:
+    where = folder.relative_to(root).as_posix()
+    try:
+        sides = [side for side in load_sides(folder) if side.folder == folder]
+    except EncoreError:
+        sides = []
+    if not sides:
+        return _Made(root=root, folder=where, left_out="no MLPerf log")
+    side = max(sides, key=lambda side: side.runs)
+    name = _name(side, folder, where)
+    if side.round is None:
+        return _Made(root=root, folder=where, left_out=side.missing)
+    if name is None:
+        return _Made(root=root, folder=where, left_out="not the logs of a submission: no results/SYSTEM in the path")
+    others = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in sides if other is not side]
+    return _Made(
+        root=root,
+        folder=where,
+        round=side.round,
+        entry=entry_of(side, name, where),
+        row=_row(side, name),
+        left_out=", ".join(others),
+    )
+
+
+# Round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell.
+def _name(side: Side, folder: Path, where: str) -> str | None:
+    parts = folder.absolute().parts
+    if _CODE.intersection(where.split("/")):
+        return None
+    if side.round != "v0.5" and "results" in parts[1:-1]:
+        at = len(parts) - 2 - parts[-2::-1].index("results")
+        return f"{side.round}/{parts[at - 1]}/{parts[at + 1]}"
+    # v0.5 has no such order, and nor have logs that somebody else keeps.
+    path = "/".join(part for part in parts if part != "results")
+    below = [
+        cell for cell in load_published() if cell.round == side.round and f"/{cell.name.split('/', 1)[1]}/" in path
+    ]
+    cells = below or cells_at(folder, side.round, side.benchmark)
+    return cells[0].name if cells else None
+
+
+def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
+    """Return the digest of a set of runs. Lists have one value per run, in the order of the files."""
+    runs = side.logs
+    ended = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
+    phases = {id(run): phases_of(run) for run in ended}
+    each_phase = {name: [getattr(phases.get(id(run)), name, None) for run in runs] for name in PHASE_NAMES}
+    seeds = [run.seeds for run in runs]
+    return {
+        "name": name,
+        "benchmark": side.benchmark,
+        "folder": where,
+        "division": side.division,
+        "platform": _platform(runs),
+        "required": side.required,
+        "missing": side.missing,
+        "score_minutes": _short(side.score.estimate, _TIMES) if side.score and side.score_is_official else None,
+        # Of the runs with a result: how many, from the first on, the score is of, and how many it drops on each side.
+        "scored": side.score.count if side.score else 0,
+        "trimmed": side.score.trimmed if side.score else 0,
+        "minutes": [_short(run.elapsed_minutes, _TIMES) if id(run) in phases else None for run in runs],
+        "reasons": [run.reason.value if run.reason else None for run in runs],
+        "unit": side.length_unit,
+        "lengths": [_length(run, side.length_unit) if id(run) in phases else None for run in runs],
+        # The first run with the same seeds: 0, 1, 2 ... where every run has its own.
+        "seeds": [seeds.index(each) if each else None for each in seeds],
+        "phases": {
+            name: [_short(each) for each in values]
+            for name, values in each_phase.items()
+            if values.count(None) < len(values)
+        },
+        "curves": [
+            [_shortened(curve.minutes), {name: _shortened(values) for name, values in curve.values.items()}]
+            for curve in side.curves
+        ],
+        "global_batch": side.global_batch,
+        "train_samples": side.train_samples,
+        "hyperparameters": dict(sorted(side.hyperparameters.items())),
+    }
+
+
+# Platform that most of the logs name, the first of several.
+def _platform(runs: Sequence[RunLog]) -> str | None:
+    named = Counter(run.platform for run in runs if run.platform)
+    return named.most_common(1)[0][0] if named else None
+
+
+def _length(run: RunLog, unit: str) -> float | None:
+    length = length_of(run)
+    return _short(length.value, _TIMES) if length is not None and length.unit == unit and length.value > 0 else None
+
+
+def _short(value: float | None, digits: int = _OTHERS) -> float | None:
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def _shortened(values: Sequence[float]) -> list[float | None]:
+    return [_short(value) for value in values]
+
+
+# Write the round's digests and return them; of two sets of one name, the one with more runs.
+def _write(output: Path, round_: str, made: Sequence[_Made], screen: Console) -> list[_Made]:
+    sets: dict[tuple[str, str], _Made] = {}
+    left_out = {each.folder: each.left_out for each in made if each.left_out}
+    found = [each for each in made if each.entry]
+    for each in sorted(found, key=lambda each: (-len(each.entry["minutes"]), len(each.folder), each.folder)):
+        key = (each.entry["name"], each.entry["benchmark"] or "")
+        if sets.setdefault(key, each) is not each:
+            left_out[each.folder] = f"{sets[key].folder} has the name {' '.join(key)} as well"
+    kept = [sets[key] for key in sorted(sets)]
+    runs = sum(len(each.entry["minutes"]) for each in kept)
+    first: dict[str, Any] = {
+        "round": round_,
+        "repository": f"mlcommons/training_results_{round_}",
+        "license": "Apache-2.0",
+        "sets": len(kept),
+        "runs": runs,
+        "left_out": dict(sorted(left_out.items())),
+    }
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (first, *(each.entry for each in kept)))
+    path = output / "digests" / f"{round_}.jsonl.xz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    screen.print(f"{path}: {len(kept)} sets, {runs} runs, {path.stat().st_size:,} bytes", highlight=False)
+    for folder, why in first["left_out"].items():
+        screen.print(f"left out: {folder}: {why}", highlight=False, soft_wrap=True)
+    return kept
+
+
+# Add a row to published.csv for each set that has none; return how many.
+def _add_rows(output: Path, made: Sequence[_Made]) -> int:
+    with (DATA / "published.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    known = {(f"{row['round']}/{row['submitter']}/{row['system']}", canonical(row["benchmark"])) for row in rows}
+    found = {(each.entry["name"], each.entry["benchmark"]): each.row for each in made}
+    lacking = [key for key in sorted(found.keys() - known, key=str) if (key[0], None) not in known]
+    new = [found[key] for key in lacking]
+    order = ("round", "benchmark", "submitter", "system")
+    with (output / "published.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted([*rows, *new], key=lambda row: [row[name] for name in order]))
+    return len(new)
+
+
+# What published.csv says of the set.
+def _row(side: Side, name: str) -> dict[str, str]:
+    round_, submitter, system = name.split("/", 2)
+    minutes = [run.minutes for run in side.logs if run.minutes is not None]
+    score = side.score if side.score_is_official else None
+    figures = {
+        "score_minutes": score and f"{score.estimate:.4f}",
+        "fastest_minutes": minutes and f"{min(minutes):.4f}",
+        "slowest_minutes": minutes and f"{max(minutes):.4f}",
+        "cv": score and score.cv is not None and f"{score.cv:.4f}",
+        "global_batch": side.global_batch and f"{side.global_batch:.0f}",
+        "init_seconds": "init_s" in side.phases and f"{side.phases['init_s']:.1f}",
+    }
+    return {
+        "round": round_,
+        "submitter": submitter,
+        "system": system,
+        "benchmark": side.benchmark or "?",
+        "runs": str(side.runs),
+        "converged": str(side.converged),
+        **{name: text for name, text in figures.items() if isinstance(text, str)},
+    }
 
 
 def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
@@ -32,13 +267,11 @@ def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
 
 
 def digests(round_: str) -> Iterator[Side]:
-    """Yield every public set of the round."""
     for line in lines_of(round_)[1:]:
         yield side_of_digest(json.loads(line))
 
 
 def side_of_digest(entry: dict[str, Any]) -> Side:
-    """Return the side that the digest was made of, without its logs."""
     round_, submitter, system = entry["name"].split("/", 2)
     counted = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
     converged = [reason is None for reason in entry["reasons"]]
@@ -123,6 +356,4 @@ def _from_digest(cell: PublishedResult) -> Side:
 
 
 if __name__ == "__main__":
-    from encore.results.compare.digest_build import main
-
     sys.exit(main())

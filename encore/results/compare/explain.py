@@ -112,7 +112,6 @@ class Explanation:
     unknown: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the explanation as plain data."""
         return {
             "run": self.ours.label,
             "round": self.ours.round,
@@ -124,7 +123,6 @@ class Explanation:
 
 
 def explain(ours: Side, theirs: Side) -> Explanation:
-    """Return every difference between the two sides, ranked."""
     found = [
         *_scaling(ours, theirs),
         *_phases(ours, theirs),

@@ -20,8 +20,6 @@ _LISTED = 6
 
 
 class How(str, Enum):
-    """How what a run is compared with was found."""
-
     GIVEN = "given"  # The user named it
     OWN_SYSTEM = "own_system"
     OWN_PLATFORM = "own_platform"
@@ -31,7 +29,6 @@ class How(str, Enum):
 
     @property
     def is_same_system(self) -> bool:
-        """Whether run and submission are the same system by name."""
         return self in (How.OWN_SYSTEM, How.OWN_PLATFORM)
 
 
@@ -109,7 +106,6 @@ def equally_near(side: Side, label: str) -> list[str]:
 
 
 def listed(names: list[str]) -> str:
-    """Return the first of the names, and how many more there are."""
     left = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {left} more" if left > 0 else "")
 
@@ -201,7 +197,6 @@ def _named(side: Side, name: str) -> PublishedResult:
 
 
 def same_target(side: Side, other: Side) -> bool:
-    """Return whether the two had to reach the same quality."""
     if side.round is None or side.benchmark is None or not side.targets:
         return side.round == other.round
     return known_targets(other.round, side.benchmark, other.global_batch) == side.targets

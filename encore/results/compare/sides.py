@@ -18,9 +18,8 @@ from encore.results.audit.judge import audit_score
 from encore.results.findings import Finding
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, phases_of
-from encore.results.published.descriptions import described
 from encore.results.published.published import PublishedResult, System
-from encore.results.published.systems import nearest_description, rounds_system
+from encore.results.published.systems import described, nearest_description, rounds_system
 from encore.results.rules import Target, is_before, rule_for, targets_of
 from encore.results.scores.score import SCALED_SINCE, Flag, Lack, Score, official, official_score_text, score_folder
 from encore.results.statistics import Sample
@@ -73,7 +72,6 @@ class Side:
 
     @property
     def ranks(self) -> int | None:
-        """Accelerators, or the ranks of a run without any."""
         if self.hardware.accelerators:
             return self.hardware.accelerators
         nodes, each = self.passport.get("nodes"), self.passport.get("ranks_per_node")
@@ -94,7 +92,6 @@ class Side:
 
     @property
     def score_name(self) -> str:
-        """What ``score`` is called, where raw and official scores may differ."""
         return "score" if self.scaling_factor == 1.0 else f"{self.score_kind} score"
 
     @property
@@ -105,7 +102,6 @@ class Side:
 
     @property
     def deviations(self) -> tuple[str, ...]:
-        """The differences from a submitted configuration that a run.json of Encore states."""
         found = self.passport.get("deviations")
         entries = found if isinstance(found, list) else []
         return tuple(str(each.get("text", "")) for each in entries if isinstance(each, dict))
@@ -117,7 +113,6 @@ class Side:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is known to have run without an accelerator."""
         return self.hardware.accelerators == 0
 
 
@@ -183,7 +178,6 @@ def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
 
 
 def known_targets(round_: str | None, benchmark: str | None, batch: float | None) -> tuple[Target, ...]:
-    """Return the targets; none where the round did not have the benchmark."""
     if rule_for(round_, benchmark, batch) is None or round_ is None or benchmark is None:
         return ()
     return targets_of(round_, benchmark, batch)

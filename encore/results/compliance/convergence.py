@@ -38,8 +38,6 @@ _LARGEST_FACTOR = 10  # Above it the logs count epochs where the reference count
 
 
 class Outcome(str, Enum):
-    """What the comparison with the points comes to."""
-
     PASSED = "passed"
     TOO_FEW = "too few epochs"
     NO_POINT = "no reference point"
@@ -73,7 +71,6 @@ class Convergence:
     factor: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
         return {**asdict(self), "folder": str(self.folder), "outcome": self.outcome.value}
 
 

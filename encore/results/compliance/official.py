@@ -112,7 +112,6 @@ TARGET_NOT_MET = "target_not_met"  # Code of the finding that no evaluation reac
 
 
 def version() -> str:
-    """Return the name and version of the checker that is used."""
     return f"mlperf-logging {importlib.metadata.version('mlperf-logging')}"
 
 

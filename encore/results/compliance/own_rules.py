@@ -42,7 +42,6 @@ def small_data_findings(run: RunLog) -> list[Finding]:
 
 
 def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
-    """Return findings of our own rules."""
     return [
         *_outcome(events, run),
         *_cache(events),

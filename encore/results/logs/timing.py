@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from encore.results.logs.evaluations import Quality
-from encore.results.logs.run_log import Phase, RunLog
+from encore.results.logs.run_log import Phase, Quality, RunLog
 
 _TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
 # No run of any round trained for this many epochs: a larger number is one of steps or samples.

@@ -44,8 +44,6 @@ _DRAWN = {CROSS: "x", DOT: "dot", SQUARE: "square"}
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to pixels."""
-
     low: float
     high: float
     start: float
@@ -53,7 +51,6 @@ class Scale:
     logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the pixel of a value."""
         place: Callable[[float], float] = math.log if self.logarithmic else float
         span = place(self.high) - place(self.low) or 1.0
         return self.start + (place(value) - place(self.low)) / span * (self.end - self.start)
@@ -157,7 +154,6 @@ class Panel:
         self._path("level", f"M{_n(self.right - len(label) * _LETTER - 28)} 5h22")
 
     def upright(self, value: float) -> None:
-        """Draw a vertical line."""
         self._path("level", f"M{_n(self.x(value))} {_n(self.top)}V{_n(self.bottom)}")
 
     def bar(self, x: Range, top: float, height: float, style: str | int) -> None:
@@ -168,7 +164,6 @@ class Panel:
         self._parts.append(f'<rect class="b {_style(style)}" {shape}/>')
 
     def text(self, x: float, y: float, text: str, style: str = "") -> None:
-        """Write text at a pixel."""
         given = f' class="{style}"' if style else ""
         self._parts.append(f'<text{given} x="{_n(x)}" y="{_n(y)}">{escaped(text)}</text>')
 
@@ -249,5 +244,4 @@ def padded(values: Sequence[float], share: float = 0.06) -> Range:
 
 
 def escaped(text: str) -> str:
-    """Return text that is no markup, on one line."""
     return html.escape("".join(each if each.isprintable() else "?" for each in text))

@@ -1,12 +1,21 @@
 """Files of lines that a training leaves for people to look at: translations, detections, games."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from encore.results.report.figures import Plot
+from encore.results.report.panel import Panel, padded
+from encore.results.table import Cell, Table
 
 Line = TypeVar("Line", bound=BaseModel)
 
@@ -31,3 +40,389 @@ def read(path: Path, kind: type[Line], most: int, longest: int) -> Iterator[Line
         for line in islice(iter(lambda: file.readline(longest), ""), most):
             with suppress(ValidationError, TypeError):
                 yield kind.model_validate_json(line)
+
+
+TRANSLATIONS = "translations.jsonl"  # In the folder of an experiment: one JSON object per sentence of the test set
+SHOWN = 5  # Sentences at each end
+LONGEST = 300  # Characters of a text that are shown
+_MOST_LINES = 100_000
+_LONGEST_LINE = 1 << 16
+
+
+class Translation(BaseModel):
+    index: int
+    source: str
+    hypothesis: str
+    reference: str
+    bleu: float = Field(allow_inf_nan=False)  # Of this sentence alone, 0 to 100: not what a run is judged by
+    # Agreement of characters, 0 to 100; distinguishes sentences without four words of the reference.
+    chrf: float = Field(allow_inf_nan=False)
+    epoch: int
+
+
+def translations_table(folder: Path | None) -> Table | None:
+    """Return the best and the worst translations of the first experiment that has some; None without any."""
+    path, every = first_read(folder, TRANSLATIONS, Translation, _MOST_LINES, _LONGEST_LINE)
+    if not every:
+        return None
+    found = sorted(every, key=lambda each: (-each.bleu, -each.chrf, each.index))
+    best = [_row("best", each) for each in found[:SHOWN]]
+    worst = [_row("worst", each) for each in reversed(found[SHOWN:][-SHOWN:])]
+    number = path.parent.name.rpartition("_")[2]
+    return Table(
+        title="Translations, best and worst by BLEU and chrF of the sentence",
+        columns=("which", "sentence", "BLEU", "chrF", "source", "translation", "reference"),
+        formats={"BLEU": ".1f", "chrF": ".1f"},
+        rows=(*best, *worst),
+        note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
+        f"quality of the run. Texts longer than {LONGEST} characters are cut.",
+    )
+
+
+def _row(which: str, each: Translation) -> tuple[Cell, ...]:
+    source, hypothesis, reference = map(_shown, (each.source, each.hypothesis, each.reference))
+    return which, each.index + 1, each.bleu, each.chrf, source, hypothesis, reference
+
+
+# Text on one line, cut, without characters that control a terminal or turn the direction of writing.
+def _shown(text: str) -> str:
+    printable = "".join(each if each.isprintable() else " " for each in text[: 4 * LONGEST])
+    line = " ".join(printable.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+DETECTIONS = "detections.jsonl"  # In the folder of an experiment: one JSON object per image
+IN_REPORT = 2  # Images at each end that a report shows
+PANEL, GAP = 360, 8  # Width in pixels in which each side is shown, and between them
+KEY = (
+    "Left: detections with a score of at least 0.3, 20 at most; dashed: matches no object at IoU 0.5. "
+    "Right: the objects; dotted: a crowd."
+)
+_MOST_IMAGES = 64
+_LONGEST_IMAGE = 1 << 24
+_MOST_SHAPES = 400
+_MOST_RUNS = 1 << 18
+_LARGEST = 4096
+# Okabe and Ito's palette, which colour-blind readers can distinguish, without black and yellow.
+_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
+
+
+# Name that controls no terminal and turns no direction of writing, cut.
+def _name(text: object) -> str:
+    return "".join(each if each.isprintable() else " " for each in str(text)[:60])
+
+
+def _at_most(count: int) -> BeforeValidator:
+    return BeforeValidator(lambda items: items[:count])
+
+
+def _jpeg(text: str) -> str:
+    if not base64.b64decode(text, validate=True).startswith(b"\xff\xd8\xff"):
+        raise ValueError("no JPEG")
+    return text
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, BeforeValidator(_name)]
+Size = Annotated[int, Field(gt=0, le=_LARGEST)]
+
+
+class Shape(BaseModel):
+    label: Name
+    box: tuple[Finite, Finite, Finite, Finite]  # x, y, width and height
+    # x, y and length of each run of pixels of the mask, one after the other; empty without a mask.
+    runs: Annotated[tuple[int, ...], _at_most(_MOST_RUNS)] = ()
+    score: Finite | None = None  # Of a detection
+    matched: bool = True  # Whether a detection matches an object
+    crowd: bool = False
+
+
+Shapes = Annotated[tuple[Shape, ...], _at_most(_MOST_SHAPES)]
+
+
+class Detected(BaseModel):
+    which: Annotated[str, BeforeValidator(lambda which: "best" if which == "best" else "worst")]  # best or worst
+    image: int
+    file: Name
+    epoch: int
+    precision: Finite  # Average precision at IoU 0.5 within this image, 0 to 1: not what a run is judged by
+    width: Size
+    height: Size
+    jpeg: Annotated[str, AfterValidator(_jpeg)]  # In base64
+    found: Shapes
+    objects: Shapes = Field(alias="truth")
+
+    @property
+    def name(self) -> str:
+        return f"{self.which}_{self.image}"
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        return 2 * PANEL + GAP, round(self.height * PANEL / self.width)
+
+    @property
+    def source(self) -> str:
+        """Its picture as the address of an image, which no style of a page reaches."""
+        return "data:image/svg+xml;base64," + base64.b64encode(drawing(self).encode("utf-8", "replace")).decode("ascii")
+
+    @property
+    def title(self) -> str:
+        return (
+            f"{self.which}: {self.file} after epoch {self.epoch}, average precision {self.precision:.2f} at IoU 0.5; "
+            f"detections: {len(self.found)}, objects: {len(self.objects)}"
+        )
+
+
+def images_of(folder: Path | None) -> list[Detected]:
+    """Return the images of the first experiment that has some, the best from the best on, then the worst."""
+    return first_read(folder, DETECTIONS, Detected, _MOST_IMAGES, _LONGEST_IMAGE)[1]
+
+
+def shown_in_report(images: Sequence[Detected]) -> list[Detected]:
+    """Return a few of both ends."""
+    return [each for which in ("best", "worst") for each in [i for i in images if i.which == which][:IN_REPORT]]
+
+
+def drawing(image: Detected) -> str:
+    """Return a picture as SVG that needs nothing else."""
+    unit = image.width / PANEL
+    gap = GAP * unit
+    (width, height), whole = image.shown_size, 2 * image.width + gap
+    sides = ((image.found, 0.0), (image.objects, image.width + gap))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole:.2f} {image.height}" '
+        f'width="{width}" height="{height}" role="img">',
+        f"<title>{escape(image.title)}</title>",
+        f'<defs><image id="image" width="{image.width}" height="{image.height}" '
+        f'href="data:image/jpeg;base64,{image.jpeg}"/></defs>',
+    ]
+    for shapes, left in sides:
+        # A label at the edge is cut at the panel's end.
+        parts.append(f'<svg x="{left:.2f}" width="{image.width}" height="{image.height}"><use href="#image"/>')
+        parts += [_mask(shape) for shape in shapes]
+        parts += [_box(shape, unit, image) for shape in reversed(shapes)]
+        parts.append("</svg>")
+    return "".join([*parts, "</svg>\n"])
+
+
+def _mask(shape: Shape) -> str:
+    if not shape.runs:
+        return ""
+    numbers = iter(shape.runs)
+    path = "".join(f"M{x} {y}h{length}v1h-{length}z" for x, y, length in zip(numbers, numbers, numbers, strict=False))
+    return f'<path d="{path}" fill="{_colour(shape)}" fill-opacity=".4" shape-rendering="crispEdges"/>'
+
+
+def _box(shape: Shape, unit: float, image: Detected) -> str:
+    x, y, width, height = shape.box
+    dashes = f' stroke-dasharray="{6 * unit:.2f} {4 * unit:.2f}"' if not shape.matched else ""
+    dashes = f' stroke-dasharray="{1.5 * unit:.2f} {3 * unit:.2f}"' if shape.crowd else dashes
+    score = "" if shape.score is None else f" {shape.score:.2f}"
+    text = f"{shape.label}{score}"
+    # Above the box, or inside it where there is no room; about as wide as its letters.
+    top = y - 13 * unit if y > 13 * unit else y
+    left = max(0.0, min(x, image.width - (6.4 * len(text) + 6) * unit))
+    return (
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="none" '
+        f'stroke="{_colour(shape)}" stroke-width="{2 * unit:.2f}"{dashes}/>'
+        f'<rect x="{left:.2f}" y="{top:.2f}" width="{(6.4 * len(text) + 6) * unit:.2f}" height="{13 * unit:.2f}" '
+        f'fill="{_colour(shape)}"/>'
+        f'<text x="{left + 3 * unit:.2f}" y="{top + 10 * unit:.2f}" font-family="ui-monospace,monospace" '
+        f'font-size="{10.5 * unit:.2f}" fill="#000">{escape(text)}</text>'
+    )
+
+
+def _colour(shape: Shape) -> str:
+    return _COLOURS[zlib.crc32(shape.label.encode("utf-8", "replace")) % len(_COLOURS)]
+
+
+# In the folder of an experiment: one JSON object a generation.
+GENERATIONS, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
+LETTERS = "ABCDEFGHJKLMNOPQRST"  # Of the columns of a board, which has no I
+UNIT = 28  # Pixels between two lines of a board
+LONGEST_LIST = 12  # Moves without a stone at the end that are listed below a board
+_LIMITS = (10_000, 1 << 16)  # Lines of a file, and characters of one
+_WIDTH, _HEIGHT = 400, 296
+
+
+class Generation(BaseModel):
+    generation: int = Field(ge=1)
+    games: float
+    moves: float  # A game, in the mean
+    black_wins: float  # Share of the games
+    resigned: float
+    policy_loss: float = Field(allow_inf_nan=False)
+    value_loss: float = Field(allow_inf_nan=False)
+
+
+class Evaluation(BaseModel):
+    generation: int = Field(ge=1)
+    win_rate: float = Field(ge=0, le=1)  # Against the target model
+    win_rate_first: float | None = Field(default=None, ge=0, le=1)  # Against the model of the first generation
+
+
+class Game(BaseModel):
+    """A game of self-play; a point is row * size + column from the top left, size * size is a pass."""
+
+    generation: int = Field(ge=1)
+    game: int
+    size: int = Field(ge=2, le=len(LETTERS))
+    moves: list[int] = Field(max_length=4000)
+    stones: list[int]  # At the end, of every point: 0 empty, 1 black, 2 white
+    outcome: float  # Above 0: black won
+    margin: float  # Black's points less white's
+    resigned: bool
+
+    @model_validator(mode="after")
+    def _fits_the_board(self) -> Game:
+        points = self.size**2
+        if len(self.stones) != points or not set(self.stones) <= {0, 1, 2}:
+            raise ValueError("stones of another board")
+        if any(not 0 <= move <= points for move in self.moves):
+            raise ValueError("a move off the board")
+        return self
+
+    @property
+    def title(self) -> str:
+        winner = "black" if self.outcome > 0 else "white" if self.outcome < 0 else "nobody"
+        how = "by resignation" if self.resigned else f"by {abs(self.margin):g}"
+        return f"a game of generation {self.generation}: {len(self.moves)} moves, {winner} won {how}"
+
+    @property
+    def source(self) -> str:
+        """Its picture as the address of an image, which no style of a page reaches."""
+        return "data:image/svg+xml;base64," + base64.b64encode(board(self).encode()).decode("ascii")
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        return (self.size + 2) * UNIT, (self.size + 2) * UNIT
+
+    @property
+    def unseen(self) -> str:
+        """Moves that have no stone of their own at the end: captured, played upon, passes."""
+        seen, numbered = set(last_moves(self).values()), enumerate(self.moves, 1)
+        listed = [f"{number} {point_name(move, self.size)}" for number, move in numbered if number not in seen]
+        rest = f" and {len(listed) - LONGEST_LIST} more" if len(listed) > LONGEST_LIST else ""
+        return ", ".join(listed[:LONGEST_LIST]) + rest
+
+
+def generations_table(folder: Path | None) -> Table | None:
+    """Return the figures of each generation of the first experiment that has some; None without any."""
+    found, matches = generations_of(folder)
+    if not found:
+        return None
+    columns = ("generation", "games", "moves a game", "black wins", "resigned", "policy loss", "value loss", "win rate")
+    first = next((each for each in reversed(list(matches.values())) if each.win_rate_first is not None), None)
+    against = f" Generation {first.generation} won {first.win_rate_first:.1%} against generation 1." if first else ""
+    return Table(
+        title="Generations",
+        columns=columns,
+        formats={
+            "moves a game": ".1f",
+            "black wins": ".1%",
+            "resigned": ".1%",
+            "policy loss": ".4f",
+            "value loss": ".4f",
+            "win rate": ".1%",
+        },
+        rows=tuple(
+            (
+                each.generation,
+                int(each.games),
+                each.moves,
+                each.black_wins,
+                each.resigned,
+                each.policy_loss,
+                each.value_loss,
+                matches[each.generation].win_rate if each.generation in matches else None,
+            )
+            for each in found.values()
+        ),
+        note=f"Win rate: against the target model, evaluated after the clock.{against}",
+    )
+
+
+def generation_plots(folder: Path | None) -> list[Plot]:
+    """Return the losses and the win rate over generations; nothing of a single generation."""
+    found, matches = generations_of(folder)
+    losses = {
+        "policy loss": [(float(n), each.policy_loss) for n, each in found.items()],
+        "value loss": [(float(n), each.value_loss) for n, each in found.items()],
+    }
+    rates = {"win rate": [(float(n), each.win_rate) for n, each in matches.items()]}
+    drawn = (_lines("Losses over generations", losses), _lines("Win rate over generations", rates))
+    return [plot for plot in drawn if plot is not None]
+
+
+def _lines(title: str, series: Mapping[str, list[tuple[float, float]]]) -> Plot | None:
+    points = [point for line in series.values() for point in line]
+    if len({x for x, _ in points}) < 2:
+        return None
+    panel = Panel(_WIDTH, _HEIGHT, top=20)
+    x = (min(x for x, _ in points), max(x for x, _ in points))
+    panel.axes(x, padded([y for _, y in points]), "generation", whole=True)
+    for number, (name, line) in enumerate(series.items(), 1):
+        panel.line(line, number)
+        panel.marks(line, number)
+        panel.name(number, name)
+    ends = ", ".join(f"{name} {line[0][1]:.4g} to {line[-1][1]:.4g}" for name, line in series.items() if line)
+    return Plot(title, panel.svg(f"{title}: {ends}"))
+
+
+def generations_of(folder: Path | None) -> tuple[dict[int, Generation], dict[int, Evaluation]]:
+    """Return generations and evaluations by their number, of the first experiment that has some.
+
+    A resumed run writes a generation again: its last line counts.
+    """
+    path, lines = first_read(folder, GENERATIONS, Generation, *_LIMITS)
+    evaluations = read(path.with_name(EVALUATIONS), Evaluation, *_LIMITS) if lines else ()
+    found, matches = {each.generation: each for each in lines}, {each.generation: each for each in evaluations}
+    return dict(sorted(found.items())), dict(sorted(matches.items()))
+
+
+def game_of(folder: Path | None) -> Game | None:
+    """Return the shown game of the last generation of the first experiment that has one."""
+    games = reversed(first_read(folder, GAMES, Game, *_LIMITS)[1])
+    return max(games, key=lambda game: game.generation, default=None)
+
+
+# -- the board ---------------------------------------------------------------------------------------------
+
+
+def last_moves(game: Game) -> dict[int, int]:
+    """Return, for each point with a stone at the end, the number of the move that put it there, from 1."""
+    numbers = {move: number for number, move in enumerate(game.moves, 1)}
+    return {point: numbers[point] for point, stone in enumerate(game.stones) if stone and point in numbers}
+
+
+def point_name(move: int, size: int) -> str:
+    """Return a move as people write it, such as ``D4`` or ``pass``."""
+    return "pass" if move == size**2 else f"{LETTERS[move % size]}{size - move // size}"
+
+
+def board(game: Game) -> str:
+    """Return the board at the end as SVG that needs nothing else, with the number of each stone's move."""
+    size, side = game.size, (game.size + 2) * UNIT
+    first, last = UNIT * 1.5, UNIT * (game.size + 0.5)
+    lines = "".join(f"M{first} {first + UNIT * n}H{last}M{first + UNIT * n} {first}V{last}" for n in range(size))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {side} {side}" width="{side}" height="{side}" '
+        f'role="img" font-family="sans-serif" text-anchor="middle">',
+        f"<title>{escape(game.title)}</title>",
+        f'<rect width="{side}" height="{side}" fill="#f2d9a8"/><path d="{lines}" stroke="#5b4a2f" fill="none"/>',
+    ]
+    for n in range(size):
+        at = first + UNIT * n
+        for x, y, text in ((at, UNIT * 0.7, LETTERS[n]), (UNIT * 0.6, at + 4, str(size - n))):
+            parts.append(f'<text x="{x:g}" y="{y:g}" font-size="12" fill="#5b4a2f">{text}</text>')
+    numbers = last_moves(game)
+    parts += [_stone(point, stone, numbers.get(point), size) for point, stone in enumerate(game.stones) if stone]
+    return "".join([*parts, "</svg>\n"])
+
+
+def _stone(point: int, stone: int, number: int | None, size: int) -> str:
+    row, column = divmod(point, size)
+    x, y = UNIT * (column + 1.5), UNIT * (row + 1.5)
+    fill, ink = ("#111", "#fff") if stone == 1 else ("#fff", "#111")
+    text = "" if number is None else f'<text x="{x:g}" y="{y + 4:g}" font-size="11" fill="{ink}">{number}</text>'
+    return f'<circle cx="{x:g}" cy="{y:g}" r="{UNIT * 0.47:g}" fill="{fill}" stroke="#111"/>{text}'

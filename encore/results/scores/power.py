@@ -35,7 +35,6 @@ class Energy:
     missing: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the energy as plain data."""
         return {
             "kilojoules": self.kilojoules,
             "official_kilojoules": self.official_kilojoules,

@@ -25,17 +25,14 @@ from encore.errors import EncoreError
 from encore.results.findings import Finding
 from encore.results.logs.parallel import OnRead, map_files
 from encore.results.logs.reader import has_mark
-from encore.results.logs.rounds import LATER_ROUNDS
 from encore.results.logs.run_log import Reason, RunLog, read_run
-from encore.results.rules import ROUNDS, Rule, is_before, is_hpc, rule_for
+from encore.results.rules import LATER_ROUNDS, ROUNDS, Rule, is_before, is_hpc, rule_for
 
 _RESULT = re.compile(r"result.*\.txt(\.gz)?", re.IGNORECASE)
 _OTHER_LOG = re.compile(r".*\.(txt|log|out)(\.gz)?", re.IGNORECASE)
 
 
 class Lack(str, Enum):
-    """Why a set of runs has no score."""
-
     NO_RULE = "no_rule"
     TOO_FEW_RUNS = "too_few_runs"
     NOT_CONVERGED = "not_converged"  # More runs missed the target than the round allows
@@ -77,7 +74,6 @@ class Score:
 
     @property
     def converged(self) -> tuple[RunLog, ...]:
-        """The runs that have a time."""
         return tuple(run for run in self.runs if run.converged)
 
     def as_json(self, findings: Sequence[Finding] = ()) -> dict[str, object]:
@@ -141,7 +137,6 @@ def score_folder(path: str | PathLike[str], round_: str | None = None, on_read: 
 
 
 def existing(path: str | PathLike[str]) -> Path:
-    """Return the path; EncoreError where there is nothing."""
     root = Path(path)
     if not root.exists():
         raise EncoreError(f"there is no {root}", expected="a folder of result files", hint="check the path")
@@ -149,7 +144,6 @@ def existing(path: str | PathLike[str]) -> Path:
 
 
 def no_log(root: Path) -> EncoreError:
-    """Return the error for a place without a set of logs."""
     return EncoreError(
         f"no MLPerf log in {root}",
         expected="result_0.txt, result_1.txt ... with :::MLLOG, :::MLL or :::MLPv0.5.0 lines",

@@ -4,10 +4,11 @@ from encore.results.report.result_table import result_table
 print(result_table(select(load_published(), round_="v0.7")).as_markdown())
 """
 
+import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from encore.results.published.published import PublishedResult
+from encore.results.published.published import DATA, PublishedResult
 from encore.results.table import Table
 
 GROUPS = ("round", "division", "availability")  # What distinguishes the sections of MLCommons' table
@@ -18,7 +19,6 @@ NOTE = "official scores in minutes; empty: no result known"
 
 
 def result_table(results: Iterable[PublishedResult]) -> Table:
-    """Return one table of all ``results``."""
     known = [result for result in results if result.benchmark and result.official_minutes is not None]
     benchmarks = sorted({result.benchmark or "" for result in known})
     systems: dict[tuple[str, ...], dict[str, PublishedResult]] = {}
@@ -109,3 +109,44 @@ def _row(
     software = next((each.hardware.framework for each in cells.values() if each.hardware.framework), None)
     minutes = (cells[name].official_minutes if name in cells else None for name in benchmarks)
     return (*key, hardware.accelerator or "", hardware.accelerators, software or "", *minutes)
+
+
+DATA_FILE = DATA / "calibration.csv"
+COLUMNS = ("population", "ours", "theirs", "apart", "trials", "reproduced", "different")
+SHIFT = "shift"  # In the column ``apart``: the two sets converge differently
+_Rates = tuple[list[str], list[list[str]]]  # Head and rows
+_APART = {"0": "equal", "0.05": "5 % apart", "0.1": "10 % apart", "0.2": "20 % apart"}
+
+
+def load_calibration() -> list[dict[str, str]]:
+    with DATA_FILE.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def calibration_table() -> _Rates:
+    """Return the head, and a line for each population and number of runs, ``reproduced / different`` in per cent."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for line in load_calibration():
+        if line["apart"] != SHIFT:
+            rows.setdefault((line["population"], _sizes(line)), {})[line["apart"]] = _shares(line)
+    head = ["what varies", "runs, yours against theirs", *_APART.values()]
+    return head, [[*key, *(found[apart] for apart in _APART)] for key, found in rows.items()]
+
+
+def shift_table() -> _Rates:
+    """Return the same for sets that converge differently, a column for each number of runs."""
+    rows: dict[str, dict[str, str]] = {}
+    for line in load_calibration():
+        if line["apart"] == SHIFT:
+            rows.setdefault(line["population"], {})[_sizes(line)] = _shares(line)
+    sizes = list(next(iter(rows.values())))
+    return ["epochs", *sizes], [[name, *(found[size] for size in sizes)] for name, found in rows.items()]
+
+
+def _sizes(line: dict[str, str]) -> str:
+    return f"{line['ours']} against {line['theirs']}"
+
+
+def _shares(line: dict[str, str]) -> str:
+    trials = int(line["trials"])
+    return " / ".join(f"{100 * int(line[what]) / trials:.1f}" for what in ("reproduced", "different"))
