@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
