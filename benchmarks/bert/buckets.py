@@ -19,6 +19,7 @@ from benchmarks.language import ARRAYS
 from benchmarks.language.arrays import Samples
 
 SIZES = ("samples", "tokens", "masked")
+# The count that is each array's length.
 _UNIT = {
     "tokens": "tokens",
     "offsets": "samples",
@@ -28,9 +29,7 @@ _UNIT = {
     "masked_offsets": "samples",
     "next": "samples",
 }
-"""The count that is each array's length."""
-_SEED = 2
-"""Behind those of the parts: the bucket's own random numbers."""
+_SEED = 2  # behind those of the parts: the bucket's own random numbers
 
 
 class Bucket(NamedTuple):
@@ -38,10 +37,8 @@ class Bucket(NamedTuple):
 
     number: int
     part: str
-    shards: Tuple[str, ...]
-    """Stems of the files of all shards."""
-    begins: Tuple[int, ...]
-    """Samples, tokens and masked words of the buckets before it."""
+    shards: Tuple[str, ...]  # stems of the files of all shards
+    begins: Tuple[int, ...]  # samples, tokens and masked words of the buckets before it
     samples: int
     folder: str
     seed: int
@@ -88,7 +85,7 @@ def table_of(stem: str) -> np.ndarray:
 
 
 def _read_slice(stem: str, number: int) -> Samples:
-    """Return the samples that a shard has for a bucket."""
+    # Return the samples that a shard has for a bucket.
     table = dict(zip(SIZES, table_of(stem)))
     arrays = []
     for name, kind in ARRAYS.items():
@@ -132,7 +129,7 @@ def plan(part: str, shards: Sequence[str], folder: Path, seed: int) -> List[Buck
 
 
 def _create(path: Path, kind: str, count: int) -> bool:
-    """Make the file of an array at its full size, zeros; return whether it is new."""
+    # Make the file of an array at its full size, zeros; return whether it is new.
     if path.exists():
         return False
     partial = path.with_name(f"{path.name}.partial")

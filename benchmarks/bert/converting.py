@@ -16,8 +16,7 @@ from benchmarks.common.data.prepare import Content, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.language import vocabulary
 
-BUCKET_BYTES = 128 << 20
-"""Packed samples of a bucket, about: HDF5 has 6 times the bytes of its tokens."""
+BUCKET_BYTES = 128 << 20  # packed samples of a bucket, about: HDF5 has 6 times the bytes of its tokens
 
 
 def write(task: Task) -> Content:
@@ -67,7 +66,7 @@ def _stems(files: Sequence[Packed]) -> List[str]:
 
 
 def _width(files: Sequence[Packed]) -> Tuple[int, int]:
-    """Return tokens and masked words of a sample, at most: the same in all files."""
+    # Return tokens and masked words of a sample, at most: the same in all files.
     widths: Dict[Tuple[int, int], str] = {}
     for packed in files:
         facts = read_facts(packed.done_path)

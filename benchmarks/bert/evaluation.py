@@ -20,13 +20,10 @@ from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.problem import Problem
 
 PARTS, ARTICLE = 500, 42
-LEAST_DOCUMENTS = 20
-"""Least documents of a part: at most one of 20 is for evaluation."""
+LEAST_DOCUMENTS = 20  # least documents of a part: at most one of 20 is for evaluation
 
-Sized = Tuple[str, int]
-"""Stem of a shard and its bytes of text."""
-Places = Dict[str, Set[int]]
-"""Documents of a shard, by its stem."""
+Sized = Tuple[str, int]  # stem of a shard and its bytes of text
+Places = Dict[str, Set[int]]  # documents of a shard, by its stem
 
 
 class Chosen(NamedTuple):
@@ -34,13 +31,10 @@ class Chosen(NamedTuple):
 
     train: Tuple[Sized, ...]
     test: Tuple[Sized, ...]
-    left_out: Dict[str, Tuple[int, ...]]
-    """Documents of a training shard that are not trained on."""
-    copies: int
-    """How many of them are copies of a document of the evaluation set."""
+    left_out: Dict[str, Tuple[int, ...]]  # documents of a training shard that are not trained on
+    copies: int  # how many of them are copies of a document of the evaluation set
     rule: str
-    common: int = 0
-    """Documents of an evaluation text of its own that are trained on too."""
+    common: int = 0  # documents of an evaluation text of its own that are trained on too
 
 
 def chosen_places(documents: int) -> List[int]:
@@ -100,7 +94,7 @@ def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
 
 
 def _cut(train: Sequence[Sized], places: Places, rule: str, scratch: Path) -> Chosen:
-    """Write the chosen articles as a shard of their own; copies of them are left out of training too."""
+    # Write the chosen articles as a shard of their own; copies of them are left out of training too.
     held: Set[bytes] = set()
     documents: List[List[str]] = []
     for stem, _ in train:

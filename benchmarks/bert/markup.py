@@ -42,8 +42,7 @@ _AFTER_OPENING = re.compile(r"([(\[])[\s,;]+")
 _BEFORE_MARK = re.compile(r"\s+([,;:.)\]])")
 _SPACES = re.compile(r"[ \t\xa0\u2002-\u200b]+")
 LEAST_LETTERS = 2
-MOST_PASSES = 40
-"""Depth of what is within each other; deeper markup is left as it is and its lines are dropped."""
+MOST_PASSES = 40  # depth of what is within each other; deeper markup is left as it is and its lines are dropped
 
 
 def paragraphs(text: str) -> List[str]:
@@ -65,7 +64,7 @@ def paragraphs(text: str) -> List[str]:
 
 
 def _all(text: str, patterns: Sequence["re.Pattern[str]"], replace: Callable[[Match[str]], str]) -> str:
-    """Replace from the inside out."""
+    # Replace from the inside out.
     for pattern in patterns:
         for _ in range(MOST_PASSES):
             text, count = pattern.subn(replace, text)
@@ -75,7 +74,7 @@ def _all(text: str, patterns: Sequence["re.Pattern[str]"], replace: Callable[[Ma
 
 
 def _is_prose(line: str) -> bool:
-    """Return whether a line is of running text: no list, heading, rest of a table or of a template."""
+    # Return whether a line is of running text: no list, heading, rest of a table or of a template.
     stripped = line.strip()
     if not stripped or stripped[0] in "*#;:|!{}" or stripped[-1] in "{}" or stripped.startswith("----"):
         return False
@@ -96,7 +95,7 @@ def _clean_line(line: str) -> str:
 
 
 def _link(match: "re.Match[str]") -> str:
-    """Return the words of a link: its last part, or its target."""
+    # Return the words of a link: its last part, or its target.
     target, _, rest = match.group(1).partition("|")
     if target.startswith(":"):
         target = target[1:]
@@ -120,7 +119,7 @@ def _template(match: "re.Match[str]") -> str:
 
 
 def _argument(arguments: Sequence[str], place: int) -> str:
-    """Return an argument that has no name, or one that is named by its place."""
+    # Return an argument that has no name, or one that is named by its place.
     unnamed = [each.strip() for each in arguments if "=" not in each]
     named = [
         value.strip()
@@ -139,7 +138,7 @@ def _constant(text: str) -> Callable[[Sequence[str]], str]:
 
 
 def _convert(arguments: Sequence[str]) -> str:
-    """Return number and unit as they are given: ``{{convert|5|km|mi}}`` is "5 km"."""
+    # Return number and unit as they are given: ``{{convert|5|km|mi}}`` is "5 km".
     first, second, third, fourth = (_argument(arguments, place) for place in range(4))
     if second in ("-", "–", "to", "and", "by", "x", "×", "or", "to about"):
         return f"{first}{second}{third} {fourth}" if second in "-–" else f"{first} {second} {third} {fourth}"

@@ -17,37 +17,29 @@ import numpy as np
 from benchmarks.language.arrays import Samples, within
 from benchmarks.language.vocabulary import Vocabulary
 
-MARKS = 3
-"""[CLS] and two [SEP]."""
+MARKS = 3  # [CLS] and two [SEP]
 MASKED = 0.15
 SHORT = 0.1
 RANDOM_NEXT = 0.5
+# Draws below the first become [MASK], up to the second stay, above it become a random entry.
 BECOMES_MASK, STAYS = 0.8, 0.9
-"""Draws below the first become [MASK], up to the second stay, above it become a random entry."""
-TRIES = 10
-"""Draws of another document than the one in hand."""
+TRIES = 10  # draws of another document than the one in hand
 
 
 class Settings(NamedTuple):
     """How samples are made."""
 
-    sequence_length: int
-    """Tokens of a sample, at most, [CLS] and both [SEP] included."""
-    max_predictions: int
-    """Masked words of a sample, at most."""
-    duplication: int
-    """Passes over each document."""
+    sequence_length: int  # tokens of a sample, at most, [CLS] and both [SEP] included
+    max_predictions: int  # masked words of a sample, at most
+    duplication: int  # passes over each document
 
 
 class Documents(NamedTuple):
     """Tokenized documents of a shard."""
 
-    tokens: np.ndarray
-    """uint16 [tokens]: all sentences one after the other."""
-    sentences: List[int]
-    """Where each sentence begins in tokens, and the end of the last one; none is empty."""
-    documents: List[int]
-    """The first sentence of each document, and the end of the last one; none is empty."""
+    tokens: np.ndarray  # uint16 [tokens]: all sentences one after the other
+    sentences: List[int]  # where each sentence begins in tokens, and the end of the last one; none is empty
+    documents: List[int]  # the first sentence of each document, and the end of the last one; none is empty
 
 
 class Pair(NamedTuple):
@@ -90,7 +82,7 @@ def pairs_of(documents: Documents, number: int, length: int, random: np.random.R
 
 
 def _random_text(documents: Documents, number: int, wanted: int, draw: Callable[[], float]) -> Tuple[int, int]:
-    """Return sentences of a random document with ``wanted`` tokens, or up to its end; at least one sentence."""
+    # Return sentences of a random document with ``wanted`` tokens, or up to its end; at least one sentence.
     count = len(documents.documents) - 1
     for _ in range(TRIES):
         other = int(draw() * count)
@@ -106,7 +98,7 @@ def _random_text(documents: Documents, number: int, wanted: int, draw: Callable[
 def _cut(
     first: int, first_end: int, second: int, second_end: int, length: int, random: np.random.RandomState
 ) -> Tuple[int, int, int, int]:
-    """Cut the longer segment, at either end by chance, until both have ``length`` tokens together."""
+    # Cut the longer segment, at either end by chance, until both have ``length`` tokens together.
     sizes = first_end - first, second_end - second
     excess = sum(sizes) - length
     if excess <= 0:
@@ -161,7 +153,7 @@ def make_samples(
 def _choose(
     offsets: np.ndarray, seconds: np.ndarray, settings: Settings, random: np.random.RandomState
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the places of the masked words in all tokens, ascending, and how many each sample has."""
+    # Return the places of the masked words in all tokens, ascending, and how many each sample has.
     lengths = np.diff(offsets)
     counts = np.minimum(settings.max_predictions, np.maximum(1, np.rint(lengths * MASKED))).astype(np.int64)
     keys = random.random_sample(int(offsets[-1]))

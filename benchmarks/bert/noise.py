@@ -12,8 +12,8 @@ from benchmarks.language import ARRAYS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
 SAMPLES = {"train": 1 << 13, "test": 512}
+# Share of samples of full length: in MLPerf's set, where the others have any length, half of a batch is padding.
 WHOLE_SHARE = 0.2
-"""Share of samples of full length: in MLPerf's set, where the others have any length, half of a batch is padding."""
 
 
 def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Dict[str, np.ndarray]:

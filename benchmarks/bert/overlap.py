@@ -14,15 +14,11 @@ import numpy as np
 from benchmarks.language.arrays import Samples
 from benchmarks.language.vocabulary import Vocabulary
 
-RUN = 16
-"""Tokens."""
-KEPT_BITS = 4
-"""One of 16 runs is kept."""
-LEAST_RUNS = 8
-"""Least runs of a sample that is compared: about 150 tokens."""
+RUN = 16  # tokens
+KEPT_BITS = 4  # one of 16 runs is kept
+LEAST_RUNS = 8  # least runs of a sample that is compared: about 150 tokens
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_CHUNK = 1024
-"""Samples looked at at once."""
+_CHUNK = 1024  # samples looked at at once
 
 
 def runs_of(samples: Samples, vocabulary: Vocabulary) -> Tuple[np.ndarray, np.ndarray]:

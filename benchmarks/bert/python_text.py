@@ -18,8 +18,7 @@ from benchmarks.bert import sentences
 from benchmarks.common.data.problem import Problem
 
 NAME = "python-text"
-LEAST_SENTENCES = 8
-"""Least sentences of a document: modules with hardly any prose are left out."""
+LEAST_SENTENCES = 8  # least sentences of a document: modules with hardly any prose are left out
 LEAST_WORDS = 4
 _Documented = Union[ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef]
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -53,14 +52,14 @@ def _modules(root: Path) -> Iterator[Path]:
 
 
 def _of_module(path: Path) -> Iterator[List[str]]:
-    """Yield the sentences of all docstrings of a file as one document."""
+    # Yield the sentences of all docstrings of a file as one document.
     tree = _parse(path)
     texts = (ast.get_docstring(node) or "" for node in (_documented(tree) if tree else ()))
     yield from _document("\n\n".join(texts))
 
 
 def _documented(node: _Documented) -> Iterator[_Documented]:
-    """Yield a module, a class or a function and those in it; a function within an "if" has no readers."""
+    # Yield a module, a class or a function and those in it; a function within an "if" has no readers.
     yield node
     for each in node.body:
         if isinstance(each, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -75,7 +74,7 @@ def _parse(path: Path) -> "ast.Module | None":
 
 
 def _topics(root: Path) -> Iterator[List[str]]:
-    """Yield each chapter of the language reference once: several topics have the same text."""
+    # Yield each chapter of the language reference once: several topics have the same text.
     tree = _parse(root / "pydoc_data" / "topics.py")
     values = {node.value: None for node in ast.walk(tree) if isinstance(node, ast.Constant)} if tree else {}
     for text in values:
@@ -91,7 +90,7 @@ def _document(text: str) -> Iterator[List[str]]:
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
-    """Yield the sentences of a paragraph of prose; nothing of code, tables and titles."""
+    # Yield the sentences of a paragraph of prose; nothing of code, tables and titles.
     lines = paragraph.splitlines()
     if any(_CODE.search(line) for line in lines) or paragraph.startswith("    "):
         return

@@ -27,17 +27,13 @@ from benchmarks.language.vocabulary import Vocabulary
 
 TFRECORD, HDF5 = "tfrecord", "hdf5"
 ENDINGS = {".tfrecord": TFRECORD, ".tfrecords": TFRECORD, ".hdf5": HDF5, ".h5": HDF5}
-CHUNK_SAMPLES = 4096
-"""Converted at once."""
-SHARD_CHUNKS = 8
-"""Chunks of a shard: 32,768 samples of 512 tokens are 33 MB."""
+CHUNK_SAMPLES = 4096  # converted at once
+SHARD_CHUNKS = 8  # chunks of a shard: 32,768 samples of 512 tokens are 33 MB
 _KEYS = ("input_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 _CHECKED = ("input_mask", "segment_ids")
-_SEED = 3
-"""Behind those of masking and of the buckets."""
+_SEED = 3  # behind those of masking and of the buckets
 
-Rows = Dict[str, np.ndarray]
-"""[samples, length] by the key."""
+Rows = Dict[str, np.ndarray]  # [samples, length] by the key
 
 
 class Packed(NamedTuple):
@@ -47,14 +43,12 @@ class Packed(NamedTuple):
     part: str
     path: str
     form: str
-    size: int
-    """Bytes."""
+    size: int  # bytes
     stem: str
     vocabulary: str
     buckets: int
     seed: int
-    compared: str = ""
-    """File of the runs of the evaluation set, sorted; empty for the evaluation set itself."""
+    compared: str = ""  # file of the runs of the evaluation set, sorted; empty for the evaluation set itself
 
     @property
     def done_path(self) -> Path:
@@ -152,11 +146,7 @@ def _features(path: Path, number: int, content: bytes) -> Rows:
 
 
 def _rows_of_hdf5(path: Path) -> Iterator[Rows]:
-    """Yield the rows of an HDF5 file.
-
-    Raises:
-        Problem: h5py is missing, or the file cannot be read.
-    """
+    # Yield the rows of an HDF5 file. Raises: Problem: h5py is missing, or the file cannot be read.
     try:
         import h5py
     except ImportError:
@@ -222,7 +212,7 @@ def to_samples(rows: Rows, vocabulary: Vocabulary, path: str, first: int) -> Sam
 
 
 def _refuse(path: str, first: int, wrong: Mapping[str, Any]) -> None:
-    """Refuse the first row with one of these flaws, bool [rows] each."""
+    # Refuse the first row with one of these flaws, bool [rows] each.
     for what, where in wrong.items():
         if where.any():
             raise Problem(

@@ -25,8 +25,7 @@ _ABBREVIATIONS = frozenset(
 _END = re.compile(r"""([.!?]+)(["'”’)\]]*)\s+(?=["'“‘(\[]*[A-Z0-9À-ÖØ-Þ])""")
 _LAST_WORD = re.compile(r"""(?:^|[\s("'“‘\[])([^\s("'“‘\[]*)$""")
 _INITIAL = re.compile(r"^(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z])$")
-LOOK_BACK = 32
-"""Characters before a full stop in which its word is looked for."""
+LOOK_BACK = 32  # characters before a full stop in which its word is looked for
 
 
 def split(paragraph: str) -> List[str]:

@@ -26,13 +26,10 @@ class Source(NamedTuple):
 
     name: str
     train: Tuple[File, ...]
-    test: Tuple[File, ...]
-    """Empty where the evaluation set is cut from the training text."""
-    vocabulary: Optional[Path]
-    """None to learn it."""
+    test: Tuple[File, ...]  # empty where the evaluation set is cut from the training text
+    vocabulary: Optional[Path]  # none to learn it
     made: str
-    listed: Optional[Path] = None
-    """md5 of the documents for evaluation, one a line."""
+    listed: Optional[Path] = None  # md5 of the documents for evaluation, one a line
 
     @property
     def is_packed(self) -> bool:
@@ -110,7 +107,7 @@ def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
 
 
 def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
-    """Return the form of a file, or nothing where it is not one of the source's."""
+    # Return the form of a file, or nothing where it is not one of the source's.
     if path.name == VOCABULARY:
         return ""
     if wikipedia.is_dump(path):

@@ -23,12 +23,10 @@ from benchmarks.common.data.workers import Report
 from benchmarks.language import vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 
-SHARD_BYTES = 8 << 20
-"""Text of a shard, about: what a worker holds in memory, about 40 times."""
+SHARD_BYTES = 8 << 20  # text of a shard, about: what a worker holds in memory, about 40 times
 
 DIGEST_BYTES = 16
-DUMP = "dump"
-"""The form of a Wikipedia dump; the others are those of texts."""
+DUMP = "dump"  # the form of a Wikipedia dump; the others are those of texts
 
 
 class Block(NamedTuple):
@@ -39,10 +37,8 @@ class Block(NamedTuple):
     path: str
     begin: int
     end: int
-    stem: str
-    """Path of its files, without what each adds to it."""
-    shard_bytes: int
-    """Text of a shard, about."""
+    stem: str  # path of its files, without what each adds to it
+    shard_bytes: int  # text of a shard, about
 
     @property
     def done_path(self) -> Path:
@@ -56,10 +52,8 @@ class Shard(NamedTuple):
     number: int
     part: str
     stem: str
-    size: int
-    """Bytes of text."""
-    left_out: Tuple[int, ...]
-    """Documents that are not taken: those of the evaluation set."""
+    size: int  # bytes of text
+    left_out: Tuple[int, ...]  # documents that are not taken: those of the evaluation set
     settings: Settings
     seed: int
     buckets: int
@@ -161,8 +155,7 @@ def mask(shard: Shard, report: Report) -> Tuple[int, int]:
     return shard.size, 0
 
 
-PARTS_BY_NUMBER = ("train", "test")
-"""Their numbers are seeds."""
+PARTS_BY_NUMBER = ("train", "test")  # their numbers are seeds
 
 
 def tokenize(texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: Tokenizer) -> Tuple[Documents, int]:

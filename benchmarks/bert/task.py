@@ -17,10 +17,8 @@ from benchmarks.common.data.workers import Workers
 from benchmarks.language import PARTS, VOCABULARY, part_files
 from benchmarks.language.arrays import Samples
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
-Counts = Dict[str, Dict[str, int]]
-"""Samples, tokens and masked words of each part."""
+VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
+Counts = Dict[str, Dict[str, int]]  # samples, tokens and masked words of each part
 
 
 class Task(NamedTuple):
@@ -28,12 +26,9 @@ class Task(NamedTuple):
 
     source: Source
     settings: Settings
-    entries: int
-    """Size of the vocabulary to learn; 0 where the source has one."""
-    most: int
-    """Samples of the evaluation set, at most."""
-    allows_overlap: bool
-    """Whether an evaluation set that is trained on is accepted."""
+    entries: int  # size of the vocabulary to learn; 0 where the source has one
+    most: int  # samples of the evaluation set, at most
+    allows_overlap: bool  # whether an evaluation set that is trained on is accepted
     seed: int
     scratch: Path
     workers: Workers

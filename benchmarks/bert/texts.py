@@ -18,8 +18,7 @@ from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 
 SENTENCES, PARAGRAPHS, EXTRACTED, WIKITEXT = "sentences", "paragraphs", "extracted", "wikitext"
-SAMPLE_BYTES = 1 << 12
-"""At the beginning of a file, where its form is looked for."""
+SAMPLE_BYTES = 1 << 12  # at the beginning of a file, where its form is looked for
 _TITLE = re.compile(r"^ = [^=].* = \s*$")
 _HEADING = re.compile(r"^ =( =)+ .* =( =)+ \s*$")
 _JOINED = re.compile(r" @([-,.])@ ")
@@ -30,8 +29,7 @@ _BOUNDARIES = {
     EXTRACTED: re.compile(rb"\n(?=<doc )"),
     WIKITEXT: re.compile(rb"\n[ \t]*\n(?= = [^=\n]+ = ?\n[ \t]*\n)"),
 }
-_LONGEST = 1 << 28
-"""Bytes without a document's end: more than a worker should hold."""
+_LONGEST = 1 << 28  # bytes without a document's end: more than a worker should hold
 _CHUNK = 1 << 20
 
 
@@ -39,8 +37,7 @@ class Document(NamedTuple):
     """One document, cut into sentences."""
 
     sentences: List[str]
-    raw: str
-    """As process_wiki.sh leaves it: its md5 is what MLPerf's list of evaluation articles has."""
+    raw: str  # as process_wiki.sh leaves it: its md5 is what MLPerf's list of evaluation articles has
 
 
 def form_of(path: Path) -> str:
@@ -137,7 +134,7 @@ def _by_blank(lines: Iterable[str]) -> Iterator[List[str]]:
 
 
 def _by_tag(lines: Iterable[str]) -> Iterator[List[str]]:
-    """Leave out the tags and the title, which is the line behind the first one (cleanup_file.py)."""
+    # Leave out the tags and the title, which is the line behind the first one (cleanup_file.py).
     group: List[str] = []
     is_title = False
     for line in lines:
@@ -152,7 +149,7 @@ def _by_tag(lines: Iterable[str]) -> Iterator[List[str]]:
 
 
 def _by_title(lines: Iterable[str]) -> Iterator[List[str]]:
-    """A title has empty lines around it: a formula in the text may look like one."""
+    # A title has empty lines around it: a formula in the text may look like one.
     group: List[str] = []
     before, line = "", ""
     for after in chain(lines, ("",)):

@@ -17,10 +17,8 @@ from benchmarks.bert import markup, sentences
 from benchmarks.bert.texts import Document, find_begins
 from benchmarks.common.data.problem import FAILED, Problem
 
-RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}
-"""Size of a range, about: 4 MiB of bz2 are about 15 MiB of XML."""
-MOST_PAGE_BYTES = 1 << 26
-"""MediaWiki keeps a page below 2 MiB."""
+RANGE_BYTES = {".xml": 16 << 20, ".bz2": 4 << 20}  # size of a range, about: 4 MiB of bz2 are about 15 MiB of XML
+MOST_PAGE_BYTES = 1 << 26  # MediaWiki keeps a page below 2 MiB
 _CHUNK = 1 << 20
 _TAIL = 1 << 12
 _PAGE, _PAGE_END, _END = b"<page>", b"</page>", b"</mediawiki>"
@@ -29,8 +27,8 @@ _BOUNDARIES = {
     # A stream's header and the magic number of its first block.
     ".bz2": re.compile(rb"(?=BZh[1-9]1AY&SY)"),
 }
+# Magic number of a bz2 stream's end, before its 32 bits of checksum and up to 7 of padding.
 _STREAM_END = 0x177245385090
-"""Magic number of a bz2 stream's end, before its 32 bits of checksum and up to 7 of padding."""
 _TITLE = re.compile(rb"<title>([^<]*)</title>")
 _SPACE = re.compile(rb"<ns>(-?\d+)</ns>")
 _TEXT = re.compile(rb"<text\b[^>]*?(?:/>|>(.*?)</text>)", re.DOTALL)
@@ -41,8 +39,7 @@ class Page(NamedTuple):
     """One article."""
 
     title: str
-    text: str
-    """Wikitext."""
+    text: str  # wikitext
 
 
 def is_dump(path: Path) -> bool:
@@ -127,7 +124,7 @@ def _first(pattern: "re.Pattern[bytes]", raw: bytes) -> bytes:
 
 
 def _raw_pages(path: Path, begin: int, end: int, report: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the XML of each page that begins in a range."""
+    # Yield the XML of each page that begins in a range.
     held, tail, title = b"", b"", ""
     limit = None  # place in ``held`` where the next range begins
     for chunk, place in _chunks(path, begin, end):
@@ -154,7 +151,7 @@ def _raw_pages(path: Path, begin: int, end: int, report: Callable[[int], None]) 
 
 
 def _chunks(path: Path, begin: int, end: int) -> Iterator[Tuple[bytes, int]]:
-    """Yield what is unpacked with the place in the file where its stream begins, also beyond ``end``."""
+    # Yield what is unpacked with the place in the file where its stream begins, also beyond ``end``.
     if path.suffix != ".bz2":
         with path.open("rb") as file:
             file.seek(begin)

@@ -11,8 +11,8 @@ from benchmarks.bert.evaluation import Chosen
 from benchmarks.common.data.progress import Progress
 from benchmarks.language import VOCABULARY, learning, vocabulary, wordpiece
 
+# Whose words are counted, spread over the text: more words would not fit into bounded memory, nor change much.
 MOST_SHARDS = 32
-"""Whose words are counted, spread over the text: more words would not fit into bounded memory, nor change much."""
 
 
 def write_vocabulary(given: Optional[Path], size: int, chosen: Chosen, scratch: Path, progress: Progress) -> None:

@@ -25,14 +25,10 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
 from benchmarks.language import PARTS, vocabulary
 
-BLOCK_BYTES = 8 << 20
-"""Text of a block, about."""
-BUCKET_BYTES = 32 << 20
-"""Text of a bucket times the passes over it, about."""
-BYTES_PER_PASS = 1.6
-"""Written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays."""
-PREDICTIONS = {128: 20, 512: 76}
-"""As published for both phases; NVIDIA v0.7 and DeepLearningExamples."""
+BLOCK_BYTES = 8 << 20  # text of a block, about
+BUCKET_BYTES = 32 << 20  # text of a bucket times the passes over it, about
+BYTES_PER_PASS = 1.6  # written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays
+PREDICTIONS = {128: 20, 512: 76}  # as published for both phases; NVIDIA v0.7 and DeepLearningExamples
 SMALL = {"vocabulary": 2048, "length": 128, "evaluation": 1000}
 SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
 
@@ -40,8 +36,7 @@ SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
 class Listing(NamedTuple):
     """The source of a preparation."""
 
-    source: Optional[Source]
-    """None for the toy data set, whose text is not written yet."""
+    source: Optional[Source]  # none for the toy data set, whose text is not written yet
     fingerprint: str
 
 
@@ -103,7 +98,7 @@ def _write_text(task: Task) -> Content:
 
 
 def _blocks(task: Task) -> List[Block]:
-    """Cut the files into ranges of whole documents."""
+    # Cut the files into ranges of whole documents.
     found: List[Block] = []
     for part, files in (("train", task.source.train), ("test", task.source.test)):
         for file in files:

@@ -8,8 +8,7 @@ PARTS = ("train", "test")
 VOCABULARY, PARAGRAPHS = "vocabulary.txt", "test_paragraphs.jsonl"
 OF_TOKENS = {"tokens": "<u2", "begins": "<u2", "ends": "<u2", "best": "|u1"}
 OF_WINDOWS = {"second": "<u2", "start": "<u2", "end": "<u2", "question": "<i4"}
-ARRAYS = {**OF_TOKENS, "offsets": "<i8", **OF_WINDOWS}
-"""Names and types, in the order of Windows."""
+ARRAYS = {**OF_TOKENS, "offsets": "<i8", **OF_WINDOWS}  # names and types, in the order of Windows
 
 
 def part_files(part: str) -> Tuple[str, ...]:
@@ -18,5 +17,4 @@ def part_files(part: str) -> Tuple[str, ...]:
     return (*names, VOCABULARY) if part == "train" else (*names, PARAGRAPHS)
 
 
-FILES = (*part_files("train"), *part_files("test"))
-"""Files of a prepared data set, as arrays.py describes them."""
+FILES = (*part_files("train"), *part_files("test"))  # files of a prepared data set, as arrays.py describes them

@@ -17,22 +17,17 @@ import numpy as np
 class Span(NamedTuple):
     """A candidate for an answer."""
 
-    score: float
-    """Sum of the logits of the first and the last token."""
-    begin: int
-    """First character in the paragraph."""
-    end: int
-    """Behind the last one."""
+    score: float  # sum of the logits of the first and the last token
+    begin: int  # first character in the paragraph
+    end: int  # behind the last one
 
 
 class Places(NamedTuple):
     """The places of a window's tokens, an array of all of them each."""
 
     begins: np.ndarray
-    ends: np.ndarray
-    """0 where a token is not the paragraph's."""
-    best: np.ndarray
-    """Whether the token may begin an answer in this window."""
+    ends: np.ndarray  # 0 where a token is not the paragraph's
+    best: np.ndarray  # whether the token may begin an answer in this window
 
 
 def highest(logits: np.ndarray, count: int) -> np.ndarray:

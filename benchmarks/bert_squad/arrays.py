@@ -36,8 +36,7 @@ from benchmarks.common.data.arrays import check_sizes, mapped, opening
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 
-LONGEST_PARAGRAPH = (1 << 16) - 1
-"""Characters."""
+LONGEST_PARAGRAPH = (1 << 16) - 1  # characters
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class Asked(NamedTuple):
     id: str
     text: str
     context: str
-    references: Tuple[str, ...]
-    """All answers."""
+    references: Tuple[str, ...]  # all answers
 
 
 @dataclass(frozen=True)

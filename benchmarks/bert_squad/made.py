@@ -21,10 +21,8 @@ COLOURS = ("black", "brown", "grey", "white")
 ANIMALS = ("cat", "dog", "goat", "horse", "parrot", "sheep")
 MEALS = ("bread", "cheese", "fruit", "porridge", "rice", "soup")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-FACTS = (2, 5)
-"""In a paragraph, at least and at most."""
-LONG_EVERY = 16
-"""Every 16th paragraph has all facts and does not fit into one window."""
+FACTS = (2, 5)  # in a paragraph, at least and at most
+LONG_EVERY = 16  # every 16th paragraph has all facts and does not fit into one window
 PARAGRAPHS = {"train": 2000, "test": 200}
 
 

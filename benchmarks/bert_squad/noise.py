@@ -14,10 +14,8 @@ from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 
 WINDOWS = {"train": 1 << 13, "test": 512}
-MEAN, SHAPE = 170, 6.0
-"""Tokens of a window of SQuAD's at 384, about, and how narrow their gamma distribution is."""
-QUESTION = 12
-"""Tokens before the paragraph."""
+MEAN, SHAPE = 170, 6.0  # tokens of a window of SQuAD's at 384, about, and how narrow their gamma distribution is
+QUESTION = 12  # tokens before the paragraph
 SHORTEST = QUESTION + 8
 
 

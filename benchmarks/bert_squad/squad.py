@@ -16,8 +16,7 @@ class Answer(NamedTuple):
     """A piece of a paragraph."""
 
     text: str
-    begin: int
-    """Its first character, from 0."""
+    begin: int  # its first character, from 0
 
 
 class Question(NamedTuple):
@@ -25,8 +24,7 @@ class Question(NamedTuple):
 
     id: str
     text: str
-    answers: Tuple[Answer, ...]
-    """At least one; of the development set several, by different people."""
+    answers: Tuple[Answer, ...]  # at least one; of the development set several, by different people
 
 
 class Paragraph(NamedTuple):

@@ -16,46 +16,35 @@ from benchmarks.bert_squad.squad import Answer
 from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 
-MARKS = 3
-"""[CLS] and twice [SEP]."""
+MARKS = 3  # [CLS] and twice [SEP]
 
 
 class Cut(NamedTuple):
     """How windows are cut; all in tokens."""
 
-    sequence_length: int
-    """Tokens of a window, at most."""
-    stride: int
-    """Between the first tokens of two windows."""
-    question_length: int
-    """Tokens of the question, at most: the rest is skipped."""
+    sequence_length: int  # tokens of a window, at most
+    stride: int  # between the first tokens of two windows
+    question_length: int  # tokens of the question, at most: the rest is skipped
 
 
 class Text(NamedTuple):
     """A tokenized paragraph."""
 
-    ids: np.ndarray
-    """uint16 [tokens]."""
-    begins: np.ndarray
-    """int64 [tokens]: first character of each in the paragraph."""
-    ends: np.ndarray
-    """int64 [tokens]: behind the last one."""
+    ids: np.ndarray  # uint16 [tokens]
+    begins: np.ndarray  # int64 [tokens]: first character of each in the paragraph
+    ends: np.ndarray  # int64 [tokens]: behind the last one
 
 
 class Window(NamedTuple):
     """A question with a part of its paragraph; arrays are of all its tokens, 0 where they are not the paragraph's."""
 
     tokens: np.ndarray
-    second: int
-    """Place at which the part of the paragraph begins."""
-    start: int
-    """Place of the first token of the answer; 0, [CLS], where it is not whole in this window."""
-    end: int
-    """Place of its last token, or 0."""
+    second: int  # place at which the part of the paragraph begins
+    start: int  # place of the first token of the answer; 0, [CLS], where it is not whole in this window
+    end: int  # place of its last token, or 0
     begins: np.ndarray
     ends: np.ndarray
-    best: np.ndarray
-    """Whether no other window has more context for the token."""
+    best: np.ndarray  # whether no other window has more context for the token
 
 
 def tokenized(text: str, tokenizer: Tokenizer) -> Text:
@@ -67,7 +56,7 @@ def tokenized(text: str, tokenizer: Tokenizer) -> Text:
 
 
 def _with_accents(text: str, end: int) -> int:
-    """Move behind the accents that follow a letter as characters of their own: no token has them."""
+    # Move behind the accents that follow a letter as characters of their own: no token has them.
     while end < len(text) and unicodedata.category(text[end]) == "Mn":
         end += 1
     return end

@@ -33,21 +33,18 @@ from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import SPECIAL
 from benchmarks.language.wordpiece import Tokenizer, words
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes."""
+VERSION = "1"  # raise it when the same source and options give other bytes
+# As in scripts/run_squad.sh and run_squad.py of DeepLearningExamples; as short as the toy data set's paragraphs.
 PUBLISHED, SMALL = Cut(384, 128, 64), Cut(40, 12, 12)
-"""As in scripts/run_squad.sh and run_squad.py of DeepLearningExamples; as short as the toy data set's paragraphs."""
-SHORTEST_PART = 8
-"""Tokens of a paragraph that a window must have room for."""
+SHORTEST_PART = 8  # tokens of a paragraph that a window must have room for
+# Bytes written per byte of JSON, at most: a paragraph is there once a question, and more often where it is cut.
 ROOM_FACTOR = 24
-"""Bytes written per byte of JSON, at most: a paragraph is there once a question, and more often where it is cut."""
 
 
 class Listing(NamedTuple):
     """The source of a preparation."""
 
-    folder: Optional[Path]
-    """None for the toy data set."""
+    folder: Optional[Path]  # none for the toy data set
     cut: Cut
     fingerprint: str
 
@@ -57,12 +54,9 @@ class Written(NamedTuple):
 
     windows: int
     questions: int
-    left_out: int
-    """Questions whose answer has no token."""
-    with_answer: int
-    """Windows."""
-    cut_off: int
-    """Questions that were longer than the limit."""
+    left_out: int  # questions whose answer has no token
+    with_answer: int  # windows
+    cut_off: int  # questions that were longer than the limit
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FIRST = 0.01
-"""Share of the base learning rate with which the warm-up starts."""
+FIRST = 0.01  # share of the base learning rate with which the warm-up starts
 
 
 def learning_rate(config: Any, step: int) -> float:

@@ -6,6 +6,7 @@ from typing import Tuple
 
 PARTS = ("train", "test")
 VOCABULARY = "vocabulary.txt"
+# Names and types of the arrays of pretraining data, in the order of arrays.Samples.
 ARRAYS = {
     "tokens": "<u2",
     "offsets": "<i8",
@@ -15,7 +16,6 @@ ARRAYS = {
     "masked_offsets": "<i8",
     "next": "|u1",
 }
-"""Names and types of the arrays of pretraining data, in the order of arrays.Samples."""
 
 
 def part_files(part: str) -> Tuple[str, ...]:
@@ -23,5 +23,5 @@ def part_files(part: str) -> Tuple[str, ...]:
     return tuple(f"{part}_{name}.npy" for name in ARRAYS)
 
 
+# Files of prepared pretraining data, as arrays.py describes them.
 FILES = (*part_files("train"), *part_files("test"), VOCABULARY)
-"""Files of prepared pretraining data, as arrays.py describes them."""

@@ -7,8 +7,7 @@ from typing import Callable, List, Mapping
 from benchmarks.language.vocabulary import SPECIAL
 from benchmarks.translation.segment import learn_codes
 
-END = "</w>"
-"""Behind the last letter of a word (subword-nmt)."""
+END = "</w>"  # behind the last letter of a word (subword-nmt)
 
 
 def learn(words: Mapping[str, int], size: int, report: Callable[[int], None] = lambda done: None) -> List[str]:

@@ -18,11 +18,9 @@ import numpy as np
 
 from benchmarks.common.data.problem import Problem
 
-MOST_BYTES = 1 << 24
-"""Largest record; a sample of 512 tokens has about 3 kB."""
+MOST_BYTES = 1 << 24  # largest record; a sample of 512 tokens has about 3 kB
 HINT = "get the file again"
-_MASK = 0xA282EAD8
-"""Added to a CRC that is stored (LevelDB, util/crc32c.h)."""
+_MASK = 0xA282EAD8  # added to a CRC that is stored (LevelDB, util/crc32c.h)
 _HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
 
 
@@ -89,10 +87,9 @@ def features(content: bytes) -> Dict[str, np.ndarray]:
 # -- checkpoints -------------------------------------------------------------------------------------------
 
 MAGIC = 0xDB4775248B80FB57
-FOOTER = 48
-"""Bytes at the end of a table: two handles of blocks, filled up, and MAGIC."""
+FOOTER = 48  # bytes at the end of a table: two handles of blocks, filled up, and MAGIC
+# Those of DataType that a checkpoint of weights has.
 TYPES: Dict[int, Any] = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
-"""Those of DataType that a checkpoint of weights has."""
 
 
 class Entry(NamedTuple):
@@ -142,7 +139,7 @@ class Bundle:
 
 
 def _table(content: bytes) -> Iterator[Tuple[bytes, bytes]]:
-    """Yield keys and values in order."""
+    # Yield keys and values in order.
     if len(content) < FOOTER or struct.unpack("<Q", content[-8:])[0] != MAGIC:
         raise ValueError("not an index of a checkpoint")
     footer = content[-FOOTER:]
@@ -172,7 +169,7 @@ def _block(content: bytes, handle: bytes, at: int) -> Iterator[Tuple[bytes, byte
 
 
 def _handle(data: bytes, at: int) -> Tuple[int, int, int]:
-    """Return offset and size of a block, and what is behind them."""
+    # Return offset and size of a block, and what is behind them.
     offset, at = _varint(data, at)
     size, at = _varint(data, at)
     return offset, size, at
@@ -190,7 +187,7 @@ def _entry(message: bytes) -> Entry:
 
 
 def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
-    """Yield number and value of each field: an int, or the bytes of a string or message."""
+    # Yield number and value of each field: an int, or the bytes of a string or message.
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -212,7 +209,7 @@ def _fields(message: bytes) -> Iterator[Tuple[int, Any]]:
 
 
 def _all(message: bytes, number: int) -> List[bytes]:
-    """Return the strings or messages of the fields with a number."""
+    # Return the strings or messages of the fields with a number.
     return [value for found, value in _fields(message) if found == number]
 
 
@@ -230,7 +227,7 @@ def _varint(data: bytes, at: int) -> Tuple[int, int]:
 
 
 def _integers(content: bytes) -> np.ndarray:
-    """Return all numbers of a packed list: int64. Raises ValueError where the last one has no end."""
+    # Return all numbers of a packed list: int64. Raises ValueError where the last one has no end.
     raw = np.frombuffer(content, np.uint8)
     last = np.flatnonzero(raw < 128)
     if len(last) == len(raw):

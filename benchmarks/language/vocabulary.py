@@ -10,8 +10,7 @@ from typing import Dict, Iterable, Tuple
 from benchmarks.common.data.problem import Problem
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MOST_ENTRIES = 1 << 16
-"""Ids are stored as uint16."""
+MOST_ENTRIES = 1 << 16  # ids are stored as uint16
 
 
 @dataclass(frozen=True)

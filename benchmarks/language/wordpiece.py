@@ -21,8 +21,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from benchmarks.language.vocabulary import Vocabulary
 
-LONGEST_WORD = 200
-"""Letters; a longer word is unknown (max_input_chars_per_word)."""
+LONGEST_WORD = 200  # letters; a longer word is unknown (max_input_chars_per_word)
 _NORMALIZER = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
 _PRE_TOKENIZER = BertPreTokenizer()
 
@@ -52,7 +51,7 @@ def words(text: str) -> List[str]:
 
 
 def _with_final_sigmas(text: str) -> str:
-    """Put each capital sigma in lower case as ``str.lower`` does, which depends on the letters around it."""
+    # Put each capital sigma in lower case as ``str.lower`` does, which depends on the letters around it.
     if "Σ" not in text:
         return text
     lowered = text.replace("İ", "I").lower()  # the only letter with a lower case of two

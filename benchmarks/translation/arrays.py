@@ -32,10 +32,8 @@ from benchmarks.translation.vocabulary import Vocabulary
 class Sentences:
     """One side of one part."""
 
-    tokens: np.ndarray
-    """uint16 or int32 [tokens], a memory map: all sentences one after the other, without BOS and EOS."""
-    offsets: np.ndarray
-    """int64 [sentences + 1], a memory map."""
+    tokens: np.ndarray  # uint16 or int32 [tokens], a memory map: all sentences one after the other, without BOS and EOS
+    offsets: np.ndarray  # int64 [sentences + 1], a memory map
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -66,8 +64,7 @@ class DataSet:
 
     train: Pairs
     test: Pairs
-    vocabulary: Vocabulary
-    """Of both languages."""
+    vocabulary: Vocabulary  # of both languages
     source_language: str
     target_language: str
     passport: Mapping[str, Any]

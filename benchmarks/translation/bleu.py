@@ -12,8 +12,7 @@ from typing import Any, Dict, List, Pattern, Sequence, Tuple
 
 from benchmarks.translation.vocabulary import EOS, SPECIAL, UNK
 
-ORDER = 4
-"""Longest n-grams that count."""
+ORDER = 4  # longest n-grams that count
 
 
 def sacrebleu_score(hypotheses: Sequence[str], references: Sequence[str]) -> float:
@@ -97,10 +96,8 @@ def _ngrams(words: Sequence[str]) -> "Counter[Tuple[str, ...]]":
 
 
 def _bleu(hypotheses: Sequence[Sequence[str]], references: Sequence[Sequence[str]], smoothed: bool = True) -> float:
-    """Return BLEU of words; an order without matches counts as half a match, the next one as a quarter and so on.
-
-    Not ``smoothed``: any order without matches makes it 0.
-    """
+    # Return BLEU of words; an order without matches counts as half a match, the next one as a quarter and so on. Not
+    # ``smoothed``: any order without matches makes it 0.
     matches, possible = [0] * ORDER, [0] * ORDER
     for words, reference in zip(hypotheses, references):
         found = _ngrams(words)

@@ -15,12 +15,10 @@ from benchmarks.translation.stages import Block
 from benchmarks.translation.vocabulary import join_bpe
 
 REASONS = {"empty": "empty", "long": "too long", "foreign": "outside of Latin-1"}
-SAMPLE_LINES = 2000
-"""Lines that are split again to see whether codes belong to them."""
+SAMPLE_LINES = 2000  # lines that are split again to see whether codes belong to them
+# Tokens a word, on average: codes learnt from a text leave fewer than two, those of another script one a letter.
 MOST_PARTS = 3.0
-"""Tokens a word, on average: codes learnt from a text leave fewer than two, those of another script one a letter."""
-MOST_UNKNOWN = 0.05
-"""Share of tokens that the vocabulary lacks."""
+MOST_UNKNOWN = 0.05  # share of tokens that the vocabulary lacks
 
 
 def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int]:

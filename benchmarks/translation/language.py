@@ -16,48 +16,40 @@ import numpy as np
 from benchmarks.translation.vocabulary import JOIN
 
 NAME = "made-language"
-LANGUAGES = ("qaa", "qab")
-"""Of ISO 639's codes for local use."""
+LANGUAGES = ("qaa", "qab")  # of ISO 639's codes for local use
 PAIRS = {"train": 8000, "test": 400}
-LEAST_WORDS, MOST_WORDS = 4, 14
-"""Words of a source sentence, the full stop included."""
+LEAST_WORDS, MOST_WORDS = 4, 14  # words of a source sentence, the full stop included
 WORDS = {"nouns": 60, "verbs": 24, "reports": 6, "adjectives": 24, "adverbs": 10, "prepositions": 6, "names": 14}
 GENDERS = 3
-SYLLABLES = (("bdfklmnprst", "aeiou"), ("ghjvwxzcq", "äöüyî"))
-"""Consonants and vowels of each language."""
+SYLLABLES = (("bdfklmnprst", "aeiou"), ("ghjvwxzcq", "äöüyî"))  # consonants and vowels of each language
 ARTICLES = {
     # definite or not -> case -> one for each gender, then the plural
     True: {"subject": ("dör", "dü", "däs", "dü"), "object": ("dön", "dü", "däs", "dü")},
     False: {"subject": ("wön", "wöny", "wön", "vöqy"), "object": ("wönön", "wöny", "wön", "vöqy")},
 }
 ADJECTIVE_ENDINGS = {"subject": ("ör", "y", "äs", "ön"), "object": ("ön", "y", "äs", "ön")}
-PLURALS = ("öx", "ün", "îz")
-"""Ending of a noun's plural, by its gender."""
+PLURALS = ("öx", "ün", "îz")  # ending of a noun's plural, by its gender
 PLURAL = 3
 SINGULAR_VERB, PLURAL_VERB, INFINITIVE = "üt", "ön", "zü"
 MODAL = {False: "vîl", True: "vîlön"}
 THAT = "zäs"
 
-Word = Tuple[str, str]
-"""A word of the source with that of the target."""
+Word = Tuple[str, str]  # a word of the source with that of the target
 
 
 class Lexicon(NamedTuple):
     """The words of both languages, by their kind."""
 
     words: Dict[str, Tuple[Word, ...]]
-    genders: Tuple[int, ...]
-    """Of each noun; a name has the first one."""
+    genders: Tuple[int, ...]  # of each noun; a name has the first one
 
 
 class Phrase(NamedTuple):
     """A noun with article and perhaps an adjective, or a name, in tokens."""
 
     source: List[str]
-    subject: List[str]
-    """Of the target."""
-    object: List[str]
-    """Of the target."""
+    subject: List[str]  # of the target
+    object: List[str]  # of the target
     is_plural: bool = False
 
 
@@ -104,7 +96,7 @@ def _word(random: np.random.RandomState, letters: Sequence[str], taken: Set[str]
 
 
 def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str], List[str]]:
-    """Return the tokens of a sentence and of its translation."""
+    # Return the tokens of a sentence and of its translation.
     kind = random.randint(4)
     subject, verb, rest, rest_target = _clause(random, lexicon)
     source, target = subject.source, subject.subject
@@ -127,7 +119,7 @@ def _sentence(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[List[str
 
 
 def _clause(random: np.random.RandomState, lexicon: Lexicon) -> Tuple[Phrase, Word, List[str], List[str]]:
-    """Return subject, verb, and what follows them in both languages."""
+    # Return subject, verb, and what follows them in both languages.
     subject, thing = _phrase(random, lexicon), _phrase(random, lexicon)
     verb = _pick(random, lexicon.words["verbs"])
     if random.random_sample() >= 0.4:

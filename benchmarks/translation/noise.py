@@ -11,8 +11,7 @@ from benchmarks.translation import CODES, REFERENCES, SIDES, SOURCES, VOCABULARY
 
 PAIRS = 1 << 16
 TESTED = 128
-LONGEST = 50
-"""Tokens of a sentence, evenly from 4 on: WMT's have 28 on average."""
+LONGEST = 50  # tokens of a sentence, evenly from 4 on: WMT's have 28 on average
 
 
 def write(folder: Path, benchmark: str, entries: int, pairs: int = PAIRS) -> None:

@@ -14,24 +14,20 @@ import numpy as np
 
 from benchmarks.common.data.problem import Problem
 
-BUCKETS = 5
-"""``--num-buckets`` of GNMT's train.py (v0.5 to v0.7); no configuration sets another number."""
+BUCKETS = 5  # ``--num-buckets`` of GNMT's train.py (v0.5 to v0.7); no configuration sets another number
+# GNMT counts BOS and EOS where it compares a length with the longest (seq2seq/data/config.py, tokenizer.py).
 GNMT_MARKS = 2
-"""GNMT counts BOS and EOS where it compares a length with the longest (seq2seq/data/config.py, tokenizer.py)."""
-MOST_PADDING = 0.4
-"""Share of a batch of ``by_tokens`` that is padding, at most."""
-MARKS = 1
-"""Positions that EOS (source, target_out) or BOS (target_in) takes in a batch."""
+MOST_PADDING = 0.4  # share of a batch of ``by_tokens`` that is padding, at most
+MARKS = 1  # positions that EOS (source, target_out) or BOS (target_in) takes in a batch
 
 
 @dataclass(frozen=True)
 class Order:
     """The batches of one epoch for all ranks, in order."""
 
-    sentences: np.ndarray
-    """int64: indices of pairs, batch after batch."""
+    sentences: np.ndarray  # int64: indices of pairs, batch after batch
+    # int64 [steps * ranks + 1]: the batch of (step, rank) is from bounds[step * ranks + rank] to the next one.
     bounds: np.ndarray
-    """int64 [steps * ranks + 1]: the batch of (step, rank) is from bounds[step * ranks + rank] to the next one."""
     steps: int
 
     def batch(self, step: int, rank: int, ranks: int) -> np.ndarray:
@@ -155,7 +151,7 @@ def by_tokens(
 
 
 def _fill(source: np.ndarray, target: np.ndarray, tokens: int, multiple: int, length_multiple: int) -> List[int]:
-    """Return where each batch of the sorted pairs begins, and their number at the end."""
+    # Return where each batch of the sorted pairs begins, and their number at the end.
     sides = [side.astype(np.int64) + MARKS for side in (source, target)]
     longer = np.maximum(*sides)
     begins, count = [0], len(longer)

@@ -9,12 +9,11 @@ from pathlib import Path
 from benchmarks.common.data import prepare
 from benchmarks.translation import FILES
 
-MERGES = 32000
-"""``bpe.32000`` of GNMT's download_dataset.sh (v0.5 to v0.7)."""
+MERGES = 32000  # ``bpe.32000`` of GNMT's download_dataset.sh (v0.5 to v0.7)
 
 
 def _add_options(corpus: str, tokens: str, options: argparse._ArgumentGroup) -> None:
-    """How text is found, cleaned and cut into tokens."""
+    # How text is found, cleaned and cut into tokens.
     add = options.add_argument
     add("--corpus", choices=("wmt16", "wmt17"), default=corpus, help="which of WMT's lists; default: %(default)s")
     kinds = "default: %(default)s; auto takes subtokens where there is a dictionary and for WMT's archives"

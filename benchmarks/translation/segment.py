@@ -14,10 +14,9 @@ from typing import Any, Callable, Dict, List, Mapping, TextIO, cast
 from benchmarks.common.data.problem import Problem
 from benchmarks.translation.vocabulary import JOIN
 
-LONGEST = 80
-"""Words of a side at most, as ``clean-corpus-n.perl ... 1 80`` of GNMT's download_dataset.sh."""
+LONGEST = 80  # Words of a side at most, as ``clean-corpus-n.perl ... 1 80`` of GNMT's download_dataset.sh.
+# How subword-nmt's files of codes begin.
 HEADER = "#version:"
-"""How subword-nmt's files of codes begin."""
 
 Tokenize = Callable[[str], List[str]]
 

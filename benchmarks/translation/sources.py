@@ -15,20 +15,16 @@ from benchmarks.translation import language, subtokens, wmt
 from benchmarks.translation.stages import RAW, SPLIT, TOKENIZED, WHOLE
 from benchmarks.translation.vocabulary import JOIN
 
-SAMPLE_BYTES = 1 << 20
-"""At the beginning of a file, where BPE is looked for."""
-CODES = ("codes", "codes.txt", "code", "bpe.codes", "bpe.32000")
-"""What files of merges are called."""
+SAMPLE_BYTES = 1 << 20  # at the beginning of a file, where BPE is looked for
+CODES = ("codes", "codes.txt", "code", "bpe.codes", "bpe.32000")  # what files of merges are called
 
 
 class Item(NamedTuple):
     """One file of text: on the disk, or a member of an archive."""
 
     path: Path
-    member: str = ""
-    """Its name in the archive, without folders, or without .gz; empty for a file on the disk."""
-    origin: str = ""
-    """Where it was unpacked from, for messages."""
+    member: str = ""  # its name in the archive, without folders, or without .gz; empty for a file on the disk
+    origin: str = ""  # where it was unpacked from, for messages
 
     def __str__(self) -> str:
         return self.origin or str(self.path)
@@ -48,18 +44,12 @@ class Source(NamedTuple):
     train: Tuple[Corpus, ...]
     test: Corpus
     languages: Tuple[str, str]
-    form: str
-    """RAW, TOKENIZED, SPLIT or WHOLE."""
-    codes: Optional[Path]
-    """Merges that are given; None to learn them, or none."""
-    made: str
-    """How the parts came about, for the passport."""
-    dictionary: Optional[Path] = None
-    """Entries of subtokens; None for byte pair encoding."""
-    corpus: str = ""
-    """Which of WMT's lists; empty for other text."""
-    latin: bool = False
-    """Whether pairs outside of Latin-1 are left out of training."""
+    form: str  # RAW, TOKENIZED, SPLIT or WHOLE
+    codes: Optional[Path]  # merges that are given; None to learn them, or none
+    made: str  # how the parts came about, for the passport
+    dictionary: Optional[Path] = None  # entries of subtokens; None for byte pair encoding
+    corpus: str = ""  # which of WMT's lists; empty for other text
+    latin: bool = False  # whether pairs outside of Latin-1 are left out of training
 
 
 def find(args: argparse.Namespace) -> Source:
@@ -150,7 +140,7 @@ def _check_listed(paths: Collection[Path], progress: Progress) -> None:
 
 
 def _check_test(corpus: Corpus, before: Corpus) -> None:
-    """Compare newstest2014 with its known md5; that of the English side is of the plain file, not of the SGM."""
+    # Compare newstest2014 with its known md5; that of the English side is of the plain file, not of the SGM.
     for item, origin in zip(corpus, before):
         wanted = wmt.KNOWN_MD5.get(item.path.name)
         if wanted and (item.path.suffix == ".de" or not origin.member):
@@ -189,7 +179,7 @@ def find_text(origin: Path, languages: Sequence[str], test: Optional[str], token
 
 
 def _pick_languages(found: Sequence[str], wanted: Sequence[str], origin: Path) -> Tuple[str, str]:
-    """Return source and target: as they were asked for, else English first."""
+    # Return source and target: as they were asked for, else English first.
     if wanted:
         missing = [each for each in wanted if each not in found]
         if missing:

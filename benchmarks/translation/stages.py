@@ -21,21 +21,18 @@ from benchmarks.translation import CODES, SIDES, VOCABULARY, segment, vocabulary
 from benchmarks.translation.subtokens import Subtokens
 from benchmarks.translation.vocabulary import JOIN
 
+# Pairs of lines of a block: what is done again after an interruption, and what a worker holds in memory.
 BLOCK_LINES = 20_000
-"""Pairs of lines of a block: what is done again after an interruption, and what a worker holds in memory."""
+# Forms of text: as written, words apart as Moses does it, split by BPE as well; as written, for subtokens.
 RAW, TOKENIZED, SPLIT, WHOLE = "raw", "tokenized", "split", "whole"
-"""Forms of text: as written, words apart as Moses does it, split by BPE as well; as written, for subtokens."""
-CHUNK = 8 << 20
-"""Bytes read at once."""
+CHUNK = 8 << 20  # bytes read at once
 
 
 class Cleaning(NamedTuple):
     """Which pairs are left out of training."""
 
-    longest: int
-    """Words of a side, at most."""
-    latin: bool = False
-    """Leave out pairs with characters outside of Latin-1 (scripts/filter_dataset.py, GNMT v0.7)."""
+    longest: int  # words of a side, at most
+    latin: bool = False  # leave out pairs with characters outside of Latin-1 (scripts/filter_dataset.py, GNMT v0.7)
 
 
 class Block(NamedTuple):
@@ -43,18 +40,14 @@ class Block(NamedTuple):
 
     part: str
     paths: Tuple[str, str]
-    names: Tuple[str, str]
-    """What messages call them: where they were unpacked from."""
-    begins: Tuple[int, int]
-    """Bytes at which they begin."""
+    names: Tuple[str, str]  # what messages call them: where they were unpacked from
+    begins: Tuple[int, int]  # bytes at which they begin
     first_line: int
     lines: int
-    stem: str
-    """Path of its files, without what each adds to it."""
+    stem: str  # path of its files, without what each adds to it
     form: str
     languages: Tuple[str, str]
-    cleaning: Optional[Cleaning]
-    """None for sentences of which none may be missing."""
+    cleaning: Optional[Cleaning]  # none for sentences of which none may be missing
 
     def path(self, what: str) -> Path:
         """Return one of its files."""
@@ -97,7 +90,7 @@ def _splitter(form: str, language: str) -> segment.Tokenize:
 
 
 def _spaces(line: str) -> List[str]:
-    """Cut at spaces alone, so that joining gives the line back; a tab is what separates the sides later."""
+    # Cut at spaces alone, so that joining gives the line back; a tab is what separates the sides later.
     text = line.replace("\t", " ").strip()
     return text.split(" ") if text else []
 
@@ -142,7 +135,7 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
 
 
 def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
-    """Return why a pair is left out, or that it is kept."""
+    # Return why a pair is left out, or that it is kept.
     if not all(pair):
         return "empty"
     if block.cleaning is None:

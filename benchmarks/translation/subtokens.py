@@ -16,11 +16,10 @@ from typing import Dict, List, Sequence, Tuple
 from benchmarks.common.data.problem import Problem
 from benchmarks.translation.vocabulary import SPECIAL, UNK
 
+# Of the submission: 33,708 lines, the first two of them for padding and the end of a sentence.
 DICTIONARY = "reference_dictionary.ende.txt"
-"""Of the submission: 33,708 lines, the first two of them for padding and the end of a sentence."""
 RESERVED = ("<pad>_", "<EOS>_", "<lua_index_compat>", "<bypass_unk>")
-CACHE = 1 << 18
-"""Tokens whose subtokens are remembered."""
+CACHE = 1 << 18  # tokens whose subtokens are remembered
 
 
 def read_dictionary(path: Path) -> List[str]:

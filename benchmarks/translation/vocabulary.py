@@ -15,25 +15,23 @@ from typing import Any, Iterable, List, Optional, Tuple
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
-JOIN = "@@"
-"""At the end of a token that the next one continues, as subword-nmt writes it."""
+JOIN = "@@"  # at the end of a token that the next one continues, as subword-nmt writes it
+# Kinds of vocabulary: byte pair encoding of subword-nmt, subtokens of tensor2tensor.
 BPE, SUBTOKENS = "bpe", "subtokens"
-"""Kinds of vocabulary: byte pair encoding of subword-nmt, subtokens of tensor2tensor."""
 
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
+# What the Transformer's submission rejoins (detokenize_subtokenized_sentence of train.py, v0.7).
 _SPACED = ((" ,", ","), (" .", "."), (" !", "!"), (" ?", "?"), (" ' ", "'"), (" - ", "-"))
-"""What the Transformer's submission rejoins (detokenize_subtokenized_sentence of train.py, v0.7)."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """The entries by id, with what turns ids into text."""
 
-    entries: Tuple[str, ...]
-    """All of them, the special ones first."""
+    entries: Tuple[str, ...]  # all of them, the special ones first
     kind: str = BPE
+    # Of the text, for its detokenizer; None where the references are tokenized: then words stay apart.
     language: Optional[str] = None
-    """Of the text, for its detokenizer; None where the references are tokenized: then words stay apart."""
 
     @property
     def size(self) -> int:

@@ -21,11 +21,9 @@ from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Report
 
-CHUNK = 1 << 20
-"""Bytes read at once."""
+CHUNK = 1 << 20  # bytes read at once
 GZIP = b"\x1f\x8b"
-PACKED = ".gz"
-"""Suffix of text that is compressed by gzip and in no archive."""
+PACKED = ".gz"  # suffix of text that is compressed by gzip and in no archive
 LANGUAGES = ("en", "de")
 DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -33,10 +31,8 @@ DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 class Published(NamedTuple):
     """A corpus as it is published."""
 
-    stem: str
-    """Its files are called so, with the language behind it."""
-    archives: Tuple[str, ...]
-    """What its archive is called where it is published, or in download_dataset.sh."""
+    stem: str  # its files are called so, with the language behind it
+    archives: Tuple[str, ...]  # what its archive is called where it is published, or in download_dataset.sh
     url: str
 
 
@@ -60,37 +56,35 @@ NEWS_12 = Published(
     ("training-parallel-nc-v12.tgz", "nc-v12.tgz"),
     "http://data.statmt.org/wmt17/translation-task/training-parallel-nc-v12.tgz",
 )
+# In the order in which the submissions join them.
 CORPORA = {"wmt16": (EUROPARL, COMMON_CRAWL, NEWS_11), "wmt17": (NEWS_12, COMMON_CRAWL, EUROPARL)}
-"""In the order in which the submissions join them."""
 TEST = "newstest2014"
+# Its archive holds the test part as SGM.
 DEV = Published(TEST, ("dev.tgz",), "http://data.statmt.org/wmt16/translation-task/dev.tgz")
-"""Its archive holds the test part as SGM."""
 SGM = {"en": f"{TEST}-deen-ref.en.sgm", "de": f"{TEST}-deen-src.de.sgm"}
+# Of translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh has the second one too. The archives have no
+# published checksum of their own: that script compares a hash over all of raw_data/.
 KNOWN_MD5 = {
     f"{TEST}.en": "dabf51a9c02b2235632f3cee75c72d49",
     f"{TEST}.de": "f6c3818b477e4a25cad68b61cc883c17",
 }
-"""Of translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh has the second one too. The archives have
-no published checksum of their own: that script compares a hash over all of raw_data/."""
+# Of the text split by BPE, from WMT16: rnn_translator/verify_dataset.sh (v0.5). Moses' own tokenizer made it.
 SUBMITTED_MD5 = {
     ("train", "source"): "b7482095b787264a310d4933d197a134",
     ("train", "target"): "409064aedaef5b7c458ff19a7beda462",
     ("test", "source"): "cb014e2509f86cd81d5a87c240c07464",
     ("test", "target"): "d616740f6026dc493e66efdf9ac1cb04",
 }
-"""Of the text split by BPE, from WMT16: rnn_translator/verify_dataset.sh (v0.5). Moses' own tokenizer made it."""
+# Lists of checksums that are honoured where they are next to the files; lines as sha256sum and md5sum write them.
 SUMS = ("SHA256SUMS", "sha256sums.txt", "MD5SUMS", "md5sums.txt")
-"""Lists of checksums that are honoured where they are next to the files; lines as sha256sum and md5sum write them."""
 
 
 class Extraction(NamedTuple):
     """Members to take out of one archive."""
 
     archive: str
-    members: Tuple[str, ...]
-    """Their base names in the archive."""
-    folder: str
-    """Where they are written to, under the same names."""
+    members: Tuple[str, ...]  # their base names in the archive
+    folder: str  # where they are written to, under the same names
 
     @property
     def is_done(self) -> bool:

@@ -37,19 +37,15 @@ from benchmarks.translation.sources import Corpus, Source
 from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
 from benchmarks.translation.subtokens import read_dictionary
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
-ROOM_FACTOR = 8
-"""Bytes written per byte of text, at most: text as it was, clean and split, and ids."""
-MOST_WORDS = 1 << 20
-"""No limit of words: subtokens are cut by the training alone, as submitted."""
+VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
+ROOM_FACTOR = 8  # bytes written per byte of text, at most: text as it was, clean and split, and ids
+MOST_WORDS = 1 << 20  # no limit of words: subtokens are cut by the training alone, as submitted
 
 
 class Listing(NamedTuple):
     """What there is to prepare."""
 
-    source: Optional[Source]
-    """None for the toy data set, whose text is not written yet."""
+    source: Optional[Source]  # none for the toy data set, whose text is not written yet
     fingerprint: str
 
 
@@ -164,7 +160,7 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, pool: Workers)
 
 
 def _aligned(corpus: Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
-    """Return first line, number of lines and first bytes of each block of two aligned files."""
+    # Return first line, number of lines and first bytes of each block of two aligned files.
     source, target = (stages.line_offsets(item.path, BLOCK_LINES, add) for item in corpus)
     if source[0] != target[0] or not source[0]:
         raise Problem(
@@ -181,7 +177,7 @@ def _aligned(corpus: Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]
 
 
 def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
-    """Write merges and vocabulary; return what the passport keeps of how."""
+    # Write merges and vocabulary; return what the passport keeps of how.
     scratch, source = task.scratch, task.source
     if source.dictionary:
         (scratch / CODES).write_text("")
@@ -217,7 +213,7 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _write_arrays(blocks: Sequence[Block], scratch: Path, entries: int) -> List[int]:
-    """Write tokens and offsets of both sides of a part from what its blocks have; return the tokens of both sides."""
+    # Write tokens and offsets of both sides of a part from what its blocks have; return the tokens of both sides.
     tokens = [sum(numbers) for numbers in zip(*(block.facts("encode")["tokens"] for block in blocks))]
     for side, count in zip(SIDES, tokens):
         stem, lengths = f"{blocks[0].part}_{side}", [np.zeros(1, "<i8")]
@@ -232,7 +228,7 @@ def _write_arrays(blocks: Sequence[Block], scratch: Path, entries: int) -> List[
 
 
 def _write_texts(task: Task, scratch: Path) -> None:
-    """Write the lines of the test part as BLEU compares them."""
+    # Write the lines of the test part as BLEU compares them.
     for side, name in enumerate((SOURCES, REFERENCES)):
         with (scratch / name).open("w", encoding="utf-8", newline="\n") as file:
             for line in chain.from_iterable(stages.read_lines(block, side) for block in task.part("test")):

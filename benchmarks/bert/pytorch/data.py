@@ -20,12 +20,9 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.arrays import Samples, ragged
 from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows
 
-THREADS = 2
-"""That build batches: one takes less than a millisecond per hundred samples."""
-NO_WORD = -100
-"""Label of a place without a masked word, which PyTorch's cross-entropy leaves out."""
-ROUNDS = 4
-"""Rounds of the Feistel network: enough that the order looks random (Luby and Rackoff 1988)."""
+THREADS = 2  # that build batches: one takes less than a millisecond per hundred samples
+NO_WORD = -100  # label of a place without a masked word, which PyTorch's cross-entropy leaves out
+ROUNDS = 4  # rounds of the Feistel network: enough that the order looks random (Luby and Rackoff 1988)
 
 
 ONES = torch.ones(2)
@@ -35,15 +32,12 @@ class MicroBatch(NamedTuple):
     """Samples of this rank that are computed together."""
 
     rows: Rows
-    masked: torch.Tensor
-    """int64 (M,): places of masked words in the row of tokens."""
-    labels: torch.Tensor
-    """int64 (M,): the words that stood there."""
-    next: torch.Tensor
-    """int64 (B,): 1 where the second text is a random one."""
+    masked: torch.Tensor  # int64 (M,): places of masked words in the row of tokens
+    labels: torch.Tensor  # int64 (M,): the words that stood there
+    next: torch.Tensor  # int64 (B,): 1 where the second text is a random one
+    # fp32 (2,): factors on the summed losses of masked words and next sentences, so that the ranks' gradients sum to
+    # that of both means.
     weights: torch.Tensor = ONES
-    """fp32 (2,): factors on the summed losses of masked words and next sentences, so that the ranks' gradients sum to
-    that of both means."""
 
     def tensors(self) -> List[torch.Tensor]:
         """Return all that is computed on."""
@@ -61,8 +55,7 @@ class MicroBatch(NamedTuple):
         return self.of([each.to(device, non_blocking=True) for each in self.tensors()])
 
 
-Batch = List[MicroBatch]
-"""This rank's samples of a step, in the parts that they are computed in."""
+Batch = List[MicroBatch]  # this rank's samples of a step, in the parts that they are computed in
 
 
 def permuted(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:

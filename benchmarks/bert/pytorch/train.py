@@ -35,10 +35,8 @@ from benchmarks.language.pytorch import attention, checkpoint, fp8
 from benchmarks.language.pytorch.encoder import shape_of
 from benchmarks.language.pytorch.graphs import captured
 
-LARGEST_SCALE = float(1 << 24)
-"""Largest scale of the loss, as apex has it (amp/scaler.py, max_loss_scale)."""
-MANY_PARTS = 8
-"""In which a batch may take long enough to be stopped within it; the ranks then agree once a part."""
+LARGEST_SCALE = float(1 << 24)  # largest scale of the loss, as apex has it (amp/scaler.py, max_loss_scale)
+MANY_PARTS = 8  # in which a batch may take long enough to be stopped within it; the ranks then agree once a part
 
 
 class Training:
@@ -66,10 +64,10 @@ class Training:
         self.network = network.to(ranks.context)
         self.in_fp8 = fp8.use(network.encoder, fp8.find()) if config.fp8 else nullcontext
         self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)
+        # Forward and backward of a micro-batch: by a CUDA graph where there is one.
         self.micro_step: Callable[[MicroBatch], torch.Tensor] = partial(micro_step, self)
-        """Forward and backward of a micro-batch: by a CUDA graph where there is one."""
+        # Micro-batches of the step, and the sum of their losses; their gradients are in the optimizer.
         self.done, self.loss = 0, torch.zeros((), device=ranks.context)
-        """Micro-batches of the step, and the sum of their losses; their gradients are in the optimizer."""
 
     @contextmanager
     def mixed_precision(self) -> Iterator[None]:

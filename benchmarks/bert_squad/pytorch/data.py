@@ -21,14 +21,11 @@ class Batch:
     """This rank's windows of a step: B windows of T tokens together, like lengths next to each other."""
 
     rows: Rows
+    # int64 (T,): place of each token in a table of (B, longest) places; of padding, the place behind the last.
     wide: torch.Tensor
-    """int64 (T,): place of each token in a table of (B, longest) places; of padding, the place behind the last."""
-    start: torch.Tensor
-    """int64 (B,): place of the answer's first token in its window."""
-    end: torch.Tensor
-    """int64 (B,): that of its last one."""
-    indices: np.ndarray
-    """int64 (B,): which windows they are."""
+    start: torch.Tensor  # int64 (B,): place of the answer's first token in its window
+    end: torch.Tensor  # int64 (B,): that of its last one
+    indices: np.ndarray  # int64 (B,): which windows they are
 
     def __len__(self) -> int:
         return len(self.indices)

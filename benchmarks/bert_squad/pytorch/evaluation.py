@@ -21,8 +21,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 
 PREDICTIONS, BEST = "predictions.json", "nbest_predictions.json"
-FIELDS = 4
-"""Window, score, begin and end of a span."""
+FIELDS = 4  # window, score, begin and end of a span
 
 
 def answer(
@@ -66,7 +65,7 @@ def _spans_of(config: Config, batch: Batch, data: DataSet, logits: torch.Tensor)
 
 
 def _of_all_ranks(rows: List[List[float]], ranks: Ranks) -> List[List[float]]:
-    """Return the rows of all ranks, which may be of different numbers. As tensors: pickles run code."""
+    # Return the rows of all ranks, which may be of different numbers. As tensors: pickles run code.
     if ranks.size == 1:
         return rows
     # NCCL carries nothing that is on a CPU.
@@ -106,7 +105,7 @@ def quality(found: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, output
 
 
 def _listed(spans: Sequence[Span], context: str) -> List[Dict[str, Any]]:
-    """Return spans with their shares of the probability of all that are listed."""
+    # Return spans with their shares of the probability of all that are listed.
     weights = [math.exp(span.score - spans[0].score) for span in spans]
     return [
         {"text": context[span.begin : span.end], "probability": weight / sum(weights), "score": span.score}
@@ -115,6 +114,6 @@ def _listed(spans: Sequence[Span], context: str) -> List[Dict[str, Any]]:
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON; whoever reads finds the old file or the new one whole."""
+    # Write JSON; whoever reads finds the old file or the new one whole.
     with in_one_step(path) as file:
         file.write(json.dumps(content, ensure_ascii=False, indent=0).encode())

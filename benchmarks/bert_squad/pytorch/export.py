@@ -26,8 +26,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.pytorch import serving
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
-NOWHERE = -1e4
-"""Logit of a place behind a window's end."""
+NOWHERE = -1e4  # logit of a place behind a window's end
 INPUTS = (
     Value("tokens", "[CLS] question [SEP] context [SEP], numbers of the vocabulary; 0 behind them"),
     Value("segments", "1 for the context and the [SEP] behind it, else 0"),

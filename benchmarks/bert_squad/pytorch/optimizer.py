@@ -9,8 +9,7 @@ import torch
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.common.torch.optimizers import Build
 
-MANY_STEPS = 1e6
-"""Steps after which 1 - beta ** steps is 1 in fp32, for any beta that is used."""
+MANY_STEPS = 1e6  # steps after which 1 - beta ** steps is 1 in fp32, for any beta that is used
 
 
 def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]:

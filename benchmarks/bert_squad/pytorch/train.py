@@ -79,8 +79,8 @@ class Training:
             scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
         )
         without_correction(self.optimizer.inner)
+        # The two passes over a batch: by a CUDA graph where there is one.
         self.forward_and_backward: Callable[[Batch], torch.Tensor] = partial(forward_and_backward, self)
-        """The two passes over a batch: by a CUDA graph where there is one."""
 
     def state_dict(self) -> Dict[str, Any]:
         """Return the state that all ranks have in common, for a checkpoint."""

@@ -12,10 +12,10 @@ from typing import Any, Callable, Tuple
 import torch
 from torch.autograd.function import once_differentiable
 
+# (B, T, S) of queries (B, T, W), keys (B, S, W) and v (W,).
 Scores = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(B, T, S) of queries (B, T, W), keys (B, S, W) and v (W,)."""
+# Of tanh that are held at once: what stays in a CPU's caches; on a GPU enough to fill it.
 CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Of tanh that are held at once: what stays in a CPU's caches; on a GPU enough to fill it."""
 
 
 def plain(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def _tanh(queries: torch.Tensor, keys: torch.Tensor, part: slice) -> torch.Tenso
 
 
 def _parts(queries: torch.Tensor, keys: torch.Tensor) -> Any:
-    """Slices of target positions of which CHUNK_BYTES hold the tanh."""
+    # Slices of target positions of which CHUNK_BYTES hold the tanh.
     limit = CHUNK_BYTES.get(queries.device.type, CHUNK_BYTES["cpu"])
     size = max(1, limit // (keys.numel() * keys.element_size()))
     return (slice(begin, begin + size) for begin in range(0, queries.shape[1], size))

@@ -33,10 +33,8 @@ from benchmarks.translation.pytorch.batches import Batch, synthetic_batch
 from benchmarks.translation.pytorch.bench import Parts, subject
 from benchmarks.translation.pytorch.loss import plain_loss
 
-DECODED = 32
-"""Sentences of a batch that is translated on a CPU, at most: it takes seconds for them."""
-MARKS = 3
-"""Tokens of a pair in addition to those of the data: BOS and EOS of the source, EOS of the target."""
+DECODED = 32  # sentences of a batch that is translated on a CPU, at most: it takes seconds for them
+MARKS = 3  # tokens of a pair in addition to those of the data: BOS and EOS of the source, EOS of the target
 
 
 def plain_step(

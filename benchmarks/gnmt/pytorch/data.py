@@ -15,8 +15,7 @@ from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Shape, SourceBatch, evaluation_batches
 
-MULTIPLES = {"fp16": 8, "bf16": 8}
-"""Of the positions of a batch, as tensor cores want it."""
+MULTIPLES = {"fp16": 8, "bf16": 8}  # of the positions of a batch, as tensor cores want it
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:

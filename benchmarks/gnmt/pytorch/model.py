@@ -23,12 +23,9 @@ from benchmarks.translation.vocabulary import PAD
 class Encoded(NamedTuple):
     """What the decoder attends to."""
 
-    context: torch.Tensor
-    """(B, S, width): output of the encoder."""
-    keys: torch.Tensor
-    """(B, S, width): its projection."""
-    padding: torch.Tensor
-    """bool (B, S): True behind the end of a sentence."""
+    context: torch.Tensor  # (B, S, width): output of the encoder
+    keys: torch.Tensor  # (B, S, width): its projection
+    padding: torch.Tensor  # bool (B, S): True behind the end of a sentence
 
 
 class Attention(nn.Module):
@@ -165,7 +162,7 @@ class GNMT(nn.Module):
 
     @torch.no_grad()
     def _draw(self, limit: float) -> None:
-        """All uniform within +- ``limit``, but for the attention's norm and bias; one bias of an LSTM layer is 0."""
+        # All uniform within +- ``limit``, but for the attention's norm and bias; one bias of an LSTM layer is 0.
         for name, parameter in self.named_parameters():
             if name.split(".")[-1].startswith("bias_hh"):
                 parameter.zero_()
@@ -200,8 +197,7 @@ class GNMT(nn.Module):
             )
 
 
-Cells = List[Tuple[torch.Tensor, torch.Tensor]]
-"""Hidden state and cell (B * beam, width) of each layer of a decoder."""
+Cells = List[Tuple[torch.Tensor, torch.Tensor]]  # hidden state and cell (B * beam, width) of each layer of a decoder
 
 
 class Decoding:

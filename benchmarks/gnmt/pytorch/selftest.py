@@ -10,8 +10,7 @@ from benchmarks.common.checks.selftest import Suite
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.translation import noise
 
-ENTRIES = 32316
-"""Of the submitted vocabulary, which is padded to 32,320."""
+ENTRIES = 32316  # of the submitted vocabulary, which is padded to 32,320
 ROUNDED = Tolerance(0.005, 0.02)
 SUITE = Suite(
     module="benchmarks.gnmt.pytorch",

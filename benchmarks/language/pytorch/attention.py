@@ -20,8 +20,7 @@ from torch.nn import functional
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 
-Attention = Callable[..., torch.Tensor]
-"""(queries, keys, values, offsets, longest, dropout) -> (T, heads, size)."""
+Attention = Callable[..., torch.Tensor]  # (queries, keys, values, offsets, longest, dropout) -> (T, heads, size)
 
 
 def grouped(

@@ -38,14 +38,13 @@ HEADS = {
 }
 WORDS = "bert.embeddings.word_embeddings.weight"
 WORDS_BIAS = "cls.predictions.bias"
+# Names that a file may have in addition to an encoder.
 OTHER_TASKS = ("cls.", "bert.pooler.", "qa_outputs.", "classifier.")
-"""Names that a file may have in addition to an encoder."""
+# State of an optimizer, and copies: the decoder is the table of words, its bias the predictions'.
 NO_WEIGHTS = re.compile(
     r"(^|[./])(adam_[mv]|LAMB(_1)?|global_step|beta[12]_power|good_steps|loss_scale|position_ids|decoder\.(weight|bias))\b"
 )
-"""State of an optimizer, and copies: the decoder is the table of words, its bias the predictions'."""
-MULTIPLE = 8
-"""Tables of words are padded to a multiple of this."""
+MULTIPLE = 8  # tables of words are padded to a multiple of this
 
 
 def published_names(name: str) -> List[str]:
@@ -118,7 +117,7 @@ def _renamed(tensors: Tensors) -> Iterator[Tuple[str, torch.Tensor]]:
 
 
 def _of_tensorflow(bundle: Bundle) -> Iterator[Tuple[str, torch.Tensor]]:
-    """Yield the weights of the checkpoint of google-research/bert (load_tf_weights_in_bert of the submission)."""
+    # Yield the weights of the checkpoint of google-research/bert (load_tf_weights_in_bert of the submission).
     for name in bundle.entries:
         if NO_WEIGHTS.search(name) or name.startswith("_CHECKPOINTABLE"):
             continue
@@ -174,7 +173,7 @@ def fill(places: Tensors, found: Tensors, path: Path, may_have: Sequence[str] = 
 
 
 def _fits(name: str, found: torch.Tensor, place: torch.Tensor) -> bool:
-    """Return whether the shapes are alike; the vocabulary may be padded in one of them alone."""
+    # Return whether the shapes are alike; the vocabulary may be padded in one of them alone.
     if name not in (WORDS, WORDS_BIAS):
         return found.shape == place.shape
     return found.shape[1:] == place.shape[1:] and -(-len(found) // MULTIPLE) == -(-len(place) // MULTIPLE)

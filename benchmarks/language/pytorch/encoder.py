@@ -33,16 +33,12 @@ class Shape:
     width: int
     heads: int
     inner_width: int
-    vocabulary: int
-    """Rows of the table of words, padding included."""
+    vocabulary: int  # rows of the table of words, padding included
     positions: int = 512
     segments: int = 2
-    dropout: float = 0.1
-    """Dropout of embeddings and of each block's output."""
-    attention_dropout: float = 0.1
-    """Dropout of the attentions' weights."""
-    gelu: str = "erf"
-    """``erf`` as published, or ``tanh`` as in NVIDIA's submission (layers/fused_gelu.py)."""
+    dropout: float = 0.1  # dropout of embeddings and of each block's output
+    attention_dropout: float = 0.1  # dropout of the attentions' weights
+    gelu: str = "erf"  # ``erf`` as published, or ``tanh`` as in NVIDIA's submission (layers/fused_gelu.py)
 
 
 def shape_of(config: Any, vocabulary: int) -> Shape:
@@ -55,20 +51,14 @@ def shape_of(config: Any, vocabulary: int) -> Shape:
 class Rows:
     """One batch as one row of tokens."""
 
-    tokens: torch.Tensor
-    """int64 (T,)."""
-    segments: torch.Tensor
-    """int64 (T,): 0 or 1."""
-    positions: torch.Tensor
-    """int64 (T,): place of each token in its sequence."""
-    offsets: torch.Tensor
-    """int32 (B + 1,), on the device: first token of each sequence, and T."""
-    longest: int
-    """Tokens of the longest sequence, or more."""
-    padding: int = 0
-    """Number of sequences at the end that are there to fill the row up; some may be empty."""
+    tokens: torch.Tensor  # int64 (T,)
+    segments: torch.Tensor  # int64 (T,): 0 or 1
+    positions: torch.Tensor  # int64 (T,): place of each token in its sequence
+    offsets: torch.Tensor  # int32 (B + 1,), on the device: first token of each sequence, and T
+    longest: int  # tokens of the longest sequence, or more
+    padding: int = 0  # number of sequences at the end that are there to fill the row up; some may be empty
+    # int64 (B, longest), for a server: 1 where a token is, in sequences that are all padded to one length.
     mask: Optional[torch.Tensor] = None
-    """int64 (B, longest), for a server: 1 where a token is, in sequences that are all padded to one length."""
 
 
 def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor]) -> Rows:

@@ -18,8 +18,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.language.pytorch.encoder import Encoder
 
 PRODUCTS = ("qkv", "out", "inner", "outer")
-HISTORY = 16
-"""Calls of which the largest value counts."""
+HISTORY = 16  # calls of which the largest value counts
 
 
 def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:

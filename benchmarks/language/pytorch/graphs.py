@@ -8,8 +8,7 @@ import torch
 
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
 
-STEPS_BEFORE_CAPTURE = 3
-"""At least, as PyTorch's documentation of CUDA graphs asks."""
+STEPS_BEFORE_CAPTURE = 3  # at least, as PyTorch's documentation of CUDA graphs asks
 RowT = TypeVar("RowT", bound="Filled")
 
 

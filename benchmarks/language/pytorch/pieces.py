@@ -11,10 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-NORM_EPSILON = 1e-12
-"""Epsilon of every layer norm (google-research/bert, modeling.py)."""
-DEVIATION = 0.02
-"""Standard deviation of fresh weights (initializer_range of the published configuration)."""
+NORM_EPSILON = 1e-12  # epsilon of every layer norm (google-research/bert, modeling.py)
+DEVIATION = 0.02  # standard deviation of fresh weights (initializer_range of the published configuration)
 
 
 def bias_gelu(product: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:

@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.language.pytorch.encoder import Rows, rows_of
 
+# The preprocessing of a client, as facts.
 TOKENS = {"tokens": "WordPiece, lower case", "vocabulary": "vocabulary.txt of the data set"}
-"""The preprocessing of a client, as facts."""
 
 
 def packed(tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> Rows:

@@ -37,10 +37,9 @@ from benchmarks.translation.pytorch.serving import Hypotheses
 MEMORY = Value("memory", "keys and values of the source, of each layer and head at each position")
 CACHE = Value("cache", "keys and values of a hypothesis, of each layer and head at each position; at first of none")
 ADDED = Value("added", "keys and values of the last token: they go behind the cache's positions")
+# What of a decoder's layer the encoder's part has no use for.
 OF_STEPS = ("own", "inner", "outer", "norms", "across.query", "across.output")
-"""What of a decoder's layer the encoder's part has no use for."""
-POSITIONS = 5
-"""Axis of a cache (B, K, layers, 2, heads, P, width / heads)."""
+POSITIONS = 5  # axis of a cache (B, K, layers, 2, heads, P, width / heads)
 
 
 class Encoder(nn.Module):

@@ -22,13 +22,12 @@ from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
 from benchmarks.translation.pytorch.operators import layer_norm
 from benchmarks.translation.vocabulary import PAD
 
+# Of the sinusoids: one behind that of fairseq's padding (modules/sinusoidal_positional_embedding.py).
 FIRST_POSITION = 2
-"""Of the sinusoids: one behind that of fairseq's padding (modules/sinusoidal_positional_embedding.py)."""
-GROWTH = 32
-"""Positions by which a state grows when it is full."""
+GROWTH = 32  # positions by which a state grows when it is full
 
+# Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all.
 Mask = Optional[torch.Tensor]
-"""Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all."""
 
 
 def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Tensor:
@@ -114,8 +113,7 @@ def linear(width: int, parts: int, bias: bool, each: int) -> nn.Linear:
 class Norm(nn.LayerNorm):
     """Layer norm that keeps its input's type; its statistics are in fp32 in any type."""
 
-    compute: Any = staticmethod(layer_norm)
-    """The implementation that a run has chosen."""
+    compute: Any = staticmethod(layer_norm)  # the implementation that a run has chosen
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """(..., width)."""
@@ -177,8 +175,8 @@ class Layer(nn.Module):
         return across(query, *memory, mask).reshape(values.shape)
 
 
+# Keys and values (sentences, heads, S, width / heads) of the source for each layer of the decoder.
 Memories = List[Tuple[torch.Tensor, ...]]
-"""Keys and values (sentences, heads, S, width / heads) of the source for each layer of the decoder."""
 
 
 class Cache(NamedTuple):

@@ -10,12 +10,10 @@ from benchmarks.common.checks.selftest import Suite
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation import noise
 
-ENTRIES = 33708
-"""Of the submitted vocabulary."""
+ENTRIES = 33708  # of the submitted vocabulary
 
 ROUNDED = Tolerance(0.005, 0.01)
-ANOTHER_DRAW = Tolerance(0.05, 0.05)
-"""Of dropout, which each device and each number of ranks draws by itself."""
+ANOTHER_DRAW = Tolerance(0.05, 0.05)  # of dropout, which each device and each number of ranks draws by itself
 SUITE = Suite(
     module="benchmarks.transformer.pytorch",
     config_class=Config,

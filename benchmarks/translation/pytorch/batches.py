@@ -16,50 +16,38 @@ from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import Order
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
+# Batches that wait at most: one takes a millisecond to build, and the system may take a thread's core for some.
 AHEAD = 4
-"""Batches that wait at most: one takes a millisecond to build, and the system may take a thread's core for some."""
 
 
 class Batch(NamedTuple):
     """This rank's pairs of a step; sentences are padded with PAD at their end."""
 
-    source: torch.Tensor
-    """int64 (B, S): the tokens and EOS; BOS before them where the model wants it."""
-    source_lengths: torch.Tensor
-    """int64 (B,): with EOS, and BOS where it is there."""
-    target_in: torch.Tensor
-    """int64 (B, T): BOS and the tokens."""
-    target_out: torch.Tensor
-    """int64 (B, T): the tokens and EOS."""
-    rows: torch.Tensor
-    """int64 (tokens,): where ``target_out`` as (B * T,) is not padding, for the loss."""
-    tokens: int
-    """Of ``target_out``, without padding."""
-    all_tokens: int
-    """The same of all ranks."""
-    sentences: int
-    """Pairs of all ranks."""
-    all_source_tokens: int = 0
-    """Of ``source`` of all ranks, without padding."""
+    source: torch.Tensor  # int64 (B, S): the tokens and EOS; BOS before them where the model wants it
+    source_lengths: torch.Tensor  # int64 (B,): with EOS, and BOS where it is there
+    target_in: torch.Tensor  # int64 (B, T): BOS and the tokens
+    target_out: torch.Tensor  # int64 (B, T): the tokens and EOS
+    rows: torch.Tensor  # int64 (tokens,): where ``target_out`` as (B * T,) is not padding, for the loss
+    tokens: int  # of ``target_out``, without padding
+    all_tokens: int  # the same of all ranks
+    sentences: int  # pairs of all ranks
+    all_source_tokens: int = 0  # of ``source`` of all ranks, without padding
 
 
 class SourceBatch(NamedTuple):
     """Sentences to translate."""
 
-    indices: np.ndarray
-    """int64 (B,): which of the test part they are; B may be 0."""
-    source: torch.Tensor
-    """As in ``Batch``."""
+    indices: np.ndarray  # int64 (B,): which of the test part they are; B may be 0
+    source: torch.Tensor  # as in ``Batch``
     source_lengths: torch.Tensor
 
 
 class Shape(NamedTuple):
     """How a batch is laid out."""
 
+    # Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py), not Transformer's.
     source_bos: bool = False
-    """Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py), not Transformer's."""
-    multiple: int = 1
-    """Lengths are padded to a multiple of this: tensor cores of fp16 and bf16 want 8."""
+    multiple: int = 1  # lengths are padded to a multiple of this: tensor cores of fp16 and bf16 want 8
 
 
 PLAIN = Shape()
@@ -138,7 +126,7 @@ def _training_batches(
 
 
 def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Generator[_Task, None, None]:
-    """Yield the steps from ``position`` on; the order of the next epoch is made while this one runs."""
+    # Yield the steps from ``position`` on; the order of the next epoch is made while this one runs.
     epoch, step = divmod(position, order_of(0).steps) if position else (0, 0)
     with closing(read_ahead(order_of, count(epoch), min(ahead, 1), 1)) as orders:
         for order in orders:
@@ -188,13 +176,13 @@ def evaluation_batches(
 
 
 def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array in memory from which a copy to ``device`` waits for nothing."""
+    # Return an array in memory from which a copy to ``device`` waits for nothing.
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def _arrived(batch: Any, device: torch.device) -> Any:
-    """Return a batch on ``device``; PyTorch keeps pinned memory until its copy is done."""
+    # Return a batch on ``device``; PyTorch keeps pinned memory until its copy is done.
     return type(batch)(*(each.to(device, non_blocking=True) if torch.is_tensor(each) else each for each in batch))
 
 

@@ -23,22 +23,19 @@ Coverage = Callable[[torch.Tensor], torch.Tensor]
 class Rules(NamedTuple):
     """What is searched for, apart from the beam's width."""
 
-    normalize: Normalize
-    """Final score from sums of log-probabilities and numbers of tokens, EOS included."""
+    normalize: Normalize  # final score from sums of log-probabilities and numbers of tokens, EOS included
+    # Penalty to add to it, from the sums over the tokens of the attention to each source position (..., S).
     coverage: Optional[Coverage] = None
-    """Penalty to add to it, from the sums over the tokens of the attention to each source position (..., S)."""
+    # Whether a hypothesis that has ended keeps its place in the beam by its sum, and the search ends when all have
+    # (GNMT, v0.7 NVIDIA seq2seq/inference/beam_search.py). Else it leaves the beam when it is among the best ``beam``
+    # continuations, and the search ends when ``beam`` have (Transformer, v0.7 NVIDIA fairseq/sequence_generator.py with
+    # its default stop_early).
     ended_stay: bool = False
-    """Whether a hypothesis that has ended keeps its place in the beam by its sum, and the search ends when all have
-    (GNMT, v0.7 NVIDIA seq2seq/inference/beam_search.py). Else it leaves the beam when it is among the best ``beam``
-    continuations, and the search ends when ``beam`` have (Transformer, v0.7 NVIDIA fairseq/sequence_generator.py with
-    its default stop_early)."""
+    # Whether the sums of attention stay at their place in the beam when hypotheses change places, as in GNMT's
+    # submission. Else they follow their hypotheses, as the paper means it (Wu et al. 2016, equation 14).
     attention_stays: bool = False
-    """Whether the sums of attention stay at their place in the beam when hypotheses change places, as in GNMT's
-    submission. Else they follow their hypotheses, as the paper means it (Wu et al. 2016, equation 14)."""
-    shortest: int = 0
-    """Tokens that come before EOS at least (Transformer: 1)."""
-    vocabulary: Optional[int] = None
-    """Tokens that can be chosen; what is behind them pads the weights."""
+    shortest: int = 0  # tokens that come before EOS at least (Transformer: 1)
+    vocabulary: Optional[int] = None  # tokens that can be chosen; what is behind them pads the weights
 
 
 def length_penalty(power: float, offset: float) -> Normalize:
@@ -65,22 +62,14 @@ def coverage_penalty(factor: float) -> Coverage:
 class _Hypotheses(NamedTuple):
     """Those of the n sentences that are still searched."""
 
-    sentences: torch.Tensor
-    """(n,) places in the batch."""
-    limits: torch.Tensor
-    """(n,) most tokens."""
-    tokens: torch.Tensor
-    """(n, beam, longest), PAD behind the end."""
-    scores: torch.Tensor
-    """(n, beam) sums of log-probabilities."""
-    lengths: torch.Tensor
-    """(n, beam) tokens."""
-    ended: torch.Tensor
-    """(n, beam)."""
-    attention: Optional[torch.Tensor]
-    """(n, beam, S) sums, where they count."""
-    ends: torch.Tensor
-    """(n,) hypotheses that have left the beam."""
+    sentences: torch.Tensor  # (n,) places in the batch
+    limits: torch.Tensor  # (n,) most tokens
+    tokens: torch.Tensor  # (n, beam, longest), PAD behind the end
+    scores: torch.Tensor  # (n, beam) sums of log-probabilities
+    lengths: torch.Tensor  # (n, beam) tokens
+    ended: torch.Tensor  # (n, beam)
+    attention: Optional[torch.Tensor]  # (n, beam, S) sums, where they count
+    ends: torch.Tensor  # (n,) hypotheses that have left the beam
 
     def keep(self, places: torch.Tensor) -> _Hypotheses:
         """Return those of the sentences at ``places``."""
@@ -90,10 +79,8 @@ class _Hypotheses(NamedTuple):
 class _Best(NamedTuple):
     """The best hypothesis of each sentence of the batch that has ended."""
 
-    scores: torch.Tensor
-    """(batch,)."""
-    tokens: torch.Tensor
-    """(batch, longest)."""
+    scores: torch.Tensor  # (batch,)
+    tokens: torch.Tensor  # (batch, longest)
 
     def offer(self, sentences: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor) -> None:
         """Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it beats what is there."""
@@ -121,7 +108,7 @@ def smallest(values: torch.Tensor, count: int) -> Tuple[torch.Tensor, torch.Tens
 
 
 def _keys(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return integers in the order of ``values``, then ``places``: positive floats are in the order of their bits."""
+    # Return integers in the order of ``values``, then ``places``: positive floats are in the order of their bits.
     return (values.abs().view(torch.int32).long() << 32) + places
 
 
@@ -191,13 +178,13 @@ def _begin(batch: int, beam: int, limits: torch.Tensor) -> Tuple[_Hypotheses, _B
 
 
 def _attend(alive: _Hypotheses, attention: torch.Tensor) -> _Hypotheses:
-    """Add the attention with which the next token is chosen; what has ended chooses none."""
+    # Add the attention with which the next token is chosen; what has ended chooses none.
     new = attention.float().view(*alive.scores.shape, -1).masked_fill(alive.ended[:, :, None], 0)
     return alive._replace(attention=new if alive.attention is None else alive.attention + new)
 
 
 def _costs(log_probabilities: torch.Tensor, alive: _Hypotheses, position: int, rules: Rules) -> torch.Tensor:
-    """(n, beam, V): the negative sum of each continuation, infinite for what cannot be."""
+    # (n, beam, V): the negative sum of each continuation, infinite for what cannot be.
     costs = -log_probabilities[:, : rules.vocabulary].float().reshape(*alive.scores.shape, -1)
     costs[:, :, [PAD, BOS] + [EOS] * (position < rules.shortest)] = -NEVER
     if rules.ended_stay:
@@ -212,12 +199,12 @@ def _costs(log_probabilities: torch.Tensor, alive: _Hypotheses, position: int, r
     return costs - alive.scores[:, :, None]
 
 
+# The hypotheses, of which earlier one each is the continuation (n, beam), which sentences are done (n,).
 Grown = Tuple[_Hypotheses, torch.Tensor, torch.Tensor]
-"""The hypotheses, of which earlier one each is the continuation (n, beam), which sentences are done (n,)."""
 
 
 def _grow_staying(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position: int, rules: Rules) -> Grown:
-    """Continue with the best, among which are those that have ended."""
+    # Continue with the best, among which are those that have ended.
     beam, tokens = costs.shape[1:]
     found, places = smallest(costs.flatten(1), beam)
     source, token = places // tokens, places % tokens
@@ -234,7 +221,7 @@ def _grow_staying(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position
 
 
 def _grow_leaving(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position: int, rules: Rules) -> Grown:
-    """Continue with the best that do not end here; offer what ends."""
+    # Continue with the best that do not end here; offer what ends.
     beam, tokens = costs.shape[1:]
     found, places = smallest(costs.flatten(1), min(2 * beam, beam * tokens))
     source, token = places // tokens, places % tokens
@@ -260,7 +247,7 @@ def _grow_leaving(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position
 def _continued(
     alive: _Hypotheses, source: torch.Tensor, token: torch.Tensor, scores: torch.Tensor, position: int, rules: Rules
 ) -> _Hypotheses:
-    """Return the hypotheses of ``source`` with one more token each."""
+    # Return the hypotheses of ``source`` with one more token each.
     tokens = alive.tokens.gather(1, source[:, :, None].expand_as(alive.tokens))
     tokens[:, :, position] = token
     attention = alive.attention
@@ -279,5 +266,5 @@ def _final(
 
 
 def _until_end(tokens: List[int]) -> List[int]:
-    """Return what is before the first EOS or PAD."""
+    # Return what is before the first EOS or PAD.
     return tokens[: next((at for at, token in enumerate(tokens) if token in (EOS, PAD)), len(tokens))]

@@ -35,20 +35,15 @@ class Parts(NamedTuple):
     data: DataSet
     orders: Callable[[int], Order]
     shape: Shape
-    longest: int
-    """Tokens of a side without marks, at most."""
-    sentences: int
-    """Pairs of a batch of the plain loop."""
-    tokens: float
-    """Of a batch of real data."""
+    longest: int  # tokens of a side without marks, at most
+    sentences: int  # pairs of a batch of the plain loop
+    tokens: float  # of a batch of real data
     synthetic: Batch
     synthetic_tokens: int
     step: Callable[[Batch], torch.Tensor]
-    plain_step: Callable[[NextBatch], Callable[[], None]]
-    """Makes a step of a plain loop from what gives its batches."""
+    plain_step: Callable[[NextBatch], Callable[[], None]]  # makes a step of a plain loop from what gives its batches
     decode: Decode
-    translated: SourceBatch
-    """Sentences of the test part: translated at once, and one at a time."""
+    translated: SourceBatch  # sentences of the test part: translated at once, and one at a time
     title: str
 
 

@@ -20,10 +20,10 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import SourceBatch
 
+# BLEU of the test part's hypotheses, tokens without BOS and EOS, 0 to 100.
 Score = Callable[[Sequence[Sequence[int]], DataSet], float]
-"""BLEU of the test part's hypotheses, tokens without BOS and EOS, 0 to 100."""
+# Translates a batch that is not empty: tokens of each sentence, without BOS and EOS.
 Decode = Callable[[SourceBatch], List[List[int]]]
-"""Translates a batch that is not empty: tokens of each sentence, without BOS and EOS."""
 TRANSLATIONS = "translations.jsonl"
 
 
@@ -71,7 +71,7 @@ def translate(
 
 
 def _of_all_ranks(indices: List[int], hypotheses: List[List[int]], sentences: int, ranks: Ranks) -> List[List[int]]:
-    """Return the tokens of all sentences in order, each of which one rank has translated."""
+    # Return the tokens of all sentences in order, each of which one rank has translated.
     longest = torch.tensor([max(map(len, hypotheses), default=0)], device=ranks.context)
     if ranks.size > 1:
         dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=pytorch.eager())
@@ -152,7 +152,7 @@ def score_translations(output: Path) -> None:
 
 
 def _replace(path: Path, lines: Iterable[Any]) -> None:
-    """Write JSON lines; whoever reads finds the old file or the new one whole."""
+    # Write JSON lines; whoever reads finds the old file or the new one whole.
     with in_one_step(path, durable=True) as file:
         # Unicode knows more ends of lines than "\n"; JSON's escapes keep a sentence on its line for every reader.
         file.writelines(f"{json.dumps(line)}\n".encode() for line in lines)

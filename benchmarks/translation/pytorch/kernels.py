@@ -10,8 +10,7 @@ import triton.language as tl
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 
-BLOCK = 4096
-"""Most columns that a program holds at a time."""
+BLOCK = 4096  # most columns that a program holds at a time
 WARPS = 8
 
 

@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.translation.vocabulary import PAD
 
+# Logits that are held at once: enough that adding to the gradient of the weights, once a chunk, costs little.
 CHUNK_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}
-"""Logits that are held at once: enough that adding to the gradient of the weights, once a chunk, costs little."""
+# What ``row_loss`` does: plain, in Triton or apex's (operators.py).
 RowLoss = Callable[[torch.Tensor, torch.Tensor, float, bool], Tuple[torch.Tensor, Optional[torch.Tensor]]]
-"""What ``row_loss`` does: plain, in Triton or apex's (operators.py)."""
 
 
 def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
@@ -146,7 +146,7 @@ def _add_gradients(
     by_logits: torch.Tensor,
     gradients: Tuple[Optional[torch.Tensor], ...],
 ) -> None:
-    """Add what the rows of ``part`` give to the gradients of hidden states, weights and bias."""
+    # Add what the rows of ``part`` give to the gradients of hidden states, weights and bias.
     hidden, weight, _ = held
     of_hidden, of_weight, of_bias = gradients
     if of_bias is not None:

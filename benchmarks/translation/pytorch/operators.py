@@ -18,10 +18,8 @@ from benchmarks.common.torch import kernels
 from benchmarks.common.torch.kernels import Operator
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
 
-LOSS_ROWS = 1024
-"""Of the logits on which implementations of the loss are measured."""
-NEVER = -100
-"""No target: apex leaves rows with its padding out, and ours have none."""
+LOSS_ROWS = 1024  # of the logits on which implementations of the loss are measured
+NEVER = -100  # no target: apex leaves rows with its padding out, and ours have none
 
 
 def layer_norm(

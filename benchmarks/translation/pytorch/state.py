@@ -16,13 +16,10 @@ class Training:
 
     config: Any
     ranks: Ranks
-    words: int
-    """Entries of the vocabulary that a translation may have: without those that pad it."""
-    network: Any
-    """Its ``loss_sum(batch)`` is the loss of this rank's tokens."""
+    words: int  # entries of the vocabulary that a translation may have: without those that pad it
+    network: Any  # its ``loss_sum(batch)`` is the loss of this rank's tokens
     optimizer: FlatOptimizer
-    kernels: Mapping[str, str]
-    """Chosen implementation of each operator."""
+    kernels: Mapping[str, str]  # chosen implementation of each operator
 
     def state_dict(self) -> Dict[str, Any]:
         """Return what all ranks have in common."""
