@@ -7,23 +7,20 @@ come; a text too small for 500 parts has fewer.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from benchmarks.bert import stages
+from benchmarks.bert.sources import Task
 from benchmarks.bert.stages import Block
-from benchmarks.bert.task import Task
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.problem import Problem
 
 PARTS, ARTICLE = 500, 42
 LEAST_DOCUMENTS = 20  # least documents of a part: at most one of 20 is for evaluation
-
 Sized = Tuple[str, int]  # stem of a shard and its bytes of text
-Places = Dict[str, Set[int]]  # documents of a shard, by its stem
 
 
 class Chosen(NamedTuple):
@@ -54,8 +51,7 @@ def choose(blocks: Sequence[Block], task: Task) -> Chosen:
         Problem: there is no text, a listed article is not in it, or the evaluation set overlaps the training text.
     """
     train, test = _shards(blocks, "train"), _shards(blocks, "test")
-    counts = [stages.count_digests(stem) for stem, _ in train]
-    total = sum(counts)
+    total = sum(1 for _ in _digests(train))
     if total < 2:
         paths = ", ".join(sorted({block.path for block in blocks}))
         raise Problem(f"{paths}: {total} documents with text", "at least two documents", "name another source")
@@ -65,20 +61,16 @@ def choose(blocks: Sequence[Block], task: Task) -> Chosen:
             for stem, _ in test
             for document, digest in zip(stages.read_shard(stem), stages.read_digests(stem))
         ]
-        trained = chain.from_iterable(stages.read_digests(stem) for stem, _ in train)
-        common = source_checks.overlap(held, trained, "documents", task.allows_overlap, task.workers.progress)
+        common = source_checks.overlap(held, _digests(train), "documents", task.allows_overlap, task.workers.progress)
         return Chosen(tuple(train), tuple(test), {}, 0, f"{len(held):,} documents of a text of its own", common)
-    if task.source.listed is not None:
-        return _cut_listed(train, task.source.listed, total, task.scratch)
-    numbers = chosen_places(total)
-    ends = list(accumulate(counts))
-    places: Places = {}
-    for number in numbers:
-        shard = bisect_right(ends, number)
-        places.setdefault(train[shard][0], set()).add(number - ends[shard] + counts[shard])
-    share = total // len(numbers)
-    rule = f"{len(numbers):,} of {total:,} documents: of each {share:,} the one at {ARTICLE} or the middle"
-    return _cut(train, places, rule, task.scratch)
+    if task.source.listed is None:
+        numbers = chosen_places(total)
+        share = total // len(numbers)
+        rule = f"{len(numbers):,} of {total:,} documents: of each {share:,} the one at {ARTICLE} or the middle"
+    else:
+        numbers = _listed_places(train, task.source.listed, total)
+        rule = f"the {len(numbers):,} documents of {task.source.listed.name}"
+    return _cut(train, numbers, rule, task.scratch)
 
 
 def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
@@ -90,42 +82,42 @@ def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
     ]
 
 
-# -- cut from the training text --------------------------------------------------------------------------------
+def _digests(shards: Sequence[Sized]) -> Iterator[bytes]:
+    return chain.from_iterable(stages.read_digests(stem) for stem, _ in shards)
 
 
-def _cut(train: Sequence[Sized], places: Places, rule: str, scratch: Path) -> Chosen:
+def _cut(train: Sequence[Sized], numbers: Sequence[int], rule: str, folder: Path) -> Chosen:
     # Write the chosen articles as a shard of their own; copies of them are left out of training too.
-    held: Set[bytes] = set()
+    wanted = set(numbers)
+    held = {digest for number, digest in enumerate(_digests(train)) if number in wanted}
     documents: List[List[str]] = []
-    for stem, _ in train:
-        wanted = places.get(stem, set())
-        if wanted:
-            digests = stages.read_digests(stem)
-            held |= {digests[place] for place in wanted}
-            documents += [document for place, document in enumerate(stages.read_shard(stem)) if place in wanted]
     left_out = {}
+    number = 0
     for stem, _ in train:
-        found = tuple(place for place, digest in enumerate(stages.read_digests(stem)) if digest in held)
+        digests = stages.read_digests(stem)
+        here = {place for place in range(len(digests)) if number + place in wanted}
+        number += len(digests)
+        if here:
+            documents += [document for place, document in enumerate(stages.read_shard(stem)) if place in here]
+        found = tuple(place for place, digest in enumerate(digests) if digest in held)
         if found:
             left_out[stem] = found
-    size = sum(len(sentence.encode("utf-8")) for each in documents for sentence in each)
-    stem = str(scratch / "chosen")
-    text = "\n\n".join("\n".join(each) for each in documents) + "\n"
+    stem = str(folder / "chosen")
     with in_one_step(Path(f"{stem}.text")) as file:
-        file.write(text.encode("utf-8"))
+        file.write(stages.shard_text(documents))
+    size = sum(len(sentence.encode("utf-8")) for each in documents for sentence in each)
     copies = sum(map(len, left_out.values())) - len(documents)
     return Chosen(tuple(train), ((stem, size),), left_out, copies, rule)
 
 
-def _cut_listed(train: Sequence[Sized], listed: Path, total: int, scratch: Path) -> Chosen:
-    wanted = _read_listed(listed)
-    places: Places = {}
+def _listed_places(train: Sequence[Sized], listed: Path, total: int) -> List[int]:
+    # Numbers of the first document of each digest in the list.
+    wanted, found = _read_listed(listed), []
     missing = set(wanted)
-    for stem, _ in train:
-        for place, digest in enumerate(stages.read_digests(stem)):
-            if digest in missing:
-                missing.remove(digest)
-                places.setdefault(stem, set()).add(place)
+    for number, digest in enumerate(_digests(train)):
+        if digest in missing:
+            missing.remove(digest)
+            found.append(number)
     if missing:
         raise Problem(
             f"{len(missing):,} of {len(wanted):,} documents of {listed} are not among the {total:,} of the source, "
@@ -133,7 +125,7 @@ def _cut_listed(train: Sequence[Sized], listed: Path, total: int, scratch: Path)
             "the text that the list was made from: results/part-* of process_wiki.sh, dump of 2020-01-01",
             "name that text as the raw data, or leave --evaluation-list out: then the set is cut by MLPerf's rule",
         )
-    return _cut(train, places, f"the {len(wanted):,} documents of {listed.name}", scratch)
+    return found
 
 
 def _read_listed(path: Path) -> Set[bytes]:

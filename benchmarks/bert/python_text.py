@@ -14,7 +14,7 @@ import sysconfig
 from pathlib import Path
 from typing import Iterator, List, Union
 
-from benchmarks.bert import sentences
+from benchmarks.bert.texts import sentences_of
 from benchmarks.common.data.problem import Problem
 
 NAME = "python-text"
@@ -94,6 +94,6 @@ def _sentences(paragraph: str) -> Iterator[str]:
     lines = paragraph.splitlines()
     if any(_CODE.search(line) for line in lines) or paragraph.startswith("    "):
         return
-    for sentence in sentences.split(_MARKS.sub(r"\1", " ".join(paragraph.split()))):
+    for sentence in sentences_of(_MARKS.sub(r"\1", " ".join(paragraph.split()))):
         if _PROSE.match(sentence) and len(sentence.split()) >= LEAST_WORDS:
             yield sentence

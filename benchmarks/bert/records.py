@@ -3,35 +3,35 @@
 Both have samples padded to the same length: ``input_ids``, ``input_mask``, ``segment_ids``, ``masked_lm_positions``,
 ``masked_lm_ids`` and ``next_sentence_labels``. Where the first padding is and where the second segment begins is read
 from the tokens themselves: create_pretraining_data.py of NVIDIA v0.7 leaves ``input_mask`` and ``segment_ids`` of its
-HDF5 files zero.
+HDF5 files zero. The padding is taken out, and both parts are compared.
 """
 
 from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.bert import buckets, overlap
+from benchmarks.bert import overlap, shards
 from benchmarks.bert.masking import stream
-from benchmarks.common.data.files import in_one_step, write_facts
+from benchmarks.bert.sources import HDF5, TFRECORD, File, Prepared, Task
+from benchmarks.common.data import source_checks
+from benchmarks.common.data.files import in_one_step, read_facts, write_facts
+from benchmarks.common.data.prepare import check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.workers import Report
 from benchmarks.language import tensorflow_files, vocabulary
 from benchmarks.language.arrays import Samples
 from benchmarks.language.vocabulary import Vocabulary
 
-TFRECORD, HDF5 = "tfrecord", "hdf5"
-ENDINGS = {".tfrecord": TFRECORD, ".tfrecords": TFRECORD, ".hdf5": HDF5, ".h5": HDF5}
-CHUNK_SAMPLES = 4096  # converted at once
-SHARD_CHUNKS = 8  # chunks of a shard: 32,768 samples of 512 tokens are 33 MB
+SHARD_SAMPLES = 8192  # converted at once: of 512 tokens they take about 200 MB of a worker
 _KEYS = ("input_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 _CHECKED = ("input_mask", "segment_ids")
-_SEED = 3  # behind those of masking and of the buckets
+_SEED = 3  # behind those of masking and of the shuffles
 
 Rows = Dict[str, np.ndarray]  # [samples, length] by the key
 
@@ -46,7 +46,6 @@ class Packed(NamedTuple):
     size: int  # bytes
     stem: str
     vocabulary: str
-    buckets: int
     seed: int
     compared: str = ""  # file of the runs of the evaluation set, sorted; empty for the evaluation set itself
 
@@ -55,38 +54,81 @@ class Packed(NamedTuple):
         """The file of its facts, which marks it as done."""
         return Path(f"{self.stem}.convert.json")
 
-    @property
-    def seen_path(self) -> Path:
-        """Which of those runs it has: bool [runs]."""
-        return Path(f"{self.stem}.seen")
+
+def write(task: Task) -> Prepared:
+    """Write the shards of both parts and the vocabulary.
+
+    Raises:
+        Problem: records are damaged, of another vocabulary or of several lengths, or the parts overlap.
+    """
+    if task.source.vocabulary is None:
+        raise Problem("records without a vocabulary", "the one they were made with", "add --vocabulary FILE")
+    check_room(task.scratch, 2 * sum(each.path.stat().st_size for each in task.source.train))
+    entries = vocabulary.read(task.source.vocabulary)
+    vocabulary.write(task.vocabulary, entries.entries)
+    held_facts = _convert_all(task, "test", task.source.test)
+    # In the order of the files, as run_pretraining.py (NVIDIA v0.7) takes its first samples.
+    held = shards.join(map(shards.read, chain.from_iterable(each["shards"] for each in held_facts)))
+    held = held.take(np.arange(min(task.most, len(held))))
+    runs = task.scratch / "runs"
+    wanted = np.unique(overlap.runs_of(held, entries)[0])
+    with in_one_step(runs) as file:
+        file.write(wanted.tobytes())
+    train_facts = _convert_all(task, "train", task.source.train, str(runs))
+    every = [*train_facts, *held_facts]
+    width = _width(every)
+    refuse_equal_files(every)
+    seen = np.any([np.fromfile(each["seen"], bool) for each in train_facts], axis=0)
+    found = overlap.find(held, entries, wanted, seen)
+    common = source_checks.overlapping(found, len(held), "samples", task.allows_overlap, task.workers.progress)
+    train = [stem for each in train_facts for stem in each["shards"]]
+    return Prepared(train, held, width, {"kind": "records"}, {"files": len(every), "in_both": common})
 
 
-def form_of(path: Path) -> str:
-    """Return the form of a file of samples, or nothing; the reference's files have no ending."""
-    form = ENDINGS.get(path.suffix.lower(), "")
-    if form or not path.name.startswith("part"):
-        return form
-    with path.open("rb") as file:
-        head = file.read(12)
-    return TFRECORD if tensorflow_files.is_record(head) else HDF5 if head.startswith(b"\x89HDF") else ""
+def _convert_all(task: Task, part: str, files: Sequence[File], compared: str = "") -> List[Dict[str, Any]]:
+    packed = []
+    for number, file in enumerate(files):
+        stem, size = str(task.scratch / f"{part}-{number:06}"), file.path.stat().st_size
+        how = stem, str(task.vocabulary), task.seed, compared
+        packed.append(Packed(number, part, str(file.path), file.form, size, *how))
+    task.workers.run("convert", "bytes", convert, packed, lambda each: each.size)
+    return [read_facts(each.done_path) for each in packed]
+
+
+def _width(facts: Sequence[Mapping[str, Any]]) -> Tuple[int, int]:
+    # Tokens and masked words of a sample, at most: the same in all files.
+    widths: Dict[Tuple[int, int], str] = {}
+    for each in facts:
+        widths.setdefault((each["width"], each["predictions"]), each["path"])
+    if len(widths) > 1:
+        found = "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items())
+        raise Problem(found, "records of one length", "name files of one phase: 128 tokens, or 512")
+    return next(iter(widths))
+
+
+def refuse_equal_files(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse files with the same samples: a published round had all of its shards the same.
+
+    Raises:
+        Problem: two have.
+    """
+    seen: Dict[str, str] = {}
+    for each in facts:
+        other = seen.setdefault(each["md5"], each["path"])
+        if other != each["path"]:
+            found = f"{each['path']} and {other} hold the same samples"
+            raise Problem(found, "other samples in every file", "make the files again, each from its own text")
+
+
+# -- one file --------------------------------------------------------------------------------------------------
 
 
 def convert(packed: Packed, report: Report) -> Tuple[int, int]:
-    """Write the samples of a file as shards, grouped by bucket."""
-    entries = _vocabulary(packed.vocabulary)
-    random = stream(packed.seed, _SEED, packed.number)
+    """Write the samples of a file as shards; those of training are shuffled."""
+    entries, random = _vocabulary(packed.vocabulary), stream(packed.seed, _SEED, packed.number)
     digest = hashlib.md5()
     width = predictions = count = 0
-    shards: List[str] = []
-    waiting: List[Samples] = []
-
-    def flush() -> None:
-        samples = buckets.join(waiting)
-        stem = f"{packed.stem}-{len(shards):04}"
-        buckets.write_grouped(stem, samples, random.randint(packed.buckets, size=len(samples)), packed.buckets)
-        shards.append(stem)
-        waiting.clear()
-
+    stems: List[str] = []
     wanted = np.fromfile(packed.compared, np.uint64) if packed.compared else np.zeros(0, np.uint64)
     seen = np.zeros(len(wanted), bool)
     for rows in READERS[packed.form](Path(packed.path)):
@@ -94,19 +136,16 @@ def convert(packed: Packed, report: Report) -> Tuple[int, int]:
         samples = to_samples(rows, entries, packed.path, count)
         digest.update(samples.tokens.tobytes() + samples.masked_labels.tobytes())
         overlap.mark_seen(seen, wanted, samples, entries)
-        waiting.append(samples)
+        stems.append(f"{packed.stem}-{len(stems):04}")
+        shards.write(stems[-1], samples.take(random.permutation(len(samples))) if packed.part == "train" else samples)
         count += len(samples)
-        if len(waiting) == SHARD_CHUNKS:
-            flush()
-        report(packed.size * count // (count + CHUNK_SAMPLES), 0)
+        report(packed.size * count // (count + SHARD_SAMPLES), 0)
     if not count:
         raise Problem(f"{packed.path} holds no sample", "MLPerf's records", "remove it, or get it again")
-    if waiting:
-        flush()
-    with in_one_step(packed.seen_path) as file:
+    with in_one_step(Path(f"{packed.stem}.seen")) as file:
         file.write(seen.tobytes())
-    facts = {"shards": shards, "samples": count, "width": width, "predictions": predictions, "md5": digest.hexdigest()}
-    write_facts(packed.done_path, facts)
+    facts = {"path": packed.path, "width": width, "predictions": predictions, "md5": digest.hexdigest()}
+    write_facts(packed.done_path, {**facts, "shards": stems, "seen": f"{packed.stem}.seen"})
     return packed.size, 0
 
 
@@ -123,7 +162,7 @@ _NOT_OURS = "name a folder of records that create_pretraining_data.py wrote"
 def _rows_of_records(path: Path) -> Iterator[Rows]:
     numbered = enumerate(tensorflow_files.records(path))
     while True:
-        found = [_features(path, number, content) for number, content in islice(numbered, CHUNK_SAMPLES)]
+        found = [_features(path, number, content) for number, content in islice(numbered, SHARD_SAMPLES)]
         if not found:
             return
         keys = [key for key in (*_KEYS, *_CHECKED) if key in found[0]]
@@ -155,8 +194,8 @@ def _rows_of_hdf5(path: Path) -> Iterator[Rows]:
     try:
         with h5py.File(str(path), "r") as file:
             keys = [key for key in (*_KEYS, *_CHECKED) if key in _KEYS or key in file]
-            for begin in range(0, len(file[keys[0]]), CHUNK_SAMPLES):
-                yield {key: np.asarray(file[key][begin : begin + CHUNK_SAMPLES]) for key in keys}
+            for begin in range(0, len(file[keys[0]]), SHARD_SAMPLES):
+                yield {key: np.asarray(file[key][begin : begin + SHARD_SAMPLES]) for key in keys}
     except KeyError as error:
         raise Problem(f"{path} lacks an array: {error}", ", ".join(_KEYS), _NOT_OURS) from None
     except (OSError, RuntimeError) as error:
@@ -220,17 +259,3 @@ def _refuse(path: str, first: int, wrong: Mapping[str, Any]) -> None:
                 "a sample of create_pretraining_data.py, and the vocabulary that it was made with",
                 f"{_NOT_OURS}, and its vocab.txt with --vocabulary FILE",
             )
-
-
-def refuse_equal_files(facts: Sequence[Tuple[str, Mapping[str, str]]]) -> None:
-    """Refuse files with the same samples: a published round had all of its shards the same.
-
-    Raises:
-        Problem: two have.
-    """
-    seen: Dict[str, str] = {}
-    for path, each in facts:
-        other = seen.setdefault(each["md5"], path)
-        if other != path:
-            found = f"{path} and {other} hold the same samples"
-            raise Problem(found, "other samples in every file", "make the files again, each from its own text")

@@ -1,17 +1,24 @@
-"""The source of a preparation: files found in a folder by their names, or the toy data set."""
+"""The source of a preparation, files found in a folder by their names or the toy data set, and its task."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from benchmarks.bert import python_text, records, texts, wikipedia
-from benchmarks.bert.stages import DUMP
+from benchmarks.bert import python_text, texts, wikipedia
+from benchmarks.bert.masking import Settings
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.workers import Workers
+from benchmarks.language import VOCABULARY as WRITTEN
+from benchmarks.language import tensorflow_files
+from benchmarks.language.arrays import Samples
 
 VOCABULARY = "vocab.txt"
 EXPECTED = "a dump (*.xml or *.xml.bz2), clean text (*.txt, wiki_*, part-*) or records (*.tfrecord, *.hdf5)"
+TFRECORD, HDF5 = "tfrecord", "hdf5"
+PACKED = (TFRECORD, HDF5)
+ENDINGS = {".tfrecord": TFRECORD, ".tfrecords": TFRECORD, ".hdf5": HDF5, ".h5": HDF5}
 
 
 class File(NamedTuple):
@@ -27,7 +34,7 @@ class Source(NamedTuple):
     name: str
     train: Tuple[File, ...]
     test: Tuple[File, ...]  # empty where the evaluation set is cut from the training text
-    vocabulary: Optional[Path]  # none to learn it
+    vocabulary: Optional[Path]  # None to learn it
     made: str
     listed: Optional[Path] = None  # md5 of the documents for evaluation, one a line
 
@@ -37,7 +44,32 @@ class Source(NamedTuple):
         return self.train[0].form in PACKED
 
 
-PACKED = (records.TFRECORD, records.HDF5)
+class Task(NamedTuple):
+    """One preparation: from what and how."""
+
+    source: Source
+    settings: Settings
+    entries: int  # size of the vocabulary to learn; 0 where the source has one
+    most: int  # samples of the evaluation set, at most
+    allows_overlap: bool  # whether an evaluation set that is trained on is accepted
+    seed: int
+    scratch: Path
+    workers: Workers
+
+    @property
+    def vocabulary(self) -> Path:
+        """The file of the vocabulary, as it will be published."""
+        return self.scratch / WRITTEN
+
+
+class Prepared(NamedTuple):
+    """What a task has made before the arrays of its parts."""
+
+    train: Sequence[str]  # stems of the shards
+    test: Samples
+    width: Tuple[int, int]  # tokens and masked words of a sample, at most
+    facts: Mapping[str, Any]
+    how: Mapping[str, Any]
 
 
 def find(args: argparse.Namespace) -> Source:
@@ -54,13 +86,6 @@ def find(args: argparse.Namespace) -> Source:
             raise Problem(f"{place} holds none of these", EXPECTED, "name the folder that has them")
     inside = {each.path.resolve() for each in test}
     train = tuple(each for each in train if each.path.resolve() not in inside)
-    kinds = sorted({each.form for each in train})
-    _refuse_mixture(origin, train, test)
-    made = f"{len(train):,} files of {' and '.join(kinds)}"
-    return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), made, _listed(args, train))
-
-
-def _refuse_mixture(origin: Path, train: Sequence[File], test: Sequence[File]) -> None:
     packed = {each.form in PACKED for each in (*train, *test)}
     if len(packed) > 1:
         raise Problem(f"{origin} has both text and records", "one of them", "name a folder of one kind")
@@ -69,14 +94,12 @@ def _refuse_mixture(origin: Path, train: Sequence[File], test: Sequence[File]) -
     if packed == {True} and not test:
         hint = "add --evaluation with the folder of the evaluation set's records"
         raise Problem(f"{origin} holds records for training alone", "an evaluation set", hint)
-
-
-def _listed(args: argparse.Namespace, train: Sequence[File]) -> Optional[Path]:
-    path: Optional[Path] = args.evaluation_list
-    if path and (args.evaluation or train[0].form in PACKED):
+    if args.evaluation_list and (args.evaluation or packed == {True}):
         hint = "leave one of them out" if args.evaluation else "leave it out"
-        raise Problem(f"--evaluation-list {path}", "a list for text that the evaluation set is cut from", hint)
-    return path
+        found = f"--evaluation-list {args.evaluation_list}"
+        raise Problem(found, "a list for text that the evaluation set is cut from", hint)
+    made = f"{len(train):,} files of {' and '.join(sorted({each.form for each in train}))}"
+    return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), made, args.evaluation_list)
 
 
 def _vocabulary(args: argparse.Namespace, origin: Path) -> Optional[Path]:
@@ -97,22 +120,22 @@ def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
     """Return the files of a folder that can be read, sorted by their path; or the one that is named."""
     if not origin.exists():
         raise Problem(f"{origin} does not exist", EXPECTED, "name another one")
-    paths = sorted(each for each in origin.rglob("*") if each.is_file()) if origin.is_dir() else [origin]
-    found: List[File] = []
-    for path in paths:
-        form = _form_of(path, paragraphs, named=not origin.is_dir())
-        if form:
-            found.append(File(path, form))
-    return tuple(found)
+    named = not origin.is_dir()
+    paths = [origin] if named else sorted(each for each in origin.rglob("*") if each.is_file())
+    return tuple(File(path, form) for path in paths for form in [_form_of(path, paragraphs, named)] if form)
 
 
 def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
-    # Return the form of a file, or nothing where it is not one of the source's.
+    # The form of a file, or nothing where it is not one of the source's; the reference's records have no ending.
     if path.name == VOCABULARY:
         return ""
     if wikipedia.is_dump(path):
-        return DUMP
-    packed = records.form_of(path)
+        return wikipedia.DUMP
+    packed = ENDINGS.get(path.suffix.lower(), "")
+    if not packed and path.name.startswith("part"):
+        with path.open("rb") as file:
+            head = file.read(12)
+        packed = TFRECORD if tensorflow_files.is_record(head) else HDF5 if head.startswith(b"\x89HDF") else ""
     if packed:
         return packed
     if path.suffix in (".txt", ".raw") or path.name.startswith(("wiki_", "part-")) or named:

@@ -9,24 +9,23 @@ with a file of facts; what has it is done.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from benchmarks.bert import buckets, masking, texts, wikipedia
+from benchmarks.bert import masking, shards, texts, wikipedia
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.bert.texts import Document
 from benchmarks.common.data.files import in_one_step, write_facts
 from benchmarks.common.data.workers import Report
-from benchmarks.language import vocabulary
+from benchmarks.language import PARTS, vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 
 SHARD_BYTES = 8 << 20  # text of a shard, about: what a worker holds in memory, about 40 times
-
 DIGEST_BYTES = 16
-DUMP = "dump"  # the form of a Wikipedia dump; the others are those of texts
 
 
 class Block(NamedTuple):
@@ -56,7 +55,6 @@ class Shard(NamedTuple):
     left_out: Tuple[int, ...]  # documents that are not taken: those of the evaluation set
     settings: Settings
     seed: int
-    buckets: int
     vocabulary: str
 
     @property
@@ -70,57 +68,49 @@ class Shard(NamedTuple):
 
 def clean(block: Block, report: Report) -> Tuple[int, int]:
     """Write the documents of a block as shards."""
-    counts: Dict[str, int] = {}
-    shards: List[Dict[str, int]] = []
-    lines: List[str] = []
-    digests: List[bytes] = []
-    size = sentences = 0
-
-    def flush() -> None:
-        nonlocal size, sentences
-        stem = f"{block.stem}-{len(shards):04}"
-        for suffix, content in (("text", "\n".join(lines).encode("utf-8")), ("md5", b"".join(digests))):
+    counts: Counter[str] = Counter()
+    found = []
+    for documents in _of_bounded_size(_documents(block, counts, report), block.shard_bytes):
+        stem = f"{block.stem}-{len(found):04}"
+        digests = b"".join(hashlib.md5(each.raw.encode("utf-8")).digest() for each in documents)
+        for suffix, content in (("text", shard_text(each.sentences for each in documents)), ("md5", digests)):
             with in_one_step(Path(f"{stem}.{suffix}")) as file:
                 file.write(content)
-        shards.append({"documents": len(digests), "sentences": sentences, "bytes": size})
-        lines.clear()
-        digests.clear()
-        size = sentences = 0
-
-    for document in _documents(block, counts, report):
-        lines += [*document.sentences, ""]
-        digests.append(hashlib.md5(document.raw.encode("utf-8")).digest())
-        size += sum(len(each.encode("utf-8")) for each in document.sentences)
-        sentences += len(document.sentences)
-        if size >= block.shard_bytes:
-            flush()
-    if digests:
-        flush()
-    write_facts(block.done_path, {"shards": shards, "counts": counts})
+        sentences = sum(len(each.sentences) for each in documents)
+        size = sum(each.size for each in documents)
+        found.append({"documents": len(documents), "sentences": sentences, "bytes": size})
+    write_facts(block.done_path, {"shards": found, "counts": counts})
     return block.end - block.begin, 0
 
 
-def _documents(block: Block, counts: Dict[str, int], report: Report) -> Iterator[Document]:
-    def so_far(done: int) -> None:
-        report(min(done, block.end - block.begin), 0)
+def _documents(block: Block, counts: "Counter[str]", report: Report) -> Iterator[Document]:
+    if block.form == wikipedia.DUMP:
+        return wikipedia.read(Path(block.path), block.begin, block.end, counts, lambda done: report(done, 0))
+    return texts.read(Path(block.path), block.form, block.begin, block.end)
 
-    path = Path(block.path)
-    if block.form == DUMP:
-        yield from wikipedia.read(path, block.begin, block.end, counts, so_far)
-    else:
-        yield from texts.read(path, block.form, block.begin, block.end, so_far)
+
+def _of_bounded_size(documents: Iterable[Document], size: int) -> Iterator[List[Document]]:
+    group: List[Document] = []
+    held = 0
+    for document in documents:
+        group.append(document)
+        held += document.size
+        if held >= size:
+            yield group
+            group, held = [], 0
+    if group:
+        yield group
+
+
+def shard_text(documents: Iterable[Sequence[str]]) -> bytes:
+    """Return the content of a ``.text`` file."""
+    return "\n\n".join("\n".join(each) for each in documents).encode("utf-8")
 
 
 def read_shard(stem: str) -> Iterator[List[str]]:
     """Yield the sentences of each document of a shard."""
-    text = Path(f"{stem}.text").read_bytes().decode("utf-8")
-    for document in text[:-1].split("\n\n"):
+    for document in Path(f"{stem}.text").read_bytes().decode("utf-8").split("\n\n"):
         yield document.split("\n")
-
-
-def count_digests(stem: str) -> int:
-    """Return the number of documents of a shard."""
-    return Path(f"{stem}.md5").stat().st_size // DIGEST_BYTES
 
 
 def read_digests(stem: str) -> List[bytes]:
@@ -138,41 +128,33 @@ def _tokenizer(path: str) -> Tokenizer:
 
 
 def mask(shard: Shard, report: Report) -> Tuple[int, int]:
-    """Write the samples of a shard, grouped by bucket."""
-    tokenizer = _tokenizer(shard.vocabulary)
+    """Write the samples of a shard; those of training are shuffled."""
+    tokenizer, passes = _tokenizer(shard.vocabulary), []
     documents, unknown = tokenize(read_shard(shard.stem), set(shard.left_out), tokenizer)
     count = len(documents.documents) - 1
-    passes = []
     for number in range(shard.settings.duplication if count else 0):
-        random = masking.stream(shard.seed, PARTS_BY_NUMBER.index(shard.part), shard.number, number)
+        random = masking.stream(shard.seed, PARTS.index(shard.part), shard.number, number)
         passes.append(masking.make_samples(documents, range(count), shard.settings, tokenizer.vocabulary, random))
         report(shard.size * number // shard.settings.duplication, 0)
-    random = masking.stream(shard.seed, PARTS_BY_NUMBER.index(shard.part), shard.number, shard.settings.duplication)
-    samples = buckets.join(passes)
-    facts = {"unknown": unknown, "documents": count, "tokens": len(documents.tokens), "samples": len(samples)}
-    buckets.write_grouped(shard.stem, samples, random.randint(shard.buckets, size=len(samples)), shard.buckets)
-    write_facts(shard.done_path, facts)
+    samples = shards.join(passes)
+    if shard.part == "train":
+        samples = shards.shuffled(samples, shard.seed, shard.part, shard.number)
+    shards.write(shard.stem, samples)
+    write_facts(shard.done_path, {"unknown": unknown, "documents": count})
     return shard.size, 0
-
-
-PARTS_BY_NUMBER = ("train", "test")  # their numbers are seeds
 
 
 def tokenize(texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: Tokenizer) -> Tuple[Documents, int]:
     """Return the tokens of all documents but those left out, without empty ones, and how many are unknown."""
-    pieces: List[np.ndarray] = []
+    pieces: List[np.ndarray] = [np.zeros(0, np.uint16)]
     ends, firsts = [0], [0]
-    unknown = 0
     for number, document in enumerate(texts_of):
-        if number in left_out:
-            continue
-        for sentence in document:
+        for sentence in document if number not in left_out else ():
             ids = tokenizer.encode(sentence).ids
             if ids:
                 pieces.append(np.array(ids, np.uint16))
                 ends.append(ends[-1] + len(ids))
-                unknown += ids.count(tokenizer.vocabulary.unk)
         if len(ends) - 1 > firsts[-1]:
             firsts.append(len(ends) - 1)
-    tokens = np.concatenate(pieces) if pieces else np.zeros(0, np.uint16)
-    return Documents(tokens, ends, firsts), unknown
+    tokens = np.concatenate(pieces)
+    return Documents(tokens, ends, firsts), int((tokens == tokenizer.vocabulary.unk).sum())

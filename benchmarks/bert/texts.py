@@ -1,19 +1,23 @@
-"""Documents of plain text files: one sentence a line, WikiExtractor's output, or WikiText's lines.
+"""Documents of plain text files, cut into sentences: a sentence a line, WikiExtractor's output, or WikiText's lines.
 
 - SENTENCES: one sentence a line, an empty line between documents (``results/part-*`` of process_wiki.sh);
 - PARAGRAPHS: the same with a paragraph a line;
 - EXTRACTED: ``<doc ...>``, the title, paragraphs, ``</doc>`` (``wiki_00`` of WikiExtractor);
 - WIKITEXT: `` = Title = `` and paragraphs, tokenized with ``@-@`` or not.
+
+The reference cuts sentences by NLTK's punkt (do_sentence_segmentation.py), whose model is a download of its own and
+differs between releases. A sentence ends here at ".", "!" or "?", with what closes a quotation or a bracket, where a
+space and a capital, a digit or an opening mark follow; not behind a known abbreviation, an initial or a list's number.
 """
 
 from __future__ import annotations
 
+import mmap
 import re
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
-from benchmarks.bert import sentences
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 
@@ -30,7 +34,22 @@ _BOUNDARIES = {
     WIKITEXT: re.compile(rb"\n[ \t]*\n(?= = [^=\n]+ = ?\n[ \t]*\n)"),
 }
 _LONGEST = 1 << 28  # bytes without a document's end: more than a worker should hold
-_CHUNK = 1 << 20
+# What may stand before the full stop of an abbreviation that is rarely a sentence's last word.
+_ABBREVIATIONS = frozenset(
+    re.findall(
+        r"\S+",
+        """
+        adm al apr approx art aug ave b bros c ca capt cf ch cmdr co col comdr cpl d dec dept dr ed eds eg e.g esp est
+        et feb fig figs fl fr ft gen gov hon i.e ie illus inc jan jr jul jun lat lit lt ltd maj mar messrs mr mrs ms mt
+        no nos nov oct op p par pl pp prof pron pt rd ref rep rev r sec sen sept sep ser sgt sr st supt transl trans
+        univ v var viz vol vols vs
+        """,
+    )
+)
+_END = re.compile(r"""([.!?]+)(["'”’)\]]*)\s+(?=["'“‘(\[]*[A-Z0-9À-ÖØ-Þ])""")
+_LAST_WORD = re.compile(r"""(?:^|[\s("'“‘\[])([^\s("'“‘\[]*)$""")
+_INITIAL = re.compile(r"^(?:[A-Za-z]|(?:[A-Za-z]\.)+[A-Za-z])$")
+LOOK_BACK = 32  # characters before a full stop in which its word is looked for
 
 
 class Document(NamedTuple):
@@ -38,6 +57,34 @@ class Document(NamedTuple):
 
     sentences: List[str]
     raw: str  # as process_wiki.sh leaves it: its md5 is what MLPerf's list of evaluation articles has
+
+    @property
+    def size(self) -> int:
+        """Bytes of the sentences."""
+        return sum(len(each.encode("utf-8")) for each in self.sentences)
+
+
+def sentences_of(paragraph: str) -> List[str]:
+    """Return the sentences of a paragraph, without spaces around them; none is empty."""
+    found, begin = [], 0
+    for match in _END.finditer(paragraph):
+        if match.group(1) == "." and not match.group(2) and _is_abbreviated(paragraph, match.start()):
+            continue
+        found.append(paragraph[begin : match.end()].strip())
+        begin = match.end()
+    found.append(paragraph[begin:].strip())
+    return [sentence for sentence in found if sentence]
+
+
+def _is_abbreviated(paragraph: str, stop: int) -> bool:
+    match = _LAST_WORD.search(paragraph[max(0, stop - LOOK_BACK) : stop])
+    word = match.group(1) if match else ""
+    if _INITIAL.match(word):
+        return word != "I"
+    return word.lower() in _ABBREVIATIONS
+
+
+# -- files -----------------------------------------------------------------------------------------------------
 
 
 def form_of(path: Path) -> str:
@@ -52,103 +99,60 @@ def form_of(path: Path) -> str:
 
 def cut(path: Path, form: str, size: int) -> List[Tuple[int, int]]:
     """Return ranges of about ``size`` bytes that begin where a document does."""
-    begins = find_begins(path, _BOUNDARIES[form], size)
-    return list(zip(begins, [*begins[1:], path.stat().st_size]))
+    return ranges(path, _BOUNDARIES[form], size)
 
 
-def find_begins(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[int]:
-    """Return 0 and the ends of the first match after each ``size`` bytes; reads no more than it has to."""
-    total = path.stat().st_size
-    begins = [0]
-    with path.open("rb") as file:
-        while begins[-1] + size < total:
-            found = _next_begin(file, begins[-1] + size, boundary)
-            if found is None:
-                break
-            begins.append(found)
-    return begins
+def ranges(path: Path, boundary: "re.Pattern[bytes]", size: int) -> List[Tuple[int, int]]:
+    """Return ranges of a file that begin at 0 and behind the first match after each ``size`` bytes."""
+    begins, total = [0], path.stat().st_size
+    if total > size:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            while begins[-1] + size < total:
+                match = boundary.search(content, begins[-1] + size)
+                if match is None:
+                    break
+                begins.append(match.end())
+    return list(zip(begins, [*begins[1:], total]))
 
 
-def _next_begin(file: BinaryIO, place: int, boundary: "re.Pattern[bytes]") -> Optional[int]:
-    file.seek(place)
-    held, base = b"", place
-    while True:
-        chunk = file.read(_CHUNK)
-        held += chunk
-        match = boundary.search(held)
-        if match:
-            return base + match.end()
-        if not chunk:
-            return None
-        # What is kept is longer than any boundary with the title behind it.
-        base, held = base + max(0, len(held) - SAMPLE_BYTES), held[-SAMPLE_BYTES:]
-
-
-def read(path: Path, form: str, begin: int, end: int, report: Callable[[int], None]) -> Iterator[Document]:
+def read(path: Path, form: str, begin: int, end: int) -> Iterator[Document]:
     """Yield the documents of a range that ``cut`` found.
 
     Raises:
         Problem: it is not UTF-8, or a document is longer than a worker should hold.
     """
-    lines = _lines(path, begin, end, report)
-    grouped = {SENTENCES: _by_blank, PARAGRAPHS: _by_blank, EXTRACTED: _by_tag, WIKITEXT: _by_title}[form](lines)
-    for group in grouped:
-        if sum(map(len, group)) > _LONGEST:
-            hint = "put an empty line between documents"
-            raise Problem(f"{path}: a document of over {_LONGEST:,} characters", "documents apart", hint)
+    if end - begin > _LONGEST:
+        hint = "put an empty line between documents"
+        raise Problem(f"{path}: a document of over {_LONGEST:,} characters", "documents apart", hint)
+    with path.open("rb") as file:
+        file.seek(begin)
+        content = file.read(end - begin)
+    try:
+        lines = [line.lstrip("\ufeff").rstrip("\r") for line in content.decode("utf-8").split("\n")]
+    except UnicodeDecodeError:
+        raise source_checks.not_utf8((path, str(path))) from None
+    group_by = {EXTRACTED: _by_tag, WIKITEXT: _by_title}.get(form, _by_blank)
+    for group in group_by(lines):
         if form == SENTENCES:
             found = [line.strip() for line in group]
         else:
-            found = [sentence for line in group for sentence in sentences.split(line)]
+            found = [sentence for line in group for sentence in sentences_of(line)]
         found = [sentence for sentence in found if sentence]
         if found:
             yield Document(found, "\n".join(group if form == SENTENCES else found).rstrip())
 
 
-def _lines(path: Path, begin: int, end: int, report: Callable[[int], None]) -> Iterator[str]:
-    with path.open("rb") as file:
-        file.seek(begin)
-        place = begin
-        while place < end:
-            line = file.readline()
-            if not line:
-                return
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError:
-                raise source_checks.not_utf8((path, str(path))) from None
-            place += len(line)
-            report(place - begin)
-            yield text.lstrip("\ufeff").rstrip("\r\n")
+def _by_blank(lines: Sequence[str]) -> Iterator[List[str]]:
+    return (list(group) for has_text, group in groupby(lines, lambda line: bool(line.strip())) if has_text)
 
 
-def _by_blank(lines: Iterable[str]) -> Iterator[List[str]]:
-    group: List[str] = []
-    for line in lines:
-        if line.strip():
-            group.append(line)
-        elif group:
-            yield group
-            group = []
-    yield group
-
-
-def _by_tag(lines: Iterable[str]) -> Iterator[List[str]]:
+def _by_tag(lines: Sequence[str]) -> Iterator[List[str]]:
     # Leave out the tags and the title, which is the line behind the first one (cleanup_file.py).
-    group: List[str] = []
-    is_title = False
-    for line in lines:
-        if line.startswith("<doc"):
-            yield group
-            group, is_title = [], True
-        elif not is_title and line != "</doc>":
-            group.append(line)
-        else:
-            is_title = False
-    yield group
+    for document in re.split(r"^<doc.*\n", "\n".join(lines), flags=re.MULTILINE)[1:]:
+        yield [line for line in document.split("\n")[1:] if line != "</doc>"]
 
 
-def _by_title(lines: Iterable[str]) -> Iterator[List[str]]:
+def _by_title(lines: Sequence[str]) -> Iterator[List[str]]:
     # A title has empty lines around it: a formula in the text may look like one.
     group: List[str] = []
     before, line = "", ""

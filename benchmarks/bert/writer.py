@@ -7,28 +7,30 @@ import hashlib
 import platform
 import unicodedata
 from collections import Counter
+from functools import partial
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional
 
 import numpy as np
 
-from benchmarks.bert import buckets, converting, evaluation, sources, stages, texts, wikipedia, words
+from benchmarks.bert import evaluation, records, shards, sources, stages, texts, wikipedia
 from benchmarks.bert.evaluation import Chosen
 from benchmarks.bert.masking import MASKED, Settings
-from benchmarks.bert.sources import File, Source
-from benchmarks.bert.stages import DUMP, Block, Shard
-from benchmarks.bert.task import VERSION, Counts, Task
+from benchmarks.bert.sources import Prepared, Source, Task
+from benchmarks.bert.stages import Block, Shard
 from benchmarks.common.data.files import read_facts
-from benchmarks.common.data.prepare import Content, check_room
+from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
-from benchmarks.language import PARTS, vocabulary
+from benchmarks.language import PARTS, VOCABULARY, part_files, vocabulary, wordpiece
 
+VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 BLOCK_BYTES = 8 << 20  # text of a block, about
-BUCKET_BYTES = 32 << 20  # text of a bucket times the passes over it, about
 BYTES_PER_PASS = 1.6  # written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays
 PREDICTIONS = {128: 20, 512: 76}  # as published for both phases; NVIDIA v0.7 and DeepLearningExamples
+# Shards whose words are counted, spread over the text: more would not fit into bounded memory, nor change much.
+MOST_COUNTED = 32
 SMALL = {"vocabulary": 2048, "length": 128, "evaluation": 1000}
 SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
 
@@ -36,7 +38,7 @@ SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
 class Listing(NamedTuple):
     """The source of a preparation."""
 
-    source: Optional[Source]  # none for the toy data set, whose text is not written yet
+    source: Optional[Source]  # None for the toy data set, whose text is not written yet
     fingerprint: str
 
 
@@ -63,38 +65,84 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Write arrays and vocabulary."""
-    task = _task(listing, args, scratch, progress)
-    return converting.write(task) if task.source.is_packed else _write_text(task)
+    """Write arrays and vocabulary.
 
-
-def _task(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
+    Raises:
+        Problem: the source is damaged or does not fit together, or a part has no sample.
+    """
     source = listing.source or sources.toy_data_set(scratch, args.name)
     defaults = SUBMITTED if listing.source else SMALL
     length = args.sequence_length or defaults["length"]
     predictions = args.predictions or PREDICTIONS.get(length, max(1, round(length * MASKED)))
-    settings = Settings(length, predictions, args.duplication)
-    entries = 0 if source.vocabulary else args.vocabulary_size or defaults["vocabulary"]
-    most = args.evaluation_samples or defaults["evaluation"]
-    workers = Workers(args.workers, scratch.parent, progress)
-    return Task(source, settings, entries, most, args.allow_overlap, args.seed, scratch, workers)
+    task = Task(
+        source=source,
+        settings=Settings(length, predictions, args.duplication),
+        entries=0 if source.vocabulary else args.vocabulary_size or defaults["vocabulary"],
+        most=args.evaluation_samples or defaults["evaluation"],
+        allows_overlap=args.allow_overlap,
+        seed=args.seed,
+        scratch=scratch,
+        workers=Workers(args.workers, scratch.parent, progress),
+    )
+    made = records.write(task) if source.is_packed else _write_text(task)
+    held = str(scratch / "held")
+    shards.write(held, made.test)
+    counts = {}
+    for part, stems in (("train", made.train), ("test", [held])):
+        progress.update("write", PARTS.index(part), len(PARTS), unit="parts")
+        counts[part] = shards.write_part(part, stems, scratch)
+        if not counts[part]["next"]:
+            raise Problem(f"the {part} part has no sample", "text of at least two documents", "add to the source")
+    entries, (train, test) = vocabulary.read(task.vocabulary).size, (counts[part]["next"] for part in PARTS)
+    return Content(
+        name=source.name,
+        splits={"train": Split(train, (*part_files("train"), VOCABULARY)), "test": Split(test, part_files("test"))},
+        summary=f"{train:,} + {test:,} samples of {made.width[0]} tokens at most, {entries:,} entries",
+        facts={
+            "vocabulary": entries,
+            "sequence_length": made.width[0],
+            "max_predictions": made.width[1],
+            "tokens": {part: counts[part]["tokens"] for part in PARTS},
+            "masked": {part: counts[part]["masked_labels"] for part in PARTS},
+            **made.facts,
+        },
+        how={"made": source.made, "seed": args.seed, **made.how},
+        tool={"version": VERSION, "numpy": np.__version__, "unicode": unicodedata.unidata_version},
+    )
 
 
-def _write_text(task: Task) -> Content:
+def _write_text(task: Task) -> Prepared:
     blocks = _blocks(task)
     task.workers.run("clean", "bytes", stages.clean, blocks, lambda block: block.end - block.begin)
     chosen = evaluation.choose(blocks, task)
     text = sum(size for _, size in chosen.train)
     present = sum(path.stat().st_size for path in task.scratch.iterdir() if path.suffix != ".text")
     check_room(task.scratch, int(text * BYTES_PER_PASS * task.settings.duplication) - present)
-    words.write_vocabulary(task.source.vocabulary, task.entries, chosen, task.scratch, task.workers.progress)
-    shards = _shards(task, chosen, text)
-    task.workers.run("mask", "bytes", stages.mask, shards, lambda shard: shard.size)
-    stems = {part: [shard.stem for shard in shards if shard.part == part] for part in PARTS}
-    held = buckets.gather("test", stems["test"], 0, task.seed)
+    if not task.vocabulary.exists():
+        _write_vocabulary(task, chosen)
+    made = [
+        Shard(place, part, stem, size, chosen.left_out.get(stem, ()), task.settings, task.seed, str(task.vocabulary))
+        for part, stems in (("train", chosen.train), ("test", chosen.test))
+        for place, (stem, size) in enumerate(stems)
+    ]
+    task.workers.run("mask", "bytes", stages.mask, made, lambda shard: shard.size)
+    stems = {part: [shard.stem for shard in made if shard.part == part] for part in PARTS}
+    held = shards.shuffled(shards.join(map(shards.read, stems["test"])), task.seed, "test")
     # They are shuffled: the first ones are a random choice.
     held = held.take(np.arange(min(task.most, len(held))))
-    return _content(task, blocks, shards, chosen, task.shuffle(stems["train"], held))
+
+    cleaned = [read_facts(block.done_path) for block in blocks]
+    masked = {part: [read_facts(each.done_path) for each in made if each.part == part] for part in PARTS}
+    left_out = Counter({"copies of evaluation documents": chosen.copies})
+    for each in cleaned:
+        left_out.update(each["counts"])
+    counted = ("documents", "sentences", "bytes")
+    totals = {name: sum(each[name] for facts in cleaned for each in facts["shards"]) for name in counted}
+    totals["unknown"] = sum(facts["unknown"] for each in masked.values() for facts in each)
+    documents = {part: sum(facts["documents"] for facts in masked[part]) for part in PARTS}
+    facts = {"kind": "text", "duplication": task.settings.duplication, "documents": documents}
+    how = {"text": totals, "left_out": left_out, "evaluation": chosen.rule, "in_both": chosen.common}
+    return Prepared(stems["train"], held, task.settings[:2], facts, how)
 
 
 def _blocks(task: Task) -> List[Block]:
@@ -102,42 +150,28 @@ def _blocks(task: Task) -> List[Block]:
     found: List[Block] = []
     for part, files in (("train", task.source.train), ("test", task.source.test)):
         for file in files:
-            for begin, end in _ranges(file):
+            is_dump = file.form == wikipedia.DUMP
+            for begin, end in wikipedia.cut(file.path) if is_dump else texts.cut(file.path, file.form, BLOCK_BYTES):
                 stem = str(task.scratch / f"{part}-{len(found):06}")
                 found.append(Block(part, file.form, str(file.path), begin, end, stem, stages.SHARD_BYTES))
     return found
 
 
-def _ranges(file: File) -> List[Tuple[int, int]]:
-    if file.form == DUMP:
-        return wikipedia.cut(file.path)
-    return texts.cut(file.path, file.form, BLOCK_BYTES)
-
-
-def _shards(task: Task, chosen: Chosen, text: int) -> List[Shard]:
-    count = max(1, -(-text * task.settings.duplication // BUCKET_BYTES))
-    vocabulary = str(task.vocabulary)
-    found = []
-    for part, stems, number in (("train", chosen.train, count), ("test", chosen.test, 1)):
-        for place, (stem, size) in enumerate(stems):
-            left_out = chosen.left_out.get(stem, ())
-            how = task.settings, task.seed, number, vocabulary
-            found.append(Shard(place, part, stem, size, left_out, *how))
-    return found
-
-
-def _content(task: Task, blocks: Sequence[Block], shards: Sequence[Shard], chosen: Chosen, counts: Counts) -> Content:
-    cleaned = [read_facts(block.done_path) for block in blocks]
-    masked = {part: [read_facts(each.done_path) for each in shards if each.part == part] for part in PARTS}
-    left_out = Counter({"copies of evaluation documents": chosen.copies})
-    for each in cleaned:
-        left_out.update(each["counts"])
-    text = {name: sum(each[name] for facts in cleaned for each in facts["shards"]) for name in _TEXT}
-    text["unknown"] = sum(facts["unknown"] for each in masked.values() for facts in each)
-    documents = {part: sum(facts["documents"] for facts in masked[part]) for part in PARTS}
-    facts = {"kind": "text", "duplication": task.settings.duplication, "documents": documents}
-    how = {"text": text, "left_out": left_out, "evaluation": chosen.rule, "in_both": chosen.common}
-    return task.content(counts, vocabulary.read(task.vocabulary).size, task.settings[:2], facts, how)
-
-
-_TEXT = ("documents", "sentences", "bytes")
+def _write_vocabulary(task: Task, chosen: Chosen) -> None:
+    # Write the vocabulary that is given, or one learnt from the words of the training text.
+    progress = task.workers.progress
+    if task.source.vocabulary:
+        entries = list(vocabulary.read(task.source.vocabulary).entries)
+    else:
+        stems = [stem for stem, _ in chosen.train][:: -(-len(chosen.train) // MOST_COUNTED)]
+        words: Counter[str] = Counter()
+        for number, stem in enumerate(stems):
+            progress.update("count", number, len(stems), unit="shards")
+            for place, document in enumerate(stages.read_shard(stem)):
+                if place not in chosen.left_out.get(stem, ()):
+                    words.update(word for sentence in document for word in wordpiece.words(sentence))
+        report = partial(progress.update, "learn", total=task.entries, unit="entries")
+        entries = wordpiece.learn(words, task.entries, report)
+    partial_file = task.vocabulary.with_suffix(".learnt")
+    vocabulary.write(partial_file, entries)
+    partial_file.replace(task.vocabulary)

@@ -44,7 +44,7 @@ ROOM_FACTOR = 24
 class Listing(NamedTuple):
     """The source of a preparation."""
 
-    folder: Optional[Path]  # none for the toy data set
+    folder: Optional[Path]  # None for the toy data set
     cut: Cut
     fingerprint: str
 

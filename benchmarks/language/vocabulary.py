@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Dict, Iterable, Tuple
+from typing import Iterable
 
 from benchmarks.common.data.problem import Problem
 
@@ -13,41 +11,14 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MOST_ENTRIES = 1 << 16  # ids are stored as uint16
 
 
-@dataclass(frozen=True)
 class Vocabulary:
-    """The entries by id."""
+    """The entries by id, and the ids of the special ones, which all vocabularies have."""
 
-    entries: Tuple[str, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return len(self.entries)
-
-    @cached_property
-    def places(self) -> Dict[str, int]:
-        """The id of each entry."""
-        return {entry: place for place, entry in enumerate(self.entries)}
-
-    @cached_property
-    def unk(self) -> int:
-        """The id of [UNK]."""
-        return self.places["[UNK]"]
-
-    @cached_property
-    def cls(self) -> int:
-        """The id of [CLS]."""
-        return self.places["[CLS]"]
-
-    @cached_property
-    def sep(self) -> int:
-        """The id of [SEP]."""
-        return self.places["[SEP]"]
-
-    @cached_property
-    def mask(self) -> int:
-        """The id of [MASK]."""
-        return self.places["[MASK]"]
+    def __init__(self, entries: Iterable[str]) -> None:
+        self.entries = tuple(entries)
+        self.size = len(self.entries)
+        self.places = {entry: place for place, entry in enumerate(self.entries)}
+        self.unk, self.cls, self.sep, self.mask = (self.places[entry] for entry in SPECIAL[1:])
 
     def text(self, ids: Iterable[int]) -> str:
         """Return the words of ids, pieces joined."""

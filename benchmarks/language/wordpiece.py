@@ -12,16 +12,18 @@ task; words of 101 to 200 letters are cut; a capital sigma at a word's end becom
 
 from __future__ import annotations
 
-from typing import List
+from typing import Callable, List, Mapping
 
 import tokenizers
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from benchmarks.language.vocabulary import Vocabulary
+from benchmarks.language.vocabulary import SPECIAL, Vocabulary
+from benchmarks.translation.segment import learn_codes
 
 LONGEST_WORD = 200  # letters; a longer word is unknown (max_input_chars_per_word)
+_END_OF_WORD = "</w>"  # behind the last letter of a word (subword-nmt)
 _NORMALIZER = BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
 _PRE_TOKENIZER = BertPreTokenizer()
 
@@ -56,3 +58,21 @@ def _with_final_sigmas(text: str) -> str:
         return text
     lowered = text.replace("İ", "I").lower()  # the only letter with a lower case of two
     return "".join(small if letter == "Σ" else letter for letter, small in zip(text, lowered))
+
+
+def learn(words: Mapping[str, int], size: int, report: Callable[[int], None] = lambda done: None) -> List[str]:
+    """Return at most ``size`` entries: the special ones, all letters at a word's begin and within one, and merges.
+
+    Words are those of ``words``. They are merged backwards, so that the mark which byte pair encoding has
+    behind the last letter is at the first one: what does not have it gets "##".
+    """
+    letters = sorted({letter for word in words for letter in word})
+    entries = dict.fromkeys((*SPECIAL, *letters, *(f"##{letter}" for letter in letters)))
+    backwards = {word[::-1]: count for word, count in words.items()}
+    codes = learn_codes(backwards, max(0, size - len(entries)), report)
+    for line in codes.split("\n")[1:-1]:
+        piece = line.replace(" ", "")
+        whole = piece.endswith(_END_OF_WORD)
+        text = piece[: -len(_END_OF_WORD)][::-1] if whole else "##" + piece[::-1]
+        entries.setdefault(text)
+    return list(entries)[:size]

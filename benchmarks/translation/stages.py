@@ -47,7 +47,7 @@ class Block(NamedTuple):
     stem: str  # path of its files, without what each adds to it
     form: str
     languages: Tuple[str, str]
-    cleaning: Optional[Cleaning]  # none for sentences of which none may be missing
+    cleaning: Optional[Cleaning]  # None for sentences of which none may be missing
 
     def path(self, what: str) -> Path:
         """Return one of its files."""

@@ -45,7 +45,7 @@ MOST_WORDS = 1 << 20  # no limit of words: subtokens are cut by the training alo
 class Listing(NamedTuple):
     """What there is to prepare."""
 
-    source: Optional[Source]  # none for the toy data set, whose text is not written yet
+    source: Optional[Source]  # None for the toy data set, whose text is not written yet
     fingerprint: str
 
 
