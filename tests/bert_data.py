@@ -1,10 +1,11 @@
 """What the tests of BERT's pretraining data share: texts, dumps, samples and records of their own, and the command."""
 
+import io
 import json
+import signal
 import struct
-import subprocess
-import sys
 import tarfile
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bert import masking
+from benchmarks.bert import masking, prepare
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.language import tensorflow_files, vocabulary
 from benchmarks.language.arrays import Samples
@@ -21,28 +22,23 @@ from encore import paths
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
-# Small blocks, shards and buckets let a test see several of each, and interrupt between them.
-DRIVER = (
-    "import sys\n"
-    "from benchmarks.bert import converting, prepare, stages, wikipedia, writer\n"
-    "writer.BLOCK_BYTES, stages.SHARD_BYTES, writer.BUCKET_BYTES = 6000, 3000, 30000\n"
-    "wikipedia.RANGE_BYTES = {'.xml': 4000, '.bz2': 1000}\n"
-    "converting.BUCKET_BYTES = 4000\n"
-    "if __name__ == '__main__':\n"
-    "    sys.exit(prepare.main(sys.argv[1:]))\n"
-)
-Outcome = tuple[int, list[dict[str, Any]]]  # Exit code and JSON lines of a preparation
+# Small blocks and shards let a test see several of each, and interrupt between them.
+SIZES = """
+from benchmarks.bert import prepare, stages, writer
+writer.BLOCK_BYTES, stages.SHARD_BYTES = 6000, 3000
+"""
+Outcome = tuple[int, list[dict[str, Any]]]  # exit code and JSON lines of a preparation
 
 
-def command(*argv: object, python: Path | str = sys.executable, workers: int = 1) -> list[str]:
-    return [str(python), "-c", DRIVER, "--progress", "json", "--workers", str(workers), *map(str, argv)]
-
-
-def run(*argv: object, python: Path | str = sys.executable, workers: int = 1) -> Outcome:
-    words = command(*argv, python=python, workers=workers)
-    done = subprocess.run(words, cwd=paths.ROOT, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+def run(*argv: object, workers: int = 1) -> Outcome:
+    output, kept = io.StringIO(), {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with redirect_stdout(output):
+            code = prepare.main(["--progress", "json", "--workers", str(workers), *map(str, argv)])
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+    return code, [json.loads(line) for line in output.getvalue().splitlines()]
 
 
 def refused(outcome: Outcome) -> str:
