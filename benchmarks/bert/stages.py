@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class Shard(NamedTuple):
 def clean(block: Block, report: Report) -> Tuple[int, int]:
     """Write the documents of a block as shards."""
     counts: Counter[str] = Counter()
-    found = []
+    found: List[Dict[str, int]] = []
     for documents in _of_bounded_size(_documents(block, counts, report), block.shard_bytes):
         stem = f"{block.stem}-{len(found):04}"
         digests = b"".join(hashlib.md5(each.raw.encode("utf-8")).digest() for each in documents)
