@@ -89,8 +89,7 @@ class Configuration:
 
         They were chosen for one framework on GPUs: with another one, and on a CPU, there are none.
         """
-        framework = self.choice.implementation.framework
-        if self.system.framework not in ("", framework) or self.get("device") == "cpu":
+        if self.system.framework not in ("", self.choice.implementation.framework) or self.get("device") == "cpu":
             return {}
         files = self.system.environment.items()
         return {name: Value(value, file) for file, variables in files for name, value in variables.items()}
@@ -177,8 +176,7 @@ def checked(name: str, value: Any, wanted: Any) -> Any:
 def _type_name(wanted: Any) -> str:
     if typing.get_origin(wanted) is tuple:
         return f"a list of {_type_name(typing.get_args(wanted)[0])}, such as [1, 2]"
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return plain.get(wanted, str(wanted))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(wanted, str(wanted))
 
 
 def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
@@ -269,8 +267,7 @@ def _deviations(
         layout = f"{nodes} x {ranks_per_node} GPUs instead of {system.nodes} x {system.gpus_per_node}"
         found.append(Deviation("gpus", layout))
     for name, value in overrides.items():
-        elsewhere = name in weights and value.value
-        if value.value != values[name].value and not elsewhere:
+        if value.value != values[name].value and not (name in weights and value.value):
             shown = "empty" if value.value == "" else value.value
             found.append(Deviation(name, f"{name} = {shown} ({value.origin})"))
     return tuple(found)
@@ -288,8 +285,7 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     for name, value in system.config.items():
         if name not in wanted:
             raise names.unknown(f"key in system {system.system}", name, wanted)
-        origin = f"systems/{system.file}"
-        values[name] = Value(checked(name, value, wanted[name]), origin)
+        values[name] = Value(checked(name, value, wanted[name]), f"systems/{system.file}")
     given = [parse_setting(setting, wanted) for setting in settings]
     needed = _submitted_weights(choice, system, dict(given).get("device", values["device"].value))
     values.update({key: Value(each.file, "benchmark.toml, weights") for key, each in needed.items()})
@@ -339,8 +335,7 @@ def describe_scale(configuration: Configuration) -> str:
 def fields_with_meaning(folder: Path) -> dict[str, str]:
     """Return the comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
     meanings = {}
-    text = "\n".join(path.read_text(encoding="utf-8") for path in _config_files(folder))
-    for line in text.splitlines():
+    for line in "\n".join(path.read_text(encoding="utf-8") for path in _config_files(folder)).splitlines():
         name, colon, rest = line.strip().partition(":")
         if colon and " # " in rest and name.isidentifier():
             meanings[name] = rest.split(" # ", 1)[1]

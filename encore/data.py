@@ -140,8 +140,7 @@ def prepare(
     if isinstance(by, Command):
         problems = follow(list(by.argv), on_update, by.environment)
     else:
-        command = prepare_command(str(by), benchmark, directory, wanted)
-        problems = follow([*command, "--progress", "json"], on_update)
+        problems = follow([*prepare_command(str(by), benchmark, directory, wanted), "--progress", "json"], on_update)
     if problems:
         raise problems[0]
     return read_passport(directory)
@@ -370,8 +369,7 @@ def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
     for benchmark in preparable():
         root = default_directory(benchmark)
         nested = sorted(path.parent for path in root.parent.glob(f"*/{PASSPORT}"))
-        others = [path for path in nested if path != root and benchmark in _benchmarks_of(path)]
-        for directory in (root, *others):
+        for directory in (root, *[path for path in nested if path != root and benchmark in _benchmarks_of(path)]):
             try:
                 found.append((benchmark, directory, check_data(directory, benchmark)))
             except EncoreError as error:

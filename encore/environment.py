@@ -84,8 +84,7 @@ def _toolchain() -> str:
 def _version(interpreter: str) -> str:
     # ``3.11`` of an interpreter; empty when it does not run.
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
 
 
 @cache
@@ -245,10 +244,9 @@ def _make(environment: Environment, report: OnStep) -> None:
 
 def _run(environment: Environment, command: list[str]) -> None:
     log = environment.folder.with_suffix(".log")
-    switches = build_switches(environment.horovod, environment.mpi) if environment.horovod else {}
     variables = {
         **installer.environment(),
-        **switches,
+        **(build_switches(environment.horovod, environment.mpi) if environment.horovod else {}),
         "PATH": f"{environment.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         # Horovod's setup.py starts eight compilers on any machine; flags of a make that this runs under are its own.
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",

@@ -43,8 +43,7 @@ def variables(listed: str) -> dict[str, str]:
 def environment() -> dict[str, str]:
     """Return this process's variables and those of pip's settings; what is set for uv itself stays."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return {**variables(listed), **os.environ}
+    return {**variables(subprocess.run(command, capture_output=True, text=True, check=False).stdout), **os.environ}
 
 
 def install_command(python: Path, *arguments: str) -> list[str]:

@@ -102,9 +102,8 @@ def training_job(
     launch = launch or launchers.on_one_node(framework, configuration.ranks, places.output)
     module = f"{configuration.choice.implementation.module}.train"
     command = ("python", "-m", module, "--config", f"{places.output}/config.json")
-    arguments = ("--data", places.data, "--output", places.output)
     return Job(
-        argv=(*launch.inner, *command, *arguments),
+        argv=(*launch.inner, *command, *("--data", places.data, "--output", places.output)),
         environment=rank_environment(configuration, launch, extra_environment, cores),
         mounts=(*mounts, *(Mount(Path(folder), folder, False) for folder in launch.folders)),
         ranks=configuration.ranks,

@@ -104,8 +104,7 @@ def _mpirun(ranks: int, logs: str, as_root: bool) -> Launch:
     # variable has to be named.
     command = ("mpirun", *(["--allow-run-as-root"] if as_root else []), "--bind-to", "none", "-np", str(ranks))
     # As horovodrun names the files: without the job's number in the path.
-    files = ("--output-filename", f"{logs}:nojobid")
-    return Launch("mpirun", inner=(*command, *files), environment=HOROVOD_BY_MPI)
+    return Launch("mpirun", inner=(*command, *("--output-filename", f"{logs}:nojobid")), environment=HOROVOD_BY_MPI)
 
 
 def _torchrun(ranks: int, logs: str) -> Launch:

@@ -15,8 +15,7 @@ def benchmark_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "encore"
+    return Path(os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")) / "encore"
 
 
 def default_data(benchmark: str) -> Path:

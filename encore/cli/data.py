@@ -74,9 +74,8 @@ def prepare(
     directory = output or data.default_directory(name_of_data)
     words = [*filter(None, [source]), *context.args]
     # A benchmark's own option directly behind its name is no source.
-    raw = Path(words.pop(0)) if source is not None and not source.startswith("-") else None
     wanted = data.Preparation(
-        source=raw,
+        source=Path(words.pop(0)) if source is not None and not source.startswith("-") else None,
         name=name,
         workers=workers,
         seed=seed,
@@ -193,8 +192,7 @@ def _python_of(choice: Choice, named: Path | None) -> Path:
     if named is not None:
         small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
         return checks.named_python(named, configuration.resolve(choice, small, 1, 1, []))
-    framework = choice.implementation.framework
-    return ensure_environment(framework, lambda text: typer.echo(text, err=True))
+    return ensure_environment(choice.implementation.framework, lambda text: typer.echo(text, err=True))
 
 
 @contextmanager
@@ -222,8 +220,7 @@ class _Count(ProgressColumn):
     """How much of a phase is done, in its own unit."""
 
     def render(self, task: Task) -> Text:
-        total = None if task.total is None else int(task.total)
-        return Text(amount(int(task.completed), total, task.fields["unit"]))
+        return Text(amount(int(task.completed), None if task.total is None else int(task.total), task.fields["unit"]))
 
 
 def amount(done: int, total: int | None, unit: str) -> str:
@@ -235,8 +232,7 @@ def _plain_lines(console: Console) -> data.OnUpdate:
     printed: dict[str, float] = {}
 
     def update(news: data.Update) -> None:
-        is_due = time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS
-        if news.note or news.done == news.total or is_due:
+        if news.note or news.done == news.total or (time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS):
             printed[news.phase] = time.monotonic()
             line = news.note or f"{news.phase}: {amount(news.done, news.total, news.unit)}"
             console.print(line, soft_wrap=True, highlight=False, markup=False)

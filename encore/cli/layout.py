@@ -52,8 +52,7 @@ def show(
     fitted = _frame(*kept)
     fitted.rows = table.rows
     # A terminal that is narrower than the first column's numbers wraps them by itself.
-    needed = _total(_least_widths(kept))
-    screen.print(fitted, soft_wrap=False, width=max(screen.width, needed), crop=False)
+    screen.print(fitted, soft_wrap=False, width=max(screen.width, _total(_least_widths(kept))), crop=False)
     if left_out:
         whole = _total(_word_widths(table.columns))
         say(screen, f"[dim]a terminal of {whole} columns also shows: {escape(', '.join(left_out))}[/]")

@@ -80,8 +80,7 @@ class RunView:
         self._damaged = progress.damaged
         if self._bar is not None and self._task is not None:
             text = facts(progress) if progress.epochs else "starting"
-            total = progress.total_steps or None
-            self._bar.update(self._task, total=total, completed=progress.step, facts=text)
+            self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=text)
             return
         if progress.step and (progress.qualities != self._seen or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_SECONDS

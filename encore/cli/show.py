@@ -83,7 +83,6 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
         write_json([system.model_dump() for system in systems])
         return
     # A file may leave out what is a default of the implementation.
-    every = ((s, configuration.resolve(choice, s, s.nodes, s.gpus_per_node, [])) for s in systems)
     rows = (
         (
             system.round,
@@ -94,7 +93,7 @@ def _list_systems(choice: Choice, as_json: bool) -> None:
             resolved.get("optimizer"),
             resolved.get("epochs"),
         )
-        for system, resolved in every
+        for system, resolved in ((s, configuration.resolve(choice, s, s.nodes, s.gpus_per_node, [])) for s in systems)
     )
     columns = ("round", "system", "kind", "nodes x GPUs", "batch", "optimizer", "epochs")
     layout.show(console(), f"systems of {choice.name}", columns, rows, least=("kind", "optimizer"))

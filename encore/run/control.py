@@ -35,8 +35,7 @@ class Subject:
 
 def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experiment]:
     """Return the experiments of a run folder that are the job's: for a task of an array its own."""
-    every = folder.experiments()
-    return [each for each in every if "_" not in job or status.job_of(folder, each, jobs) == job]
+    return [each for each in folder.experiments() if "_" not in job or status.job_of(folder, each, jobs) == job]
 
 
 def named(text: str, results: Path) -> Subject:
@@ -197,8 +196,7 @@ def _conclude(folder: RunFolder, experiment: Experiment) -> None:
     with ownership.owned(experiment, ""):
         outcome = cast("Status | None", read_progress(experiment.metrics).outcome)
         how = "a checkpoint was written" if outcome == "interrupted" else "without a checkpoint"
-        ended = outcome in run_folder.FINISHED
-        reason = "" if ended else f"cancelled after its encore run was killed, {how}"
+        reason = "" if (outcome in run_folder.FINISHED) else f"cancelled after its encore run was killed, {how}"
         state = replace(experiment.state(), status=outcome or "interrupted", reason=reason, ended=files.utc_now())
         experiment.set_state(state)
         experiment.publish_log()

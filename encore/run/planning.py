@@ -256,8 +256,7 @@ def means_toy_data_set(choice: Choice, machine: Node) -> bool:
 def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[str, Path | None]:
     """Return the runtime, and the Python that was named for the host: on the command line or in the cluster file."""
     if request.python is None:
-        named = cluster.python.get(choice.implementation.framework)
-        return request.runtime or cluster.runtime, named
+        return request.runtime or cluster.runtime, cluster.python.get(choice.implementation.framework)
     if request.runtime not in (None, "auto", "host") or request.image:
         other = f"--image {request.image}" if request.image else f"--runtime {request.runtime}"
         raise EncoreError(f"--python with {other}", expected="one of them", hint="leave one out")

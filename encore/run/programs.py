@@ -50,10 +50,9 @@ def measure(
         config = Path(temporary) / "config.json"
         config.write_text(json.dumps(resolved.plain()), encoding="utf-8")
         words = (*program.format(module=choice.implementation.module).split(), "--config", str(config))
-        alone = launchers.on_one_node(framework, 1, temporary)
         job = Job(
             argv=("python", "-m", *words, "--data", str(folder), *options),
-            environment=rank_environment(resolved, alone, {}, node.cores()),
+            environment=rank_environment(resolved, launchers.on_one_node(framework, 1, temporary), {}, node.cores()),
             mounts=(),
             ranks=1,
             gpus=1 if resolved.get("device") == "gpu" else 0,

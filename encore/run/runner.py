@@ -68,8 +68,7 @@ def render(plan: Plan, output: Path) -> Command:
     if not job.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
-    logs = [output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)]
-    return replace(command, rank_folders=tuple(logs))
+    return replace(command, rank_folders=tuple([output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)]))
 
 
 def dry_run_command(plan: Plan) -> Command:
@@ -93,8 +92,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     if plan.makes_small_data and not (plan.data / "dataset.json").exists():
         # An engine mounts only what is there.
         plan.data.mkdir(parents=True, exist_ok=True)
-        small = data_sets.Preparation()
-        by = plan.python or runtimes.preparation(plan.target, plan.data.name, plan.data, small)
+        by = plan.python or runtimes.preparation(plan.target, plan.data.name, plan.data, data_sets.Preparation())
         hooks.prepare_data(plan.data, by)
     refuse(plan)
     check_nodes(plan)
@@ -228,8 +226,7 @@ def _run_experiment(
     state = ExperimentState(status="running", started=started, job=job, cluster=cluster)
     try:
         # A folder that was still being written when the ranks were killed is none.
-        fresh = not any((experiment.folder / "checkpoint").glob("step_*"))
-        if fresh:
+        if not any((experiment.folder / "checkpoint").glob("step_*")):
             _clear_remains(experiment)
             cleared = plan.drop_caches and _drop_caches(plan)
             passport.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
@@ -317,15 +314,13 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
     status.refuse_queued(folder, mine, job)
     plan = asked(plan)
     wanted = folder.passport()["data"]["id"]
-    found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
-    if found.id != wanted:
+    if data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name).id != wanted:
         raise EncoreError(
             f"the data set in {plan.data} is not the one that the run began with",
             expected=f"id {wanted[:12]}",
             hint="restore it, or start a new run",
         )
-    trained = weights.weight_files(plan.configuration, plan.data)
-    weights.refuse_others(trained, folder.passport().get("weights", {}))
+    weights.refuse_others(weights.weight_files(plan.configuration, plan.data), folder.passport().get("weights", {}))
     checks.refuse_other_image(folder.passport(), plan.target)
     preflight.refuse_failed(
         [
@@ -355,8 +350,7 @@ def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> Ru
     if allocation.restarts == 0 and allocation.array_count == 1:
         return None
     same = [f for f in folders(results, allocation.folder_mark) if f.passport()["arguments"] == list(arguments)]
-    unfinished = [folder for folder in same if not _has_ended(folder)]
-    return next(iter([*unfinished, *same]), None)
+    return next(iter([*[folder for folder in same if not _has_ended(folder)], *same]), None)
 
 
 def _has_ended(folder: RunFolder) -> bool:

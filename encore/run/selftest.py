@@ -313,8 +313,7 @@ def all_reduce_row(place: Place, server: Server, machine: Node, seconds: float, 
 
 def telemetry_row(path: Path, device: str) -> Row:
     row = Row(name="", check=TELEMETRY, result="SKIPPED", found="")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    readings = [json.loads(line) for line in lines]
+    readings = [json.loads(line) for line in (path.read_text(encoding="utf-8").splitlines() if path.exists() else [])]
     if not readings:
         return replace(row, result="FAIL", found="no reading")
     gpus = [reading["gpus"] for reading in readings]
@@ -346,8 +345,7 @@ class Selftest:
 
     def plan(self) -> list[tuple[Place, str]]:
         """Return the checks with their places, in order; implementations that cannot run are in ``skipped``."""
-        known = catalogue.choices()
-        wanted = [catalogue.choose(name) for name in self._request.benchmarks] or list(known.values())
+        wanted = [catalogue.choose(name) for name in self._request.benchmarks] or list(catalogue.choices().values())
         found: list[tuple[Place, str]] = []
         for choice in wanted:
             self._on_step(f"{choice.name}: looking what there is")

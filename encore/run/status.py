@@ -201,8 +201,7 @@ def is_alive(experiment: Experiment) -> bool:
     folder = experiment.folder / "heartbeat"
     if processes.rank_processes(folder):
         return True
-    hosts = {beat.host for beat in processes.heartbeats(folder)}
-    is_here, seen = hosts == {platform.node()}, _activities(experiment)
+    is_here, seen = {beat.host for beat in processes.heartbeats(folder)} == {platform.node()}, _activities(experiment)
     silent = abs(time.time() - max(seen, default=0.0))
     if is_here or silent < SILENT_SECONDS_ELSEWHERE or silent > CLOCKS_APART_SECONDS:
         return silent < (SILENT_SECONDS if is_here else SILENT_SECONDS_ELSEWHERE)
@@ -218,8 +217,7 @@ def _progress(row: Row) -> Row:
         return row
     with contextlib.suppress(*DAMAGE):
         experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
-        benchmark = catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark
-        seen = judge.figures(experiment, benchmark)
+        seen = judge.figures(experiment, catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark)
         if seen.planned_epochs:
             row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
             return replace(row, qualities=seen.qualities, targets=seen.targets)
@@ -269,10 +267,9 @@ def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
 def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> Row:
     if not experiments:
         raise EncoreError("no experiments in it")
-    names = [job_of(folder, each, jobs) for each in experiments]
     found = [
         (each, name, *verdict(each, jobs.find(name), jobs.answers))
-        for each, name in zip(experiments, names, strict=True)
+        for each, name in zip(experiments, [job_of(folder, each, jobs) for each in experiments], strict=True)
     ]
     reached = sum(state == "reached" for _, _, state, _ in found)
     experiment, name, state, reason = _decisive(found)

@@ -52,8 +52,7 @@ def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepa
             hint=f"--system dgxa100, or another one of: encore list {request.name}",
         )
     tasks = _tasks(wanted.array)
-    allocation = pretended(nodes, per_node, len(tasks))
-    plan = planning.make_plan(replace(request, cluster=file), allocation=allocation)
+    plan = planning.make_plan(replace(request, cluster=file), allocation=pretended(nodes, per_node, len(tasks)))
     handed_on = script.with_cluster((str(nodes * per_node), *arguments), file)
     return _prepared(plan, cluster, wanted, handed_on, tasks, 1 if tasks else len(plan.seeds))
 

@@ -189,8 +189,7 @@ def _conclude(
     if code == 0 and progress.outcome in FINISHED:
         return Outcome(progress.outcome)
     if signals.received:
-        saved = progress.outcome == "interrupted"
-        how = "a checkpoint was written" if saved else "without a checkpoint"
+        how = "a checkpoint was written" if (progress.outcome == "interrupted") else "without a checkpoint"
         return Outcome("interrupted", f"stopped by {signal.Signals(signals.received).name}, {how}")
     if progress.outcome == "interrupted":
         return Outcome("interrupted", "a rank was stopped by a signal; a checkpoint was written")
