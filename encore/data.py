@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from encore import catalogue, names, paths
+from encore import catalogue, job, names, paths
 from encore.errors import EncoreError, ExitCode
-from encore.job import Command
 
 PASSPORT = "dataset.json"
 PARTS = "parts"  # Folder of an unfinished preparation, inside the data folder
@@ -127,7 +126,7 @@ def prepare(
     benchmark: str,
     directory: Path,
     wanted: Preparation,
-    by: Path | Command,
+    by: Path | job.Command,
     on_update: OnUpdate = lambda update: None,
 ) -> DataPassport:
     """Prepare a data set, or resume preparing it, and return its passport.
@@ -137,7 +136,7 @@ def prepare(
     Raises:
         EncoreError: refused (exit code 2), broke on the way (1) or was interrupted (130).
     """
-    if isinstance(by, Command):
+    if isinstance(by, job.Command):
         problems = follow(list(by.argv), on_update, by.environment)
     else:
         problems = follow([*prepare_command(str(by), benchmark, directory, wanted), "--progress", "json"], on_update)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from encore import catalogue, launchers
 from encore.configuration import Configuration
-from encore.launchers import Launch
 
 # Variables that a rank takes over from the caller; all others must be named with --env.
 PASSED_ON = (
@@ -74,7 +73,7 @@ class Places:
 
 
 def rank_environment(
-    configuration: Configuration, launch: Launch, extra: Mapping[str, str], cores: int
+    configuration: Configuration, launch: launchers.Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     """Return variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node."""
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
@@ -95,7 +94,7 @@ def training_job(
     mounts: tuple[Mount, ...],
     extra_environment: Mapping[str, str],
     cores: int,
-    launch: Launch | None = None,
+    launch: launchers.Launch | None = None,
 ) -> Job:
     """Return the job that trains one experiment whose folder is ``places.output``; by default on this node."""
     framework = configuration.choice.implementation.framework

@@ -72,8 +72,7 @@ LAUNCHERS = {"pytorch": ("torchrun", "--standalone", "--nproc-per-node")}
 
 
 def on_ranks(framework: str, ranks: int) -> list[str]:
-    launcher = LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np"))
-    starts = [*launcher, str(ranks)] if ranks > 1 else []
+    starts = [*LAUNCHERS.get(framework, ("horovodrun", "--gloo", "-np")), str(ranks)] if ranks > 1 else []
     return starts if starts[:1] == ["torchrun"] else [*starts, "python"]
 
 

@@ -11,15 +11,8 @@ from dataclasses import dataclass
 import pytest
 from pydantic import ValidationError
 
-from encore import catalogue, configuration, paths
-from encore.catalogue import Choice, System
-from encore.configuration import Configuration
-from encore.job import rank_environment
-from encore.lab.submissions import mapping
-from encore.lab.submissions.mapping import Facts, Implementation, Mapped, Option
-from encore.lab.submissions.reproduction import left_options
-from encore.lab.submissions.shell_values import Value
-from encore.launchers import Launch
+from encore import catalogue, configuration, job, launchers, paths
+from encore.lab.submissions import mapping, reproduction, shell_values
 
 SAMPLES = paths.ROOT / "tests" / "samples"
 NOT_SET = mapping.common().left_out
@@ -29,12 +22,12 @@ NOT_SET = mapping.common().left_out
 class Submitted:
     """One submitted configuration, as the scripts have it."""
 
-    choice: Choice
+    choice: catalogue.Choice
     round: str
-    ours: System
+    ours: catalogue.System
     config: str
-    implementation: Implementation
-    options: dict[str, Option]
+    implementation: mapping.Implementation
+    options: dict[str, mapping.Option]
     environment: dict[str, dict[str, str]]  # By the file that has the last word
 
 
@@ -56,7 +49,7 @@ def submitted() -> list[Submitted]:
     found = []
     for each in table["submission"]:
         for entry in each["configuration"]:
-            command = tuple(Value(word) for word in shlex.split(entry["command"]))
+            command = tuple(shell_values.Value(word) for word in shlex.split(entry["command"]))
             programs = {word.text.rpartition("/")[2] for word in command}
             name, implementation = next(
                 (name, known) for name, known in mapping.of_folder(each["folder"]) if programs & set(known.program)
@@ -82,18 +75,18 @@ def name_of(each: Submitted) -> str:
     return f"{each.choice.name}-{each.round}-{each.ours.system}"
 
 
-def resolved(system: System, choice: Choice) -> Configuration:
+def resolved(system: catalogue.System, choice: catalogue.Choice) -> configuration.Configuration:
     return configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
 
 
-def mapped(each: Submitted) -> list[Mapped]:
+def mapped(each: Submitted) -> list[mapping.Mapped]:
     # Our keys with the values of the executed command, by the mapping of `encore reproduce`
-    facts = Facts(
+    facts = mapping.Facts(
         round=each.round,
         configuration=each.config,
         nodes=each.ours.nodes,
         gpus=each.ours.gpus_per_node,
-        variables={name: Value(text) for file in each.environment.values() for name, text in file.items()},
+        variables={name: shell_values.Value(text) for file in each.environment.values() for name, text in file.items()},
     )
     found, missing = mapping.map_options(each.implementation, each.choice.implementation_name, each.options, facts)
     assert not missing
@@ -107,7 +100,7 @@ def test_a_system_has_the_submitted_values_and_none_from_elsewhere(each: Submitt
     assert set(each.ours.config) <= {key.key for key in expected}
     assert each.ours.keep_global_batch == each.implementation.keep_global_batch
     # An option is a key, or it is stated what it means that it is none.
-    left = left_options(each.options, expected, each.implementation.without, mapping.common())
+    left = reproduction.left_options(each.options, expected, each.implementation.without, mapping.common())
     assert each.round > "v1" or not [option.name for option in left if not option.meaning]
 
     wanted = {
@@ -135,7 +128,7 @@ def environment_of(name: str, system: str, *settings: str, extra: dict[str, str]
     choice = catalogue.choose(name)
     found = catalogue.find_system(choice, system, None)
     made = configuration.resolve(choice, found, found.nodes, found.gpus_per_node, list(settings))
-    return rank_environment(made, Launch("horovodrun"), extra or {}, 16)
+    return job.rank_environment(made, launchers.Launch("horovodrun"), extra or {}, 16)
 
 
 # NGC's PyTorch images have TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1.
@@ -164,7 +157,7 @@ def test_a_variable_set_twice_is_refused() -> None:
     given = catalogue.systems(catalogue.choose("resnet"))[-1].model_dump()
     twice = {"Dockerfile": {"OMP_NUM_THREADS": "1"}, "run.sh": {"OMP_NUM_THREADS": "2"}}
     with pytest.raises(ValidationError, match="set twice: OMP_NUM_THREADS"):
-        System.model_validate({**given, "environment": twice})
+        catalogue.System.model_validate({**given, "environment": twice})
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,12 @@ def functions(path: Path) -> dict[str, ast.FunctionDef]:
 @pytest.mark.parametrize("path", TRAINS, ids=lambda path: str(path.relative_to(paths.BENCHMARKS)))
 def test_training_reads_top_to_bottom(path: Path) -> None:
     found = functions(path)
-    assert list(found)[-1] == "main"
-    assert {"train_step", "evaluate"} <= set(found)
+    assert list(found)[-1] == "main" and {"train_step", "evaluate"} <= set(found)
     # A plain exit takes the interpreter apart under threads that still run, which aborts one process in some hundreds.
     assert path.read_text(encoding="utf-8").splitlines()[-1] == "    end_process(main)"
     # Forward, backward and update are written out above it, and not in Run.
     text = "".join(ast.unparse(found[name]) for name in found if name != "main")
-    assert ".backward(" in text or ".gradient(" in text
-    assert ".step(" in text or ".update(" in text
+    assert (".backward(" in text or ".gradient(" in text) and (".step(" in text or ".update(" in text)
     assert "run.steps()" in ast.unparse(found["main"]) or "run.step_ranges(" in ast.unparse(found["main"])
 
 
@@ -126,8 +124,7 @@ def test_bench_measures_the_step_that_trains(path: Path) -> None:
         if isinstance(node, ast.ImportFrom) and node.module == module
         for alias in node.names
     }
-    assert "train_step" in taken
-    assert "train_step" not in functions(path.parent / "bench.py")
+    assert "train_step" in taken and "train_step" not in functions(path.parent / "bench.py")
     assert sum("train_step" in ast.unparse(node) for node in bench.body) > 1, "imported and not used"
 
 

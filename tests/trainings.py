@@ -252,8 +252,7 @@ def bare_runs(module: str, data_set: str, write_config: Callable[..., Path]) -> 
 def assert_resumed(output: Path, uninterrupted: Path) -> None:
     # A run that was stopped and resumed has the losses and evaluations of one that was not
     ours, theirs = (each / "metrics.jsonl" for each in (output, uninterrupted))
-    assert losses(ours) == losses(theirs)
-    assert evaluations(ours) == evaluations(theirs)
+    assert losses(ours) == losses(theirs) and evaluations(ours) == evaluations(theirs)
 
 
 def assert_none_left(ranks: list[psutil.Process]) -> None:

@@ -12,9 +12,8 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from encore import __version__
+from encore import __version__, names
 from encore.errors import EncoreError, ExitCode
-from encore.names import unknown
 
 # Module and function of each command; a module alone is a group, whose commands are in its GROUP.
 COMMANDS = {
@@ -40,7 +39,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         where = {**COMMANDS, **LAB}
         if cmd_name not in where:
-            raise unknown("command", cmd_name, where)
+            raise names.unknown("command", cmd_name, where)
         name, _, function = where[cmd_name].partition(".")
         module = importlib.import_module(f"encore.cli.{name}")
         panel = "Lab: studies, audits, submissions, serving" if cmd_name in LAB else "Commands"

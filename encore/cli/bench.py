@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 
 from encore import catalogue
-from encore.cli import options
-from encore.cli.data import shown_progress
-from encore.cli.layout import console, show, write_json
+from encore.cli import data, layout, options
 from encore.errors import EncoreError
 from encore.machine import node
 from encore.run import planning, programs
@@ -44,7 +42,7 @@ def bench(
 
       encore bench resnet-pytorch --roofline -o roofline
     """
-    screen = console(stderr=as_json)
+    screen = layout.console(stderr=as_json)
     if roofline != (output is not None):
         raise EncoreError("one of --roofline and -o DIR", expected="both: the page of a roofline is written to DIR")
     request = planning.Request(
@@ -60,10 +58,10 @@ def bench(
         _measure_roofline(request, steps, output, as_json)
         return
     counts = ("--steps", str(steps), "--repeats", str(repeats))
-    with shown_progress(screen) as on_update:
+    with data.shown_progress(screen) as on_update:
         result = programs.measure(request, "{module}.bench", counts, screen.print, on_update)
     if as_json:
-        write_json(result)
+        layout.write_json(result)
         return
     speed = f"{result.get('unit', 'samples')}/s"
     bare = result["measured"]["bare"]["median"]
@@ -75,7 +73,7 @@ def bench(
         )
         for name, entry in result["measured"].items()
     )
-    show(screen, result["title"], ("measured", f"{speed}, median", "least", "most", "of the bare loop"), rows)
+    layout.show(screen, result["title"], ("measured", f"{speed}, median", "least", "most", "of the bare loop"), rows)
     screen.print(f"data stall: {result['input_share']:.1%} of the time; bare loop {bare:.1f} {speed}")
 
 
@@ -93,9 +91,9 @@ def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_js
             expected=f"a benchmark in {counted}: {', '.join(every)}",
             hint="compare its kernels by Nsight Systems: encore study report --help",
         )
-    screen = console(stderr=as_json)
+    screen = layout.console(stderr=as_json)
     words = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
-    with shown_progress(screen) as on_update:
+    with data.shown_progress(screen) as on_update:
         program = "benchmarks.common.checks.roofline {module}"
         result = programs.measure(request, program, words, screen.print, on_update)
     keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})

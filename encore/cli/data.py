@@ -14,15 +14,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 from typer.core import TyperCommand
 
-from encore import catalogue, configuration, data
-from encore.catalogue import Choice
-from encore.cli import options
-from encore.cli.layout import write_json
+from encore import catalogue, configuration, data, environment, job
+from encore.cli import layout, options
 from encore.containers import checks, runtimes
-from encore.containers.runtimes import Target
-from encore.environment import ensure_environment
 from encore.errors import EncoreError, ExitCode
-from encore.job import Command
 from encore.machine import node, preflight
 
 PLAIN_SECONDS = 10.0  # Seconds between two lines of progress where there is no terminal to draw a bar on
@@ -137,7 +132,7 @@ def verify(
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
         problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)
     if as_json:
-        write_json(_verified(folder, problems))
+        layout.write_json(_verified(folder, problems))
     elif not problems:
         how = "quick look" if quick else "every byte"
         typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
@@ -157,7 +152,7 @@ def _list_data(as_json: bool) -> None:
     known = data.data_folders()
     if as_json:
         found = [(name, folder, [each] if isinstance(each, EncoreError) else []) for name, folder, each in known]
-        write_json([{"benchmark": name, **_verified(folder, problems)} for name, folder, problems in found])
+        layout.write_json([{"benchmark": name, **_verified(folder, problems)} for name, folder, problems in found])
         return
     for benchmark, directory, state in known:
         line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
@@ -171,7 +166,7 @@ def describe(passport: data.DataPassport) -> str:
     return f"{passport.name}, {counts}, {classes}{size}, id {passport.id[:12]}"
 
 
-def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
+def _container_of(target: runtimes.Target, benchmark: str, directory: Path, wanted: data.Preparation) -> job.Command:
     # The command that prepares in a container, whose folders must be there before it starts.
     if target.problem is not None:
         raise target.problem
@@ -187,12 +182,12 @@ def _container_of(target: Target, benchmark: str, directory: Path, wanted: data.
     return runtimes.preparation(target, benchmark, directory, wanted)
 
 
-def _python_of(choice: Choice, named: Path | None) -> Path:
+def _python_of(choice: catalogue.Choice, named: Path | None) -> Path:
     # The Python that the user named, or that of the benchmark's environment, which is made if need be.
     if named is not None:
         small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
         return checks.named_python(named, configuration.resolve(choice, small, 1, 1, []))
-    return ensure_environment(choice.implementation.framework, lambda text: typer.echo(text, err=True))
+    return environment.ensure_environment(choice.implementation.framework, lambda text: typer.echo(text, err=True))
 
 
 @contextmanager

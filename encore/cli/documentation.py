@@ -21,14 +21,12 @@ from typing import Annotated
 import typer
 
 from encore import catalogue, configuration, names, paths
-from encore.catalogue import Choice, System
 from encore.containers import dockerfiles, images, support
 from encore.errors import EncoreError, ExitCode
-from encore.results import findings as rates
-from encore.results.audit.judge import RULES
+from encore.results import rates
 from encore.results.audit.oddities import Rule
-from encore.results.published import tables as calibration
-from encore.results.published.published import load_published
+from encore.results.audit.rules import RULES
+from encore.results.published import calibration, published
 from encore.run import published_speed
 
 MARKER = re.compile(r"(<!-- generated: ([\w -]+) -->\n)(.*?)(?=(<!-- (?:end|generated:[^>]*) -->)|\Z)", re.DOTALL)
@@ -86,7 +84,7 @@ def systems_rows(benchmark: str) -> Rows:
     return [_system_row(choice, system) for system in catalogue.systems(choice)]
 
 
-def _system_row(choice: Choice, system: System) -> Sequence[str]:
+def _system_row(choice: catalogue.Choice, system: catalogue.System) -> Sequence[str]:
     resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
     gpu = system.accelerator or ("any" if resolved.get("device") == "gpu" else "none")
     on_gpus = bool(system.accelerator)
@@ -108,7 +106,7 @@ def _system_row(choice: Choice, system: System) -> Sequence[str]:
 @of_rows("published", "round", "system", "submitted as", "minutes", "fastest to slowest", "converged", "epochs")
 def published_rows(benchmark: str) -> Rows:
     choice = catalogue.choose(benchmark)
-    results = [result for result in load_published() if result.benchmark == choice.benchmark.name]
+    results = [result for result in published.load_published() if result.benchmark == choice.benchmark.name]
     found = {(result.round, result.system): result for result in results}
     for system in catalogue.systems(choice):
         if system.kind != "submitted":
@@ -171,7 +169,7 @@ def _support_of(framework: str, found: Sequence[support.Tried]) -> str:
     return markdown([*head, *(each.tag for each in releases)], rows)
 
 
-def _state(release: images.Release, choice: Choice) -> str:
+def _state(release: images.Release, choice: catalogue.Choice) -> str:
     found = support.too_old(release, choice)
     if found is None:
         return "never run"

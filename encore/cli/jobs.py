@@ -12,17 +12,13 @@ from rich.markup import escape
 from rich.text import Text
 
 from encore import paths
-from encore.cli import options
+from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
-from encore.cli.live import RunView, clock
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
 from encore.results.words import against_targets
-from encore.run import control, hints, status
-from encore.run.control import Subject
+from encore.run import control, hints, run_folder, runner, status
 from encore.run.follow import Progress, Tail
-from encore.run.run_folder import Experiment, RunFolder
-from encore.run.runner import Ending
 from encore.run.status import Row, State
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, queue
@@ -82,7 +78,7 @@ def show_status(
             *(getattr(row, each) for each in varied),
             Text.assemble((row.state, COLOURS.get(row.state, "red")), text(f" {describe(row)}".rstrip())),
             row.nodes or "",
-            None if row.seconds is None else clock(row.seconds),
+            None if row.seconds is None else live.clock(row.seconds),
         )
         for row in rows
     )
@@ -150,10 +146,10 @@ def follow(
     except KeyboardInterrupt:
         screen.print(f"no longer watched; it continues. Watch it again with: {_again(subject)}")
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    finish(screen, run, Ending(exit_code(states)), as_json=False)
+    finish(screen, run, runner.Ending(exit_code(states)), as_json=False)
 
 
-def _again(subject: Subject) -> str:
+def _again(subject: control.Subject) -> str:
     return hints.follow(subject.folder.path) if subject.folder else hints.command("follow", subject.job)
 
 
@@ -177,7 +173,7 @@ class Notices:
             self._screen.print(escape(text))
 
 
-def _wait_for_folder(notice: Notices, subject: Subject, results: Path) -> RunFolder:
+def _wait_for_folder(notice: Notices, subject: control.Subject, results: Path) -> run_folder.RunFolder:
     # Wait until a job has made its run folder; EncoreError if it ends before that.
     while True:
         seen = status.ask(subject.job)
@@ -212,7 +208,9 @@ def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -
     )
 
 
-def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunFolder) -> list[State]:
+def _follow_all(
+    screen: Console, notice: Notices, subject: control.Subject, folder: run_folder.RunFolder
+) -> list[State]:
     # Show one experiment after the other to its end; return their states then.
     chosen = control.experiments(subject.job, folder, _ask(subject))
     if not chosen:
@@ -221,7 +219,7 @@ def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunF
         raise EncoreError(f"{folder.path.name} has no experiment{whose}", hint=f"see: {hints.command('status')}")
     count = len(folder.experiments())
     states: list[State] = []
-    with RunView(screen) as view:
+    with live.RunView(screen) as view:
         for experiment in chosen:
             view.start(f"experiment {experiment.number + 1}/{count}")
             state, reason = _follow_one(view, notice, Following(folder, subject, experiment))
@@ -235,23 +233,23 @@ def _follow_all(screen: Console, notice: Notices, subject: Subject, folder: RunF
     return states
 
 
-def _ask(subject: Subject) -> status.Queue:
+def _ask(subject: control.Subject) -> status.Queue:
     # The jobs of the subject alone; none outside of Slurm.
     return status.ask(subject.job) if subject.job else status.Queue()
 
 
 @dataclass(frozen=True)
 class Following:
-    folder: RunFolder
-    subject: Subject
-    experiment: Experiment
+    folder: run_folder.RunFolder
+    subject: control.Subject
+    experiment: run_folder.Experiment
 
     def verdict(self, seen: status.Queue) -> tuple[State, str]:
         job = seen.find(status.job_of(self.folder, self.experiment, seen))
         return status.verdict(self.experiment, job, seen.answers)
 
 
-def _follow_one(view: RunView, notice: Notices, watched: Following) -> tuple[State, str]:
+def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tuple[State, str]:
     # Show an experiment until it has ended and its job will not resume it.
     tail, progress = Tail(watched.experiment.metrics), Progress()
     begun = asked = time.monotonic()

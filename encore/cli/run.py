@@ -12,17 +12,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from encore import data
-from encore.cli import options
+from encore import data, job
+from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
-from encore.cli.live import RunView, clock
 from encore.errors import EncoreError, ExitCode
-from encore.job import Command
 from encore.machine import preflight
 from encore.results.words import with_names
-from encore.run import hints, judge, passport, planning, run_folder, runner
-from encore.run.run_folder import Experiment, RunFolder
-from encore.run.supervise import Limits, Outcome
+from encore.run import hints, judge, passport, planning, run_folder, runner, supervise
 from encore.ssh import hosts
 
 COLOURS = {"reached": "green", "not_reached": "yellow"}
@@ -87,7 +83,7 @@ def run(
 
     Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 failed, 130 interrupted.
     """
-    screen, limits = console(stderr=as_json, soft_wrap=True), Limits(hang_seconds, stop_seconds)
+    screen, limits = console(stderr=as_json, soft_wrap=True), supervise.Limits(hang_seconds, stop_seconds)
     if cluster is not None:
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
@@ -112,7 +108,7 @@ def run(
     for check in planning.refuse(plan):
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
     folder = runner.prepare_and_create(plan, hooks(screen, None, None))
-    with RunView(screen) as view:
+    with live.RunView(screen) as view:
         ending = runner.execute(plan, folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target)
 
@@ -167,37 +163,39 @@ def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> No
         )
 
 
-def _resume(screen: Console, path: Path, limits: Limits, dry_run: bool, as_json: bool, require_target: bool) -> None:
+def _resume(
+    screen: Console, path: Path, limits: supervise.Limits, dry_run: bool, as_json: bool, require_target: bool
+) -> None:
     folder = run_folder.open_run(path)
     if dry_run:
         for experiment in folder.experiments():
             if experiment.state().status not in run_folder.FINISHED:
                 typer.echo(runner.as_shell(runner.resumed_command(folder, experiment)))
         return
-    with RunView(screen) as view:
+    with live.RunView(screen) as view:
         ending = runner.resume(folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target)
 
 
-def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> runner.Hooks:
+def hooks(screen: Console, view: live.RunView | None, folder: run_folder.RunFolder | None) -> runner.Hooks:
     """Return hooks that report on ``screen`` and ``view`` what a run does; without a folder, what comes before it."""
 
     def step(what: str) -> None:
         screen.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {what}")
 
-    def prepare(directory: Path, by: Path | Command) -> None:
+    def prepare(directory: Path, by: Path | job.Command) -> None:
         from encore.cli.data import shown_progress
 
         screen.print(f"making the toy data set in {directory}")
         with shown_progress(screen) as on_update:
             data.prepare(directory.name, directory, data.Preparation(), by, on_update)
 
-    def start(experiment: Experiment) -> None:
+    def start(experiment: run_folder.Experiment) -> None:
         count = len(folder.experiments()) if folder else 1
         if view is not None:
             view.start(f"experiment {experiment.number + 1}/{count}")
 
-    def ended(experiment: Experiment, outcome: Outcome) -> None:
+    def ended(experiment: run_folder.Experiment, outcome: supervise.Outcome) -> None:
         if outcome.reason:
             screen.print(f"[red]experiment {experiment.number + 1} {outcome.status}[/]: {outcome.reason}")
         for line in outcome.last_lines:
@@ -213,7 +211,7 @@ def hooks(screen: Console, view: RunView | None, folder: RunFolder | None) -> ru
 
 
 def finish(
-    screen: Console, folder: RunFolder, ending: runner.Ending, as_json: bool, require_target: bool = True
+    screen: Console, folder: run_folder.RunFolder, ending: runner.Ending, as_json: bool, require_target: bool = True
 ) -> None:
     """Print the judged result and leave with its exit code; 0 for a missed target that is not required."""
     is_excused = ending.code == ExitCode.NOT_REACHED and not require_target
@@ -231,7 +229,7 @@ def finish(
     raise typer.Exit(code)
 
 
-def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCode) -> dict[str, object]:
+def _as_json(folder: run_folder.RunFolder, judgements: list[judge.Judgement], code: ExitCode) -> dict[str, object]:
     return {
         "run": str(folder.path),
         "standing": judge.standing(folder),
@@ -253,14 +251,14 @@ def _as_json(folder: RunFolder, judgements: list[judge.Judgement], code: ExitCod
     }
 
 
-def _print_judgements(screen: Console, folder: RunFolder, judgements: list[judge.Judgement]) -> None:
+def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements: list[judge.Judgement]) -> None:
     title = f"{folder.passport()['name']} ({folder.path.name})"
     columns = ("run", "status", "time to target", "epochs", "quality", "target", "log")
     rows = (
         (
             each.number + 1,
             text(each.state.status.replace("_", " "), COLOURS.get(each.state.status, "red")),
-            None if each.figures.minutes is None else clock(each.figures.minutes * 60),
+            None if each.figures.minutes is None else live.clock(each.figures.minutes * 60),
             f"{each.figures.epochs:.4g}",
             with_names(each.figures.qualities),
             with_names(each.figures.targets, "g"),

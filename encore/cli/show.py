@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.text import Text
 
 from encore import catalogue, configuration
-from encore.catalogue import Choice
 from encore.cli import layout, options
 from encore.cli.layout import console, put, text, write_json
 from encore.containers import images
@@ -77,7 +76,7 @@ def _list_studies(as_json: bool) -> None:
     put([table], as_json)
 
 
-def _list_systems(choice: Choice, as_json: bool) -> None:
+def _list_systems(choice: catalogue.Choice, as_json: bool) -> None:
     systems = catalogue.systems(choice)
     if as_json:
         write_json([system.model_dump() for system in systems])

@@ -14,11 +14,9 @@ import psutil
 from encore import files, names
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import hints, ownership, run_folder, runner, status, supervise
-from encore.run.follow import read_progress
+from encore.run import follow, hints, ownership, run_folder, runner, status, supervise
 from encore.run.run_folder import Experiment, RunFolder, Status
 from encore.slurm import commands, queue
-from encore.slurm.queue import Job
 
 JOB = re.compile(r"(?:job)?(?P<name>\d+(?:_\d+)?)")
 STOP_SECONDS = 30.0  # Longest wait for the checkpoint of a cancelled run
@@ -74,7 +72,7 @@ def _last_job(folder: RunFolder) -> str:
     return status.number_of(folder)
 
 
-def folder_of(job: str, results: Path, known: Sequence[Job] = ()) -> RunFolder | None:
+def folder_of(job: str, results: Path, known: Sequence[queue.Job] = ()) -> RunFolder | None:
     """Return the newest run folder in which a job works: in ``results``, or where ``known`` says that it makes it."""
     array = job.partition("_")[0]
     resumed = next((each.resumes for each in known if each.resumes is not None), None)
@@ -194,7 +192,7 @@ def _conclude(folder: RunFolder, experiment: Experiment) -> None:
     with contextlib.suppress(EncoreError):
         processes.clean_up(runner.resumed_command(folder, experiment))
     with ownership.owned(experiment, ""):
-        outcome = cast("Status | None", read_progress(experiment.metrics).outcome)
+        outcome = cast("Status | None", follow.read_progress(experiment.metrics).outcome)
         how = "a checkpoint was written" if outcome == "interrupted" else "without a checkpoint"
         reason = "" if (outcome in run_folder.FINISHED) else f"cancelled after its encore run was killed, {how}"
         state = replace(experiment.state(), status=outcome or "interrupted", reason=reason, ended=files.utc_now())

@@ -6,14 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from encore import catalogue, configuration, data, paths
-from encore.catalogue import Choice
-from encore.containers import asking, building, engines, images, renderers
-from encore.containers.engines import Engine, Image
-from encore.containers.runtimes import Target
+from encore.containers import asking, building, engines, images, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
-from encore.run import planning, runner
-from encore.run.passport import SECRET
-from encore.run.supervise import Limits
+from encore.run import passport, planning, runner, supervise
 
 LABELS = (
     "org.opencontainers.image.revision",
@@ -24,7 +19,7 @@ LABELS = (
 )
 
 
-def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
+def run(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str, str]]:
     """Yield each test's name and what is wrong; an empty text where nothing is."""
     image = engines.inspect(engine, building.image_name(choice))
     if image is None:
@@ -32,19 +27,19 @@ def run(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
     yield "labels", check_labels(image)
     yield "user", "the image's user is root" if image.user in ("", "0", "root") else ""
     yield from _answers(
-        choice, Target(runtime=engine.name, engine=engine, image=building.image_name(choice), found=image)
+        choice, runtimes.Target(runtime=engine.name, engine=engine, image=building.image_name(choice), found=image)
     )
     yield from _image_check(choice, engine)
     yield "no secrets", _secrets(choice, engine)
     yield "training", _training(choice, engine)
 
 
-def check_labels(image: Image) -> str:
+def check_labels(image: engines.Image) -> str:
     missing = [name for name in LABELS if image.labels.get(name, "unknown") == "unknown"]
     return f"missing: {', '.join(missing)}" if missing else ""
 
 
-def _answers(choice: Choice, target: Target) -> Iterator[tuple[str, str]]:
+def _answers(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tuple[str, str]]:
     # What the image's Python cannot import of what the training needs, and what it does not hold as pinned.
     facts = asking.asked(target, choice, {}).facts
     if facts is None:
@@ -59,7 +54,9 @@ def _answers(choice: Choice, target: Target) -> Iterator[tuple[str, str]]:
     yield "versions", f"not as pinned: {', '.join(wrong)}" if wrong else ""
 
 
-def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str] = ()) -> tuple[str, str]:
+def _inside(
+    choice: catalogue.Choice, engine: engines.Engine, *command: str, options: Sequence[str] = ()
+) -> tuple[str, str]:
     # The output of a command in the image, and what went wrong.
     run = [engine.program, "run", "--rm", "--pull", "never", *options]
     done = engines.ask([*run, building.image_name(choice), *command], timeout=300)
@@ -67,7 +64,7 @@ def _inside(choice: Choice, engine: Engine, *command: str, options: Sequence[str
     return done.stdout, lines[-1] if done.returncode else ""
 
 
-def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
+def _image_check(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str, str]]:
     # What only a framework's image can prove, with any GPUs, and the last line of its output.
     module = catalogue.framework(choice.implementation.framework).image_check
     if module:
@@ -81,22 +78,22 @@ def _image_check(choice: Choice, engine: Engine) -> Iterator[tuple[str, str]]:
         )
 
 
-def pinned(choice: Choice) -> str:
+def pinned(choice: catalogue.Choice) -> str:
     return (paths.REQUIREMENTS / images.find_row(choice).requirements).read_text(encoding="utf-8")
 
 
-def _secrets(choice: Choice, engine: Engine) -> str:
+def _secrets(choice: catalogue.Choice, engine: engines.Engine) -> str:
     # Check that nothing in the image's environment or history looks like a secret.
     history = engines.ask(
         [engine.program, "history", "--no-trunc", "--format", "{{.CreatedBy}}", building.image_name(choice)]
     )
     variables, problem = _inside(choice, engine, "env")
-    found = [line.split("=", 1)[0] for line in variables.splitlines() if SECRET.search(line.split("=", 1)[0])]
+    found = [line.split("=", 1)[0] for line in variables.splitlines() if passport.SECRET.search(line.split("=", 1)[0])]
     found += re.findall(r"://[^/\s]+:[^@\s]+@", history.stdout)
     return problem or (f"looks like a secret: {', '.join(found)}" if found else "")
 
 
-def _training(choice: Choice, engine: Engine) -> str:
+def _training(choice: catalogue.Choice, engine: engines.Engine) -> str:
     # Train one epoch on the toy data set, with everything that a run does.
     with tempfile.TemporaryDirectory(prefix="encore-image-test-") as temporary:
         # One epoch is all warm-up where there is any.
@@ -119,7 +116,7 @@ def _training(choice: Choice, engine: Engine) -> str:
         )
         try:
             run = runner.prepare_and_create(plan, quiet)
-            code = runner.execute(plan, run, quiet, Limits(hang_seconds=120.0)).code
+            code = runner.execute(plan, run, quiet, supervise.Limits(hang_seconds=120.0)).code
         except EncoreError as error:
             return str(error)
         return "" if code in (ExitCode.REACHED, ExitCode.NOT_REACHED) else run.experiments()[0].state().reason

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from encore import catalogue
-from encore.catalogue import Benchmark
-from encore.files import read_json
+from encore import catalogue, files
 from encore.results.compliance.compliance import check
 from encore.results.findings import ComplianceReport
 from encore.results.logs.run_log import RunLog, read_run
@@ -43,7 +41,7 @@ class Judgement:
     compliance: ComplianceReport | None
 
 
-def figures(experiment: Experiment, benchmark: Benchmark) -> Figures:
+def figures(experiment: Experiment, benchmark: catalogue.Benchmark) -> Figures:
     """Return how far an experiment came; minutes, epochs and qualities of a finished one are its log's."""
     progress = read_progress(experiment.metrics)
     finished = experiment.state().status in FINISHED and experiment.result.exists()
@@ -55,12 +53,12 @@ def figures(experiment: Experiment, benchmark: Benchmark) -> Figures:
         epochs=int(epochs) if epochs.is_integer() else epochs,
         planned_epochs=progress.epochs,
         qualities=benchmark.named(log.best_quality) if log else progress.qualities,
-        targets=benchmark.targets(read_json(experiment.config)),
+        targets=benchmark.targets(files.read_json(experiment.config)),
         resumed=progress.starts > 1,
     )
 
 
-def judge_experiment(experiment: Experiment, benchmark: Benchmark, ruleset: str | None) -> Judgement:
+def judge_experiment(experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None) -> Judgement:
     """Judge an experiment by its log; not checked: one that has not finished, and without a ruleset."""
     found = figures(experiment, benchmark)
     compliance = check(experiment.result, ruleset) if found.log and ruleset else None

@@ -14,10 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from encore import __version__, checkout, files
+from encore import __version__, checkout, files, job
 from encore.configuration import Configuration
 from encore.errors import EncoreError
-from encore.job import Command
 from encore.machine import node
 from encore.results.published.systems import DESCRIPTION_FIELDS
 from encore.run.run_folder import SCHEMA
@@ -87,7 +86,7 @@ def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> di
 
 def describe(
     configuration: Configuration,
-    command: Command,
+    command: job.Command,
     data_set: dict[str, Any],
     machine: node.Node,
     seeds: list[int],

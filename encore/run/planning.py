@@ -19,9 +19,7 @@ from encore.containers.runtimes import ON_HOST, Target
 from encore.errors import EncoreError
 from encore.launchers import Launch
 from encore.machine import node, preflight
-from encore.machine.node import Node
-from encore.run import hints, passport
-from encore.run.run_folder import RunFolder
+from encore.run import hints, passport, run_folder
 from encore.slurm import allocation as allocations
 from encore.slurm import cluster as clusters
 from encore.slurm import step
@@ -64,7 +62,7 @@ class Request:
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     configuration: Configuration
-    machine: Node
+    machine: node.Node
     data: Path
     makes_small_data: bool
     results: Path
@@ -109,7 +107,7 @@ class Plan:
 
 
 def choose_system(
-    choice: Choice, gpus: int, machine: Node, name: str | None, round_name: str | None, nodes: int = 1
+    choice: Choice, gpus: int, machine: node.Node, name: str | None, round_name: str | None, nodes: int = 1
 ) -> System:
     """Return the system that was named, else the one that is nearest to this machine's GPUs, else the small one.
 
@@ -150,7 +148,7 @@ def spread(system: System, gpus: int) -> tuple[int, int]:
     return 1, gpus
 
 
-def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: Node) -> tuple[int, int]:
+def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: node.Node) -> tuple[int, int]:
     """Return nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job."""
     nodes = request.nodes or len(allocation.nodes)
     if nodes > len(allocation.nodes):
@@ -221,7 +219,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
     )
 
 
-def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: Node) -> tuple[str, str]:
+def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: node.Node) -> tuple[str, str]:
     # A machine with GPUs and no full data set trains the toy data set, on the GPUs if something there can use them.
     # The system, and why that one; empty where the request cannot mean the toy data set alone
     if request.system or request.hosts or request.data or cluster.data or not means_toy_data_set(choice, machine):
@@ -241,7 +239,7 @@ def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: N
     return small.system, f"{without} on the CPU, since: {problem.found}; for the GPUs: {problem.hint}"
 
 
-def means_toy_data_set(choice: Choice, machine: Node) -> bool:
+def means_toy_data_set(choice: Choice, machine: node.Node) -> bool:
     """Return whether a run without a named system and data set can only mean the toy data set."""
     if not machine.gpus:
         return False
@@ -349,7 +347,7 @@ def refuse(plan: Plan) -> list[preflight.Check]:
     return [check for check in found if check.level == "WARN"]
 
 
-def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
+def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None) -> Plan:
     """Return the plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
     content = folder.passport()
     choice = catalogue.choose(content["name"])
@@ -401,7 +399,7 @@ def plan_of(folder: RunFolder, allocation: Allocation | None = None) -> Plan:
     )
 
 
-def _check_nodes(began_with: int, allocation: Allocation | None, folder: RunFolder) -> None:
+def _check_nodes(began_with: int, allocation: Allocation | None, folder: run_folder.RunFolder) -> None:
     # Refuse another number of nodes than the run began with: its batch and its share of the data depend on it.
     has = len(allocation.nodes) if allocation is not None else 1
     if began_with > has:

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from encore import catalogue, configuration, data, environment, launchers, paths
-from encore.catalogue import Choice
 from encore.containers import checks, renderers
 from encore.errors import EncoreError, ExitCode
 from encore.job import Job, rank_environment
 from encore.machine import node, pythons
 from encore.run import planning, run_folder
-from encore.run.run_folder import Experiment, RunFolder
 
 OnStep = Callable[[str], None]
 EXPORT = "export"  # Module of an implementation that exports its model; and the environment of what formats need
@@ -94,7 +92,7 @@ def player(name: str, model: str, arguments: Sequence[str], python: Path | None,
     return [str(by), "-m", f"{module.rpartition('.')[0]}.{PLAYER}", *words, *arguments]
 
 
-def _is_game(choice: Choice) -> bool:
+def _is_game(choice: catalogue.Choice) -> bool:
     return (choice.folder.parent / f"{PLAYER}.py").exists()
 
 
@@ -167,7 +165,7 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
     return content
 
 
-def chosen_experiment(run: RunFolder, number: int | None) -> Experiment:
+def chosen_experiment(run: run_folder.RunFolder, number: int | None) -> run_folder.Experiment:
     """Return an experiment that has ended: this one, or the first that reached its target, or the first."""
     experiments = run.experiments()
     found = [each for each in experiments if number in (None, each.number)]
@@ -184,7 +182,7 @@ def chosen_experiment(run: RunFolder, number: int | None) -> Experiment:
     return chosen
 
 
-def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: Choice) -> Path:
+def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: catalogue.Choice) -> Path:
     """Return the folder of the data set that the run was trained on: ``wanted``, or where the run had it."""
     folder = (wanted or Path(trained_on["folder"])).absolute()
     found = data.check_data(folder, choice.benchmark.name)
@@ -197,7 +195,9 @@ def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: Choice)
     return folder
 
 
-def variables_of(choice: Choice, python: Path | None, added: Sequence[str], on_step: OnStep) -> dict[str, str]:
+def variables_of(
+    choice: catalogue.Choice, python: Path | None, added: Sequence[str], on_step: OnStep
+) -> dict[str, str]:
     """Return variables for `call`, by which the program finds the framework, and the packages of ``added``.
 
     Packages of the environments ``added`` are put next to the framework's; a user's own ``python`` has them itself.
@@ -214,7 +214,7 @@ def variables_of(choice: Choice, python: Path | None, added: Sequence[str], on_s
     return {**command.environment, "PYTHONPATH": search, "ENCORE_PYTHON": str(chosen), **threads}
 
 
-def call(choice: Choice, options: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
+def call(choice: catalogue.Choice, options: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
     """Run the implementation's export.py; return what it printed, or raise the problem that it met."""
     command = [variables["ENCORE_PYTHON"], "-m", f"{choice.implementation.module}.{EXPORT}", *options]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)

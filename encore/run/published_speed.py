@@ -8,13 +8,12 @@ import re
 from pydantic import Field
 
 from encore import catalogue, paths
-from encore.catalogue import Choice, Strict
 
 # Of what was measured of this GPU before, below which a speed is too slow, whatever the machine around it.
 LEAST_SHARE = 0.7
 
 
-class Figure(Strict):
+class Figure(catalogue.Strict):
     gpu: str  # Part of the GPU's name, such as A100
     samples_per_second: float
     conditions: str
@@ -24,7 +23,7 @@ class Figure(Strict):
     date: str = ""
 
 
-class Result(Strict):
+class Result(catalogue.Strict):
     """A line of the table of measured results in a benchmark's README."""
 
     what: str
@@ -34,7 +33,7 @@ class Result(Strict):
     command: str  # A command, a test file, or how else it was measured
 
 
-class Figures(Strict):
+class Figures(catalogue.Strict):
     """A file of figures; one of this project's measurements may have results of other kinds too."""
 
     figures: tuple[Figure, ...] = ()
@@ -60,7 +59,7 @@ def find(benchmark: str, gpu: str) -> Figure | None:
     return next((each for each in read(benchmark, "published_speed.toml").figures if is_of(each, gpu)), None)
 
 
-def compare_measured(choice: Choice, gpu: str, loop: str, speed: float) -> tuple[bool, str]:
+def compare_measured(choice: catalogue.Choice, gpu: str, loop: str, speed: float) -> tuple[bool, str]:
     """Return whether a speed is too slow for what was measured before, and the figure, to be put behind it."""
     framework = choice.implementation.framework
     for each in measured(choice.benchmark.name).figures:

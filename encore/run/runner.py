@@ -17,9 +17,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
 from encore.machine import fitness, links, node, on_node, preflight, weights
 from encore.machine.fitness import Need
-from encore.run import hints, ownership, passport, run_folder, status
-from encore.run.follow import Progress, read_progress
-from encore.run.ownership import Owner
+from encore.run import follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
@@ -45,7 +43,7 @@ class Hooks:
     # Makes the toy data set in this folder, with this Python or by this command.
     prepare_data: Callable[[Path, Path | Command], object]
     experiment: Callable[[Experiment], None]
-    progress: Callable[[Progress], None]
+    progress: Callable[[follow.Progress], None]
     ended: Callable[[Experiment, Outcome], None]
 
 
@@ -199,7 +197,7 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
 def _note_ranks(folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None:
     # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
-        seen = read_progress(experiment.metrics)
+        seen = follow.read_progress(experiment.metrics)
         folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.choices)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
@@ -218,7 +216,7 @@ def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bo
 
 
 def _run_experiment(
-    plan: Plan, experiment: Experiment, hooks: Hooks, signals: Signals, limits: Limits, owner: Owner
+    plan: Plan, experiment: Experiment, hooks: Hooks, signals: Signals, limits: Limits, owner: ownership.Owner
 ) -> Outcome:
     started = experiment.state().started or files.utc_now()
     job = plan.allocation.name if plan.allocation else ""
@@ -271,7 +269,7 @@ def _run_in_slurm(
     hooks: Hooks,
     signals: Signals,
     limits: Limits,
-    owner: Owner,
+    owner: ownership.Owner,
 ) -> Outcome:
     limits = replace(limits, stop_seconds=limits.stop_seconds or SLURM_STOP_SECONDS)
     for left in reversed(range(LAUNCHES)):

@@ -17,20 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from encore import catalogue, configuration, data, environment, launchers, names
-from encore.catalogue import Choice, System
+from encore import catalogue, configuration, data, environment, files, launchers, names
 from encore.configuration import Configuration
 from encore.containers import renderers, runtimes
-from encore.containers.runtimes import Target
 from encore.errors import EncoreError
-from encore.files import text_of
 from encore.job import Command, Job, Mount, rank_environment
-from encore.launchers import Launch
 from encore.machine import links, node, processes, telemetry
-from encore.machine.links import Server, all_reduce_floor
-from encore.machine.node import Node
 from encore.run import planning, published_speed
-from encore.run.published_speed import LEAST_SHARE
 
 # Checks that no implementation lists by itself
 BENCH, ALL_REDUCE, IMPORTS, EVALUATION, INPUT, TELEMETRY = (
@@ -73,10 +66,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    choice: Choice
+    choice: catalogue.Choice
     configuration: Configuration  # The small one, on one rank
     request: Request
-    target: Target
+    target: runtimes.Target
     python: Path | None  # On the host
     data: Path
     work: Path
@@ -86,7 +79,7 @@ class Place:
     def all_ranks(self) -> int:
         return self.gpus or 2
 
-    def launch(self, ranks: int) -> Launch:
+    def launch(self, ranks: int) -> launchers.Launch:
         return launchers.on_one_node(self.choice.implementation.framework, ranks, str(self.work))
 
     def command(self, program: str, *arguments: str) -> Command:
@@ -144,7 +137,7 @@ def execute(command: Command, work: Path, seconds: float) -> Ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # What a program leaves that crashed.
                 os.killpg(child.pid, signal.SIGKILL)
-    printed, said = (text_of(work / name).splitlines() for name in ("stdout.txt", "stderr.txt"))
+    printed, said = (files.text_of(work / name).splitlines() for name in ("stdout.txt", "stderr.txt"))
     answer = None
     with contextlib.suppress(ValueError, IndexError):
         answer = json.loads(printed[-1]) if code == 0 else None
@@ -159,7 +152,7 @@ def _last(lines: Sequence[str]) -> tuple[str, ...]:
 def latest_output(work: Path) -> tuple[str, ...]:
     """Return the last lines of the training that wrote last: what a check hangs in."""
     latest = max(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime, default=work / "none")
-    return _last(text_of(latest).splitlines())
+    return _last(files.text_of(latest).splitlines())
 
 
 def judged(ended: Ended, work: Path, seconds: float, row: Row) -> Row:
@@ -178,11 +171,11 @@ def judged(ended: Ended, work: Path, seconds: float, row: Row) -> Row:
 # -- where -------------------------------------------------------------------------------------------
 
 
-def find_target(request: Request, choice: Choice, machine: Node) -> tuple[Target, Path | None]:
+def find_target(request: Request, choice: catalogue.Choice, machine: node.Node) -> tuple[runtimes.Target, Path | None]:
     """Return where an implementation runs, with the Python if that is the host; EncoreError if nowhere."""
     if request.python is not None:
         file = request.python.expanduser().absolute()
-        return Target(python=file), file
+        return runtimes.Target(python=file), file
     runtime = request.runtime or ("host" if request.device == "cpu" else "auto")
     target = runtimes.choose(runtime, choice, machine, request.device, request.image)
     if target.problem is not None:
@@ -198,7 +191,7 @@ def find_target(request: Request, choice: Choice, machine: Node) -> tuple[Target
     return target, made.python
 
 
-def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> Place:
+def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, work: Path) -> Place:
     target, python = find_target(request, choice, machine)
     small = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
     systems, folder = {"config.json": small, FULL: full_system(request, choice, machine)}, work / choice.name
@@ -218,7 +211,7 @@ def make_place(request: Request, choice: Choice, machine: Node, work: Path) -> P
     )
 
 
-def full_system(request: Request, choice: Choice, machine: Node) -> System:
+def full_system(request: Request, choice: catalogue.Choice, machine: node.Node) -> catalogue.System:
     """Return the nearest submitted system to one GPU of this machine; on a CPU the smallest one of its round."""
     if request.device == "gpu":
         return planning.choose_system(choice, 1, machine, None, None)
@@ -227,7 +220,7 @@ def full_system(request: Request, choice: Choice, machine: Node) -> System:
     return min(fitting, key=lambda each: each.nodes * each.gpus_per_node)
 
 
-def visible_gpus(machine: Node, caller: Mapping[str, str]) -> int:
+def visible_gpus(machine: node.Node, caller: Mapping[str, str]) -> int:
     chosen = caller.get("CUDA_VISIBLE_DEVICES")
     every = len(machine.gpus)
     return every if chosen is None else min(every, len([word for word in chosen.split(",") if word.strip()]))
@@ -263,7 +256,7 @@ def measure(place: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
     return ended.answer if isinstance(ended.answer, dict) else judged(ended, place.work, seconds, row)
 
 
-def speed_row(name: str, result: Mapping[str, Any], choice: Choice, gpu: str | None, row: Row) -> Row:
+def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gpu: str | None, row: Row) -> Row:
     """Return a row of bench.py: the step, the evaluation with the full network, or the input of JPEGs of real size.
 
     On a GPU it is next to what was published and what was measured before; the input has to be as fast as the step.
@@ -277,8 +270,8 @@ def speed_row(name: str, result: Mapping[str, Any], choice: Choice, gpu: str | N
         loop, found = EVALUATION, f"{speeds[EVALUATION]:,.0f} samples/s with the full network"
     elif name == INPUT:
         read, step, loop = speeds["input"], speeds["synthetic"], "real"
-        starves = read < LEAST_SHARE * step
-        share = f"{read / step:.0%}" + (f", less than {LEAST_SHARE:.0%}" if starves else "")
+        starves = read < published_speed.LEAST_SHARE * step
+        share = f"{read / step:.0%}" + (f", less than {published_speed.LEAST_SHARE:.0%}" if starves else "")
         found = f"{read:,.0f} images/s of real size; the step takes {step:,.0f}: {share}; both {speeds[loop]:,.0f}, "
         found += f"{result['input_share']:.0%} of the time waiting"
     else:
@@ -288,7 +281,7 @@ def speed_row(name: str, result: Mapping[str, Any], choice: Choice, gpu: str | N
     return replace(row, result="FAIL" if is_slow or starves else "OK", found=found + before)
 
 
-def all_reduce_row(place: Place, server: Server, machine: Node, seconds: float, row: Row) -> Row:
+def all_reduce_row(place: Place, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
     """Measure the framework's own all-reduce between all GPUs, next to the least that their links must give."""
     if place.all_ranks < 2:
         return replace(row, found="one GPU: there is no other to exchange with")
@@ -303,7 +296,11 @@ def all_reduce_row(place: Place, server: Server, machine: Node, seconds: float, 
     rate = json.loads(file.read_text(encoding="utf-8"))["rate"]
     found = f"{rate / 1e9:,.2f} GB/s bus bandwidth between {place.all_ranks} ranks"
     # The links of GPUs that CUDA does not show say nothing of those that it shows.
-    floor = all_reduce_floor(server, machine.gpus[0].compute_capability) if place.gpus == len(server.gpus) > 1 else None
+    floor = (
+        links.all_reduce_floor(server, machine.gpus[0].compute_capability)
+        if place.gpus == len(server.gpus) > 1
+        else None
+    )
     if floor is None:
         return replace(row, result="OK", found=f"{found}; no floor known for these links")
     least, why = floor
@@ -334,7 +331,7 @@ def telemetry_row(path: Path, device: str) -> Row:
 class Selftest:
     """All checks of a request: ``plan`` finds them, ``run`` makes them one after the other."""
 
-    def __init__(self, request: Request, work: Path, machine: Node, on_step: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, work: Path, machine: node.Node, on_step: Callable[[str], None]) -> None:
         self._request, self._work, self._machine, self._on_step = request, work, machine, on_step
         self._ends = time.monotonic() + request.time_limit
         self._telemetry = telemetry.Telemetry(work / "telemetry.jsonl")
@@ -356,7 +353,7 @@ class Selftest:
             raise names.unknown("check", ", ".join(self._request.only), [*FIRST, TELEMETRY])
         return found
 
-    def _checks_of(self, choice: Choice) -> list[tuple[Place, str]]:
+    def _checks_of(self, choice: catalogue.Choice) -> list[tuple[Place, str]]:
         try:
             place = make_place(self._request, choice, self._machine, self._work)
             prepare(place)

@@ -6,19 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from encore import data
+from encore import data, job
 from encore.errors import EncoreError
-from encore.job import Command
 from encore.machine import preflight
-from encore.machine.preflight import Check
 from encore.run import hints, ownership, planning, run_folder, runner, status
-from encore.run.planning import Plan, Request
+from encore.slurm import allocation, commands, partitions, script, walltime
 from encore.slurm import cluster as clusters
-from encore.slurm import commands, partitions, script, walltime
-from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
 from encore.slurm.script import Submission, Wanted
-from encore.slurm.walltime import Estimate
 
 MAX_NODES = 4096
 MOST_TASKS = 1000
@@ -30,13 +25,13 @@ MOST_MINUTES = 60 * 24 * 31
 class Prepared:
     submission: Submission
     cluster: Cluster
-    plan: Plan
+    plan: planning.Plan
     script: str
-    estimate: Estimate
-    step: Command  # What the job starts for each run
+    estimate: walltime.Estimate
+    step: job.Command  # What the job starts for each run
 
 
-def prepare(request: Request, arguments: Sequence[str], wanted: Wanted) -> Prepared:
+def prepare(request: planning.Request, arguments: Sequence[str], wanted: Wanted) -> Prepared:
     """Make all choices and render the script; needs no Slurm. ``arguments`` are those of ``encore run``."""
     cluster, file = _cluster(wanted)
     nodes = 1 if wanted.nodes is None else wanted.nodes
@@ -129,8 +124,8 @@ def _tasks(array: str | None) -> tuple[int, ...]:
     return tuple(range(count))
 
 
-def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
-    return Allocation(
+def pretended(nodes: int, gpus_per_node: int, tasks: int) -> allocation.Allocation:
+    return allocation.Allocation(
         job="JOB",
         nodes=tuple(f"node{number}" for number in range(1, nodes + 1)),
         gpus_per_node=gpus_per_node,
@@ -140,7 +135,7 @@ def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
 
 
 def _prepared(
-    plan: Plan,
+    plan: planning.Plan,
     cluster: Cluster,
     wanted: Wanted,
     arguments: tuple[str, ...],
@@ -152,7 +147,7 @@ def _prepared(
     configuration = plan.configuration
     estimate = walltime.estimate(configuration, runs)
     if wanted.minutes:
-        estimate = Estimate(wanted.minutes, "as asked for")
+        estimate = walltime.Estimate(wanted.minutes, "as asked for")
     submission = Submission(
         name=configuration.choice.name,
         nodes=configuration.nodes,
@@ -174,15 +169,15 @@ def _prepared(
     )
 
 
-def check_partition(prepared: Prepared) -> Check:
+def check_partition(prepared: Prepared) -> preflight.Check:
     try:
         candidates = partitions.choose(partitions.partitions(), prepared.cluster.partition)
     except EncoreError as error:
-        return Check.of(error, "partition")
+        return preflight.Check.of(error, "partition")
     return partitions.check(prepared.submission, candidates, prepared.cluster.gpu_type)
 
 
-def checks(prepared: Prepared) -> list[Check]:
+def checks(prepared: Prepared) -> list[preflight.Check]:
     """Return what can be seen from a login node: the partition, the data set, the results folder, the image file."""
     commands.require()
     plan = prepared.plan
@@ -192,7 +187,7 @@ def checks(prepared: Prepared) -> list[Check]:
     found += preflight.check_weights(plan.configuration, plan.data)
     found.append(preflight.check_results(plan.results, resumes=bool(prepared.submission.resumes)))
     if plan.target.problem is not None and plan.target.runtime in ("apptainer", "enroot", "pyxis"):
-        found.append(Check.of(plan.target.problem, plan.target.runtime))
+        found.append(preflight.Check.of(plan.target.problem, plan.target.runtime))
     return found
 
 

@@ -22,9 +22,7 @@ from encore.files import text_of
 from encore.job import Command
 from encore.machine import processes
 from encore.machine.telemetry import Telemetry
-from encore.run import ownership
-from encore.run.follow import Progress, Tail
-from encore.run.ownership import Owner
+from encore.run import follow, ownership
 from encore.run.run_folder import FINISHED, Experiment, Status
 
 POLL_SECONDS = 0.1
@@ -85,9 +83,9 @@ class Signals:
 def run(
     command: Command,
     experiment: Experiment,
-    owner: Owner,
+    owner: ownership.Owner,
     signals: Signals,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[follow.Progress], None],
     limits: Limits,
 ) -> Outcome:
     """Execute ``command`` for ``experiment``, which ``owner`` owns; return when no process of it is left."""
@@ -101,7 +99,7 @@ def run(
         path.unlink()
     # In a file, which every runtime and node sees: for benchmarks/detection/evaluator.py.
     (ranks / "hang_seconds").write_text(f"{limits.hang_seconds}\n", encoding="ascii")
-    tail = Tail(experiment.metrics)
+    tail = follow.Tail(experiment.metrics)
     tail.read()
     processes.clean_up(command)
     with (ranks / "launcher.txt").open("ab") as output:
@@ -139,14 +137,14 @@ def _engine_failure(command: Command, child: subprocess.Popen[bytes], experiment
 def _watch(
     child: subprocess.Popen[bytes],
     experiment: Experiment,
-    owner: Owner,
-    tail: Tail,
+    owner: ownership.Owner,
+    tail: follow.Tail,
     signals: Signals,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[follow.Progress], None],
     watch: HangWatch,
     stop_seconds: float,
 ) -> Outcome:
-    progress = Progress()
+    progress = follow.Progress()
     stop_at: float | None = None
     stale, kills = _being_written(experiment), processes.kills_for_memory()
     while True:
@@ -182,7 +180,7 @@ def _being_written(experiment: Experiment) -> set[Path]:
 
 
 def _conclude(
-    child: subprocess.Popen[bytes], progress: Progress, experiment: Experiment, signals: Signals, kills: int
+    child: subprocess.Popen[bytes], progress: follow.Progress, experiment: Experiment, signals: Signals, kills: int
 ) -> Outcome:
     # How the ranks ended; the kernel had killed ``kills`` processes for their memory when they started.
     code = child.returncode

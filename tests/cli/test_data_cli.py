@@ -129,8 +129,7 @@ def test_an_error_of_the_child_comes_back_in_its_three_parts(tmp_path, mxnet_pyt
 )
 def test_a_child_that_breaks_is_an_error_with_its_last_words(script, code, expected):
     problems = data.follow([sys.executable, "-c", script], lambda update: None)
-    assert [problem.exit_code for problem in problems] == [code]
-    assert expected in problems[0].found
+    assert [problem.exit_code for problem in problems] == [code] and expected in problems[0].found
 
 
 def test_an_interrupt_stops_the_child(tmp_path):
@@ -146,8 +145,7 @@ def test_an_interrupt_stops_the_child(tmp_path):
 
     with pytest.raises(EncoreError, match="interrupted") as caught:
         data.follow([sys.executable, "-c", script], interrupt)
-    assert caught.value.exit_code is ExitCode.INTERRUPTED
-    assert (tmp_path / "stopped").exists()
+    assert caught.value.exit_code is ExitCode.INTERRUPTED and (tmp_path / "stopped").exists()
 
 
 def test_a_python_of_the_users_prepares_and_verifies(tmp_path, pytorch_python):
@@ -220,8 +218,7 @@ def test_a_data_set_that_cannot_be_used_is_refused(digits, tmp_path, damage):
     change(folder)
     with pytest.raises(EncoreError) as caught:
         data.check_data(folder, "resnet")
-    assert expected in caught.value.found
-    assert caught.value.hint and "BENCHMARK" not in caught.value.hint
+    assert expected in caught.value.found and caught.value.hint and "BENCHMARK" not in caught.value.hint
 
 
 def test_a_mistyped_data_folder_is_not_to_be_written_to(tmp_path: Path) -> None:

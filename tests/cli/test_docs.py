@@ -26,7 +26,6 @@ from encore.errors import EncoreError, ExitCode
 from encore.machine import node, telemetry
 from encore.run import passport as passports
 from encore.run import planning, run_folder, runner
-from encore.run.run_folder import ExperimentState
 from tests.results.result_logs import resnet_v07
 
 PAGES = documentation.pages(paths.ROOT)
@@ -133,7 +132,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
         experiment.log.write_text(log, encoding="utf-8")
         experiment.publish_log()
         experiment.metrics.write_text('{"kind": "end", "time": 0, "outcome": "reached"}\n', encoding="utf-8")
-        experiment.set_state(ExperimentState(status="reached"))
+        experiment.set_state(run_folder.ExperimentState(status="reached"))
     return Ground(folder, run.path)
 
 
@@ -186,8 +185,7 @@ def make_it(words: list[str], ground: Ground) -> str:
 
 
 def execute(words: list[str], ground: Ground) -> str:
-    program = sys.executable if words[0] == "python" else words[0]
-    return executed([program, *words[1:]], ground.folder)
+    return executed([(sys.executable if words[0] == "python" else words[0]), *words[1:]], ground.folder)
 
 
 def executed(command: list[str], folder: Path) -> str:
@@ -474,7 +472,7 @@ def test_run_folder_page_knows_every_field() -> None:
     command = runner.dry_run_command(plan)
     content = passports.describe(plan.configuration, command, {}, plan.machine, [1], "host")
     known = {*content, *node.this_node().as_json(), *telemetry.sample_host()}
-    known |= {field.name for field in dataclasses.fields(ExperimentState)}
+    known |= {field.name for field in dataclasses.fields(run_folder.ExperimentState)}
     assert sorted(name for name in known if f"`{name}`" not in text) == [], "explain them in docs/run-folder.md"
 
 
@@ -509,8 +507,7 @@ def test_there_are_few_commands_and_each_has_examples_that_are_understood() -> N
         examples = [re.split(r"\s{3,}", line)[0] for line in lines if line.startswith(name)]
         assert examples, f"{name} --help has no example"
         for example in examples:
-            words = shlex.split(example.partition(" > ")[0])
-            command.make_context(name, words[len(name.split()) :])
+            command.make_context(name, shlex.split(example.partition(" > ")[0])[len(name.split()) :])
 
 
 def test_pages_name_no_place_of_one_machine() -> None:

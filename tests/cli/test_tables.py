@@ -12,7 +12,6 @@ from encore import catalogue
 from encore.cli import layout, show
 from encore.cli.app import app
 from encore.run import status
-from encore.run.status import Row
 from tests.results.result_logs import resnet_v07, write_set
 
 NAME = "20261120T101500Z-resnet-tensorflow-dgxa100_n2-job1234"
@@ -42,10 +41,11 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Column]]:
 
     monkeypatch.setattr(layout, "_widths", note)
     rows = [
-        Row(state="running", when=3.0, job="1234_12", run=Path("/r", NAME), nodes=1024, seconds=400_000.0,
+        status.Row(state="running", when=3.0, job="1234_12", run=Path("/r", NAME), nodes=1024, seconds=400_000.0,
             experiment=1, experiments=5, reached=1, epoch=10, epochs=64, qualities={"accuracy": 0.759012},
             targets={"accuracy": 0.759}),
-        Row(state="failed", when=2.0, job="7", run=Path("/r", NAME), reason="rank 1048575 was killed by SIGKILL"),
+        status.Row(state="failed", when=2.0, job="7", run=Path("/r", NAME),
+                   reason="rank 1048575 was killed by SIGKILL"),
     ]  # fmt: skip
     monkeypatch.setattr(status, "overview", lambda *arguments: rows)
     return tables
@@ -70,14 +70,12 @@ def test_numbers_and_headers_are_whole(command: str, width: int, shown: list[Seq
     missing = {word for word in wanted if (layout.NUMBER.fullmatch(word) or word in headers) and word not in words}
     assert not missing
     rules = [line for line in output.splitlines() if "─" in line]
-    assert len(rules) == len(shown)
-    assert max(map(len, rules)) <= width
+    assert len(rules) == len(shown) and max(map(len, rules)) <= width
 
 
 def test_what_has_no_room_is_named(shown: list[Sequence[Column]], tmp_path: Path) -> None:
     narrow, wide = (printed(COMMANDS["published"], width, tmp_path) for width in (60, 200))
-    assert "columns also shows: runs, accelerators" in narrow
-    assert [len(table) for table in shown] == [5, 7]
+    assert "columns also shows: runs, accelerators" in narrow and [len(table) for table in shown] == [5, 7]
     assert "also shows" not in wide
     screen = layout.Console(width=20, record=True, file=io.StringIO())
     layout.show(screen, "", ("name", "figure"), [("x" * 40, "1234567890.12")], numbers=("figure",))

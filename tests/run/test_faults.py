@@ -10,15 +10,14 @@ import pytest
 from encore import catalogue, configuration, paths
 from encore.run import supervise
 from tools.faults import __main__ as faults
-from tools.faults.kinds import FAULTS, SHORT
+from tools.faults import kinds
 from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
 
 
 def test_an_unknown_fault_is_refused_before_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         faults.parse(["dlrm", "--faults", "sigkill-rank,sigkil-rank"])
-    assert refused.value.code == 2
-    assert "no fault sigkil-rank; see --list" in capsys.readouterr().err
+    assert refused.value.code == 2 and "no fault sigkil-rank; see --list" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", catalogue.choices())
@@ -77,8 +76,7 @@ def test_a_run_that_differs_is_a_fault(trial: Trial, change: str) -> None:
     act, found = CHANGES[change]
     act(trial.run)
     verdict = trial.judged(trial.run, Done(3, ""), {})
-    assert verdict.kind == "FAULT"
-    assert found in verdict.text
+    assert verdict.kind == "FAULT" and found in verdict.text
 
 
 def test_a_refusal_says_what_to_do_and_changes_nothing(trial: Trial) -> None:
@@ -115,10 +113,10 @@ def test_the_short_list_of_faults_is_survived(
 ) -> None:
     # The whole list takes an hour: CONTRIBUTING.md
     monkeypatch.setenv("ENCORE_CLUSTER", "")  # restored afterwards
-    assert set(SHORT) <= set(FAULTS)
+    assert set(kinds.SHORT) <= set(kinds.FAULTS)
     found = tmp_path / "found.json"
     options = ["--faults", "short", "--seed", "1", "--work", str(tmp_path / "work"), "--json", str(found)]
     assert faults.main(["dlrm", *options]) == 0, capsys.readouterr().out
     verdicts = json.loads(found.read_text(encoding="utf-8"))
-    assert [each["fault"] for each in verdicts] == [*SHORT]
+    assert [each["fault"] for each in verdicts] == [*kinds.SHORT]
     assert {each["verdict"] for each in verdicts} == {"as uninterrupted", "refused"}

@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from encore import catalogue
-from encore.catalogue import Benchmark, Quality
+from encore import catalogue, files
 from encore.cli.jobs import describe
 from encore.cli.live import facts
-from encore.files import write_json
 from encore.results.words import against_targets, with_names
 from encore.run import follow, judge, run_folder, status
-from encore.run.run_folder import Experiment, ExperimentState, RunFolder, Status
 from tests.results.result_logs import resnet_v07
 
 BOX_AND_MASK = {"box": 0.377, "mask": 0.339}
@@ -36,17 +33,17 @@ def progress_of(*records: dict[str, Any]) -> follow.Progress:
     return progress
 
 
-def of_two_qualities() -> Benchmark:
+def of_two_qualities() -> catalogue.Benchmark:
     resnet = catalogue.choose("resnet").benchmark.model_dump()
     qualities = {
         "box": {"title": "box mAP", "config": "box_target", "log_name": "BBOX"},
         "mask": {"title": "mask mAP", "config": "mask_target", "log_name": "SEGM"},
     }
     rounds = {"v0.7": {"targets": BOX_AND_MASK, "runs": 5}}
-    return Benchmark.model_validate({**resnet, "qualities": qualities, "rounds": rounds})
+    return catalogue.Benchmark.model_validate({**resnet, "qualities": qualities, "rounds": rounds})
 
 
-def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Experiment:
+def made(results: Path, state: run_folder.Status, log: str, *stream: dict[str, Any]) -> run_folder.Experiment:
     known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 1, "round": "v0.7", "slurm": None}
     passport = {**dict.fromkeys(run_folder.NEEDED), **known}
     config = {"quality_target": 0.759}
@@ -54,7 +51,9 @@ def made(results: Path, state: Status, log: str, *stream: dict[str, Any]) -> Exp
     (experiment,) = run.experiments()
     experiment.metrics.write_text("".join(json.dumps(each) + "\n" for each in stream), encoding="utf-8")
     experiment.log.write_text(log, encoding="utf-8")
-    experiment.set_state(ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z"))
+    experiment.set_state(
+        run_folder.ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
+    )
     experiment.publish_log()
     return experiment
 
@@ -64,8 +63,7 @@ def test_live_line_says_of_each_figure_what_it_is() -> None:
     begun = {**start({"accuracy": 0.95}), "time": 100.0, "steps_per_epoch": 10, "batch_unit": "token positions"}
     steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
     before = facts(progress_of(begun, *steps))
-    assert "token positions/s" in before
-    assert "to go" not in before
+    assert "token positions/s" in before and "to go" not in before
     later = [{"kind": "step", "time": at, "epoch": 2, "step": n, "loss": 0.5} for at, n in ((195.0, 12), (200.0, 20))]
     assert facts(progress_of(begun, *steps, evaluated(1, accuracy=0.5), *later)).endswith(
         # 20 of 120 steps and an evaluation took 100 s.
@@ -85,7 +83,7 @@ def test_finished_run_shows_what_its_log_says(tmp_path: Path) -> None:
     # The stream is a step behind: it misses the last evaluation.
     stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
     experiment = made(tmp_path, "reached", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
-    (judged,) = judge.judge(RunFolder(experiment.folder.parent))
+    (judged,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
     assert judged.figures.minutes == pytest.approx(40.0)
     assert (judged.figures.epochs, judged.figures.planned_epochs) == (8, 12)
     assert (judged.figures.qualities, judged.figures.targets) == ({"accuracy": 0.7605}, {"accuracy": 0.759})
@@ -110,10 +108,9 @@ def test_two_qualities_are_read_from_a_log_by_their_names_there(tmp_path: Path) 
         .replace('"value": 0.7605', f'"value": {json.dumps(point)}')
     )
     experiment = made(tmp_path, "reached", log, start(BOX_AND_MASK))
-    write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
+    files.write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
     found = judge.figures(experiment, of_two_qualities())
-    assert found.qualities == {"box": 0.381, "mask": 0.3435}
-    assert found.targets == BOX_AND_MASK
+    assert found.qualities == {"box": 0.381, "mask": 0.3435} and found.targets == BOX_AND_MASK
     assert found.minutes == pytest.approx(40.0)
 
 
@@ -121,12 +118,14 @@ def test_every_round_has_a_target_for_each_quality() -> None:
     benchmark = of_two_qualities().model_dump()
     benchmark["rounds"]["v0.7"]["targets"] = {"box": 0.377}
     with pytest.raises(ValidationError, match=r"round v0\.7 needs a target for each of box, mask"):
-        Benchmark.model_validate(benchmark)
+        catalogue.Benchmark.model_validate(benchmark)
 
 
 def test_names_in_a_log_default_to_those_in_the_toml() -> None:
     benchmark = of_two_qualities()
-    named = {name: Quality(title=each.title, config=each.config) for name, each in benchmark.qualities.items()}
+    named = {
+        name: catalogue.Quality(title=each.title, config=each.config) for name, each in benchmark.qualities.items()
+    }
     plain = benchmark.model_copy(update={"qualities": named})
     assert plain.named({"box": 0.1, "mask": 0.2, "loss": 3.0}) == {"box": 0.1, "mask": 0.2}
     assert benchmark.named({"BBOX": 0.1}) == {"box": 0.1}

@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common.run import stopping
-from encore import paths
-from encore.job import Command
+from encore import job, paths
 from encore.machine import processes
-from encore.run import ownership, supervise
-from encore.run.run_folder import Experiment
-from encore.run.supervise import HangWatch
+from encore.run import ownership, run_folder, supervise
 from tests.trainings import wait_until
 
 STEP = 12
@@ -29,14 +26,13 @@ def test_a_process_on_another_host_without_a_sign_of_life_is_named(
         alive = now - 10.0 if rank == culprit else now - 0.4
         beat = f"99999{rank} node{rank} {step if rank == culprit else STEP} {now - 10 + rank} {alive}"
         (tmp_path / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
-    watch = HangWatch(tmp_path, 5.0)
+    watch = supervise.HangWatch(tmp_path, 5.0)
     later = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later)
     monkeypatch.setattr(time, "time", lambda: now)
     found = watch.check()
     assert found.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no heartbeat")
-    assert f"on node{culprit}" in found
-    assert watch.suspect == culprit
+    assert f"on node{culprit}" in found and watch.suspect == culprit
 
 
 @pytest.mark.parametrize(
@@ -50,12 +46,11 @@ def test_ranks_that_start_have_longer_for_each_sign_of_progress(
     for rank in (0, 1):
         beat = f"99999{rank} node{rank} {step} {now - limit * seconds} {now}"
         (tmp_path / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
-    watch = HangWatch(tmp_path, limit)
+    watch = supervise.HangWatch(tmp_path, limit)
     later = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later)
     found = watch.check()
-    assert hangs in found
-    assert bool(found) == bool(hangs)
+    assert hangs in found and bool(found) == bool(hangs)
 
 
 def test_progress_within_a_step_is_a_sign_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +82,13 @@ def test_ranks_that_wait_without_end_for_a_lost_one_are_ended(tmp_path: Path, mo
     monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
     (tmp_path / "heartbeat").mkdir()
     launcher = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank & done; wait"
-    command = Command(
+    command = job.Command(
         argv=("bash", "-c", launcher), environment={"PYTHONPATH": str(paths.ROOT)}, working_directory=tmp_path
     )
     owner, limits = ownership.this_process(""), supervise.Limits(hang_seconds=3.0)
-    outcome = supervise.run(command, Experiment(0, tmp_path), owner, supervise.Signals(), lambda progress: None, limits)
+    outcome = supervise.run(
+        command, run_folder.Experiment(0, tmp_path), owner, supervise.Signals(), lambda progress: None, limits
+    )
     assert (outcome.status, outcome.reason.split(":")[0]) == ("failed", "rank 1 hangs")
     assert processes.rank_processes(tmp_path / "heartbeat") == []
 

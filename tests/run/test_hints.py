@@ -11,27 +11,22 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from encore import catalogue
+from encore import catalogue, configuration, job
 from encore.cli.app import app
 from encore.cli.live import RunView
 from encore.cli.run import finish
-from encore.configuration import resolve
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
-from encore.job import Command
 from encore.machine import processes
-from encore.run import hints, passport, run_folder, supervise
-from encore.run.follow import Progress
-from encore.run.run_folder import Experiment, ExperimentState, RunFolder
-from encore.run.runner import Ending
+from encore.run import follow, hints, passport, run_folder, runner, supervise
 from encore.slurm import cluster
 
 
-def made(results: Path, **facts: object) -> RunFolder:
+def made(results: Path, **facts: object) -> run_folder.RunFolder:
     known = {"schema": run_folder.SCHEMA, "name": "resnet", "round": "v0.7", "seeds": [1], "nodes": 1, **facts}
     passport = {**dict.fromkeys(run_folder.NEEDED), "submission": {"text": ""}, "data": {"name": "digits"}, **known}
     run = run_folder.create(results, "resnet", lambda path: passport, {}, {"quality_target": 0.9}, [1])
-    run.experiments()[0].set_state(ExperimentState(status="interrupted", reason="stopped"))
+    run.experiments()[0].set_state(run_folder.ExperimentState(status="interrupted", reason="stopped"))
     return run
 
 
@@ -48,8 +43,7 @@ def test_a_hint_names_the_cluster_file_from_any_folder(
     run = made(tmp_path / "my results", slurm=slurm, cluster_file=cluster.named(), arguments=given)
     monkeypatch.delenv("ENCORE_CLUSTER")
     monkeypatch.chdir(read)
-    words = shlex.split(hints.resume(run.path))
-    assert words[1:] == [
+    assert shlex.split(hints.resume(run.path))[1:] == [
         command,
         "--resume",
         str(run.path),
@@ -62,23 +56,22 @@ def test_a_hint_names_the_cluster_file_from_any_folder(
 @pytest.mark.parametrize(
     ("ending", "require_target", "code", "resume", "excused"),
     [
-        (Ending(ExitCode.INTERRUPTED), True, ExitCode.INTERRUPTED, True, False),
-        (Ending(ExitCode.INTERRUPTED, goes_on=True), True, ExitCode.INTERRUPTED, False, False),
-        (Ending(ExitCode.INTERRUPTED, is_final=True), True, ExitCode.INTERRUPTED, False, False),
-        (Ending(ExitCode.NOT_REACHED), False, 0, False, True),
-        (Ending(ExitCode.NOT_REACHED), True, ExitCode.NOT_REACHED, False, False),
-        (Ending(ExitCode.FAILED), False, ExitCode.FAILED, True, False),
+        (runner.Ending(ExitCode.INTERRUPTED), True, ExitCode.INTERRUPTED, True, False),
+        (runner.Ending(ExitCode.INTERRUPTED, goes_on=True), True, ExitCode.INTERRUPTED, False, False),
+        (runner.Ending(ExitCode.INTERRUPTED, is_final=True), True, ExitCode.INTERRUPTED, False, False),
+        (runner.Ending(ExitCode.NOT_REACHED), False, 0, False, True),
+        (runner.Ending(ExitCode.NOT_REACHED), True, ExitCode.NOT_REACHED, False, False),
+        (runner.Ending(ExitCode.FAILED), False, ExitCode.FAILED, True, False),
     ],
 )
 def test_what_a_run_prints_at_its_end(
-    tmp_path: Path, ending: Ending, require_target: bool, code: int, resume: bool, excused: bool
+    tmp_path: Path, ending: runner.Ending, require_target: bool, code: int, resume: bool, excused: bool
 ) -> None:
     run, screen = made(tmp_path), Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
     with pytest.raises(typer.Exit) as ended:
         finish(screen, run, ending, as_json=False, require_target=require_target)
     printed = screen.export_text()
-    assert ended.value.exit_code == code
-    assert (f"resume with: {hints.resume(run.path)}" in printed) is resume
+    assert ended.value.exit_code == code and (f"resume with: {hints.resume(run.path)}" in printed) is resume
     assert ("a target was missed: exit code 0" in printed) is excused
 
 
@@ -124,9 +117,10 @@ def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
     (tmp_path / "ranks" / "launcher.txt").write_text(f"{supervise.START}python\n{printed}\n", encoding="utf-8")
     child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
     kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
-    outcome = supervise._conclude(child, Progress(), Experiment(0, tmp_path), supervise.Signals(), kills)
-    assert (outcome.memory, outcome.is_final) == (memory, is_final)
-    assert reason in outcome.reason
+    outcome = supervise._conclude(
+        child, follow.Progress(), run_folder.Experiment(0, tmp_path), supervise.Signals(), kills
+    )
+    assert (outcome.memory, outcome.is_final) == (memory, is_final) and reason in outcome.reason
     assert len(outcome.last_lines) <= supervise.LAST_LINES
 
 
@@ -139,9 +133,9 @@ def test_a_container_that_did_not_start_is_the_engines_failure(
     (tmp_path / "ranks").mkdir()
     said = 'docker: could not select device driver "" with capabilities: [[gpu]].'
     (tmp_path / "ranks" / "launcher.txt").write_text(f"{supervise.START}docker run\n{said}\n", encoding="utf-8")
-    command = Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
+    command = job.Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
     child: Any = SimpleNamespace(returncode=code)
-    found = supervise._engine_failure(command, child, Experiment(0, tmp_path))
+    found = supervise._engine_failure(command, child, run_folder.Experiment(0, tmp_path))
     expected = f"docker: the engine cannot hand GPUs to containers; hint: {engines.NO_TOOLKIT}"
     assert found == (supervise.Outcome("failed", expected, (said,)) if named else None)
 
@@ -165,7 +159,7 @@ def test_a_container_that_did_not_start_is_the_engines_failure(
 def test_what_to_lower_is_named_with_its_value(name: str, memory: str, advice: str) -> None:
     choice = catalogue.choose(name)
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
-    asked = resolve(choice, system, system.nodes, system.gpus_per_node, [])
+    asked = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
     assert advice in hints.less_memory(asked, memory)
     assert ("fewer ranks" in hints.less_memory(asked, memory)) is (memory == "CPU")
 
@@ -182,7 +176,7 @@ def test_a_damaged_checkpoint_is_named_once_by_the_run(tmp_path: Path) -> None:
     screen = Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
     scale = {"epochs": 2, "steps_per_epoch": 4, "global_batch_size": 8, "targets": {}}
     damaged = {"step_00000004": "rank_1 differs from its checksum"}
-    progress = Progress()
+    progress = follow.Progress()
     progress.add({"kind": "start", "time": 1.0, **scale, "resumed_step": 2, "damaged": damaged})
     with RunView(screen) as view:
         view.start("experiment 1/1")

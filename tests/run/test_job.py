@@ -5,19 +5,17 @@ from typing import Any
 
 import pytest
 
-from encore import catalogue, launchers, paths
-from encore.configuration import Configuration, resolve
+from encore import catalogue, configuration, launchers, paths
 from encore.containers import renderers
 from encore.job import Job, Mount, Places, training_job
 from encore.machine import node
-from encore.run import supervise
-from encore.run.run_folder import Experiment
+from encore.run import run_folder, supervise
 
 RESNET = catalogue.choose("resnet")
 
 
-def configured(system: str, gpus: int) -> Configuration:
-    return resolve(RESNET, catalogue.find_system(RESNET, system, "v0.7"), 1, gpus, [])
+def configured(system: str, gpus: int) -> configuration.Configuration:
+    return configuration.resolve(RESNET, catalogue.find_system(RESNET, system, "v0.7"), 1, gpus, [])
 
 
 def job(system: str, gpus: int) -> Job:
@@ -186,4 +184,4 @@ def test_first_failing_rank(said: str, expected: tuple[int, str], tmp_path: Path
     (tmp_path / "ranks" / "launcher.txt").write_text(
         f"Process 0 exit with status code 4\n{supervise.START}horovodrun\n{said}", encoding="utf-8"
     )
-    assert supervise.first_failure(Experiment(0, tmp_path), 1) == expected
+    assert supervise.first_failure(run_folder.Experiment(0, tmp_path), 1) == expected

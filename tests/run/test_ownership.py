@@ -21,7 +21,6 @@ from encore import files, paths
 from encore.errors import EncoreError
 from encore.machine import processes
 from encore.run import control, hints, ownership, run_folder, status
-from encore.run.ownership import Owner
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import placement, queue
 from tests.slurm.jobs import job
@@ -40,12 +39,14 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
         child.kill()
 
 
-def owner_of(process: subprocess.Popen[bytes]) -> Owner:
+def owner_of(process: subprocess.Popen[bytes]) -> ownership.Owner:
     started = processes.started(process.pid)
-    return Owner(host=platform.node(), pid=process.pid, process_started=started, job="", cluster="", token="t")
+    return ownership.Owner(
+        host=platform.node(), pid=process.pid, process_started=started, job="", cluster="", token="t"
+    )
 
 
-def written(experiment: Experiment, owner: Owner, age: float = 0.0) -> None:
+def written(experiment: Experiment, owner: ownership.Owner, age: float = 0.0) -> None:
     record = experiment.folder / ownership.RECORD
     record.write_text(json.dumps(asdict(owner)), encoding="utf-8")
     os.utime(record, (time.time() - age, time.time() - age))
@@ -97,7 +98,7 @@ def test_another_host_is_believed_while_its_record_changes(
 ) -> None:
     # Whatever the other host's clock says
     experiment = run.experiments()[0]
-    owner = Owner(host="elsewhere", pid=1, process_started=1, job="", cluster="", token=f"lives {clock}")
+    owner = ownership.Owner(host="elsewhere", pid=1, process_started=1, job="", cluster="", token=f"lives {clock}")
     age = -clock
     written(experiment, owner, age)
 
@@ -123,8 +124,7 @@ def test_a_job_in_the_queue_owns_its_run(
 ) -> None:
     # After a requeue no process has the run, and no record is there
     cluster = "far" if whose == "another cluster's" else "here"
-    stopped = ExperimentState(status="interrupted", job="29", cluster=cluster)
-    run.experiments()[0].set_state(stopped)
+    run.experiments()[0].set_state(ExperimentState(status="interrupted", job="29", cluster=cluster))
     found = replace(job("29", state, "BeginTime", user="somebody"), partition="debug")
     seen = {"": [found], "--clusters=far": []}
     if whose == "one that resumes it":
@@ -178,7 +178,7 @@ def test_a_slurm_job_is_asked_for(
 ) -> None:
     monkeypatch.setattr(queue, "is_there", lambda: True)
     monkeypatch.setattr(queue, "numbered", lambda name: [job(name, state)] if state else [])
-    owner = Owner(host="n2", pid=1, process_started=0, job="29", cluster="", token="t")
+    owner = ownership.Owner(host="n2", pid=1, process_started=0, job="29", cluster="", token="t")
     written(run.experiments()[0], owner)
     if said:
         is_refused(run, said, job="30")

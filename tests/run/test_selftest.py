@@ -12,12 +12,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from encore import catalogue, paths
+from encore import catalogue, job, paths
 from encore.cli import selftest as command_line
 from encore.cli.app import app
-from encore.job import Command
-from encore.machine import node
-from encore.machine.links import parse_topology
+from encore.machine import links, node
 from encore.run import published_speed
 from encore.run import selftest as selftests
 from encore.run.selftest import Ended, Place, Request, Row, execute, judged, make_place
@@ -38,8 +36,8 @@ def gpu_of(capability: str | None) -> node.Gpu:
     return node.Gpu(index=0, name="NVIDIA H200", memory_gib=139.8, driver="580", compute_capability=capability)
 
 
-def python(program: str) -> Command:
-    return Command(argv=(sys.executable, "-c", program), environment={}, working_directory=paths.ROOT)
+def python(program: str) -> job.Command:
+    return job.Command(argv=(sys.executable, "-c", program), environment={}, working_directory=paths.ROOT)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +77,7 @@ def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
 
 def test_the_time_limit_skips_what_is_left(tmp_path: Path) -> None:
     test = selftests.Selftest(Request(device="cpu", time_limit=1e-9), tmp_path, node.this_node(), lambda text: None)
-    choice = catalogue.choose("ncf")
-    place: Any = type("Place", (), {"choice": choice})
+    place: Any = type("Place", (), {"choice": catalogue.choose("ncf")})
     rows = list(test.run([(place, "device")], lambda name, check: None))
     assert [(row.check, row.result, row.cut) for row in rows] == [("device", "SKIPPED", True)]
     assert "time limit" in rows[0].found
@@ -142,7 +139,7 @@ def test_all_reduce_has_a_floor_by_the_links(
     place = place_of("dlrm", tmp_path, gpus=gpus)
     text = (paths.ROOT / "tests" / "samples" / "topology" / "dgx-a100.txt").read_text(encoding="utf-8")
 
-    def execute(command: Command, work: Path, seconds: float) -> Ended:
+    def execute(command: job.Command, work: Path, seconds: float) -> Ended:
         assert f"--nproc-per-node={gpus}" in command.argv and "benchmarks.common.checks.all_reduce" in command.argv
         if rate is None:
             return Ended(1, (), None)
@@ -151,7 +148,7 @@ def test_all_reduce_has_a_floor_by_the_links(
 
     monkeypatch.setattr(selftests, "execute", execute)
     machine = replace(node.this_node(), gpus=(gpu_of("8.0"),) * 8)
-    row = selftests.all_reduce_row(place, parse_topology(text), machine, 60.0, EMPTY)
+    row = selftests.all_reduce_row(place, links.parse_topology(text), machine, 60.0, EMPTY)
     assert (row.result, words in row.found) == (result, True), row
 
 
@@ -241,8 +238,7 @@ def test_the_table_fits_into_eighty_columns() -> None:
     failed = Row(name="ncf", check="resume", result="FAIL", found="no result", lines=("step [1]", "\x1b[2Jbell"))
     command_line._print(screen, [row, failed], 600.0)
     printed = screen.export_text()
-    assert max(map(len, printed.splitlines())) <= 80
-    assert "  | step [1]" in printed and "\x1b" not in printed
+    assert max(map(len, printed.splitlines())) <= 80 and "  | step [1]" in printed and "\x1b" not in printed
     assert "0 OK, 1 FAIL, 1 SKIPPED in 600 s" in printed
 
 
@@ -266,8 +262,7 @@ def test_bad_options_are_refused(encore: Encore, arguments: tuple[str, ...], mes
 
 def test_a_python_without_the_framework_is_skipped_with_the_reason(encore: Encore) -> None:
     done = encore("selftest", "ncf", "--device", "cpu", "--python", sys.executable, "--json")
-    assert done.returncode == 2
-    assert "nothing was checked" in done.stderr
+    assert done.returncode == 2 and "nothing was checked" in done.stderr
     (imports,) = json.loads(done.stdout)["checks"]
     assert (imports["check"], imports["result"]) == ("imports", "SKIPPED")
     assert "No module named 'torch'" in imports["found"]
@@ -290,8 +285,7 @@ def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> N
         **dict.fromkeys(("precision=fp16", "precision=tf32"), "SKIPPED"),
     }
     found = {row["check"]: row["found"] for row in printed["checks"]}
-    assert "epochs differ by 0.00%" in found["resume"]
-    assert found["defaults on all GPUs"].startswith("2 ranks, ")
+    assert "epochs differ by 0.00%" in found["resume"] and found["defaults on all GPUs"].startswith("2 ranks, ")
     assert "GB/s bus bandwidth between 2 ranks; no floor" in found["all-reduce"]
     assert "not finite" in found["overflow"]
     assert all(row["seconds"] >= 0 and row["lines"] == [] for row in printed["checks"])
@@ -304,8 +298,7 @@ def test_images_of_real_size_and_a_full_evaluation_on_a_cpu(encore: Encore, pyto
     done = encore("selftest", *names, *where, "--json", "--only", "input", "--only", "evaluation", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {(row["name"], row["check"]): row for row in json.loads(done.stdout)["checks"]}
-    results = {key: row["result"] for key, row in rows.items()}
-    assert results == {
+    assert {key: row["result"] for key, row in rows.items()} == {
         **{(name, "input"): "OK" for name in names[:3]},
         **{(name, "evaluation"): "SKIPPED" for name in names[:3]},
         ("ncf", "evaluation"): "OK",

@@ -9,7 +9,6 @@ import pytest
 from encore import catalogue
 from encore.containers import asking
 from encore.machine import node
-from encore.machine.node import Gpu
 from encore.run import passport, planning
 from tests.machine.machines import gpus_of
 from tests.machine.pythons import PACKAGES, answered
@@ -18,7 +17,7 @@ CHOICE = catalogue.choose("resnet-pytorch")
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Gpu, ...]:
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[node.Gpu, ...]:
     # A machine with eight H100 and an empty data folder
     found = gpus_of("h100")
     here = dataclasses.replace(node.this_node(), gpus=found)
@@ -36,7 +35,7 @@ def levels(found: planning.Plan) -> dict[str, str]:
     return {check.name: check.level for check in planning.checks(found)}
 
 
-def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[node.Gpu, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     has_cuda = answered(gpus=len(gpus), packages=PACKAGES).facts
     monkeypatch.setattr(asking, "_ask_python", lambda python, choice, extra: has_cuda)
     found = planning.asked(plan(python=Path("/apps/bin/python")))
@@ -45,8 +44,7 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypa
     assert configuration.plain() == {**plan(system="cpu").configuration.plain(), "device": "gpu"}
     assert found.makes_small_data
     assert found.toy_data_set == "no imagenet here: trains the toy data set, digits, on the GPUs (/apps/bin/python)"
-    assert "FAIL" not in levels(found).values()
-    assert levels(found)["toy data set"] == "WARN"
+    assert "FAIL" not in levels(found).values() and levels(found)["toy data set"] == "WARN"
     assert "never a reproduction" in passport._submission(configuration, {"name": "digits"})["text"]
     assert not configuration.is_submitted
 
@@ -60,21 +58,19 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[Gpu, ...], monkeypa
     ],
 )
 def test_the_cpu_trains_it_where_nothing_can_use_the_gpus(
-    gpus: tuple[Gpu, ...], given: dict[str, object], reason: str, hint: str
+    gpus: tuple[node.Gpu, ...], given: dict[str, object], reason: str, hint: str
 ) -> None:
     found = plan(**given)
     assert found.configuration.system.system == "cpu"
     assert found.toy_data_set.startswith("no imagenet here: trains the toy data set, digits, on the CPU, since: ")
-    assert reason in found.toy_data_set
-    assert hint in found.toy_data_set
+    assert reason in found.toy_data_set and hint in found.toy_data_set
 
 
 def test_what_was_asked_for_is_done_as_before(
-    gpus: tuple[Gpu, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: tuple[node.Gpu, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given in ({"system": "dgxa100"}, {"data": tmp_path}):
-        assert plan(**given).configuration.system.kind != "small"
-        assert plan(**given).toy_data_set == ""
+        assert plan(**given).configuration.system.kind != "small" and plan(**given).toy_data_set == ""
     folder = tmp_path / "data" / "resnet"
     (folder / "parts").mkdir(parents=True)
     assert not planning.means_toy_data_set(CHOICE, node.this_node())

@@ -18,12 +18,10 @@ from encore import files, paths
 from encore.cli.jobs import describe, exit_code, varied_columns
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
-from encore.run import control, hints, ownership, run_folder, status
-from encore.run.follow import Progress, Tail
+from encore.run import control, follow, hints, ownership, run_folder, status
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State
 from encore.slurm import commands, queue
-from encore.slurm.queue import Job
 from tests.conftest import TINY, Encore, Study
 from tests.slurm.jobs import job
 from tests.trainings import (
@@ -93,8 +91,7 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
         rank.suspend()  # in the second epoch: it must not end while it is looked at
     row = shown(encore, tmp_path)
     assert (row["state"], row["epochs"], row["job"]) == ("running", 2, None)
-    assert row["targets"] == {"accuracy": 1.0}
-    assert row["seconds"] > 0
+    assert row["targets"] == {"accuracy": 1.0} and row["seconds"] > 0
 
     left = follower(tmp_path)
     watching = follower(tmp_path, run.name)
@@ -102,12 +99,10 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     left.send_signal(signal.SIGINT)
     output, _ = left.communicate(timeout=PATIENCE)
     assert left.returncode == ExitCode.INTERRUPTED, output
-    assert "it continues" in output
-    assert started.process.poll() is None
+    assert "it continues" in output and started.process.poll() is None
 
     said = cancelled_output(run, ranks)
-    assert "a checkpoint was written" in said
-    assert f"encore run --resume {run}" in said
+    assert "a checkpoint was written" in said and f"encore run --resume {run}" in said
     assert started.end()[0] == ExitCode.INTERRUPTED
     assert_none_left(ranks)
     output, _ = watching.communicate(timeout=PATIENCE)
@@ -115,11 +110,9 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     assert all("experiment 1/1: epoch 2/2" in text for text in begun), begun
 
     row = shown(encore, tmp_path)
-    assert row["state"] == "interrupted"
-    assert "a checkpoint was written" in row["reason"]
+    assert row["state"] == "interrupted" and "a checkpoint was written" in row["reason"]
     again = encore("cancel", run.name, "--results", str(tmp_path))
-    assert again.returncode == ExitCode.REFUSED
-    assert "does not run: interrupted" in again.stderr
+    assert again.returncode == ExitCode.REFUSED and "does not run: interrupted" in again.stderr
 
     assert encore("run", "--resume", str(run)).returncode == ExitCode.NOT_REACHED
     assert_same_run(folder, study.of_ranks(2))
@@ -159,8 +152,7 @@ def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm
     seeds = list(range(len(states)))
     known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 2, "seeds": seeds}
     passport = {**dict.fromkeys(run_folder.NEEDED), **known, "slurm": {"job": slurm} if slurm else None}
-    label = f"resnet-mxnet-cpu{mark}"
-    run = run_folder.create(results, label, lambda path: passport, {}, {}, seeds)
+    run = run_folder.create(results, f"resnet-mxnet-cpu{mark}", lambda path: passport, {}, {}, seeds)
     for experiment, state in zip(run.experiments(), states, strict=True):
         experiment.set_state(state)
     return run
@@ -202,7 +194,7 @@ BROKEN = ExperimentState(
     ],
 )
 def test_state_by_state_file_and_queue(
-    tmp_path: Path, state: ExperimentState, found: Job | None, answers: bool, expected: tuple[State, str]
+    tmp_path: Path, state: ExperimentState, found: queue.Job | None, answers: bool, expected: tuple[State, str]
 ) -> None:
     (experiment,) = made(tmp_path, [state], "-job12", "12").experiments()
     assert status.verdict(experiment, found, answers) == expected
@@ -244,8 +236,7 @@ def test_run_is_as_the_experiment_that_matters(tmp_path: Path) -> None:
     prepared, queued = ExperimentState(status="prepared"), Queue((job("12", "RUNNING"),), True)
     cases = {"a": ([reached, RUNNING], queued), "b": ([reached, reached], Queue()), "c": ([reached, prepared], Queue())}
     rows = {name: status.rows_of(made(tmp_path / name, *given[:1]), given[1])[0] for name, given in cases.items()}
-    found = {name: (row.state, row.reason, row.experiment, row.reached) for name, row in rows.items()}
-    assert found == {
+    assert {name: (row.state, row.reason, row.experiment, row.reached) for name, row in rows.items()} == {
         "a": ("running", "", 1, 1),
         "b": ("reached", "", 1, 2),
         "c": ("interrupted", "experiment 2 was never started", 1, 1),
@@ -260,10 +251,8 @@ def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
         ExperimentState(status="prepared"),
     ]
     run = made(tmp_path, states, "-job12", "12_1")
-    tasks = (job("12_1", "COMPLETED"), job("12_3", "RUNNING"), job("12_5", "PENDING", "Resources"))
-    seen = Queue(tasks, True)
-    rows = status.rows_of(run, seen)
-    reported = [(row.job, row.state, row.reason) for row in rows]
+    seen = Queue((job("12_1", "COMPLETED"), job("12_3", "RUNNING"), job("12_5", "PENDING", "Resources")), True)
+    reported = [(row.job, row.state, row.reason) for row in status.rows_of(run, seen)]
     assert reported == [("12_1", "reached", ""), ("12_3", "running", ""), ("12_5", "queued", "Resources")]
     assert [each.number for each in control.experiments("12_5", run, seen)] == [2]
     assert [each.number for each in control.experiments("12", run, seen)] == [0, 1, 2]
@@ -289,8 +278,7 @@ def test_damaged_folders_are_rows_and_not_crashes(encore: Encore, tmp_path: Path
     assert done.returncode == 0, done.stderr
     rows = {row["run"].rpartition("-")[2]: row for row in json.loads(done.stdout)["runs"]}
     assert {name for name, row in rows.items() if row["state"] == "damaged"} == set(rows) - {"metrics"}
-    assert len(rows) == 9
-    assert encore("status", "--results", str(tmp_path)).returncode == 0
+    assert len(rows) == 9 and encore("status", "--results", str(tmp_path)).returncode == 0
 
 
 def test_newest_runs_come_first_and_the_living_always(tmp_path: Path) -> None:
@@ -323,9 +311,9 @@ def test_squeue_and_sacct_are_read() -> None:
     )
     text = SQUEUE + "slurm_load_jobs error: something\n" + by_sacct.replace("|", queue.SEPARATOR)
 
-    def read(name: str, number: str, **facts: Any) -> Job:
+    def read(name: str, number: str, **facts: Any) -> queue.Job:
         known = {"submitted": "2026-11-20T19:14:27", "user": "root", "partition": "debug", **queued, **facts}
-        return Job(name=name, number=number, **known)
+        return queue.Job(name=name, number=number, **known)
 
     found = queue.parse(text)
     assert found == [
@@ -339,8 +327,7 @@ def test_squeue_and_sacct_are_read() -> None:
         read("12", "12", state="CANCELLED", seconds=60.0, reason="", title="encore", user="me",
              comment="encore:/results/of mine"),
     ]  # fmt: skip
-    of_each = [(each.array, each.task, each.waits, each.has_ended, each.is_encores) for each in found]
-    assert of_each == [
+    assert [(each.array, each.task, each.waits, each.has_ended, each.is_encores) for each in found] == [
         ("2", 0, False, True, True), ("6", None, True, False, True), ("4", None, True, False, False),
         ("2", 1, False, True, True), ("2", 3, True, False, True), ("2", 2, False, False, True),
         ("12", None, False, True, True),
@@ -379,8 +366,7 @@ def test_a_job_is_found_by_the_results_folder_that_it_names(
     assert rows["14"].reason == f"no run folder in {away}; Slurm: FAILED"
     for name, folder in (("12", run), ("13", point)):
         found = control.named(name, home).folder
-        assert found is not None
-        assert found.path == folder.path
+        assert found is not None and found.path == folder.path
     assert control.newest(tmp_path / "nothing here").path == run.path
 
 
@@ -449,8 +435,8 @@ def test_a_point_of_a_sweep_hides_its_cancelled_job(tmp_path: Path, monkeypatch:
 
 
 def test_a_stream_that_was_cut_and_grew_again_is_read_anew(tmp_path: Path) -> None:
-    stream, progress = tmp_path / "metrics.jsonl", Progress()
-    tail = Tail(stream)
+    stream, progress = tmp_path / "metrics.jsonl", follow.Progress()
+    tail = follow.Tail(stream)
     start = {"kind": "start", "epochs": 6, "steps_per_epoch": 4, "global_batch_size": 8, "targets": {"accuracy": 0.9}}
 
     def read(*records: dict[str, Any]) -> tuple[object, ...]:
@@ -490,7 +476,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     present += [job("14", "RUNNING", user="somebody"), job("15", "COMPLETED"), job("16", "PENDING")]
     called: list[tuple[str, ...]] = []
 
-    def numbered(name: str) -> list[Job]:
+    def numbered(name: str) -> list[queue.Job]:
         return [each for each in present if name in (each.name, each.number, each.array)]
 
     monkeypatch.setattr(queue, "is_there", lambda: True)
@@ -531,5 +517,4 @@ def test_what_cannot_be_cancelled_is_refused(
 ) -> None:
     with pytest.raises(EncoreError, match=reported) as refused:
         control.cancel(control.named(name, tmp_path))
-    assert refused.value.exit_code == ExitCode.REFUSED
-    assert not cancelled
+    assert refused.value.exit_code == ExitCode.REFUSED and not cancelled

@@ -9,10 +9,7 @@ import pytest
 from encore import paths
 from encore.job import Command
 from encore.machine import processes
-from encore.run import ownership, supervise
-from encore.run.follow import Progress
-from encore.run.run_folder import Experiment
-from encore.run.supervise import Outcome, Signals
+from encore.run import follow, ownership, run_folder, supervise
 
 STOP_SECONDS = 3.0
 RANK = f"""
@@ -42,19 +39,21 @@ def no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
 
 
-def stopped(folder: Path, number: signal.Signals, times: int = 1, job: str = "") -> Outcome:
+def stopped(folder: Path, number: signal.Signals, times: int = 1, job: str = "") -> supervise.Outcome:
     # Stop a rank that takes longer over its checkpoint than a rank may take that writes none
     (folder / "heartbeat").mkdir()
     environment = {"PYTHONPATH": str(paths.ROOT)}
     command = Command(argv=(sys.executable, "-c", RANK), environment=environment, working_directory=folder)
-    signals = Signals()
+    signals = supervise.Signals()
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: follow.Progress) -> None:
         if processes.heartbeats(folder / "heartbeat"):
             signals.received, signals.times = number, times
 
     owner = ownership.this_process(job)
-    return supervise.run(command, Experiment(0, folder), owner, signals, stop, supervise.Limits(600.0, STOP_SECONDS))
+    return supervise.run(
+        command, run_folder.Experiment(0, folder), owner, signals, stop, supervise.Limits(600.0, STOP_SECONDS)
+    )
 
 
 @pytest.mark.parametrize(("number", "job"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGUSR1, "12")])
@@ -67,8 +66,7 @@ def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, number
 @pytest.mark.parametrize(("times", "job"), [(2, ""), (1, "12")])
 def test_who_insists_does_not_wait(tmp_path: Path, times: int, job: str) -> None:
     # A second Ctrl-C, and Slurm's SIGTERM, which SIGKILL follows
-    outcome = stopped(tmp_path, signal.SIGTERM, times, job)
-    assert outcome.reason == "stopped by SIGTERM, without a checkpoint"
+    assert stopped(tmp_path, signal.SIGTERM, times, job).reason == "stopped by SIGTERM, without a checkpoint"
     assert not (tmp_path / "checkpoint" / "step_00000001").exists()
 
 

@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 
-from encore import catalogue, configuration
-from encore.catalogue import Weights
-from encore.configuration import Configuration
+from encore import catalogue, configuration, job
 from encore.errors import EncoreError
-from encore.job import Mount
 from encore.machine import preflight, weights
 from encore.run import passport
 from tests.conftest import Encore
 
 
-def with_backbone(name: str, file: str) -> Configuration:
+def with_backbone(name: str, file: str) -> configuration.Configuration:
     choice = catalogue.choose(name)
     system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
     return configuration.resolve(choice, system, 1, 1, [f"backbone={file}"])
@@ -28,9 +25,8 @@ def test_a_file_is_in_the_data_folder_or_anywhere(name: str, tmp_path: Path) -> 
     inside = weights.weight_files(with_backbone(name, "weights.pth"), data)
     outside = weights.weight_files(with_backbone(name, str(elsewhere)), data)
     assert (inside, outside) == ({"backbone": data / "weights.pth"}, {"backbone": elsewhere})
-    assert weights.weight_files(with_backbone(name, ""), data) == {}
-    assert weights.mounts(inside, data) == ()
-    assert weights.mounts(outside, data) == (Mount(elsewhere, str(elsewhere), True),)
+    assert weights.weight_files(with_backbone(name, ""), data) == {} and weights.mounts(inside, data) == ()
+    assert weights.mounts(outside, data) == (job.Mount(elsewhere, str(elsewhere), True),)
     elsewhere.write_bytes(b"weights")
     (found,) = weights.as_json(outside).values()
     assert found == {"file": str(elsewhere), "bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}
@@ -50,10 +46,9 @@ def test_tensorflows_files_are_mounted_together(tmp_path: Path) -> None:
     assert [mount.source for mount in found] == [index, tensors]
 
 
-def submitted(name: str, *settings: str) -> Configuration:
+def submitted(name: str, *settings: str) -> configuration.Configuration:
     choice = catalogue.choose(name)
-    system = catalogue.find_system(choice, "dgxa100", "v0.7")
-    return configuration.resolve(choice, system, 1, 8, list(settings))
+    return configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), 1, 8, list(settings))
 
 
 KEYS = {"bert": "checkpoint", "ssd": "backbone", "maskrcnn": "backbone", "minigo": "initial_weights"}
@@ -67,8 +62,7 @@ def test_submitted_systems_begin_with_the_submissions_weights(name: str, key: st
         assert (list(resolved.needed_weights) == [key]) == (system.kind == "submitted"), system.file
         assert bool(weights.weight_files(resolved, tmp_path)) == (system.kind == "submitted")
     # Anywhere, it is the configuration that was submitted; from random weights, or on a CPU, another one.
-    assert submitted(name).is_submitted
-    assert submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted
+    assert submitted(name).is_submitted and submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted
     random = submitted(name, f"{key}=")
     assert random.why_not_submitted == f"{key} = empty (--set)"
     assert preflight.check_weights(random, tmp_path) == []
@@ -112,7 +106,9 @@ def test_a_checksum_may_be_the_beginning_of_a_digest(tmp_path: Path) -> None:
     path = tmp_path / "net.pth"
     path.write_bytes(b"weights")
     begins = hashlib.sha256(b"weights").hexdigest()[:8]
-    wanted = Weights(title="a network", file="net.pth", source="nowhere", checksums={"sha256": ("00000000", begins)})
+    wanted = catalogue.Weights(
+        title="a network", file="net.pth", source="nowhere", checksums={"sha256": ("00000000", begins)}
+    )
     assert weights.refuse_wrong("backbone", path, wanted) == ""
     path.write_bytes(b"Weights")
     with pytest.raises(EncoreError, match="has the SHA256 "):
