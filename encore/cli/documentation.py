@@ -24,7 +24,7 @@ import typer
 from encore import catalogue, configuration, names, paths
 from encore.containers import dockerfiles, images, support
 from encore.errors import EncoreError, ExitCode
-from encore.results import rates
+from encore.results import findings
 from encore.results.audit.judge import RULES
 from encore.results.published import published, tables
 from encore.results.table import Table
@@ -116,7 +116,7 @@ TABLES = jinja2.Environment(
     "documentation.j2",
     globals={
         "catalogue": catalogue, "configuration": configuration, "paths": paths, "bases": images, "versions": support,
-        "rates": rates, "RULES": RULES, "calibrated": tables, "speeds": published_speed, "listed": checks,
+        "rates": findings, "RULES": RULES, "calibrated": tables, "speeds": published_speed, "listed": checks,
         "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results, "minutes": minutes,
         "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted, "in_all": in_all,
         "differing": differing,
