@@ -1,1 +1,0 @@
-"""BERT pretraining: the task, once for all implementations."""

@@ -24,8 +24,6 @@ Sized = Tuple[str, int]  # stem of a shard and its bytes of text
 
 
 class Chosen(NamedTuple):
-    """Shards of both parts."""
-
     train: Tuple[Sized, ...]
     test: Tuple[Sized, ...]
     left_out: Dict[str, Tuple[int, ...]]  # documents of a training shard that are not trained on
@@ -35,7 +33,7 @@ class Chosen(NamedTuple):
 
 
 def chosen_places(documents: int) -> List[int]:
-    """Return the numbers of the documents that are for evaluation."""
+    # Return the numbers of the documents that are for evaluation.
     parts = max(1, min(PARTS, documents // LEAST_DOCUMENTS))
     found = []
     for part in range(parts):

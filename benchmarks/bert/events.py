@@ -17,7 +17,7 @@ WORDING = Wording("bert", accuracy_first=True)
 
 
 def hyperparameters(config: Any, ranks: int, max_predictions: int) -> Dict[str, Any]:
-    """Every hyperparameter event of a run, in the order in which it is logged."""
+    # Every hyperparameter event of a run, in the order in which it is logged.
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         "opt_gradient_accumulation_steps": config.accumulation,
@@ -47,7 +47,7 @@ def timeline(config: Any, ranks: int) -> Timeline:
     start, interval = config.eval_start_samples, config.eval_interval_samples
 
     def passed(step: int) -> int:
-        """Return the number of evaluations that are due up to a position."""
+        # Return the number of evaluations that are due up to a position.
         return max(0, (step * global_batch - start) // interval + 1)
 
     def evaluates_after(step: int) -> bool:

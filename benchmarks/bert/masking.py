@@ -27,16 +27,12 @@ TRIES = 10  # draws of another document than the one in hand
 
 
 class Settings(NamedTuple):
-    """How samples are made."""
-
     sequence_length: int  # tokens of a sample, at most, [CLS] and both [SEP] included
     max_predictions: int  # masked words of a sample, at most
     duplication: int  # passes over each document
 
 
 class Documents(NamedTuple):
-    """Tokenized documents of a shard."""
-
     tokens: np.ndarray  # uint16 [tokens]: all sentences one after the other
     sentences: List[int]  # where each sentence begins in tokens, and the end of the last one; none is empty
     documents: List[int]  # the first sentence of each document, and the end of the last one; none is empty

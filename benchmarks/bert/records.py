@@ -37,8 +37,6 @@ Rows = Dict[str, np.ndarray]  # [samples, length] by the key
 
 
 class Packed(NamedTuple):
-    """One file of samples."""
-
     number: int
     part: str
     path: str
@@ -51,7 +49,6 @@ class Packed(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file of its facts, which marks it as done."""
         return Path(f"{self.stem}.convert.json")
 
 

@@ -26,7 +26,7 @@ def shuffled(samples: Samples, seed: int, part: str, number: int = 0) -> Samples
 
 
 def join(parts: Iterable[Samples]) -> Samples:
-    """Return the samples of all parts, one after the other."""
+    # Return the samples of all parts, one after the other.
     parts, joined = list(parts), []
     for name, kind in ARRAYS.items():
         arrays = [getattr(part, name) for part in parts]
@@ -39,13 +39,11 @@ def join(parts: Iterable[Samples]) -> Samples:
 
 
 def write(stem: str, samples: Samples) -> None:
-    """Write the samples of a shard."""
     with in_one_step(Path(f"{stem}.npz")) as file:
         np.savez(file, **{name: getattr(samples, name).astype(kind) for name, kind in ARRAYS.items()})
 
 
 def read(stem: str) -> Samples:
-    """Return the samples of a shard."""
     with np.load(f"{stem}.npz") as arrays:
         return Samples(**arrays)
 

@@ -22,14 +22,12 @@ ENDINGS = {".tfrecord": TFRECORD, ".tfrecords": TFRECORD, ".hdf5": HDF5, ".h5": 
 
 
 class File(NamedTuple):
-    """One file of text or records."""
-
     path: Path
     form: str
 
 
 class Source(NamedTuple):
-    """Files to prepare, and the name of their data set."""
+    # Files to prepare, and the name of their data set.
 
     name: str
     train: Tuple[File, ...]
@@ -40,7 +38,6 @@ class Source(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
-        """Whether it is of samples that were made before."""
         return self.train[0].form in PACKED
 
 
@@ -58,12 +55,12 @@ class Task(NamedTuple):
 
     @property
     def vocabulary(self) -> Path:
-        """The file of the vocabulary, as it will be published."""
+        # The file of the vocabulary, as it will be published.
         return self.scratch / WRITTEN
 
 
 class Prepared(NamedTuple):
-    """What a task has made before the arrays of its parts."""
+    # What a task has made before the arrays of its parts.
 
     train: Sequence[str]  # stems of the shards
     test: Samples

@@ -29,8 +29,6 @@ DIGEST_BYTES = 16
 
 
 class Block(NamedTuple):
-    """A range of a source file."""
-
     part: str
     form: str
     path: str
@@ -41,12 +39,11 @@ class Block(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file of its facts, which marks it as done."""
         return Path(f"{self.stem}.clean.json")
 
 
 class Shard(NamedTuple):
-    """Clean text of bounded size, and how its samples are made."""
+    # Clean text of bounded size, and how its samples are made.
 
     number: int
     part: str
@@ -59,7 +56,6 @@ class Shard(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file of its facts, which marks it as done."""
         return Path(f"{self.stem}.mask.json")
 
 
@@ -67,7 +63,6 @@ class Shard(NamedTuple):
 
 
 def clean(block: Block, report: Report) -> Tuple[int, int]:
-    """Write the documents of a block as shards."""
     counts: Counter[str] = Counter()
     found: List[Dict[str, int]] = []
     for documents in _of_bounded_size(_documents(block, counts, report), block.shard_bytes):
@@ -108,7 +103,6 @@ def shard_text(documents: Iterable[Sequence[str]]) -> bytes:
 
 
 def read_shard(stem: str) -> Iterator[List[str]]:
-    """Yield the sentences of each document of a shard."""
     for document in Path(f"{stem}.text").read_bytes().decode("utf-8").split("\n\n"):
         yield document.split("\n")
 

@@ -60,7 +60,6 @@ class Document(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the sentences."""
         return sum(len(each.encode("utf-8")) for each in self.sentences)
 
 
@@ -88,7 +87,6 @@ def _is_abbreviated(paragraph: str, stop: int) -> bool:
 
 
 def form_of(path: Path) -> str:
-    """Return the form of a file, by how it begins."""
     with path.open("rb") as file:
         begin = file.read(SAMPLE_BYTES).decode("utf-8", "replace").lstrip("\ufeff")
     lines = [line for line in begin.splitlines() if line.strip()]

@@ -44,14 +44,11 @@ HINT = "get the file again and compare its size and checksum with those of dumps
 
 
 class Page(NamedTuple):
-    """One article."""
-
     title: str
     text: str  # wikitext
 
 
 def is_dump(path: Path) -> bool:
-    """Return whether a file is called as a dump is."""
     return path.name.endswith((".xml", ".xml.bz2")) or (path.suffix == ".bz2" and ".xml" in path.name)
 
 
@@ -224,7 +221,7 @@ MOST_PASSES = 40  # depth of what is within each other; deeper markup is left as
 
 
 def paragraphs(text: str) -> List[str]:
-    """Return the paragraphs of an article's wikitext, each one line."""
+    # Return the paragraphs of an article's wikitext, each one line.
     text = _COMMENT.sub("", text)
     text = _SELF_CLOSING.sub(" ", text)
     text = _all(text, (_ELEMENT,), "")

@@ -36,8 +36,6 @@ SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
 
 
 class Listing(NamedTuple):
-    """The source of a preparation."""
-
     source: Optional[Source]  # None for the toy data set, whose text is not written yet
     fingerprint: str
 

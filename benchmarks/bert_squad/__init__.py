@@ -12,7 +12,6 @@ ARRAYS = {**OF_TOKENS, "offsets": "<i8", **OF_WINDOWS}  # names and types, in th
 
 
 def part_files(part: str) -> Tuple[str, ...]:
-    """Return the names of the files of a part."""
     names = tuple(f"{part}_{name}.npy" for name in ARRAYS)
     return (*names, VOCABULARY) if part == "train" else (*names, PARAGRAPHS)
 

@@ -15,15 +15,13 @@ import numpy as np
 
 
 class Span(NamedTuple):
-    """A candidate for an answer."""
-
     score: float  # sum of the logits of the first and the last token
     begin: int  # first character in the paragraph
     end: int  # behind the last one
 
 
 class Places(NamedTuple):
-    """The places of a window's tokens, an array of all of them each."""
+    # The places of a window's tokens, an array of all of them each.
 
     begins: np.ndarray
     ends: np.ndarray  # 0 where a token is not the paragraph's

@@ -66,14 +66,11 @@ class Windows:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def places(self, index: int) -> Places:
-        """Return what is known of the tokens of a window."""
         inside = slice(self.offsets[index], self.offsets[index + 1])
         return Places(self.begins[inside], self.ends[inside], self.best[inside])
 
 
 class Asked(NamedTuple):
-    """A question of the test part."""
-
     id: str
     text: str
     context: str
@@ -82,8 +79,6 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """A prepared data set, opened."""
-
     train: Windows
     test: Windows
     vocabulary: Vocabulary
@@ -92,7 +87,6 @@ class DataSet:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a window, at most."""
         return int(self.passport["facts"]["sequence_length"])
 
     @cached_property

@@ -39,7 +39,7 @@ def f1(prediction: str, reference: str) -> float:
 
 
 def best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:
-    """Return the score with the reference that gives the most."""
+    # Return the score with the reference that gives the most.
     return max(score(prediction, reference) for reference in references)
 
 

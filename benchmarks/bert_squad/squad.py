@@ -13,23 +13,17 @@ HINT = "use the files as they are published: train-v1.1.json and dev-v1.1.json"
 
 
 class Answer(NamedTuple):
-    """A piece of a paragraph."""
-
     text: str
     begin: int  # its first character, from 0
 
 
 class Question(NamedTuple):
-    """A question about a paragraph."""
-
     id: str
     text: str
     answers: Tuple[Answer, ...]  # at least one; of the development set several, by different people
 
 
 class Paragraph(NamedTuple):
-    """A text and what is asked about it."""
-
     context: str
     questions: Tuple[Question, ...]
 

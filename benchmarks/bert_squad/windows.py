@@ -28,8 +28,6 @@ class Cut(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A tokenized paragraph."""
-
     ids: np.ndarray  # uint16 [tokens]
     begins: np.ndarray  # int64 [tokens]: first character of each in the paragraph
     ends: np.ndarray  # int64 [tokens]: behind the last one
@@ -48,7 +46,7 @@ class Window(NamedTuple):
 
 
 def tokenized(text: str, tokenizer: Tokenizer) -> Text:
-    """Return the tokens of a paragraph and where they are in it."""
+    # Return the tokens of a paragraph and where they are in it.
     encoding = tokenizer.encode(text)
     places = [(begin, _with_accents(text, end)) for begin, end in encoding.offsets]
     begins, ends = np.array(places, np.int64).reshape(-1, 2).T

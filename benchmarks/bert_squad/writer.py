@@ -42,16 +42,12 @@ ROOM_FACTOR = 24
 
 
 class Listing(NamedTuple):
-    """The source of a preparation."""
-
     folder: Optional[Path]  # None for the toy data set
     cut: Cut
     fingerprint: str
 
 
 class Written(NamedTuple):
-    """Counts of a written part."""
-
     windows: int
     questions: int
     left_out: int  # questions whose answer has no token
@@ -82,7 +78,6 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Write arrays, vocabulary and paragraphs."""
     if listing.folder is None:
         paragraphs = {part: made.paragraphs(part, args.seed) for part in PARTS}
         entries, sha256 = words_of(paragraphs["train"]), {}
@@ -138,7 +133,6 @@ def words_of(paragraphs: Iterable[Paragraph]) -> List[str]:
 def write_part(
     part: str, paragraphs: List[Paragraph], tokenizer: Tokenizer, cut: Cut, scratch: Path, progress: Progress
 ) -> Written:
-    """Write the arrays of a part."""
     found: List[Window] = []
     owners: List[int] = []
     number = left_out = cut_off = 0
@@ -170,7 +164,7 @@ def write_part(
 
 
 def write_paragraphs(path: Path, paragraphs: Iterable[Paragraph]) -> None:
-    """Write what evaluation compares with, a paragraph a line."""
+    # Write what evaluation compares with, a paragraph a line.
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for paragraph in paragraphs:
             questions = [

@@ -22,7 +22,7 @@ WORDING = Wording(
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Every hyperparameter event of a run, in the order in which it is logged."""
+    # Every hyperparameter event of a run, in the order in which it is logged.
     return {
         constants.OPT_NAME: config.optimizer,
         constants.OPT_BASE_LR: config.learning_rate,
@@ -42,5 +42,4 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    """Evaluate after each epoch."""
     return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)

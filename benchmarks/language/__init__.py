@@ -19,7 +19,6 @@ ARRAYS = {
 
 
 def part_files(part: str) -> Tuple[str, ...]:
-    """Return the names of the arrays of a part."""
     return tuple(f"{part}_{name}.npy" for name in ARRAYS)
 
 

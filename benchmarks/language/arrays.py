@@ -97,8 +97,6 @@ class Samples:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A prepared data set, opened."""
-
     train: Samples
     test: Samples
     vocabulary: Vocabulary
@@ -107,12 +105,10 @@ class DataSet:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens of a sample, at most."""
         return int(self.passport["facts"]["sequence_length"])
 
     @property
     def max_predictions(self) -> int:
-        """Masked words of a sample, at most."""
         return int(self.passport["facts"]["max_predictions"])
 
 

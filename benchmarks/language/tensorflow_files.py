@@ -39,7 +39,6 @@ def is_record(head: bytes) -> bool:
 
 
 def frame(content: bytes) -> bytes:
-    """Return a record as a file has it."""
     size = struct.pack("<Q", len(content))
     return size + _FOOT.pack(masked_crc(size)) + content + _FOOT.pack(masked_crc(content))
 
@@ -93,8 +92,6 @@ TYPES: Dict[int, Any] = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 
 
 class Entry(NamedTuple):
-    """Where a tensor is."""
-
     dtype: int
     shape: Tuple[int, ...]
     shard: int
@@ -107,7 +104,7 @@ class Bundle:
     """The tensors of a checkpoint by name; each is read when it is asked for."""
 
     def __init__(self, index: Path) -> None:
-        """Read the index file. Raises Problem where it is none or is damaged."""
+        # Read the index file. Raises Problem where it is none or is damaged.
         self._index = index
         try:
             entries = dict(_table(index.read_bytes()))

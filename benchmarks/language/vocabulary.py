@@ -12,7 +12,7 @@ MOST_ENTRIES = 1 << 16  # ids are stored as uint16
 
 
 class Vocabulary:
-    """The entries by id, and the ids of the special ones, which all vocabularies have."""
+    # The entries by id, and the ids of the special ones, which all vocabularies have.
 
     def __init__(self, entries: Iterable[str]) -> None:
         self.entries = tuple(entries)
@@ -21,12 +21,10 @@ class Vocabulary:
         self.unk, self.cls, self.sep, self.mask = (self.places[entry] for entry in SPECIAL[1:])
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the words of ids, pieces joined."""
         return " ".join(self.entries[each] for each in ids).replace(" ##", "")
 
 
 def write(path: Path, entries: Iterable[str]) -> None:
-    """Write the entries, one a line."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(entry + "\n" for entry in entries)
 

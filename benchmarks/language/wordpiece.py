@@ -29,7 +29,7 @@ _PRE_TOKENIZER = BertPreTokenizer()
 
 
 class Tokenizer:
-    """Text to pieces of a vocabulary, without [CLS] and [SEP]."""
+    # Text to pieces of a vocabulary, without [CLS] and [SEP].
 
     def __init__(self, vocabulary: Vocabulary, longest_word: int = LONGEST_WORD) -> None:
         self.vocabulary = vocabulary
@@ -42,7 +42,6 @@ class Tokenizer:
         return self._tokenizer.encode(_with_final_sigmas(text), add_special_tokens=False)
 
     def pieces(self, text: str) -> List[str]:
-        """Return the entries of a text."""
         return [self.vocabulary.entries[each] for each in self.encode(text).ids]
 
 

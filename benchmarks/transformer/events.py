@@ -32,6 +32,5 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    """Evaluate after each epoch."""
     steps = by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)
     return replace(steps, batch_unit="token positions")

@@ -30,8 +30,6 @@ from benchmarks.translation.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Sentences:
-    """One side of one part."""
-
     tokens: np.ndarray  # uint16 or int32 [tokens], a memory map: all sentences one after the other, without BOS and EOS
     offsets: np.ndarray  # int64 [sentences + 1], a memory map
 
@@ -60,8 +58,6 @@ class Pairs:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A prepared data set, opened."""
-
     train: Pairs
     test: Pairs
     vocabulary: Vocabulary  # of both languages
@@ -109,7 +105,7 @@ def _sentences(folder: Path, part: str, side: str) -> Sentences:
 
 
 def check(data: DataSet) -> None:
-    """Compare the sizes of arrays and files with the passport, and read none of them."""
+    # Compare the sizes of arrays and files with the passport, and read none of them.
     folder, facts, splits = data.folder, data.passport["facts"], data.passport["splits"]
     expected = [("entries of the vocabulary", data.vocabulary.size, facts["vocabulary"])]
     for part, pairs in (("train", data.train), ("test", data.test)):

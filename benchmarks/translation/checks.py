@@ -60,7 +60,7 @@ def check_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, 
 
 
 def check_codes(codes: Path, block: Block) -> None:
-    """Refuse codes that split the words of a text in another way than it is split."""
+    # Refuse codes that split the words of a text in another way than it is split.
     encode = segment.bpe(codes.read_text(encoding="utf-8"))
     for text in chain.from_iterable(islice(stages.read_pairs(block.path("clean")), SAMPLE_LINES)):
         old, new = text.split(), encode(join_bpe(text.split()))

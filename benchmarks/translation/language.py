@@ -38,14 +38,12 @@ Word = Tuple[str, str]  # a word of the source with that of the target
 
 
 class Lexicon(NamedTuple):
-    """The words of both languages, by their kind."""
-
     words: Dict[str, Tuple[Word, ...]]
     genders: Tuple[int, ...]  # of each noun; a name has the first one
 
 
 class Phrase(NamedTuple):
-    """A noun with article and perhaps an adjective, or a name, in tokens."""
+    # A noun with article and perhaps an adjective, or a name, in tokens.
 
     source: List[str]
     subject: List[str]  # of the target
@@ -54,7 +52,7 @@ class Phrase(NamedTuple):
 
 
 def write_text(folder: Path, seed: int) -> None:
-    """Write train and test in both languages, parts of words joined by the mark of BPE."""
+    # Write train and test in both languages, parts of words joined by the mark of BPE.
     random = np.random.RandomState(seed % 2**32)
     lexicon = _lexicon(random)
     seen: Set[str] = set()

@@ -23,7 +23,7 @@ MARKS = 1  # positions that EOS (source, target_out) or BOS (target_in) takes in
 
 @dataclass(frozen=True)
 class Order:
-    """The batches of one epoch for all ranks, in order."""
+    # The batches of one epoch for all ranks, in order.
 
     sentences: np.ndarray  # int64: indices of pairs, batch after batch
     # int64 [steps * ranks + 1]: the batch of (step, rank) is from bounds[step * ranks + rank] to the next one.
@@ -31,7 +31,6 @@ class Order:
     steps: int
 
     def batch(self, step: int, rank: int, ranks: int) -> np.ndarray:
-        """Return the indices of the pairs of one batch."""
         place = step * ranks + rank
         return self.sentences[self.bounds[place] : self.bounds[place + 1]]
 

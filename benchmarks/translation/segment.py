@@ -38,7 +38,7 @@ def learn_codes(words: Mapping[str, int], merges: int, report: Callable[[int], N
     lines: List[str] = []
 
     class Codes:
-        """Counts the lines that subword-nmt writes, the header first."""
+        # Counts the lines that subword-nmt writes, the header first.
 
         def write(self, line: str) -> None:
             report(len(lines))
@@ -67,7 +67,7 @@ def check_codes(path: Path) -> str:
 
 
 def bpe(codes: str) -> Tokenize:
-    """Return what applies the merges of a file's text to the words of a line."""
+    # Return what applies the merges of a file's text to the words of a line.
     from subword_nmt.apply_bpe import BPE as Encoder
 
     encoder: Any = Encoder(io.StringIO(codes), separator=JOIN)
@@ -75,7 +75,7 @@ def bpe(codes: str) -> Tokenize:
 
 
 def versions() -> Dict[str, str]:
-    """Return the versions of what was used to cut text, as far as it is imported."""
+    # Return the versions of what was used to cut text, as far as it is imported.
     from importlib.metadata import version
 
     names = {"sacremoses": "sacremoses", "subword_nmt": "subword-nmt"}

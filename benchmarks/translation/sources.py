@@ -31,15 +31,11 @@ class Item(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Two aligned files."""
-
     source: Item
     target: Item
 
 
 class Source(NamedTuple):
-    """Raw data of both parts."""
-
     name: str
     train: Tuple[Corpus, ...]
     test: Corpus
@@ -96,7 +92,7 @@ def _find_wmt(origin: Path, corpus: str, languages: Sequence[str]) -> Source:
 
 
 def extract(source: Source, scratch: Path, pool: Workers) -> Source:
-    """Compare the checksums that are known, and return the source with all of its text on the disk."""
+    # Compare the checksums that are known, and return the source with all of its text on the disk.
     items = [item for corpus in (*source.train, source.test) for item in corpus]
     _check_listed({item.path for item in items}, pool.progress)
     folder = scratch / "text"

@@ -29,15 +29,11 @@ CHUNK = 8 << 20  # bytes read at once
 
 
 class Cleaning(NamedTuple):
-    """Which pairs are left out of training."""
-
     longest: int  # words of a side, at most
     latin: bool = False  # leave out pairs with characters outside of Latin-1 (scripts/filter_dataset.py, GNMT v0.7)
 
 
 class Block(NamedTuple):
-    """Aligned lines of two files."""
-
     part: str
     paths: Tuple[str, str]
     names: Tuple[str, str]  # what messages call them: where they were unpacked from
@@ -50,15 +46,13 @@ class Block(NamedTuple):
     cleaning: Optional[Cleaning]  # None for sentences of which none may be missing
 
     def path(self, what: str) -> Path:
-        """Return one of its files."""
         return Path(f"{self.stem}.{what}")
 
     def shared(self, name: str) -> Path:
-        """Return a file of the scratch folder that all blocks use."""
+        # Return a file of the scratch folder that all blocks use.
         return Path(self.stem).with_name(name)
 
     def facts(self, stage: str) -> Dict[str, Any]:
-        """Return what a pass counted."""
         facts: Dict[str, Any] = read_facts(self.path(f"{stage}.json"))
         return facts
 
@@ -148,7 +142,7 @@ def _unfit(pair: Sequence[Sequence[str]], block: Block) -> str:
 
 
 def read_pairs(path: Path) -> Iterator[List[str]]:
-    """Yield source and target of each line that a pass wrote."""
+    # Yield source and target of each line that a pass wrote.
     with path.open(encoding="utf-8", newline="\n") as file:
         for line in file:
             yield line.rstrip("\n").split("\t")
@@ -165,7 +159,7 @@ def splitter(codes: Path) -> segment.Tokenize:
 
 
 def encode(block: Block, report: Report) -> Tuple[int, int]:
-    """Split a block's words and write the ids and lengths of its sentences, both sides."""
+    # Split a block's words and write the ids and lengths of its sentences, both sides.
     entries = vocabulary.read(block.shared(VOCABULARY))
     places = {entry: place for place, entry in enumerate(entries)}
     subtokens = Subtokens(entries) if block.form == WHOLE else None
@@ -195,5 +189,4 @@ def encode(block: Block, report: Report) -> Tuple[int, int]:
 
 
 def id_type(entries: int) -> "np.dtype[Any]":
-    """Return the smallest type that holds every id."""
     return np.dtype("<u2" if entries <= 1 << 16 else "<i4")

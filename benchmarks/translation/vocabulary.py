@@ -35,11 +35,10 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Number of entries."""
         return len(self.entries)
 
     def padded(self, multiple: int) -> int:
-        """Return the size rounded up to a multiple, as tensor cores want it."""
+        # Return the size rounded up to a multiple, as tensor cores want it.
         return -(-self.size // multiple) * multiple
 
     def tokens(self, ids: Iterable[int]) -> List[str]:
@@ -126,5 +125,4 @@ def write(path: Path, entries: Iterable[str]) -> None:
 
 
 def read(path: Path) -> Tuple[str, ...]:
-    """Read all entries, with the special ones."""
     return (*SPECIAL, *path.read_text(encoding="utf-8").split("\n")[:-1])

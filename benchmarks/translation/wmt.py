@@ -29,8 +29,6 @@ DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class Published(NamedTuple):
-    """A corpus as it is published."""
-
     stem: str  # its files are called so, with the language behind it
     archives: Tuple[str, ...]  # what its archive is called where it is published, or in download_dataset.sh
     url: str
@@ -80,20 +78,17 @@ SUMS = ("SHA256SUMS", "sha256sums.txt", "MD5SUMS", "md5sums.txt")
 
 
 class Extraction(NamedTuple):
-    """Members to take out of one archive."""
-
     archive: str
     members: Tuple[str, ...]  # their base names in the archive
     folder: str  # where they are written to, under the same names
 
     @property
     def is_done(self) -> bool:
-        """Whether all are there."""
         return all((Path(self.folder) / name).exists() for name in self.members)
 
 
 def holds_wmt(origin: Path) -> bool:
-    """Return whether a folder has any archive or file of WMT's."""
+    # Return whether a folder has any archive or file of WMT's.
     every = (*CORPORA["wmt16"], *CORPORA["wmt17"])
     names = {name for each in every for name in (*each.archives, *(f"{each.stem}.{code}" for code in LANGUAGES))}
     return any(path.name in names for path in origin.rglob("*"))
@@ -132,7 +127,7 @@ def locate(origin: Path, corpus: str) -> List[Dict[str, Tuple[Path, str]]]:
 
 
 def listed_sums(origin: Path) -> Dict[str, str]:
-    """Return the checksum of each file that a list in the folder names."""
+    # Return the checksum of each file that a list in the folder names.
     sums = {}
     for path in (origin / name for name in SUMS if (origin / name).is_file()):
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
@@ -196,7 +191,7 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
 
 @contextmanager
 def undamaged(path: Path) -> Iterator[None]:
-    """Raise a Problem for an archive or a compressed file that cannot be read to its end."""
+    # Raise a Problem for an archive or a compressed file that cannot be read to its end.
     try:
         yield
     except (OSError, *DAMAGED) as error:

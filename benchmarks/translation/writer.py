@@ -43,8 +43,6 @@ MOST_WORDS = 1 << 20  # no limit of words: subtokens are cut by the training alo
 
 
 class Listing(NamedTuple):
-    """What there is to prepare."""
-
     source: Optional[Source]  # None for the toy data set, whose text is not written yet
     fingerprint: str
 
@@ -58,12 +56,11 @@ class Task(NamedTuple):
     workers: Workers
 
     def run(self, phase: str, function: Function) -> None:
-        """Let the worker processes do what is not done yet."""
+        # Let the worker processes do what is not done yet.
         size, is_done = (lambda block: block.lines), (lambda block: block.path(f"{phase}.json").exists())
         self.workers.run(phase, "pairs", function, self.blocks, size, is_done)
 
     def part(self, name: str) -> List[Block]:
-        """Return the blocks of a part."""
         return [block for block in self.blocks if block.part == name]
 
 
@@ -86,7 +83,6 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Write arrays, vocabulary and texts."""
     source = listing.source or sources.toy_data_set(scratch / "text", args.seed, args.name)
     pool = Workers(args.workers, scratch.parent, progress)
     source = sources.extract(source, scratch, pool)

@@ -1,1 +1,0 @@
-"""BERT pretraining in PyTorch: rows of tokens without padding, the vocabulary at masked places alone, LAMB."""

@@ -46,7 +46,7 @@ LAMBS = {"lamb by tensors": "plain", "lamb": "fused"}
 
 
 class PlainNetwork(nn.Module):
-    """The same network by PyTorch's own module, with the vocabulary at every position."""
+    # The same network by PyTorch's own module, with the vocabulary at every position.
 
     def __init__(self, config: Config, vocabulary: int) -> None:
         super().__init__()
@@ -76,7 +76,6 @@ def padded(part: MicroBatch) -> Tuple[torch.Tensor, ...]:
 def plain_step(
     config: Config, network: PlainNetwork, ranks: Ranks, next_batch: Callable[[], List[Tuple[torch.Tensor, ...]]]
 ) -> Callable[[], None]:
-    """A step of a plain loop."""
     optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 
     def step() -> None:
@@ -92,7 +91,7 @@ def plain_step(
 
 
 def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
-    """Update a copy of the weights by each implementation."""
+    # Update a copy of the weights by each implementation.
     named = list(training.network.named_parameters())
     groups = lamb.parameter_groups(named, lambda name: model.decay_of(name, training.config), model.parts_of)
     candidates = lamb.lamb_candidates(groups, lamb.Options((0.9, 0.999), 1e-6), None)
@@ -108,7 +107,6 @@ def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
 
 
 def endless(data: DataSet, config: Config, ranks: Ranks, inputs: ExitStack) -> Callable[[], Batch]:
-    """Return what gives the batches of a training."""
     return inputs.enter_context(closing(TrainingInput(config, data.train, ranks, 0))).next
 
 
@@ -119,7 +117,6 @@ def in_turn(batches: List[List[Tuple[torch.Tensor, ...]]]) -> Callable[[], List[
 
 
 def evaluated(training: Training, part: MicroBatch) -> None:
-    """Evaluate a synthetic part."""
     training.network.eval()
     with training.mixed_precision():
         training.network.figures(part)
@@ -127,7 +124,6 @@ def evaluated(training: Training, part: MicroBatch) -> None:
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     data = open_data(folder)
     training = build(config, data, ranks, {})
     inputs = ExitStack()

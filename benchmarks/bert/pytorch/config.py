@@ -16,7 +16,7 @@ from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_lea
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, except where the data and the results are."""
+    # Everything that train.py needs to know, except where the data and the results are.
 
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
@@ -82,12 +82,11 @@ class Config:
 
     @property
     def fills_rows(self) -> bool:
-        """Whether rows of tokens need certain lengths."""
         return self.cuda_graph or self.fp8
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
+        # Target of each quality, by the names of benchmark.toml.
         return {"masked_accuracy": self.quality_target}
 
     def __post_init__(self) -> None:
@@ -137,7 +136,6 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        """Return why the ranks cannot train on a data set."""
         found = too_few(manifest, "samples", self.batch_size * ranks)
         length = manifest["facts"]["sequence_length"]
         if length > self.positions:

@@ -29,8 +29,6 @@ ONES = torch.ones(2)
 
 
 class MicroBatch(NamedTuple):
-    """Samples of this rank that are computed together."""
-
     rows: Rows
     masked: torch.Tensor  # int64 (M,): places of masked words in the row of tokens
     labels: torch.Tensor  # int64 (M,): the words that stood there
@@ -40,7 +38,6 @@ class MicroBatch(NamedTuple):
     weights: torch.Tensor = ONES
 
     def tensors(self) -> List[torch.Tensor]:
-        """Return all that is computed on."""
         rows = self.rows
         return [rows.tokens, rows.segments, rows.positions, rows.offsets, *self[1:]]
 
@@ -114,7 +111,7 @@ def part_of(samples: Samples, chosen: np.ndarray) -> MicroBatch:
 
 
 def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
-    """Read this rank's samples of a step, and the weights of their losses."""
+    # Read this rank's samples of a step, and the weights of their losses.
     everyone = samples_of_step(config, len(samples), ranks.size, step)
     lengths = samples.offsets[everyone + 1] - samples.offsets[everyone]
     dealt = shares(lengths, ranks.size * config.accumulation).reshape(ranks.size, config.accumulation, -1)
@@ -180,7 +177,6 @@ class TrainingInput:
         self.close = self._batches.close
 
     def next(self) -> Batch:
-        """Return the next batch."""
         batch = next(self._batches)
         return batch if self._device.type == "cpu" else [part.to(self._device) for part in batch]
 

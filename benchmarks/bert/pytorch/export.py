@@ -38,8 +38,6 @@ OUTPUTS = (
 
 
 class Served(nn.Module):
-    """The network on a table of samples."""
-
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
@@ -66,7 +64,6 @@ def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
-    """Share of the masked words that are predicted."""
     right = 0
     evaluation = EvaluationInput(config, data.test, ALONE)
     with closing(evaluation.one_pass()) as parts:
@@ -79,7 +76,6 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported."""
     data = open_data(folder)
     network = Network(shape_of(config, len(saved["network"]["encoder.words.weight"])), "grouped")
     network.load_state_dict(saved["network"])

@@ -71,7 +71,7 @@ class Training:
 
     @contextmanager
     def mixed_precision(self) -> Iterator[None]:
-        """Compute a forward pass in the types of the configuration."""
+        # Compute a forward pass in the types of the configuration.
         with pytorch.autocast(self.ranks.context, self.config.precision), self.in_fp8():
             yield
 
@@ -87,7 +87,6 @@ class Training:
         return found
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from both contents together."""
         self.network.load_state_dict(saved["network"])
         self.optimizer.restore(saved)
         if "done" in saved:

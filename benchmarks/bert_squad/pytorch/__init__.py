@@ -1,1 +1,0 @@
-"""BERT on SQuAD in PyTorch."""

@@ -43,7 +43,6 @@ TITLES = {
 
 
 def plain_step(config: Config, vocabulary: int, ranks: Ranks, next_batch: Callable[[], Batch]) -> Callable[[], None]:
-    """A step of a plain loop."""
     encoder = PlainEncoder(config, vocabulary)
     network = nn.ModuleList([encoder, nn.Linear(config.width, 2)]).to(ranks.context)
     optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
@@ -63,7 +62,6 @@ def plain_step(config: Config, vocabulary: int, ranks: Ranks, next_batch: Callab
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     data = open_data(folder)
     training = build(config, data, ranks, {})
     steps = steps_per_epoch(config, data, ranks)

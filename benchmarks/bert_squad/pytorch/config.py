@@ -17,7 +17,7 @@ from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_lea
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, except where the data and the results are."""
+    # Everything that train.py needs to know, except where the data and the results are.
 
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
@@ -76,7 +76,7 @@ class Config:
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
+        # Target of each quality, by the names of benchmark.toml.
         return {"f1": self.quality_target}
 
     def __post_init__(self) -> None:
@@ -121,7 +121,6 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        """Return why the ranks cannot train on a data set."""
         found = too_few(manifest, "windows", self.batch_size * ranks)
         length, wanted = manifest["facts"]["sequence_length"], self.sequence_length
         if length != wanted:

@@ -31,7 +31,6 @@ class Batch:
         return len(self.indices)
 
     def tensors(self) -> List[torch.Tensor]:
-        """Return all that is computed on."""
         rows = self.rows
         return [rows.tokens, rows.segments, rows.positions, rows.offsets, self.wide, self.start, self.end]
 
@@ -62,7 +61,6 @@ def chosen(config: Config, windows: Windows, step: int, steps: int, ranks: Ranks
 
 
 def gathered(windows: Windows, indices: np.ndarray) -> Batch:
-    """Return windows as a batch in main memory."""
     rows = gather_rows(windows, indices)
     rows = replace(rows, longest=max(1, rows.longest))
     lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
@@ -103,7 +101,6 @@ class TrainingInput:
         self.close = self._batches.close
 
     def next(self) -> Batch:
-        """Return the next batch."""
         return next(self._batches)
 
 

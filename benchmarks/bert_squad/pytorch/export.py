@@ -36,8 +36,6 @@ OUTPUTS = (Value("start", "logit of the answer's first token"), Value("end", "lo
 
 
 class Served(nn.Module):
-    """The network on a table of windows."""
-
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
@@ -66,7 +64,6 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported."""
     data = open_data(folder)
     network = Network(config, len(saved["network"]["encoder.words.weight"]), "grouped")
     network.load_state_dict(saved["network"])

@@ -47,7 +47,7 @@ from benchmarks.language.pytorch.graphs import captured
 
 
 class Training:
-    """The network on this rank's device, and its optimizer."""
+    # The network on this rank's device, and its optimizer.
 
     def __init__(self, config: Config, vocabulary: int, ranks: Ranks, kernel: str, weights: Optional[Path]) -> None:
         """Initialize the weights, the same on all ranks, and load those of the encoder from ``weights`` if given.

@@ -1,1 +1,0 @@
-"""GNMT v2 in PyTorch."""

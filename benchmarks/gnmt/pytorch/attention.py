@@ -19,7 +19,6 @@ CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
 def plain(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Return the scores by PyTorch's operators."""
     return torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1)) @ vector
 
 

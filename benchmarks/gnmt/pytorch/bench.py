@@ -40,7 +40,6 @@ MARKS = 3  # tokens of a pair in addition to those of the data: BOS and EOS of t
 def plain_step(
     config: Config, vocabulary: int, device: torch.device, next_batch: Callable[[], Batch]
 ) -> Callable[[], None]:
-    """A step of a plain loop with the same network."""
     network = GNMT(config, vocabulary).to(device)
     network.decoder.attention.scores = attention.plain
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate)
@@ -59,7 +58,6 @@ def plain_step(
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     data = open_data(folder)
     words = data.vocabulary.size
     training = build(config, words, ranks, {})

@@ -19,7 +19,6 @@ MULTIPLES = {"fp16": 8, "bf16": 8}  # of the positions of a batch, as tensor cor
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    """Return what makes the order of an epoch."""
     rule: Callable[..., Order] = partial(orders.by_sentences, buckets=config.buckets)
     if config.batching == "shards":
         rule = partial(orders.by_shards, shard_size=config.shard_size)
@@ -33,7 +32,6 @@ def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Ord
 
 
 def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[SourceBatch]:
-    """Yield this rank's share of the test sentences."""
     order = orders.for_evaluation(data.test.source.lengths, batch_size=config.eval_batch_size, ranks=ranks.size)
     return evaluation_batches(data.test.source, order, ranks, shape(config))
 

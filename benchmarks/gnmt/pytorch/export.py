@@ -46,8 +46,6 @@ STEP = (
 
 
 class Encoder(nn.Module):
-    """What is done once a sentence."""
-
     def __init__(self, network: GNMT) -> None:
         super().__init__()
         self.network = network
@@ -59,8 +57,6 @@ class Encoder(nn.Module):
 
 
 class Step(nn.Module):
-    """A decoder that keeps no state."""
-
     def __init__(self, network: GNMT) -> None:
         super().__init__()
         self.network = network
@@ -126,8 +122,6 @@ def training_step(network: GNMT) -> Infer:
 
 
 def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
-    """BLEU of the translations of all test sentences."""
-
     def ask(tokens: torch.Tensor, position: int, state: Hypotheses) -> Tuple[torch.Tensor, torch.Tensor]:
         log_probabilities, weights, *changing = state.ask(tokens)
         state.changing = tuple(changing)
@@ -143,7 +137,6 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
-    """Build what is exported."""
     data = open_data(folder)
     network = GNMT(config, data.vocabulary.padded(config.vocabulary_multiple)).eval()
     network.load_state_dict(saved["network"])

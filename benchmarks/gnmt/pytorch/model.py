@@ -21,16 +21,12 @@ from benchmarks.translation.vocabulary import PAD
 
 
 class Encoded(NamedTuple):
-    """What the decoder attends to."""
-
     context: torch.Tensor  # (B, S, width): output of the encoder
     keys: torch.Tensor  # (B, S, width): its projection
     padding: torch.Tensor  # bool (B, S): True behind the end of a sentence
 
 
 class Attention(nn.Module):
-    """Normalized Bahdanau attention."""
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.query = nn.Linear(width, width, bias=False)
@@ -55,7 +51,7 @@ class Attention(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A bidirectional LSTM layer and one-directional ones, with residuals from the third on."""
+    # A bidirectional LSTM layer and one-directional ones, with residuals from the third on.
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -115,11 +111,10 @@ class Dropout(nn.Module):
         return functional.dropout(x, self.share, self.training) if self.share else x
 
     def of_embedding(self, x: torch.Tensor) -> torch.Tensor:
-        """Drop values of the input of the lowest layer."""
         return self(x) if self.at_inputs else x
 
     def joined(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """Concatenate a layer's input and the context, with dropout of both or of the first."""
+        # Concatenate a layer's input and the context, with dropout of both or of the first.
         if self.at_inputs:
             return self(torch.cat((x, context), 2))
         return torch.cat((self(x), context), 2)
@@ -145,7 +140,7 @@ class Decoder(nn.Module):
 
 
 class GNMT(nn.Module):
-    """Encoder, decoder, one table of embeddings for both, and the classifier."""
+    # Encoder, decoder, one table of embeddings for both, and the classifier.
 
     def __init__(self, config: Config, vocabulary: int) -> None:
         """``vocabulary``: entries, padding included."""
@@ -181,7 +176,6 @@ class GNMT(nn.Module):
         return decoded.transpose(0, 1)
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        """The smoothed loss of this rank's tokens, summed."""
         config, classifier = self.config, self.classifier
         with pytorch.autocast(batch.source.device, config.precision):
             hidden = self(batch.source, batch.source_lengths, batch.target_in)  # (B, T, width)

@@ -81,7 +81,7 @@ def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
-    """BLEU of the translations of all test sentences by all ranks, or None if the run is to stop."""
+    # BLEU of the translations of all test sentences by all ranks, or None if the run is to stop.
     batches = evaluation_input(training.config, data, run.ranks)
     translate = partial(decode, training.network, training.words)
     return evaluation.evaluate(training.network, batches, translate, SCORES, data, run)

@@ -1,1 +1,0 @@
-"""The encoder of BERT in PyTorch, without work on padding, and the files that weights are published in."""

@@ -180,7 +180,6 @@ def _fits(name: str, found: torch.Tensor, place: torch.Tensor) -> bool:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Convert a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="any file of weights; of TensorFlow's, the .index")
     parser.add_argument("out", type=Path, help="PyTorch file to write")

@@ -27,8 +27,6 @@ def without_bias(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of an encoder, and its dropout."""
-
     layers: int
     width: int
     heads: int
@@ -49,8 +47,6 @@ def shape_of(config: Any, vocabulary: int) -> Shape:
 
 @dataclass(frozen=True)
 class Rows:
-    """One batch as one row of tokens."""
-
     tokens: torch.Tensor  # int64 (T,)
     segments: torch.Tensor  # int64 (T,): 0 or 1
     positions: torch.Tensor  # int64 (T,): place of each token in its sequence
@@ -109,7 +105,7 @@ def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
 
 
 class Layer(nn.Module):
-    """Attention and two products, each with a residual sum and a layer norm behind it."""
+    # Attention and two products, each with a residual sum and a layer norm behind it.
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

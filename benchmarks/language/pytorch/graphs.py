@@ -23,7 +23,6 @@ class Filled(Protocol):
 
 
 def shapes(row: Filled) -> Tuple[int, ...]:
-    """Return the lengths of all tensors."""
     return tuple(map(len, row.tensors()))
 
 

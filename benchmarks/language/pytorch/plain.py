@@ -13,7 +13,7 @@ from benchmarks.language.pytorch.pieces import NORM_EPSILON
 
 
 class PlainEncoder(nn.Module):
-    """Embeddings and nn.TransformerEncoder of a benchmark's configuration."""
+    # Embeddings and nn.TransformerEncoder of a benchmark's configuration.
 
     def __init__(self, config: Any, vocabulary: int) -> None:
         super().__init__()

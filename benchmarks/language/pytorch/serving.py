@@ -36,7 +36,6 @@ def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def as_rows(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Rows:
-    """Return a table as a batch as training has it."""
     lengths = mask.sum(1).tolist()
     parts = [
         [torch.from_numpy(np.ascontiguousarray(row[:length])) for row, length in zip(each, lengths)]

@@ -36,8 +36,6 @@ from benchmarks.translation.vocabulary import PAD
 
 
 class PlainNetwork(nn.Module):
-    """The same network by PyTorch's own module."""
-
     def __init__(self, config: Config, vocabulary: int, longest: int) -> None:
         super().__init__()
         self.scale, self.dropout = math.sqrt(config.width), config.dropout
@@ -81,7 +79,6 @@ class PlainNetwork(nn.Module):
 def plain_step(
     config: Config, network: PlainNetwork, ranks: Ranks, next_batch: Callable[[], Batch]
 ) -> Callable[[], None]:
-    """A step of a plain loop."""
     optimizer = torch.optim.Adam(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 
     def step() -> None:
@@ -97,7 +94,6 @@ def plain_step(
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     data = open_data(folder)
     training = build(config, data.vocabulary.size, ranks, {})
     orders, positions = order_of(config, data, ranks), len(training.network.positions)

@@ -17,7 +17,7 @@ from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_lea
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, except where the data and the results are."""
+    # Everything that train.py needs to know, except where the data and the results are.
 
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
@@ -82,7 +82,7 @@ class Config:
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
+        # Target of each quality, by the names of benchmark.toml.
         return {"bleu": self.quality_target}
 
     def __post_init__(self) -> None:

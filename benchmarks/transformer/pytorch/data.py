@@ -16,7 +16,7 @@ from benchmarks.translation.pytorch.batches import SourceBatch, evaluation_batch
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    """Return what gives the training batches of an epoch."""
+    # Return what gives the training batches of an epoch.
 
     @lru_cache(maxsize=2)
     def of_epoch(epoch: int) -> Order:
@@ -35,6 +35,5 @@ def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Ord
 
 
 def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[SourceBatch]:
-    """Yield this rank's share of the test sentences."""
     order = for_evaluation(data.test.source.lengths, batch_size=config.eval_batch_size, ranks=ranks.size)
     return evaluation_batches(data.test.source, order, ranks)

@@ -43,8 +43,6 @@ POSITIONS = 5  # axis of a cache (B, K, layers, 2, heads, P, width / heads)
 
 
 class Encoder(nn.Module):
-    """What is done once a sentence."""
-
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
@@ -57,8 +55,6 @@ class Encoder(nn.Module):
 
 
 class Step(nn.Module):
-    """A decoder that keeps no state."""
-
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.network = network
@@ -106,7 +102,6 @@ def joined(memories: Memories) -> torch.Tensor:
 
 
 def parted(memory: torch.Tensor) -> Memories:
-    """Return keys and values of each layer."""
     return [each.unbind(1) for each in memory.unbind(1)]
 
 
@@ -127,7 +122,7 @@ def training_step(network: Network) -> Infer:
 
 
 def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
-    """BLEU of the translations of all test sentences, as the run scores them."""
+    # BLEU of the translations of all test sentences, as the run scores them.
 
     def ask(tokens: torch.Tensor, position: int, state: Hypotheses) -> Tuple[torch.Tensor, None]:
         log_probabilities, added = state.ask(tokens)
@@ -146,7 +141,6 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
-    """Build what is exported."""
     data = open_data(folder)
     network = Network(config, data.vocabulary.padded(config.vocabulary_multiple)).eval()
     network.load_state_dict(saved["network"])

@@ -135,22 +135,18 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(Norm(config.width) for _ in range(3 if decodes else 2))
 
     def enter(self, block: int, values: torch.Tensor) -> torch.Tensor:
-        """What a block works on."""
         return self.norms[block](values) if self.before else values
 
     def leave(self, block: int, residual: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-        """The residual stream behind a block."""
         summed = residual + functional.dropout(found, self.dropout, self.training)
         return summed if self.before else self.norms[block](summed)
 
     def feed_forward(self, values: torch.Tensor) -> torch.Tensor:
-        """The last block."""
         last = len(self.norms) - 1
         inner = functional.dropout(torch.relu(self.inner(self.enter(last, values))), self.relu_dropout, self.training)
         return self.leave(last, values, self.outer(inner))
 
     def encode(self, values: torch.Tensor, mask: Mask) -> torch.Tensor:
-        """A layer of the encoder."""
         heads = self.own.split(self.own.joint(self.enter(0, values)), 3)
         return self.feed_forward(self.leave(0, values, self.own(*heads, mask)))
 
@@ -193,8 +189,6 @@ class Cache(NamedTuple):
 
 
 class Network(nn.Module):
-    """Encoder, decoder and the table of embeddings."""
-
     def __init__(self, config: Config, vocabulary: int) -> None:
         """``vocabulary``: entries, padding included."""
         super().__init__()
@@ -237,7 +231,7 @@ class Network(nn.Module):
         return self.encoder_norm(values)
 
     def memories(self, encoded: torch.Tensor) -> Memories:
-        """Keys and values of the source for each layer of the decoder."""
+        # Keys and values of the source for each layer of the decoder.
         return [layer.across.split(layer.across.memory(encoded), 2) for layer in self.decoder]
 
     def forward(self, source: torch.Tensor, target: torch.Tensor, padded: bool = True) -> torch.Tensor:
@@ -253,7 +247,6 @@ class Network(nn.Module):
         return self.decoder_norm(values)
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        """The smoothed loss of this rank's tokens, summed."""
         config = self.config
         with pytorch.autocast(batch.source.device, config.precision):
             hidden = self(batch.source, batch.target_in).flatten(0, 1)  # (sentences * T, width)

@@ -1,1 +1,0 @@
-"""What the translation benchmarks have in common in PyTorch."""

@@ -35,16 +35,12 @@ class Batch(NamedTuple):
 
 
 class SourceBatch(NamedTuple):
-    """Sentences to translate."""
-
     indices: np.ndarray  # int64 (B,): which of the test part they are; B may be 0
     source: torch.Tensor  # as in ``Batch``
     source_lengths: torch.Tensor
 
 
 class Shape(NamedTuple):
-    """How a batch is laid out."""
-
     # Whether BOS comes before the source, as in GNMT's submission (seq2seq/data/tokenizer.py), not Transformer's.
     source_bos: bool = False
     multiple: int = 1  # lengths are padded to a multiple of this: tensor cores of fp16 and bf16 want 8
@@ -102,7 +98,6 @@ class TrainingInput:
         self.close = self._batches.close
 
     def next(self) -> Batch:
-        """Return the next batch."""
         return next(self._batches)
 
 

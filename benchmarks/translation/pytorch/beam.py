@@ -21,7 +21,7 @@ Coverage = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Rules(NamedTuple):
-    """What is searched for, apart from the beam's width."""
+    # What is searched for, apart from the beam's width.
 
     normalize: Normalize  # final score from sums of log-probabilities and numbers of tokens, EOS included
     # Penalty to add to it, from the sums over the tokens of the attention to each source position (..., S).
@@ -60,7 +60,7 @@ def coverage_penalty(factor: float) -> Coverage:
 
 
 class _Hypotheses(NamedTuple):
-    """Those of the n sentences that are still searched."""
+    # Those of the n sentences that are still searched.
 
     sentences: torch.Tensor  # (n,) places in the batch
     limits: torch.Tensor  # (n,) most tokens
@@ -77,7 +77,7 @@ class _Hypotheses(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The best hypothesis of each sentence of the batch that has ended."""
+    # The best hypothesis of each sentence of the batch that has ended.
 
     scores: torch.Tensor  # (batch,)
     tokens: torch.Tensor  # (batch, longest)

@@ -29,8 +29,6 @@ NextBatch = Callable[[], Batch]
 
 
 class Parts(NamedTuple):
-    """What a translator has of its own."""
-
     training: Training
     data: DataSet
     orders: Callable[[int], Order]
@@ -48,7 +46,6 @@ class Parts(NamedTuple):
 
 
 def subject(parts: Parts) -> bench.Subject:
-    """Return what is measured."""
     training, opened = parts.training, ExitStack()
     config, ranks = training.config, training.ranks
 
@@ -89,7 +86,7 @@ def subject(parts: Parts) -> bench.Subject:
 
 
 def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callable[[int], Order]:
-    """Return batches of a number of pairs of any of the admitted lengths."""
+    # Return batches of a number of pairs of any of the admitted lengths.
     fitting = np.flatnonzero(np.maximum(data.train.source.lengths, data.train.target.lengths) <= longest)
     steps = len(fitting) // (sentences * ranks)
 
@@ -101,7 +98,7 @@ def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callab
 
 
 def singles(batch: SourceBatch) -> Iterator[SourceBatch]:
-    """Yield its sentences without padding, again and again."""
+    # Yield its sentences without padding, again and again.
     parts: List[SourceBatch] = []
     for row, length in enumerate(batch.source_lengths.tolist()):
         one = slice(row, row + 1)

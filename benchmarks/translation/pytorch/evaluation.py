@@ -90,7 +90,7 @@ def _of_all_ranks(indices: List[int], hypotheses: List[List[int]], sentences: in
 
 
 def of_text(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
-    """Return the score that compares text with the reference's lines."""
+    # Return the score that compares text with the reference's lines.
     return lambda hypotheses, data: count([data.vocabulary.text(each) for each in hypotheses], data.references)
 
 

@@ -59,7 +59,7 @@ def row_loss(
 
 
 def specifications() -> List[Specification]:
-    """The kernel with and without the gradient, in each type, at a vocabulary of thousands."""
+    # The kernel with and without the gradient, in each type, at a vocabulary of thousands.
     return [
         Specification(
             smoothed_rows,

@@ -31,7 +31,7 @@ LOG_PROBABILITIES = Value("log_probabilities", "of each token to come next; thos
 
 
 class Hypotheses:
-    """A state of the beam search whose steps an exported decoder makes."""
+    # A state of the beam search whose steps an exported decoder makes.
 
     def __init__(self, infer: Infer, beam: int, fixed: Arrays, changing: Arrays) -> None:
         """Hold what a step takes.
@@ -72,14 +72,14 @@ def rows_of(array: np.ndarray) -> torch.Tensor:
 
 
 def evaluate(batches: Iterable[SourceBatch], data: DataSet, decode: Decode, score: Score) -> Dict[str, float]:
-    """Return the BLEU of the translations of all test sentences."""
+    # Return the BLEU of the translations of all test sentences.
     run: Any = SimpleNamespace(interrupted=False, interruptible=iter)
     hypotheses = translate(batches, len(data.test), decode, ALONE, run) or []
     return {"bleu": score(hypotheses, data)}
 
 
 def preprocessing(data: DataSet, source_bos: bool) -> Dict[str, Any]:
-    """What a client does to its text before the encoder, and to tokens behind the decoder."""
+    # What a client does to its text before the encoder, and to tokens behind the decoder.
     entries = data.vocabulary
     facts: Dict[str, Any] = {
         "languages": [data.source_language, data.target_language],

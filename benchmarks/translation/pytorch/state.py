@@ -12,8 +12,6 @@ from benchmarks.common.torch.flat_optimizer import FlatOptimizer, ScaleRule
 
 @dataclass(frozen=True)
 class Training:
-    """All that a step works on."""
-
     config: Any
     ranks: Ranks
     words: int  # entries of the vocabulary that a translation may have: without those that pad it
@@ -22,7 +20,6 @@ class Training:
     kernels: Mapping[str, str]  # chosen implementation of each operator
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return what all ranks have in common."""
         return {"network": self.network.state_dict(), "kernels": self.kernels, **self.optimizer.state_dict()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
