@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import count
+from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
@@ -30,8 +30,8 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import lamb
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.language.arrays import DataSet, open_data
-from benchmarks.language.pytorch.pieces import NORM_EPSILON
-from benchmarks.language.pytorch.plain import PlainEncoder, tables
+from benchmarks.language.pytorch.encoder import shape_of
+from benchmarks.language.pytorch.plain import PlainEncoder, plain_step
 
 TITLES = {
     "bare": "plain padded PyTorch loop, sequences/s",
@@ -45,49 +45,11 @@ TITLES = {
 LAMBS = {"lamb by tensors": "plain", "lamb": "fused"}
 
 
-class PlainNetwork(nn.Module):
-    # The same network by PyTorch's own module, with the vocabulary at every position.
-
-    def __init__(self, config: Config, vocabulary: int) -> None:
-        super().__init__()
-        width = config.width
-        self.encoder, self.norm = PlainEncoder(config, vocabulary), nn.LayerNorm(width, NORM_EPSILON)
-        self.transform, self.pooler, self.next = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 2)
-        self.bias = nn.Parameter(torch.zeros(vocabulary))
-
-    def forward(self, *given: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Logits (B, length, vocabulary) and (B, 2) of tokens, segments and where a token is."""
-        hidden = self.encoder(*given)
-        words = self.norm(functional.gelu(self.transform(hidden)))
-        logits = words @ self.encoder.words.weight.t() + self.bias
-        return logits, self.next(torch.tanh(self.pooler(hidden[:, 0])))
-
-
-def padded(part: MicroBatch) -> Tuple[torch.Tensor, ...]:
-    """Return tokens, segments, where a token is and labels (B, longest) of a micro-batch, and its next sentences."""
-    tokens, segments, there = tables(part.rows, part.rows.longest)
+def everywhere(part: MicroBatch) -> MicroBatch:
+    """Return a micro-batch that asks for the word at every place; only those of masked places count."""
     labels = torch.full_like(part.rows.tokens, NO_WORD)
     labels[part.masked] = part.labels
-    wide = torch.full(there.shape, NO_WORD, device=labels.device)
-    wide[there] = labels
-    return tokens, segments, there, wide, part.next
-
-
-def plain_step(
-    config: Config, network: PlainNetwork, ranks: Ranks, next_batch: Callable[[], List[Tuple[torch.Tensor, ...]]]
-) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        for *given, labels, follows in next_batch():
-            with pytorch.autocast(ranks.context, config.precision):
-                words, next_logits = network(*given)
-            loss = functional.cross_entropy(words.flatten(0, 1).float(), labels.flatten(), ignore_index=NO_WORD)
-            (loss + functional.cross_entropy(next_logits.float(), follows)).backward()
-        optimizer.step()
-
-    return step
+    return part._replace(masked=torch.arange(len(labels), device=labels.device), labels=labels)
 
 
 def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
@@ -110,12 +72,6 @@ def endless(data: DataSet, config: Config, ranks: Ranks, inputs: ExitStack) -> C
     return inputs.enter_context(closing(TrainingInput(config, data.train, ranks, 0))).next
 
 
-def in_turn(batches: List[List[Tuple[torch.Tensor, ...]]]) -> Callable[[], List[Tuple[torch.Tensor, ...]]]:
-    """Return what gives one of ``batches`` after the other, again and again."""
-    numbers: Iterator[int] = count()
-    return lambda: batches[next(numbers) % len(batches)]
-
-
 def evaluated(training: Training, part: MicroBatch) -> None:
     training.network.eval()
     with training.mixed_precision():
@@ -135,14 +91,15 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     (sample,) = synthetic_batch(
         replace(config, batch_size=config.eval_batch_size, accumulation=1), training.vocabulary, ranks
     )
-    network = PlainNetwork(config, training.vocabulary).to(ranks.context)
-    # Padded before the clock: the plain loop is not charged with its input.
+    network = model.Network(shape_of(config, training.vocabulary), "padded")
+    network.encoder = PlainEncoder(config, training.vocabulary)
+    # Read before the clock: the plain loop is not charged with its input.
     take = endless(data, replace(config, cuda_graph=False, fp8=False), ranks, inputs)
-    batches = [[padded(part) for part in take()] for _ in range(8)]
-    tokens = [(int(there.sum()), there.numel()) for batch in batches for _, _, there, _, _ in batch]
-    share = 1 - sum(there for there, _ in tokens) / sum(places for _, places in tokens)
+    batches = [[everywhere(part) for part in take()] for _ in range(8)]
+    rows = [part.rows for batch in batches for part in batch]
+    share = 1 - sum(len(each.tokens) for each in rows) / sum((len(each.offsets) - 1) * each.longest for each in rows)
     loops = {
-        "bare": bench.repeated(plain_step(config, network, ranks, in_turn(batches))),
+        "bare": bench.repeated(plain_step(config, network, network.loss, ranks.context, partial(next, cycle(batches)))),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
         "real": bench.training_loop(pytorch, config, ranks, step, endless(data, config, ranks, inputs)),
         "input": bench.repeated(endless(data, config, ranks, inputs)),

@@ -3,20 +3,19 @@
     $ python -m benchmarks.bert_squad.pytorch.bench --config config.json --data DATA
 
 The plain loop is what one would write first, as run_squad.py does: nn.TransformerEncoder on windows that are all padded
-to the longest length, the loss over padding too, torch.optim.AdamW. Speeds are sequences/s. The last line of the output
+to the longest length, torch.optim.AdamW. Speeds are sequences/s. The last line of the output
 is the result as JSON.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Callable
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from benchmarks.bert_squad.arrays import open_data
 from benchmarks.bert_squad.pytorch.config import Config
@@ -27,11 +26,12 @@ from benchmarks.bert_squad.pytorch.data import (
     steps_per_epoch,
     synthetic_batch,
 )
+from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.bert_squad.pytorch.train import build, logits, train_step
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language.pytorch.plain import PlainEncoder, tables
+from benchmarks.language.pytorch.plain import PlainEncoder, plain_step
 
 TITLES = {
     "bare": "plain PyTorch loop on padded windows, sequences/s",
@@ -42,32 +42,13 @@ TITLES = {
 }
 
 
-def plain_step(config: Config, vocabulary: int, ranks: Ranks, next_batch: Callable[[], Batch]) -> Callable[[], None]:
-    encoder = PlainEncoder(config, vocabulary)
-    network = nn.ModuleList([encoder, nn.Linear(config.width, 2)]).to(ranks.context)
-    optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
-
-    def step() -> None:
-        batch = next_batch()
-        optimizer.zero_grad()
-        with pytorch.autocast(ranks.context, config.precision):
-            both = network[1](encoder(*tables(batch.rows, config.sequence_length)))
-        first, last = both.float().unbind(2)
-        loss = functional.cross_entropy(first, batch.start) + functional.cross_entropy(last, batch.end)
-        (loss / 2).backward()
-        nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip or float("inf"))
-        optimizer.step()
-
-    return step
-
-
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     data = open_data(folder)
     training = build(config, data, ranks, {})
     steps = steps_per_epoch(config, data, ranks)
     inputs = ExitStack()
 
-    def opened() -> Callable[[], Batch]:
+    def opened(config: Config = config) -> Callable[[], Batch]:
         return inputs.enter_context(closing(TrainingInput(config, data, steps, ranks, 0))).next
 
     def step(batch: Batch) -> torch.Tensor:
@@ -76,8 +57,10 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     synthetic = synthetic_batch(config, training.vocabulary, ranks)
     evaluation = list(evaluation_batches(config, data.test, ranks))
     answered = next(islice(evaluation, len(evaluation) // 2, None))  # the longest come first
+    network, plain = Network(config, training.vocabulary, "padded"), opened(replace(config, cuda_graph=False))
+    network.encoder = PlainEncoder(config, training.vocabulary, config.sequence_length)
     loops = {
-        "bare": bench.repeated(plain_step(config, training.vocabulary, ranks, opened())),
+        "bare": bench.repeated(plain_step(config, network, network.loss_sum, ranks.context, lambda: [plain()])),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
         "real": bench.training_loop(pytorch, config, ranks, step, opened()),
         "input": bench.repeated(opened()),

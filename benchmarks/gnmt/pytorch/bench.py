@@ -13,10 +13,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Callable
-
-import torch
-from torch import nn
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
@@ -29,32 +25,11 @@ from benchmarks.gnmt.pytorch.search import decode
 from benchmarks.gnmt.pytorch.train import build, train_step
 from benchmarks.translation.arrays import open_data
 from benchmarks.translation.orders import GNMT_MARKS
-from benchmarks.translation.pytorch.batches import Batch, synthetic_batch
+from benchmarks.translation.pytorch.batches import synthetic_batch
 from benchmarks.translation.pytorch.bench import Parts, subject
-from benchmarks.translation.pytorch.loss import plain_loss
 
 DECODED = 32  # sentences of a batch that is translated on a CPU, at most: it takes seconds for them
 MARKS = 3  # tokens of a pair in addition to those of the data: BOS and EOS of the source, EOS of the target
-
-
-def plain_step(
-    config: Config, vocabulary: int, device: torch.device, next_batch: Callable[[], Batch]
-) -> Callable[[], None]:
-    network = GNMT(config, vocabulary).to(device)
-    network.decoder.attention.scores = attention.plain
-    optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate)
-
-    def step() -> None:
-        batch = next_batch()
-        optimizer.zero_grad()
-        with pytorch.autocast(device, config.precision):
-            logits = network.classifier(network(batch.source, batch.source_lengths, batch.target_in))
-        loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
-        (loss / batch.sentences).backward()
-        nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
-        optimizer.step()
-
-    return step
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
@@ -64,6 +39,8 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     mean = data.train.source.lengths.mean() + data.train.target.lengths.mean()
     length = round(float((mean + MARKS) / 2))
     at_once = config.eval_batch_size if config.device == "gpu" else min(DECODED, config.eval_batch_size)
+    plain = GNMT(config, words).to(ranks.context)
+    plain.decoder.attention.scores = attention.plain
     parts = Parts(
         training,
         data,
@@ -75,7 +52,8 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         synthetic=synthetic_batch(words, config.batch_size, length, ranks),
         synthetic_tokens=2 * length * config.batch_size,
         step=lambda batch: train_step(training, batch, bench.RATE),
-        plain_step=partial(plain_step, config, words, ranks.context),
+        plain=plain,
+        logits=lambda batch: plain.classifier(plain(batch.source, batch.source_lengths, batch.target_in)),
         decode=partial(decode, training.network, words),
         translated=next(evaluation_input(replace(config, eval_batch_size=at_once), data, ranks)),
         title=f"GNMT, width {config.width}, {config.layers} layers, vocabulary {words:,}, batch {config.batch_size}",

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Callable, List
 
 import torch
 from torch import nn
 
+from benchmarks.common.checks import bench
+from benchmarks.common.frameworks import pytorch
 from benchmarks.language.pytorch.attention import pad
-from benchmarks.language.pytorch.encoder import Rows
+from benchmarks.language.pytorch.encoder import Encoder, Rows, shape_of
 from benchmarks.language.pytorch.pieces import NORM_EPSILON
+
+NextBatch = Callable[[], List[Any]]  # gives the micro-batches of a step
 
 
 class PlainEncoder(nn.Module):
-    # Embeddings and nn.TransformerEncoder of a benchmark's configuration.
+    """Embeddings and nn.TransformerEncoder, in the place of an ``Encoder``."""
 
-    def __init__(self, config: Any, vocabulary: int) -> None:
+    def __init__(self, config: Any, vocabulary: int, longest: int = 0) -> None:
+        """Pad to ``longest``; 0 pads to the longest sequence of a batch."""
         super().__init__()
+        self.shape, self.longest = shape_of(config, vocabulary), longest
         sizes = (vocabulary, config.positions, 2)
         self.words, self.places, self.segments = (nn.Embedding(size, config.width) for size in sizes)
         self.norm, self.dropout = nn.LayerNorm(config.width, NORM_EPSILON), nn.Dropout(config.dropout)
@@ -25,16 +31,32 @@ class PlainEncoder(nn.Module):
         )
         self.layers = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
 
-    def forward(self, tokens: torch.Tensor, segments: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-        """(B, length, width) of three (B, length); ``there`` is true where a token is."""
-        places = self.places.weight[: tokens.shape[1]]
-        embedded = self.dropout(self.norm(self.words(tokens) + places + self.segments(segments)))
-        found: torch.Tensor = self.layers(embedded, src_key_padding_mask=~there)
-        return found
+    first = Encoder.first
+
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """Return the hidden states (T, width) of all tokens, computed in a table (B, longest)."""
+        lengths, longest = (rows.offsets[1:] - rows.offsets[:-1]).long(), self.longest or rows.longest
+        there = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        tokens, segments = pad(rows.tokens, there), pad(rows.segments, there)
+        embedded = self.words(tokens) + self.places.weight[:longest] + self.segments(segments)
+        hidden = self.layers(self.dropout(self.norm(embedded)), src_key_padding_mask=~there)
+        return hidden[there]
 
 
-def tables(rows: Rows, length: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens and segments (B, length) of a packed row, and where a token is."""
-    lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
-    there = torch.arange(length, device=lengths.device) < lengths[:, None]
-    return pad(rows.tokens, there), pad(rows.segments, there), there
+def plain_step(
+    config: Any, network: nn.Module, loss: Callable[[Any], torch.Tensor], device: torch.device, next_batch: NextBatch
+) -> Callable[[], None]:
+    """Return a step of a plain loop; ``loss`` is that of the network on a micro-batch."""
+    network.to(device)
+    optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part in next_batch():
+            with pytorch.autocast(device, config.precision):
+                found = loss(part)
+            found.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip or float("inf"))
+        optimizer.step()
+
+    return step

@@ -15,6 +15,7 @@ from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Batch, Shape, SourceBatch, TrainingInput
 from benchmarks.translation.pytorch.evaluation import Decode
+from benchmarks.translation.pytorch.loss import plain_loss
 from benchmarks.translation.pytorch.state import Training
 
 TITLES = {
@@ -39,7 +40,8 @@ class Parts(NamedTuple):
     synthetic: Batch
     synthetic_tokens: int
     step: Callable[[Batch], torch.Tensor]
-    plain_step: Callable[[NextBatch], Callable[[], None]]  # makes a step of a plain loop from what gives its batches
+    plain: torch.nn.Module  # the network of the plain loop
+    logits: Callable[[Batch], torch.Tensor]  # (B, T, vocabulary) of the plain network
     decode: Decode
     translated: SourceBatch  # sentences of the test part: translated at once, and one at a time
     title: str
@@ -62,7 +64,7 @@ def subject(parts: Parts) -> bench.Subject:
     plain = batches(any_order(parts.data, parts.longest, parts.sentences, ranks.size), parts.shape._replace(multiple=1))
     alone = singles(parts.translated)
     loops = {
-        "bare": bench.repeated(parts.plain_step(plain)),
+        "bare": bench.repeated(plain_step(parts, plain)),
         "synthetic": bench.training_loop(pytorch, config, ranks, parts.step, lambda: parts.synthetic),
         "real": bench.training_loop(pytorch, config, ranks, parts.step, batches(parts.orders, parts.shape)),
         "input": bench.repeated(batches(parts.orders, parts.shape)),
@@ -83,6 +85,24 @@ def subject(parts: Parts) -> bench.Subject:
         close=opened.close,
         unit="tokens",
     )
+
+
+def plain_step(parts: Parts, next_batch: NextBatch) -> Callable[[], None]:
+    """Return a step of a plain loop: the logits of a whole batch at once, torch.optim.Adam."""
+    config, network = parts.training.config, parts.plain
+    optimizer = torch.optim.Adam(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
+
+    def step() -> None:
+        batch = next_batch()
+        optimizer.zero_grad()
+        with pytorch.autocast(batch.source.device, config.precision):
+            logits = parts.logits(batch)
+        loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
+        (loss / batch.all_tokens).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip or float("inf"))
+        optimizer.step()
+
+    return step
 
 
 def any_order(data: DataSet, longest: int, sentences: int, ranks: int) -> Callable[[int], Order]:
