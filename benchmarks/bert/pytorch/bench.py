@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks.bert.pytorch import model
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import NO_WORD, Batch, MicroBatch, TrainingInput, synthetic_batch
+from benchmarks.bert.pytorch.data import NO_WORD, Batch, MicroBatch, synthetic_batch, training_input
 from benchmarks.bert.pytorch.train import Training, build, train_step
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
@@ -69,7 +69,7 @@ def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
 
 
 def endless(data: DataSet, config: Config, ranks: Ranks, inputs: ExitStack) -> Callable[[], Batch]:
-    return inputs.enter_context(closing(TrainingInput(config, data.train, ranks, 0))).next
+    return partial(next, inputs.enter_context(closing(training_input(config, data.train, ranks, 0))))
 
 
 def evaluated(training: Training, part: MicroBatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import closing
 from functools import partial
 from itertools import count
-from typing import Generator, List, NamedTuple, Optional, Sequence
+from typing import Generator, List, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from benchmarks.bert.pytorch.config import Config
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.language.arrays import Samples, ragged
-from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows
+from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinned, to_device
 
 THREADS = 2  # that build batches: one takes less than a millisecond per hundred samples
 NO_WORD = -100  # label of a place without a masked word, which PyTorch's cross-entropy leaves out
@@ -36,20 +36,6 @@ class MicroBatch(NamedTuple):
     # fp32 (2,): factors on the summed losses of masked words and next sentences, so that the ranks' gradients sum to
     # that of both means.
     weights: torch.Tensor = ONES
-
-    def tensors(self) -> List[torch.Tensor]:
-        rows = self.rows
-        return [rows.tokens, rows.segments, rows.positions, rows.offsets, *self[1:]]
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> MicroBatch:
-        """Return the same part with other ``tensors``."""
-        tokens, segments, positions, offsets, *others = tensors
-        rows = Rows(tokens, segments, positions, offsets, self.rows.longest, self.rows.padding)
-        return MicroBatch(rows, *others)
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """Copy to a device; from pinned memory nobody waits."""
-        return self.of([each.to(device, non_blocking=True) for each in self.tensors()])
 
 
 Batch = List[MicroBatch]  # this rank's samples of a step, in the parts that they are computed in
@@ -125,7 +111,7 @@ def ready(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroB
     part = weighted(part, config, ranks, masked)
     if config.fills_rows:
         part = filled(part, config)
-    return part.of([each.pin_memory() for each in part.tensors()]) if ranks.context.type == "cuda" else part
+    return pinned(part, ranks.context)
 
 
 def filled(part: MicroBatch, config: Config) -> MicroBatch:
@@ -164,44 +150,34 @@ def weighted(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> Mic
     return part._replace(weights=weights)
 
 
-class TrainingInput:
-    """An endless stream of training batches on this rank's device, from ``first_step`` of the run on.
+def training_input(config: Config, samples: Samples, ranks: Ranks, first_step: int) -> Generator[Batch, None, None]:
+    """Yield training batches without end on this rank's device, from ``first_step`` of the run on.
 
     Nothing is read before the first batch is asked for. ``close`` ends the threads that read ahead.
     """
-
-    def __init__(self, config: Config, samples: Samples, ranks: Ranks, first_step: int) -> None:
-        make = partial(step_of, config, samples, ranks)
-        self._batches = read_ahead(make, count(first_step), config.prefetch, THREADS)
-        self._device = ranks.context
-        self.close = self._batches.close
-
-    def next(self) -> Batch:
-        batch = next(self._batches)
-        return batch if self._device.type == "cpu" else [part.to(self._device) for part in batch]
+    make = partial(step_of, config, samples, ranks)
+    with closing(read_ahead(make, count(first_step), config.prefetch, THREADS)) as batches:
+        for batch in batches:
+            yield [to_device(part, ranks.context) for part in batch]
 
 
-class EvaluationInput:
-    """Passes over the evaluation samples, each on one rank; all ranks have as many batches, the last may be empty."""
+def evaluation_input(config: Config, samples: Samples, ranks: Ranks) -> Generator[Optional[MicroBatch], None, None]:
+    """Yield this rank's evaluation samples, neighbours in length together; None where it has none left.
 
-    def __init__(self, config: Config, samples: Samples, ranks: Ranks) -> None:
-        self.masked = len(samples.masked_labels)
-        self._config, self._samples, self._ranks = config, samples, ranks
+    All ranks have as many batches.
+    """
+    order, size = np.argsort(samples.lengths, kind="stable"), config.eval_batch_size
+    mine = order[ranks.rank :: ranks.size]
+    batches = [mine[begin : begin + size] for begin in range(0, -(-len(order) // ranks.size), size)]
+    there = [chosen for chosen in batches if len(chosen)]
 
-    def one_pass(self) -> Generator[Optional[MicroBatch], None, None]:
-        """Yield batches of neighbours in length; None where this rank has no sample left."""
-        size, ranks = self._config.eval_batch_size, self._ranks
-        order = np.argsort(self._samples.lengths, kind="stable")
-        mine = order[ranks.rank :: ranks.size]
-        batches = [mine[begin : begin + size] for begin in range(0, -(-len(order) // ranks.size), size)]
-        there = [chosen for chosen in batches if len(chosen)]
-        with closing(read_ahead(self._part, there, self._config.prefetch, THREADS)) as parts:
-            for part in parts:
-                yield part.to(ranks.context)
-        yield from [None] * (len(batches) - len(there))
+    def make(chosen: np.ndarray) -> MicroBatch:
+        return ready(part_of(samples, chosen), config, ranks, 1)
 
-    def _part(self, chosen: np.ndarray) -> MicroBatch:
-        return ready(part_of(self._samples, chosen), self._config, self._ranks, 1)
+    with closing(read_ahead(make, there, config.prefetch, THREADS)) as parts:
+        for part in parts:
+            yield to_device(part, ranks.context)
+    yield from [None] * (len(batches) - len(there))
 
 
 def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
@@ -225,5 +201,5 @@ def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int =
     follows = torch.randint(2, (per_part,), generator=generator)
     flat = (places + torch.arange(per_part)[:, None] * length).flatten()
     part = MicroBatch(rows, flat, labels, follows)
-    part = ready(part, config, ranks, len(labels) * ranks.size * config.accumulation).to(ranks.context)
-    return [part] * config.accumulation
+    part = ready(part, config, ranks, len(labels) * ranks.size * config.accumulation)
+    return [to_device(part, ranks.context)] * config.accumulation

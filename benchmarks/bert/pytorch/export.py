@@ -5,7 +5,6 @@ $ python -m benchmarks.bert.pytorch.export --experiment RUN/experiment_0 --data 
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import EvaluationInput, MicroBatch
+from benchmarks.bert.pytorch.data import MicroBatch, evaluation_input
 from benchmarks.bert.pytorch.model import Network
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value
@@ -65,14 +64,12 @@ def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
 
 def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
     right = 0
-    evaluation = EvaluationInput(config, data.test, ALONE)
-    with closing(evaluation.one_pass()) as parts:
-        for part in parts:
-            if part is not None:
-                places, there = places_of(part, data.max_predictions)
-                words, _ = infer(*serving.table(part.rows, data.sequence_length), places)
-                right += int((words.argmax(2)[there] == part.labels.numpy()).sum())
-    return {"masked_accuracy": right / evaluation.masked}
+    for part in evaluation_input(config, data.test, ALONE):
+        if part is not None:
+            places, there = places_of(part, data.max_predictions)
+            words, _ = infer(*serving.table(part.rows, data.sequence_length), places)
+            right += int((words.argmax(2)[there] == part.labels.numpy()).sum())
+    return {"masked_accuracy": right / len(data.test.masked_labels)}
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:

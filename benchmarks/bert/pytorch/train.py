@@ -18,19 +18,18 @@ import torch
 
 from benchmarks.bert import events
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import Batch, EvaluationInput, MicroBatch, TrainingInput, synthetic_batch
+from benchmarks.bert.pytorch.data import Batch, MicroBatch, evaluation_input, synthetic_batch, training_input
 from benchmarks.bert.pytorch.model import Network, decay_of, parts_of
 from benchmarks.bert.schedule import learning_rate
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run import stopping
-from benchmarks.common.run.mllog import samples
+from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import abilities, lamb
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
-from benchmarks.language.arrays import DataSet, open_data
+from benchmarks.language.arrays import DataSet, Samples, open_data
 from benchmarks.language.pytorch import attention, checkpoint, fp8
 from benchmarks.language.pytorch.encoder import shape_of
 from benchmarks.language.pytorch.graphs import captured
@@ -168,11 +167,11 @@ def micro_step(training: Training, micro_batch: MicroBatch) -> torch.Tensor:
     return loss.detach()
 
 
-def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optional[Dict[str, float]]:
+def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[str, float]]:
     """Share of the masked words of all ranks that are predicted, and further figures; None if the run is to stop."""
     sums = torch.zeros(5, dtype=torch.float64, device=run.ranks.context)
     training.network.eval()
-    with closing(evaluation.one_pass()) as parts:
+    with closing(evaluation_input(training.config, samples, run.ranks)) as parts:
         for part in run.interruptible(parts):
             if part is not None:
                 with training.mixed_precision():
@@ -180,10 +179,11 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
     training.network.train()
     if run.interrupted:
         return None
-    right, loss, follows, count = run.total(sums, evaluation.masked)
+    masked = len(samples.masked_labels)
+    right, loss, follows, count = run.total(sums, masked)
     return {
-        "masked_accuracy": right / evaluation.masked,
-        "masked_loss": loss / evaluation.masked,
+        "masked_accuracy": right / masked,
+        "masked_loss": loss / masked,
         "next_accuracy": follows / count,
     }
 
@@ -223,8 +223,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     # No sample is read before run_start.
     with run.timed(events.timeline(config, ranks.size)) as timeline:
         optimizer = training.optimizer
-        batches = TrainingInput(config, data.train, ranks, run.position + optimizer.uncounted)
-        evaluation = EvaluationInput(config, data.test, ranks)
+        batches = training_input(config, data.train, ranks, run.position + optimizer.uncounted)
         run.register_state(training.state_dict, training.rank_state_dict)
         # As submitted: neither the rate nor the samples trained on advance with a step that is skipped.
         rates = Rates(optimizer, partial(learning_rate, config), timeline.steps)
@@ -234,12 +233,12 @@ def main(argv: Optional[List[str]] = None) -> int:
             for _ in run.blocks():
                 for number in run.steps():
                     rate = rates.of(number)
-                    run.report(train_step(training, run.wait_for(batches.next), rate, interruptible), rate)
+                    run.report(train_step(training, run.wait_for(partial(next, batches)), rate, interruptible), rate)
                 if run.evaluates():
-                    run.evaluated(evaluate(training, evaluation, run))
+                    run.evaluated(evaluate(training, data.test, run))
         if not run.interrupted:
             # As submitted: of the samples that the run trained on.
-            run.log(samples(run.position * config.batch_size * ranks.size, len(data.test)))
+            run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(data.test)))
     return run.finish()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Callable
@@ -21,10 +22,10 @@ from benchmarks.bert_squad.arrays import open_data
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import (
     Batch,
-    TrainingInput,
     evaluation_batches,
     steps_per_epoch,
     synthetic_batch,
+    training_input,
 )
 from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.bert_squad.pytorch.train import build, logits, train_step
@@ -49,7 +50,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     inputs = ExitStack()
 
     def opened(config: Config = config) -> Callable[[], Batch]:
-        return inputs.enter_context(closing(TrainingInput(config, data, steps, ranks, 0))).next
+        return partial(next, inputs.enter_context(closing(training_input(config, data, steps, ranks, 0))))
 
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, 0.0)
@@ -71,7 +72,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         f"BERT on SQuAD, {config.layers} layers, width {config.width}, {config.sequence_length} tokens, of which "
         f"{padding:.0%} would be padding, {config.batch_size} windows, {config.precision}, one {config.device}"
     )
-    samples = {"evaluation": len(answered)}
+    samples = {"evaluation": len(answered.start)}
     return bench.Subject(title, config.batch_size, loops, TITLES, samples=samples, close=inputs.close)
 
 

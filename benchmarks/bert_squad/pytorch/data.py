@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Generator, Iterator, List, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Generator, Iterator, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +14,10 @@ from benchmarks.bert_squad.arrays import DataSet, Windows
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows
+from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinned, to_device
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """This rank's windows of a step: B windows of T tokens together, like lengths next to each other."""
 
     rows: Rows
@@ -25,20 +25,7 @@ class Batch:
     wide: torch.Tensor
     start: torch.Tensor  # int64 (B,): place of the answer's first token in its window
     end: torch.Tensor  # int64 (B,): that of its last one
-    indices: np.ndarray  # int64 (B,): which windows they are
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def tensors(self) -> List[torch.Tensor]:
-        rows = self.rows
-        return [rows.tokens, rows.segments, rows.positions, rows.offsets, self.wide, self.start, self.end]
-
-    def of(self, tensors: Sequence[torch.Tensor]) -> Batch:
-        """Return the same windows with other ``tensors``."""
-        tokens, segments, positions, offsets, wide, start, end = tensors
-        rows = Rows(tokens, segments, positions, offsets, self.rows.longest, self.rows.padding)
-        return Batch(rows, wide, start, end, self.indices)
+    indices: torch.Tensor  # int64 (B,): which windows they are
 
 
 def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
@@ -66,7 +53,7 @@ def gathered(windows: Windows, indices: np.ndarray) -> Batch:
     lengths = (rows.offsets[1:] - rows.offsets[:-1]).long()
     wide = torch.repeat_interleave(torch.arange(len(indices)) * rows.longest, lengths) + rows.positions
     start, end = (torch.from_numpy(each[indices].astype(np.int64)) for each in (windows.start, windows.end))
-    return Batch(rows, wide, start, end, indices)
+    return Batch(rows, wide, start, end, torch.from_numpy(indices))
 
 
 def filled(batch: Batch, config: Config) -> Batch:
@@ -80,39 +67,22 @@ def filled(batch: Batch, config: Config) -> Batch:
     owners = torch.div(batch.wide, max(1, batch.rows.longest), rounding_mode="floor")
     wide = owners * longest + batch.rows.positions
     missing = len(rows.tokens) - there
-    return replace(batch, rows=rows, wide=torch.cat([wide, wide.new_full((missing,), len(batch) * longest)]))
+    return batch._replace(rows=rows, wide=torch.cat([wide, wide.new_full((missing,), len(batch.start) * longest)]))
 
 
-def to_device(batch: Batch, device: torch.device, pin: bool = False) -> Batch:
-    """Return a batch on ``device``; with ``pin`` in memory from which a copy to it waits for nothing."""
-    if device.type == "cpu":
-        return batch
-    return batch.of([each.pin_memory() if pin else each.to(device, non_blocking=True) for each in batch.tensors()])
-
-
-class TrainingInput:
-    """An endless stream of training batches from ``position`` (steps done) on; ``close`` ends its thread.
+def training_input(
+    config: Config, data: DataSet, steps: int, ranks: Ranks, position: int
+) -> Generator[Batch, None, None]:
+    """Yield training batches without end from ``position`` (steps done) on; ``close`` ends the thread that reads ahead.
 
     Nothing is read before the first batch is asked for.
     """
 
-    def __init__(self, config: Config, data: DataSet, steps: int, ranks: Ranks, position: int) -> None:
-        self._batches = _training_batches(config, data.train, steps, ranks, position)
-        self.close = self._batches.close
-
-    def next(self) -> Batch:
-        return next(self._batches)
-
-
-def _training_batches(
-    config: Config, windows: Windows, steps: int, ranks: Ranks, position: int
-) -> Generator[Batch, None, None]:
     def make(step: int) -> Batch:
-        batch = gathered(windows, chosen(config, windows, step, steps, ranks))
-        return to_device(filled(batch, config) if config.cuda_graph else batch, ranks.context, pin=True)
+        batch = gathered(data.train, chosen(config, data.train, step, steps, ranks))
+        return pinned(filled(batch, config) if config.cuda_graph else batch, ranks.context)
 
-    endless = range(position, 2**62)
-    with closing(read_ahead(make, endless, config.prefetch, 1)) as batches:
+    with closing(read_ahead(make, count(position), config.prefetch, 1)) as batches:
         for batch in batches:
             yield to_device(batch, ranks.context)
 
@@ -123,8 +93,7 @@ def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterat
     size = config.eval_batch_size * ranks.size
 
     def make(begin: int) -> Batch:
-        indices = order[begin : begin + size][ranks.rank :: ranks.size]
-        return to_device(gathered(windows, indices), ranks.context, pin=True)
+        return pinned(gathered(windows, order[begin : begin + size][ranks.rank :: ranks.size]), ranks.context)
 
     with closing(read_ahead(make, range(0, len(order), size), config.prefetch, 1)) as batches:
         for batch in batches:

@@ -43,8 +43,8 @@ def answer(
     rows: List[List[float]] = []
     answered = 0
     for batch in run.interruptible(batches):
-        answered += len(batch)
-        if len(batch):
+        answered += len(batch.start)
+        if len(batch.start):
             rows += _spans_of(config, batch, data, logits(batch).cpu())
     if run.interrupted:
         return None

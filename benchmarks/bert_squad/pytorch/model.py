@@ -42,7 +42,7 @@ class Network(nn.Module):
 
 def in_tables(logits: torch.Tensor, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return both logits as (B, longest), minus infinity behind a window's end."""
-    count, longest = len(batch), batch.rows.longest
+    count, longest = len(batch.start), batch.rows.longest
     empty = logits.new_full((count * longest + 1, 2), float("-inf"))  # the last place is for padding
     first, last = empty.index_copy(0, batch.wide, logits)[:-1].view(count, longest, 2).unbind(2)
     return first, last

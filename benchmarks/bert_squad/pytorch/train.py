@@ -22,10 +22,10 @@ from benchmarks.bert_squad.arrays import DataSet, open_data
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import (
     Batch,
-    TrainingInput,
     evaluation_batches,
     steps_per_epoch,
     synthetic_batch,
+    training_input,
 )
 from benchmarks.bert_squad.pytorch.evaluation import answer, quality
 from benchmarks.bert_squad.pytorch.model import Network
@@ -111,8 +111,8 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any])
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """Forward, backward and update on one batch; return the mean loss of this rank's windows, on the device."""
     loss = training.forward_and_backward(batch)
-    training.optimizer.step(rate, len(batch) * training.ranks.size)
-    return loss / len(batch)
+    training.optimizer.step(rate, len(batch.start) * training.ranks.size)
+    return loss / len(batch.start)
 
 
 def forward_and_backward(training: Training, batch: Batch) -> torch.Tensor:
@@ -188,14 +188,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     timeline = events.timeline(config, steps)
     # No window is read before run_start.
     with run.timed(timeline):
-        batches = TrainingInput(config, data, steps, ranks, run.position)
+        batches = training_input(config, data, steps, ranks, run.position)
         questions = data.passport["facts"]["questions"]
         run.log(samples(questions["train"], questions["test"]))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    batch, rate = run.wait_for(batches.next), learning_rate(config, number, timeline.steps)
+                    batch, rate = run.wait_for(partial(next, batches)), learning_rate(config, number, timeline.steps)
                     run.report(train_step(training, batch, rate), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, run))

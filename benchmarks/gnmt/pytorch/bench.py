@@ -20,8 +20,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape
-from benchmarks.gnmt.pytorch.model import GNMT
-from benchmarks.gnmt.pytorch.search import decode
+from benchmarks.gnmt.pytorch.model import GNMT, decode
 from benchmarks.gnmt.pytorch.train import build, train_step
 from benchmarks.translation.arrays import open_data
 from benchmarks.translation.orders import GNMT_MARKS

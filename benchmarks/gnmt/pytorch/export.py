@@ -19,8 +19,7 @@ from benchmarks.common.export.torch import TOOLS, as_tensors, inferring
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input
-from benchmarks.gnmt.pytorch.model import GNMT, Decoding, Encoded
-from benchmarks.gnmt.pytorch.search import search
+from benchmarks.gnmt.pytorch.model import GNMT, Decoding, Encoded, search
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.pytorch import serving

@@ -27,13 +27,12 @@ from benchmarks.common.torch.generators import drawn_from, seed_dropout, without
 from benchmarks.gnmt import events
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape
-from benchmarks.gnmt.pytorch.model import GNMT
-from benchmarks.gnmt.pytorch.search import decode
+from benchmarks.gnmt.pytorch.model import GNMT, decode
 from benchmarks.gnmt.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.pytorch import evaluation, operators
-from benchmarks.translation.pytorch.batches import Batch, TrainingInput, synthetic_batch
+from benchmarks.translation.pytorch.batches import Batch, synthetic_batch, training_input
 from benchmarks.translation.pytorch.state import Training, adam
 
 SCORES = {"bleu": evaluation.of_text(sacrebleu_score)}
@@ -97,14 +96,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     orders = order_of(config, data, ranks)
     # No sentence, nor the length of one, is read before run_start.
     with run.timed(lambda: events.timeline(config, run.open(lambda: orders(0)).steps)):
-        batches = TrainingInput(data.train, orders, ranks, run.position, shape(config), config.prefetch)
+        batches = training_input(data.train, orders, ranks, run.position, shape(config), config.prefetch)
         run.log(samples(len(orders(0).sentences), len(data.test)))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)
         rates = Rates(training.optimizer, partial(learning_rate, config), config.epochs * orders(0).steps)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    batch, rate = run.wait_for(batches.next), rates.of(number)
+                    batch, rate = run.wait_for(partial(next, batches)), rates.of(number)
                     loss = train_step(training, batch, rate)
                     run.report(loss, rate, batch.all_source_tokens + batch.all_tokens)
                 if run.evaluates():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -102,6 +102,38 @@ def fill_up(rows: Rows, tokens: int, pads: int, longest: int) -> Rows:
     wide = [functional.pad(each, (0, missing)) for each in (rows.tokens, rows.segments, rows.positions)]
     offsets = torch.cat([rows.offsets, rows.offsets.new_tensor(ends)])
     return Rows(wide[0], wide[1], wide[2], offsets, longest, pads)
+
+
+# -- batches: tuples of rows and of tensors on the same device ---------------------------------------------------
+
+BatchT = TypeVar("BatchT", bound=Tuple[Any, ...])
+
+
+def tensors_of(batch: Tuple[Any, ...]) -> List[torch.Tensor]:
+    """Return all that is computed on."""
+    rows, *others = batch
+    return [rows.tokens, rows.segments, rows.positions, rows.offsets, *others]
+
+
+def with_tensors(batch: BatchT, tensors: Sequence[torch.Tensor]) -> BatchT:
+    """Return the same batch with other ``tensors``."""
+    tokens, segments, positions, offsets, *others = tensors
+    rows = Rows(tokens, segments, positions, offsets, batch[0].longest, batch[0].padding)
+    kind: Any = type(batch)
+    return kind(rows, *others)
+
+
+def pinned(batch: BatchT, device: torch.device) -> BatchT:
+    """Return a batch in memory from which a copy to ``device`` waits for nothing."""
+    return with_tensors(batch, [each.pin_memory() for each in tensors_of(batch)]) if device.type == "cuda" else batch
+
+
+def to_device(batch: BatchT, device: torch.device) -> BatchT:
+    """Copy to a device; from pinned memory nobody waits."""
+    return with_tensors(batch, [each.to(device, non_blocking=True) for each in tensors_of(batch)])
+
+
+# -- layers ----------------------------------------------------------------------------------------------------
 
 
 class Layer(nn.Module):

@@ -19,8 +19,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
-from benchmarks.transformer.pytorch.model import Network
-from benchmarks.transformer.pytorch.search import decode
+from benchmarks.transformer.pytorch.model import Network, decode
 from benchmarks.transformer.pytorch.train import build, train_step
 from benchmarks.translation.arrays import open_data
 from benchmarks.translation.orders import MARKS

@@ -25,9 +25,9 @@ from benchmarks.transformer.pytorch.model import (
     State,
     mask_of,
     plain_attention,
+    search,
     sinusoids,
 )
-from benchmarks.transformer.pytorch.search import search
 from benchmarks.transformer.pytorch.train import score_of
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.pytorch import serving

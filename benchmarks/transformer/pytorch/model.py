@@ -17,7 +17,8 @@ from torch.nn import functional
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.translation.pytorch.batches import Batch
+from benchmarks.translation.pytorch import beam
+from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
 from benchmarks.translation.pytorch.operators import layer_norm
 from benchmarks.translation.vocabulary import PAD
@@ -305,3 +306,26 @@ class State:
         if len(sentences) < len(self.mask):
             self.mask = self.mask.index_select(0, sentences)
             self.memories = [tuple(each.index_select(0, sentences) for each in memory) for memory in self.memories]
+
+
+# -- translation -----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def decode(network: Network, words: int, batch: SourceBatch) -> List[List[int]]:
+    """Translate a batch; ``words``: entries to choose from."""
+    config = network.config
+    with pytorch.autocast(batch.source.device, config.precision):
+        state = State.of(network, batch.source, config.beam)
+        return search(
+            config, words, batch, state, lambda tokens, position, state: (network.next(tokens, position, state), None)
+        )
+
+
+def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
+    """Translate a batch as submitted, whatever makes a ``step`` from a ``state``."""
+    normalize = beam.length_penalty(config.length_penalty, config.length_constant)
+    # In tokens, EOS included on both sides.
+    longest = [int(config.longest_factor * length) + config.longest_offset for length in batch.source_lengths.tolist()]
+    rules = beam.Rules(normalize, shortest=1, vocabulary=words)
+    return beam.search(step, state, batch, beam=config.beam, longest=longest, rules=rules)

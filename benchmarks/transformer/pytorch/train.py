@@ -28,13 +28,12 @@ from benchmarks.common.torch.generators import drawn_from, seed_dropout, without
 from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
-from benchmarks.transformer.pytorch.model import Network, Norm
-from benchmarks.transformer.pytorch.search import decode
+from benchmarks.transformer.pytorch.model import Network, Norm, decode
 from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import fairseq_score, plain_score, sacrebleu_score, tokenized_score
 from benchmarks.translation.pytorch import evaluation, operators
-from benchmarks.translation.pytorch.batches import Batch, TrainingInput, synthetic_batch
+from benchmarks.translation.pytorch.batches import Batch, synthetic_batch, training_input
 from benchmarks.translation.pytorch.state import Training, adam
 
 
@@ -117,14 +116,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     orders = order_of(config, data, ranks)
     # No sentence, nor the length of one, is read before run_start.
     with run.timed(lambda: events.timeline(config, run.open(lambda: orders(0)).steps)):
-        batches = TrainingInput(data.train, orders, ranks, run.position, ahead=config.prefetch)
+        batches = training_input(data.train, orders, ranks, run.position, ahead=config.prefetch)
         run.log(samples(len(data.train), len(data.test)))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)
         rates = Rates(training.optimizer, partial(learning_rate, config), config.epochs * orders(0).steps)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    batch, rate = run.wait_for(batches.next), rates.of(number)
+                    batch, rate = run.wait_for(partial(next, batches)), rates.of(number)
                     run.report(train_step(training, batch, rate), rate, batch.all_tokens)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, run))

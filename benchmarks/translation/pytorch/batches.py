@@ -78,44 +78,33 @@ def padded(
     return found, whole
 
 
-class TrainingInput:
-    """An endless stream of training batches from ``position`` (steps done) on.
-
-    Nothing is read before the first batch is asked for. ``close`` ends the threads.
-    """
-
-    def __init__(
-        self,
-        pairs: Pairs,
-        order_of: Callable[[int], Order],
-        ranks: Ranks,
-        position: int,
-        shape: Shape = PLAIN,
-        ahead: int = AHEAD,
-    ) -> None:
-        """Go through ``order_of`` each epoch from 0; all have the same number of steps. ``ahead`` 0 has no threads."""
-        self._batches = _training_batches(pairs, order_of, ranks, position, shape, ahead)
-        self.close = self._batches.close
-
-    def next(self) -> Batch:
-        return next(self._batches)
-
-
 class _Task(NamedTuple):
     order: Order
     step: int
 
 
-def _training_batches(
-    pairs: Pairs, order_of: Callable[[int], Order], ranks: Ranks, position: int, shape: Shape, ahead: int
+def training_input(
+    pairs: Pairs,
+    order_of: Callable[[int], Order],
+    ranks: Ranks,
+    position: int,
+    shape: Shape = PLAIN,
+    ahead: int = AHEAD,
 ) -> Generator[Batch, None, None]:
-    copy = partial(_tensor, device=ranks.context)
+    """Yield training batches without end from ``position`` (steps done) on; ``close`` ends the threads.
 
-    def make(task: _Task) -> Batch:
-        return _build(pairs, task, ranks, shape, copy)
+    Nothing is read before the first batch is asked for.
 
+    Args:
+        pairs: of the training part.
+        order_of: makes the order of an epoch, counted from 0; all have the same number of steps.
+        ranks: of the job.
+        position: steps done.
+        shape: of batches.
+        ahead: batches that wait at most; 0 has no threads.
+    """
     tasks = _tasks(order_of, position, ahead)
-    with closing(tasks), closing(read_ahead(make, tasks, ahead, 1)) as batches:
+    with closing(tasks), closing(read_ahead(partial(_build, pairs, ranks, shape), tasks, ahead, 1)) as batches:
         for batch in batches:
             yield _arrived(batch, ranks.context)
 
@@ -130,8 +119,8 @@ def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Gener
             step = 0
 
 
-def _build(pairs: Pairs, task: _Task, ranks: Ranks, shape: Shape, copy: Callable[[np.ndarray], torch.Tensor]) -> Batch:
-    order, first = task.order, task.step * ranks.size
+def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: _Task) -> Batch:
+    order, first, copy = task.order, task.step * ranks.size, partial(_tensor, device=ranks.context)
     indices = order.batch(task.step, ranks.rank, ranks.size)
     every = order.sentences[order.bounds[first] : order.bounds[first + ranks.size]]
     source, source_lengths = padded(pairs.source, indices, int(shape.source_bos), 1, shape.multiple)

@@ -24,16 +24,15 @@ class Rules(NamedTuple):
     # What is searched for, apart from the beam's width.
 
     normalize: Normalize  # final score from sums of log-probabilities and numbers of tokens, EOS included
-    # Penalty to add to it, from the sums over the tokens of the attention to each source position (..., S).
+    # Penalty to add to it, from the sums over the tokens of the attention to each source position (..., S), where ended
+    # hypotheses stay. The sums keep their place in the beam when hypotheses change places, as in GNMT's submission; the
+    # paper means that they follow their hypotheses (Wu et al. 2016, equation 14).
     coverage: Optional[Coverage] = None
     # Whether a hypothesis that has ended keeps its place in the beam by its sum, and the search ends when all have
     # (GNMT, v0.7 NVIDIA seq2seq/inference/beam_search.py). Else it leaves the beam when it is among the best ``beam``
     # continuations, and the search ends when ``beam`` have (Transformer, v0.7 NVIDIA fairseq/sequence_generator.py with
     # its default stop_early).
     ended_stay: bool = False
-    # Whether the sums of attention stay at their place in the beam when hypotheses change places, as in GNMT's
-    # submission. Else they follow their hypotheses, as the paper means it (Wu et al. 2016, equation 14).
-    attention_stays: bool = False
     shortest: int = 0  # tokens that come before EOS at least (Transformer: 1)
     vocabulary: Optional[int] = None  # tokens that can be chosen; what is behind them pads the weights
 
@@ -212,9 +211,11 @@ def _grow_staying(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position
     lengths = alive.lengths.gather(1, source) + ~was_ended
     # One that cannot be is nothing to wait for.
     ended = was_ended | (token == EOS) | torch.isinf(found)
-    alive = _continued(alive, source, token, -found, position, rules)._replace(ended=ended, lengths=lengths)
+    alive = _continued(alive, source, token, -found, position)._replace(ended=ended, lengths=lengths)
     done = ended.all(1) | (alive.limits == position + 1)
-    final = _final(alive.scores, lengths, alive.attention, rules)
+    final = rules.normalize(alive.scores, lengths)
+    if rules.coverage is not None and alive.attention is not None:
+        final = final + rules.coverage(alive.attention)
     # What is not done is offered as no hypothesis, which is never better: no need to wait for the device.
     best.offer(alive.sentences, final.masked_fill(~done[:, None], NEVER), alive.tokens)
     return alive, source, done
@@ -227,10 +228,7 @@ def _grow_leaving(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position
     source, token = places // tokens, places % tokens
     ends = (token == EOS) & ~torch.isinf(found)
     now = ends[:, :beam]
-    attention = alive.attention
-    if attention is not None:
-        attention = attention.gather(1, source[:, :beam, None].expand(-1, -1, attention.shape[2]))
-    final = _final(-found[:, :beam], alive.lengths[:, :1] + 1, attention, rules).masked_fill(~now, NEVER)
+    final = rules.normalize(-found[:, :beam], alive.lengths[:, :1] + 1).masked_fill(~now, NEVER)
     ended = alive.tokens.gather(1, source[:, :beam, None].expand(-1, -1, alive.tokens.shape[2]))
     ended[:, :, position] = EOS
     best.offer(alive.sentences, final, ended)
@@ -239,30 +237,18 @@ def _grow_leaving(alive: _Hypotheses, best: _Best, costs: torch.Tensor, position
     scores = (-found).masked_fill(ends, NEVER).gather(1, chosen)
     source = source.gather(1, chosen)
     count = alive.ends + now.sum(1)
-    alive = _continued(alive, source, token.gather(1, chosen), scores, position, rules)
+    alive = _continued(alive, source, token.gather(1, chosen), scores, position)
     done = (count >= beam) | (alive.limits == position + 1) | torch.isinf(scores).all(1)
     return alive._replace(lengths=alive.lengths + 1, ends=count), source, done
 
 
 def _continued(
-    alive: _Hypotheses, source: torch.Tensor, token: torch.Tensor, scores: torch.Tensor, position: int, rules: Rules
+    alive: _Hypotheses, source: torch.Tensor, token: torch.Tensor, scores: torch.Tensor, position: int
 ) -> _Hypotheses:
     # Return the hypotheses of ``source`` with one more token each.
     tokens = alive.tokens.gather(1, source[:, :, None].expand_as(alive.tokens))
     tokens[:, :, position] = token
-    attention = alive.attention
-    if attention is not None and not rules.attention_stays:
-        attention = attention.gather(1, source[:, :, None].expand_as(attention))
-    return alive._replace(tokens=tokens, scores=scores, attention=attention)
-
-
-def _final(
-    scores: torch.Tensor, lengths: torch.Tensor, attention: Optional[torch.Tensor], rules: Rules
-) -> torch.Tensor:
-    final = rules.normalize(scores, lengths)
-    if rules.coverage is not None and attention is not None:
-        final = final + rules.coverage(attention)
-    return final
+    return alive._replace(tokens=tokens, scores=scores)
 
 
 def _until_end(tokens: List[int]) -> List[int]:

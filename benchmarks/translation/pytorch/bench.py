@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from functools import partial
 from itertools import cycle
 from typing import Any, Callable, Iterator, List, NamedTuple
 
@@ -13,7 +14,7 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.orders import Order
-from benchmarks.translation.pytorch.batches import Batch, Shape, SourceBatch, TrainingInput
+from benchmarks.translation.pytorch.batches import Batch, Shape, SourceBatch, training_input
 from benchmarks.translation.pytorch.evaluation import Decode
 from benchmarks.translation.pytorch.loss import plain_loss
 from benchmarks.translation.pytorch.state import Training
@@ -52,8 +53,8 @@ def subject(parts: Parts) -> bench.Subject:
     config, ranks = training.config, training.ranks
 
     def batches(orders: Callable[[int], Order], shape: Shape) -> NextBatch:
-        stream = TrainingInput(parts.data.train, orders, ranks, 0, shape, config.prefetch)
-        return opened.enter_context(closing(stream)).next
+        stream = training_input(parts.data.train, orders, ranks, 0, shape, config.prefetch)
+        return partial(next, opened.enter_context(closing(stream)))
 
     def decode(batch: SourceBatch) -> Any:
         training.network.eval()

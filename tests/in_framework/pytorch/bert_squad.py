@@ -71,7 +71,7 @@ def test_update_is_adam_without_correction(windows, kernel):
     for step in range(5):
         batch = gathered(windows, chosen(config, windows, step, 5, CPU))
         rate = learning_rate(config, step, 5)
-        loss = plain_loss(plain.span(plain.encoder(batch.rows)), batch) / len(batch)
+        loss = plain_loss(plain.span(plain.encoder(batch.rows)), batch) / len(batch.start)
         assert float(train_step(ours, batch, rate)) == pytest.approx(float(loss.detach()), abs=1e-5)
         gradients = torch.autograd.grad(loss, list(plain.parameters()))
         norm = float(torch.stack([each.norm() for each in gradients]).norm())

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from benchmarks.bert import noise
 from benchmarks.bert.pytorch.config import Config
-from benchmarks.bert.pytorch.data import EvaluationInput, TrainingInput, part_of, samples_of_step
+from benchmarks.bert.pytorch.data import evaluation_input, part_of, samples_of_step, training_input
 from benchmarks.bert.pytorch.train import Training, train_step, warm_up
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
@@ -84,8 +84,8 @@ def test_step_is_the_plain_one_of_the_global_batch(settings, config, ranks, samp
     before = [weight.detach().clone() for weight in training.network.parameters()]
     warm_up(training)
     assert all(map(torch.equal, before, training.network.parameters())), "the warm-up leaves no trace"
-    batches = TrainingInput(training.config, samples, ranks, 0)
-    losses = [pytorch.total(train_step(training, batches.next(), RATE)[None])[0] / ranks.size for _ in range(STEPS)]
+    batches = training_input(training.config, samples, ranks, 0)
+    losses = [pytorch.total(train_step(training, next(batches), RATE)[None])[0] / ranks.size for _ in range(STEPS)]
     batches.close()
     assert losses == pytest.approx(expected[0], rel=1e-6)
     for ours, its in zip(training.network.parameters(), expected[1]):
@@ -96,11 +96,11 @@ def test_step_is_the_plain_one_of_the_global_batch(settings, config, ranks, samp
 
 def test_every_evaluation_sample_counts_once(config, ranks, samples):
     training = Training(config, ENTRIES, ranks)
-    evaluation = EvaluationInput(dataclasses.replace(config, eval_batch_size=3), samples, ranks)
-    mine = [training.network.figures(part) for part in evaluation.one_pass() if part is not None]
+    parts = evaluation_input(dataclasses.replace(config, eval_batch_size=3), samples, ranks)
+    mine = [training.network.figures(part) for part in parts if part is not None]
     each = sum(training.network.figures(part_of(samples, np.array([number]))) for number in range(SAMPLES))
     assert pytorch.total(sum(mine)) == pytest.approx(each.tolist(), rel=1e-6)
-    assert each[3:].tolist() == [SAMPLES, evaluation.masked]
+    assert each[3:].tolist() == [SAMPLES, len(samples.masked_labels)]
 
 
 def test_every_precision_trains_and_an_overflow_changes_nothing(ranks, samples):
@@ -111,8 +111,8 @@ def test_every_precision_trains_and_an_overflow_changes_nothing(ranks, samples):
         # Always the same samples, so that the loss falls.
         config = dataclasses.replace(CONFIG, precision=precision, loss_scale=1024.0, epsilon=1e-6)
         training = Training(config, ENTRIES, ranks)
-        batches = TrainingInput(config, samples, ranks, 0)
-        batch = batches.next()
+        batches = training_input(config, samples, ranks, 0)
+        batch = next(batches)
         batches.close()
         losses[precision] = [float(train_step(training, batch, RATE)) for _ in range(12)]
     for precision, tolerance in (("bf16", 0.01), ("fp16", 0.002)):

@@ -10,8 +10,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
-from benchmarks.gnmt.pytorch.model import GNMT, Decoding
-from benchmarks.gnmt.pytorch.search import decode
+from benchmarks.gnmt.pytorch.model import GNMT, Decoding, decode
 from benchmarks.gnmt.pytorch.train import build, train_step
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD

@@ -9,8 +9,7 @@ from torch import nn
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.model import Network, State
-from benchmarks.transformer.pytorch.search import decode
+from benchmarks.transformer.pytorch.model import Network, State, decode
 from benchmarks.translation.pytorch.batches import SourceBatch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 

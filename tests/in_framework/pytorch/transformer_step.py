@@ -15,7 +15,7 @@ from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.train import build, train_step
 from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import Order
-from benchmarks.translation.pytorch.batches import TrainingInput
+from benchmarks.translation.pytorch.batches import training_input
 from benchmarks.translation.pytorch.loss import plain_loss
 
 RANKS = (1, 2)
@@ -44,8 +44,8 @@ def batches(ranks):
     data = Pairs(side(generator, STEPS * PAIRS), side(generator, STEPS * PAIRS))
     cuts = [step * PAIRS + (PAIRS * rank + size - 1) // size for step in range(STEPS) for rank in range(size)]
     order = Order(np.arange(STEPS * PAIRS), np.array([*cuts, STEPS * PAIRS]), STEPS)
-    stream = TrainingInput(data, lambda _: order, ranks, 0)
-    return [stream.next() for _ in range(STEPS)]
+    stream = training_input(data, lambda _: order, ranks, 0)
+    return [next(stream) for _ in range(STEPS)]
 
 
 def expected(network, config, alone):

@@ -13,7 +13,7 @@ from benchmarks.transformer.pytorch.train import score_of
 from benchmarks.translation.arrays import Pairs, Sentences
 from benchmarks.translation.orders import by_sentences, by_tokens, for_evaluation
 from benchmarks.translation.pytorch import batches, evaluation
-from benchmarks.translation.pytorch.batches import Shape, TrainingInput
+from benchmarks.translation.pytorch.batches import Shape, training_input
 from benchmarks.translation.vocabulary import BOS, EOS, PAD, SPECIAL, SUBTOKENS, UNK, Vocabulary
 
 RANKS = (1, 3)
@@ -33,8 +33,8 @@ def sentences(lengths, seed):
 
 
 def taken(ranks, order_of, shape, position, count):
-    stream = TrainingInput(DATA, order_of, ranks, position, shape, ahead=4 if position == 0 else 0)
-    found = [stream.next() for _ in range(count)]
+    stream = training_input(DATA, order_of, ranks, position, shape, ahead=4 if position == 0 else 0)
+    found = [next(stream) for _ in range(count)]
     stream.close()
     return found
 
