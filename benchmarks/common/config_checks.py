@@ -19,17 +19,14 @@ def refuse(*problems: Tuple[str, bool]) -> None:
 
 
 def at_least(config: Any, least: float, *names: str) -> None:
-    """Refuse the first field that is below ``least``."""
     refuse(*((f"{name} must be at least {least:g}", getattr(config, name) < least) for name in names))
 
 
 def above_zero(config: Any, *names: str) -> None:
-    """Refuse the first field that is not above 0."""
     refuse(*((f"{name} must be above 0", getattr(config, name) <= 0) for name in names))
 
 
 def fraction(config: Any, *names: str) -> None:
-    """Refuse the first field that is not in (0, 1]."""
     refuse(*((f"{name} must be in 0..1", not 0 < getattr(config, name) <= 1) for name in names))
 
 

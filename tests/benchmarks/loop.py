@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from benchmarks.common.run import checkpoints
-from benchmarks.common.run.input_wait import InputWait
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.ranks import Lagged, Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
+from benchmarks.common.run.timing import InputWait
 from tests.conftest import records
 
 STEPS = 3  # of an epoch

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common.run.input_wait import InputWait
+from benchmarks.common.run.timing import InputWait
 from encore import catalogue, configuration
 from tests.trainings import InFramework, result
 

@@ -19,7 +19,7 @@ tensors = importlib.import_module(f"benchmarks.resnet.{name}.data")
 import numpy as np  # noqa: E402
 
 from benchmarks.common.checks import bench  # noqa: E402
-from benchmarks.common.run.input_wait import InputWait  # noqa: E402
+from benchmarks.common.run.timing import InputWait  # noqa: E402
 from benchmarks.resnet import inputs, pipeline  # noqa: E402
 from benchmarks.resnet.config import Hyperparameters  # noqa: E402
 

@@ -22,8 +22,6 @@ Losses = List[List[Tuple[int, float]]]  # by epochs: the number of steps, most o
 
 @dataclass(frozen=True)
 class Result:
-    """How a check ended."""
-
     result: str
     found: str
     lines: Tuple[str, ...] = ()
@@ -57,7 +55,6 @@ def as_far_as(end: Losses, losses: Losses) -> Losses:
 
 
 def read_losses(folder: Path) -> Losses:
-    """Return the losses in a metrics stream, by epochs."""
     epochs: Dict[int, List[Tuple[int, float]]] = {}
     done = 0
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():

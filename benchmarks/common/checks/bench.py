@@ -52,8 +52,6 @@ class Subject:
 
 
 def repeated(call: Callable[[], Any]) -> Loop:
-    """Return a loop of ``call`` alone."""
-
     def loop(count: int) -> None:
         for _ in range(count):
             call()
@@ -81,7 +79,6 @@ def training_loop(
 
 
 def refuse_unknown(subject: Subject, only: Sequence[str]) -> None:
-    """Raise Problem where ``only`` names a loop that the subject does not have."""
     unknown = [name for name in only if name not in subject.loops]
     if unknown:
         raise Problem(f"no loop {', '.join(unknown)}", ", ".join(subject.loops), "--only LOOP")

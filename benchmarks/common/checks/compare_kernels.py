@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def compared(device: torch.device) -> List[Dict[str, Any]]:
-    """Compare every operator in every type."""
     found: List[Dict[str, Any]] = []
     for path in sorted(ROOT.glob("benchmarks/*/pytorch/operators.py")):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))

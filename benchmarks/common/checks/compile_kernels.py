@@ -39,7 +39,6 @@ class Usage(NamedTuple):
 
 
 def compiled(module: str, specification: Specification, capability: int) -> Usage:
-    """Compile one kernel for one target."""
     kernel = specification.kernel
     name = f"{module.split('.')[1]} {kernel.__name__}"
     usage = Usage(name, specification.variant, f"sm_{capability}", specification.warps)
@@ -84,7 +83,6 @@ def _resources(cubin: bytes) -> Dict[str, int]:
 
 
 def modules() -> List[ModuleType]:
-    """Import every module of kernels."""
     paths = sorted(ROOT.glob("benchmarks/*/pytorch/kernels.py"))
     return [importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in paths]
 

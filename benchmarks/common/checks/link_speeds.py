@@ -97,7 +97,6 @@ def _peer_access(gpus: int) -> List[List[bool]]:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Read the command line, join the ranks and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")

@@ -66,7 +66,6 @@ def bytes_per_second(device: torch.device, elements: int = 0, seconds: float = S
 
 
 def fastest(call: Callable[[], Any], seconds: float = SECONDS) -> float:
-    """Return the seconds of one ``call`` in the fastest of several measurements."""
     call()  # chooses a kernel, touches the memory
     once = seconds_of(call, 1, pytorch.synchronize)
     count = max(1, int(seconds / max(once, 1e-7)))

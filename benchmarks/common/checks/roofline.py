@@ -42,7 +42,6 @@ REPEATS = 5
 
 
 def plain(config: Any) -> Any:
-    """Return the configuration with which every operator of the step can be seen."""
     chosen: Dict[str, Any] = {}
     for field in fields(config):
         fitting = [value for value in PLAIN.get(field.name, ()) if _fits(value, str(field.type))]
@@ -52,7 +51,6 @@ def plain(config: Any) -> Any:
 
 
 def _fits(value: Any, annotation: str) -> bool:
-    """Return whether a field of a configuration, whose type is text, can have the value."""
     if isinstance(value, bool):
         return annotation == "bool" or repr(value) in annotation
     return f'"{value}"' in annotation
@@ -121,14 +119,12 @@ def _step(subject: Any) -> Callable[[], Any]:
 
 
 def timed(loop: Callable[[int], Any], steps: int) -> Dict[str, float]:
-    """Return the seconds of a step: median, least and most of several measurements."""
     loop(min(3, steps))
     found = [seconds_of(lambda: loop(steps), 1, pytorch.synchronize) / steps for _ in range(REPEATS)]
     return {"median": statistics.median(found), "least": min(found), "most": max(found)}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Read the command line and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", nargs="?", help="package of an implementation, such as benchmarks.resnet.pytorch")
     parser.add_argument("--peaks", choices=("cpu", "gpu"), help="measure the ceilings of this device")

@@ -24,33 +24,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-    get_args,
-    get_type_hints,
-)
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, get_args, get_type_hints
 
+from benchmarks.common.checks import bench as bench_loops
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, as_far_as, compared, read_losses
-from benchmarks.common.checks.speed_checks import EVALUATION, IMAGES, INPUT, evaluation, real_input
 from benchmarks.common.checks.trainings import EXIT_SECONDS, Failed, Skipped, interrupt, launcher, run
 from benchmarks.common.data import passport
 
 EPOCHS = 2
+IMAGES = {"gpu": 512, "cpu": 64}  # JPEGs of real size that are generated
+ENOUGH_EPOCHS = 8  # an input may end with its last epoch, and those images are few
 ONLY_ON_GPU = ("cuda_graph", "kernels")  # beginnings of the names of checks that would compare a CPU with itself
 CPU_STEPS = 50  # that a CPU makes at least for a comparison, unless the training ends before
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The checks of an implementation."""
-
     module: str  # package with train.py and config.py
     config_class: Any
     device: Tolerance  # between a GPU and a CPU, in fp32
@@ -101,13 +90,17 @@ class Bench:
             self.suite.config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
         except ValueError as problem:
             raise Skipped(str(problem)) from None
-        text = json.dumps(values)
-        folder = self.work / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        folder, options = self.folder(f"{name}-{_hash(json.dumps(values))[:8]}", values)
+        options += ["--data", str(self.data), "--output", str(folder)]
+        return [*launch, sys.executable, "-m", f"{self.suite.module}.train", *options], folder
+
+    def folder(self, name: str, config: Optional[Mapping[str, Any]] = None) -> Tuple[Path, List[str]]:
+        """Return an empty folder, with a configuration in it if one is given, and the options that name that."""
+        folder: Path = self.work / name
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(text, encoding="utf-8")
-        options = ["--config", str(folder / "config.json"), "--data", str(self.data), "--output", str(folder)]
-        return [*launch, sys.executable, "-m", f"{self.suite.module}.train", *options], folder
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return folder, ["--config", str(folder / "config.json")]
 
     def losses(
         self,
@@ -117,13 +110,27 @@ class Bench:
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> Losses:
         """Train, unless an earlier check did; return the loss of every step of each epoch."""
-        key = hashlib.sha256(repr((sorted(settings.items()), list(launch), sorted(environment.items()))).encode())
-        kept = self.work / f"losses-{key.hexdigest()[:16]}.json"
+        key = _hash(repr((sorted(settings.items()), list(launch), sorted(environment.items()))))
+        kept = self.work / f"losses-{key[:16]}.json"
         if not kept.exists():
             command, folder = self.command(settings, name, launch)
             run(command, folder, environment)
             kept.write_text(json.dumps(read_losses(folder)), encoding="utf-8")
         return [[(count, loss) for count, loss in epoch] for epoch in json.loads(kept.read_text(encoding="utf-8"))]
+
+    def measured(self, name: str, config: Mapping[str, Any], loops: Sequence[str], steps: int) -> Dict[str, float]:
+        """Return the samples per second of loops of bench.py on data of real sizes, as far as a CPU can."""
+        folder, options = self.folder(name, config)
+        self.suite.write_real(self.work / f"{name}-data", IMAGES["cpu"])
+        options += ["--data", str(self.work / f"{name}-data"), "--steps", str(steps), "--repeats", "1", "--any-data"]
+        run([sys.executable, "-m", f"{self.suite.module}.bench", *options, "--only", *loops], folder, {})
+        printed = (folder / "output.txt").read_text(encoding="utf-8").splitlines()
+        found = json.loads([line for line in printed if line.startswith("{")][-1])["measured"]
+        return {loop: each["median"] for loop, each in found.items()}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def base_of(suite: Suite, small: Mapping[str, Any], device: str) -> Dict[str, Any]:
@@ -133,7 +140,6 @@ def base_of(suite: Suite, small: Mapping[str, Any], device: str) -> Dict[str, An
 
 
 def write_passport(folder: Path, benchmark: str, counts: Mapping[str, int], facts: Mapping[str, Any]) -> None:
-    """Write the passport of noise, which is read for its facts alone."""
     splits = {name: {"count": count, "files": []} for name, count in counts.items()}
     content = {"name": "noise", "benchmark": benchmark, "classes": [], "splits": splits, "facts": facts, "how": {}}
     passport.write(content, folder)
@@ -167,12 +173,10 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
 
 def scaling(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
     """Return what fp16 needs as well: the gradients of a small network underflow without a factor."""
-    fields = defaults(suite)
-    return {"loss_scale": fields["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
+    return {"loss_scale": defaults(suite)["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
 
 
 def defaults(suite: Suite) -> Dict[str, Any]:
-    """Return the default of every field that has one."""
     return {each.name: each.default for each in dataclasses.fields(suite.config_class)}
 
 
@@ -187,8 +191,7 @@ def as_on_gpus(bench: Bench) -> Result:
     if bench.device == "cpu":
         raise Skipped("needs a GPU")
     settings = with_defaults(bench.suite)
-    every = bench.suite.varied.values()
-    tolerance = Tolerance(max(each.step for each in every), max(each.epoch for each in every))
+    tolerance = Tolerance(*map(max, zip(*bench.suite.varied.values())))
     result = compared(bench.losses(settings), bench.losses({}), tolerance)
     words = ", ".join(f"{name}={value}" for name, value in settings.items())
     return dataclasses.replace(result, found=f"{words}: {result.found}")
@@ -206,7 +209,6 @@ def device(bench: Bench) -> Result:
 
 
 def variant(settings: Mapping[str, Any], tolerance: Tolerance, bench: Bench) -> Result:
-    """Compare another value of a field with the base."""
     return compared(bench.losses(settings), bench.losses({}), tolerance)
 
 
@@ -274,17 +276,36 @@ def on_all_gpus(bench: Bench) -> Result:
     return Result("OK", f"{what}, ended within {EXIT_SECONDS:.0f} s of the training's end{words}")
 
 
+def evaluation(bench: Bench) -> Result:
+    """Evaluate batches of noise with the network of a submitted system; on a GPU bench.py has measured that."""
+    if bench.device == "cpu" and bench.suite.no_cpu_evaluation:
+        raise Skipped(bench.suite.no_cpu_evaluation)
+    if bench.full is None:
+        raise Skipped("no submitted system: name one with --full")
+    # What is computed is the submitted system's; how, is the small one's.
+    how = {"device", "loss_scale", *(entry.partition("=")[0] for entry in bench.suite.varied)}
+    config = {**bench.full, **{name: value for name, value in bench.base.items() if name in how}}
+    speed = bench.measured("evaluation", config, [bench_loops.EVALUATION], 1)[bench_loops.EVALUATION]
+    return Result("OK", f"{speed:,.0f} samples/s with the full network")
+
+
+def real_input(bench: Bench) -> Result:
+    """Read JPEGs of real size; the step is the small network's, which no rate of the input is compared with."""
+    config = {**bench.base, "epochs": ENOUGH_EPOCHS}
+    found = bench.measured("input", config, ["synthetic", "input"], bench_loops.READ_AHEAD)
+    read, step = found["input"], found["synthetic"]
+    return Result("OK", f"{read:,.0f} images/s of real size; the small network's step takes {step:,.0f}")
+
+
 def program(module: str, bench: Bench) -> Result:
     """Run a program that checks by itself; its last line is what it found."""
-    folder = bench.work / module
-    shutil.rmtree(str(folder), ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder, _ = bench.folder(module)
     run([sys.executable, "-m", module], folder, {})
     lines = (folder / "output.txt").read_text(encoding="utf-8").strip().splitlines()
     return Result("OK", lines[-1] if lines else "")
 
 
-# Checks of every implementation, the most telling first.
+# The checks of every implementation, the most telling first.
 FIXED: Mapping[str, Check] = {
     "device": device,
     "defaults": as_on_gpus,
@@ -292,22 +313,20 @@ FIXED: Mapping[str, Check] = {
     "overflow": overflow,
     "resume": resume,
     "two ranks": two_ranks,
-    EVALUATION: evaluation,
+    "evaluation": evaluation,
 }
 
 
 def checks(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Check]:
-    """Return all checks by name, in their order."""
     return {
         **FIXED,
-        **({INPUT: real_input} if suite.real_images is not None else {}),
+        **({"input": real_input} if suite.real_images is not None else {}),
         **{name: partial(program, module) for name, module in suite.programs.items()},
         **{name: partial(variant, *each) for name, each in variants(suite, base).items()},
     }
 
 
 def check(bench: Bench, name: str) -> Result:
-    """Make one check."""
     if bench.device == "cpu" and name.startswith(ONLY_ON_GPU):
         return Result("SKIPPED", "needs a GPU")
     try:
@@ -319,7 +338,6 @@ def check(bench: Bench, name: str) -> Result:
 
 
 def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
-    """Run the command line that every selftest.py has."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved small configuration (JSON)")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared small data set")

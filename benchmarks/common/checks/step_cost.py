@@ -53,12 +53,10 @@ class Cost:
 
     @property
     def intensity(self) -> float:
-        """Operations per byte."""
         return self.flops / self.moved if self.moved else 0.0
 
 
 def count(call: Callable[[], Any]) -> Cost:
-    """Run ``call`` once and count."""
     # The flops are counted outermost, so that it sees operators before they are decomposed; the bytes as they run.
     traffic = _Traffic()
     counter = FlopCounterMode(display=False, custom_mapping=_more_counts())
@@ -104,15 +102,12 @@ def _attention_backward(
 
 
 class _Traffic(TorchDispatchMode):
-    """Sums the bytes that operators read and write, by class."""
-
     def __init__(self) -> None:
         super().__init__()
         self.moved: Dict[str, int] = defaultdict(int)
         self.heavy: Set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count it."""
         result = func(*args, **(kwargs or {}))
         name = str(func._schema.name)
         bare = name.rpartition("::")[2]

@@ -27,13 +27,11 @@ def in_one_step(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def write_facts(path: Path, facts: Any) -> None:
-    """Write the facts of a part in JSON, which marks it as done."""
     with in_one_step(path) as file:
         file.write(json.dumps(facts).encode())
 
 
 def read_facts(path: Path) -> Any:
-    """Return the facts of a finished part."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 

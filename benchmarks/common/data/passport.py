@@ -124,7 +124,6 @@ def _absent(directory: Path) -> Problem:
 
 
 def files_of(passport: Passport) -> List[File]:
-    """Return the files of all splits, each once."""
     every = {file["name"]: file for split in passport["splits"].values() for file in split["files"]}
     return list(every.values())
 
@@ -136,7 +135,6 @@ def total_bytes(passport: Passport) -> int:
 
 
 def describe_file(path: Path, add: Add = lambda size: None) -> File:
-    """Return name, size and sha256 of a file."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:

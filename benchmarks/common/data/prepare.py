@@ -68,7 +68,6 @@ class DataSet:
 
     @property
     def module(self) -> str:
-        """Name of the benchmark's prepare.py."""
         return f"benchmarks.{self.benchmark.replace('-', '_')}.prepare"
 
     @property
@@ -78,8 +77,6 @@ class DataSet:
 
 
 class Split(NamedTuple):
-    """One split that was written."""
-
     samples: int
     files: Sequence[str]
     facts: Mapping[str, Any] = {}  # kept with the split in the passport
@@ -107,8 +104,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number from ``least`` to ``most``."""
-
     def number(text: str) -> int:
         value = int(text)
         if not least <= value <= most:
@@ -119,7 +114,6 @@ def number(least: int, most: int) -> Callable[[str], int]:
 
 
 def fraction(text: str) -> float:
-    """Convert an option that takes a part of a whole."""
     value = float(text)
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
@@ -127,7 +121,6 @@ def fraction(text: str) -> float:
 
 
 def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
-    """Return the parser of the options that every benchmark has, and those of this one."""
     description = f"Prepare or verify {data_set.benchmark}'s data set."
     parser = _Parser(prog=f"python -m {data_set.module}", description=description)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -199,7 +192,6 @@ def _interrupt(number: int, frame: Optional[FrameType]) -> None:
 
 
 def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) -> int:
-    """Check a data folder against its passport and report every difference."""
     found = passport.read(directory)
     total = passport.total_bytes(found)
     add = progress.counter("verify", total)
@@ -372,14 +364,12 @@ def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progres
 
 
 def _remove_unfinished(scratch: Path) -> None:
-    """Remove what a killed worker was writing."""
     for path in scratch.glob("*.*"):  # none where the scratch folder is gone, after the work
         if path.suffix[1:].isdigit():
             path.unlink()
 
 
 def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path, progress: Progress) -> Path:
-    """Move the files to their place, write the passport and return its path."""
     described = {file["name"]: file for file in content.described}
     names = [name for name in data_set.files if name not in described]
     add = progress.counter("checksum", sum((scratch / name).stat().st_size for name in names))

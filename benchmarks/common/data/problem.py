@@ -15,8 +15,6 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Problem(Exception):
-    """A finding, what was expected, a hint, and the exit code that it leads to."""
-
     def __init__(
         self, found: str, expected: str = "", hint: str = "", code: int = REFUSED, keeps: bool = False
     ) -> None:
@@ -27,7 +25,6 @@ class Problem(Exception):
         self.keeps = keeps or code != REFUSED
 
     def as_dict(self) -> Dict[str, str]:
-        """Return the form in which a problem crosses to the host side."""
         return {"found": self.found, "expected": self.expected, "hint": self.hint}
 
     def __str__(self) -> str:

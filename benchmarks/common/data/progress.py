@@ -54,7 +54,6 @@ class Progress:
             self.note(self._line(phase, done, total, unit, now - self._phase_start))
 
     def counter(self, phase: str, total: Optional[int] = None) -> Callable[[int], None]:
-        """Return a function that adds to the bytes done in ``phase``."""
         done = 0
 
         def add(size: int) -> None:
@@ -74,14 +73,12 @@ class Progress:
         return line
 
     def note(self, text: str) -> None:
-        """Report what the user should know and need not act on."""
         if self.as_json:
             self._emit({"note": text})
         else:
             print(text, file=sys.stderr, flush=True)
 
     def end(self, passport: Path, text: str) -> None:
-        """Report the last line of a command that did what it was asked."""
         if self.as_json:
             self._emit({"passport": str(passport)})
         else:

@@ -14,7 +14,6 @@ OWN = "own data"  # name of a data set that has not earned its own
 
 
 def known() -> Dict[str, Any]:
-    """Return what is known of each published data set."""
     found: Dict[str, Any] = json.loads(Path(__file__).with_name("published_sets.json").read_text(encoding="utf-8"))
     return found
 

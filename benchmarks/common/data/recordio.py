@@ -45,7 +45,6 @@ class RecordIOError(ValueError):
 
 
 def pack(label: float, key: int, image: bytes) -> bytes:
-    """Put the image header before the image bytes."""
     return _HEADER.pack(0, label, key, 0) + image
 
 
@@ -62,7 +61,6 @@ def frame(payload: bytes) -> bytes:
 
 
 def index_line(key: int, offset: int) -> str:
-    """Return one line of the ``.idx`` file."""
     return f"{key}\t{offset}\n"
 
 

@@ -126,7 +126,6 @@ class Checked:
         self.shown: Tuple[Arrays, Arrays] = ((), ())
 
     def __call__(self, *inputs: np.ndarray) -> Arrays:
-        """Return what the exported model gives."""
         outputs, expected = self._exported(*inputs), self._original(*inputs)
         for value, found, wanted in zip(self._subject.outputs, outputs, expected):
             if found.shape != wanted.shape or found.dtype != wanted.dtype:
@@ -153,7 +152,6 @@ class Checked:
 
 
 def newest(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return the state and the content of what the run ended with."""
     return read_for_inference(experiment / "checkpoint", framework)
 
 
@@ -169,7 +167,6 @@ def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
 
 
 def has_reached(quality: Mapping[str, float], targets: Mapping[str, float]) -> bool:
-    """Return whether a measured quality is that of a model that met all targets."""
     return bool(quality) and all(quality.get(name, -np.inf) >= target for name, target in targets.items())
 
 
@@ -208,7 +205,6 @@ def save_example(subject: Subject, checked: Checked, path: Path) -> None:
 
 
 def as_parts(prepared: Union[Subject, Parts]) -> Parts:
-    """Return parts; a model alone is one."""
     if isinstance(prepared, Parts):
         return prepared
     evaluate = prepared.evaluate
@@ -248,7 +244,6 @@ def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Di
 
 
 def figures(subject: Subject, checked: Checked) -> Dict[str, Any]:
-    """Return what a check found of a model."""
     return {
         "samples": checked.samples,
         "largest_difference": checked.difference,
@@ -276,7 +271,6 @@ def fields(subject: Subject, model: str, checked: Checked) -> Dict[str, Any]:
 
 
 def read_back(subject: Subject, format_name: str, path: Path) -> Infer:
-    """Return the exported model as a server opens it, as a function of arrays."""
     names = [each.name for each in subject.outputs]
     run = OPENERS[format_name](path, names, "cpu")
 

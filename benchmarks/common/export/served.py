@@ -16,8 +16,6 @@ READY_SECONDS = 10.0
 
 
 def asking(server: Server, subject: Subject) -> Infer:
-    """Return the server's model as a function of arrays."""
-
     def infer(*inputs: np.ndarray) -> Arrays:
         named = {each.name: np.ascontiguousarray(array) for each, array in zip(subject.inputs, inputs)}
         found = client.predict(server, named)

@@ -25,12 +25,10 @@ class Evaluating:
 
     @property
     def variables(self) -> Dict[str, tf.Variable]:
-        """All of its weights."""
         found: Dict[str, tf.Variable] = self.network.variables
         return found
 
     def __call__(self, *inputs: tf.Tensor) -> Any:
-        """Return the outputs."""
         return self.behind(self.network(*inputs, training=False))
 
 

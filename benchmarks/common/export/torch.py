@@ -22,13 +22,10 @@ LARGEST_FILE = 1 << 30
 
 
 def as_tensors(arrays: Arrays) -> Tuple[torch.Tensor, ...]:
-    """Return arrays as tensors."""
     return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
 
 
 def inferring(call: Callable[..., Any]) -> Infer:
-    """Return a module as a function of arrays."""
-
     def infer(*inputs: np.ndarray) -> Arrays:
         with torch.no_grad():
             found = call(*as_tensors(inputs))

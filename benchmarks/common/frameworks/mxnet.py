@@ -9,8 +9,8 @@ import nvidia.dali.plugin.mxnet  # noqa: F401
 from mxnet.gluon.parameter import ParameterDict
 
 from benchmarks.common.run.checkpoints import load_arrays, save_arrays
-from benchmarks.common.run.input_wait import InputWait
 from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.timing import InputWait
 
 # Horovod opens its library with global symbols. DALI carries a C++ runtime of its own: opened after
 # Horovod, it takes some of Horovod's templates for its own and corrupts the heap. So import DALI first,
@@ -65,7 +65,6 @@ def finish() -> None:
 
 
 def synchronize() -> None:
-    """Wait for the device."""
     mx.nd.waitall()
 
 
@@ -75,18 +74,15 @@ def input_wait(ranks: Ranks) -> InputWait:
 
 
 def total(values: Any) -> List[float]:
-    """Sum ``values`` (one-dimensional) over all ranks and wait for it."""
     array = _sum(mx.nd.array(values), "total")
     return [float(value) for value in array.asnumpy().reshape(-1)]
 
 
 def barrier() -> None:
-    """Wait until all ranks have come here."""
     total([0.0])
 
 
 def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
-    """Return a call that sums an array of ``count`` fp32 values over all ranks, one after the other."""
     array = mx.nd.zeros(count, ctx=ranks.context)
     return lambda: _sum(array, "array").wait_to_read()
 
@@ -106,8 +102,6 @@ def broadcast(parameters: ParameterDict) -> None:
 
 
 class LaggedSums:
-    """Sums of [loss, stop] over all ranks, read some steps after they were sent."""
-
     def __init__(self, ranks: Ranks, name: str) -> None:
         self._lagged = Lagged()
         self._name = name
@@ -116,7 +110,6 @@ class LaggedSums:
         self.drain = self._lagged.drain
 
     def send(self, loss: Optional[mx.nd.NDArray], stop: bool) -> Optional[List[float]]:
-        """Send without waiting; return the sums of some steps ago, None at first."""
         # No concat, whose oneDNN layout Horovod cannot send from a CPU.
         pair = self._first * (0.0 if loss is None else loss)
         # A name may be in flight only once.

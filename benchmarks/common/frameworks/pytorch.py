@@ -34,8 +34,8 @@ from typing import (
 import torch
 import torch.distributed as dist
 
-from benchmarks.common.run.input_wait import InputWait
 from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.timing import InputWait
 
 T = TypeVar("T")
 # For one collective: longer than the launcher's own watch for ranks that hang, which names the rank, waits for ranks
@@ -184,7 +184,6 @@ def finish() -> None:
 
 
 def synchronize() -> None:
-    """Wait for the device."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -202,7 +201,6 @@ class StreamWait:
         self._milliseconds = 0.0
 
     def fetch(self, call: Callable[[], T]) -> T:
-        """Return what ``call`` does, and count the time in which the stream waits for it."""
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         before.record()
         fetched = call()
@@ -213,7 +211,6 @@ class StreamWait:
         return fetched
 
     def take(self) -> float:
-        """Return the seconds since the last call of this; wait for the last fetch."""
         while self._fetches:
             self._fetches[0][1].synchronize()
             self._count()
@@ -226,7 +223,6 @@ class StreamWait:
 
 
 def autocast(device: torch.device, precision: str) -> ContextManager[Any]:
-    """Return the context in which the forward pass runs in the type of ``precision``."""
     dtype = DTYPES[precision]
     if dtype is torch.float32:
         return torch.autocast(device.type, enabled=False)
@@ -234,7 +230,6 @@ def autocast(device: torch.device, precision: str) -> ContextManager[Any]:
 
 
 def size() -> int:
-    """Return the number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -249,7 +244,6 @@ def total(values: Any) -> List[float]:
 
 
 def broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Give all ranks the values that rank 0 has in ``tensors`` (parameters and buffers), in place."""
     if size() == 1:
         return
     with torch.no_grad():
@@ -258,7 +252,6 @@ def broadcast(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def barrier() -> None:
-    """Wait until all ranks have come here."""
     if size() == 1:
         return
     # Not an all-reduce of a tensor made here: Gloo's thread may be the last to let go of it, and needs Python
@@ -271,7 +264,6 @@ def barrier() -> None:
 
 
 def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
-    """Return a call that sums an array of ``count`` fp32 values over all ranks."""
     array = torch.zeros(count, device=ranks.context)
     return lambda: dist.all_reduce(array)
 
@@ -317,11 +309,9 @@ class GradientBuffer:
             offset += parameter.numel()
 
     def zero(self) -> None:
-        """Set all gradients to zero."""
         self.flat.zero_()
 
     def sum(self) -> None:
-        """Replace the gradients by their sum over all ranks."""
         if size() > 1:
             dist.all_reduce(self.flat)
 
@@ -376,7 +366,6 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> Dict[str, Any]:
-    """Return what ``save`` was given, on the CPU, and set the generators back."""
     saved = torch.load(str(path), map_location="cpu")
     generators = saved["generators"]
     random.setstate(generators["python"])

@@ -15,8 +15,8 @@ import horovod.tensorflow as hvd  # isort: skip
 import tensorflow as tf
 
 from benchmarks.common.run.checkpoints import load_arrays, save_arrays
-from benchmarks.common.run.input_wait import InputWait
 from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
+from benchmarks.common.run.timing import InputWait
 
 save, load = save_arrays, load_arrays
 
@@ -82,13 +82,11 @@ def arithmetic(ranks: Ranks) -> Dict[str, Any]:
 
 
 def finish() -> None:
-    """Leave Horovod."""
     _sender.shutdown()
     hvd.shutdown()
 
 
 def synchronize() -> None:
-    """Wait for the device."""
     tf.test.experimental.sync_devices()
 
 
@@ -122,17 +120,14 @@ def average(gradients: Sequence[tf.Tensor], compression: str, groups: int) -> Li
 
 
 def total(values: Any) -> List[float]:
-    """Sum ``values`` (one-dimensional) over all ranks and wait for it, and for the sums that were sent before."""
     return [float(value) for value in _summed(tf.constant(values, tf.float32), "total").result()]
 
 
 def barrier() -> None:
-    """Wait until all ranks have come here."""
     total([0.0])
 
 
 def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
-    """Return a call that sums an array of ``count`` fp32 values over all ranks and waits for it."""
     with tf.device(ranks.context):
         array = tf.zeros([count])
     return lambda: _sum(array, "array")
@@ -149,7 +144,6 @@ def broadcast(variables: Sequence[tf.Variable]) -> None:
 
 
 def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
-    """Set each variable to its mean over all ranks."""
     if hvd.size() == 1:
         return
     means = hvd.grouped_allreduce([variable.read_value() for variable in variables], op=hvd.Average, name=name)
@@ -158,15 +152,12 @@ def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
 
 
 class LaggedSums:
-    """Sums of [loss, stop] over all ranks, read some steps after they were sent."""
-
     def __init__(self, ranks: Ranks, name: str) -> None:
         self._lagged = Lagged()
         self._name = name
         self.drain = self._lagged.drain
 
     def send(self, loss: Optional[tf.Tensor], stop: bool) -> Optional[List[float]]:
-        """Send without waiting; return the sums of some steps ago, None at first."""
         values = tf.stack([0.0 if loss is None else loss, float(stop)])
         return self._lagged.send(_summed(values, self._name).result)
 

@@ -213,7 +213,6 @@ def save_arrays(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def load_arrays(path: Path) -> Dict[str, Any]:
-    """Return what ``save_arrays`` was given."""
     with np.load(str(path)) as arrays:
         return {name: arrays[name].tobytes() if arrays[name].dtype == np.uint8 else arrays[name] for name in arrays}
 

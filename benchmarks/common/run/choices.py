@@ -28,7 +28,6 @@ def record(key: str, choice: Any) -> None:
 
 
 def forget() -> None:
-    """Forget what an earlier training of this process took."""
     _recorded.clear()
 
 

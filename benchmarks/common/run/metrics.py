@@ -47,7 +47,6 @@ class MetricsStream:
         self._lines = Lines(path, rank)
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one record and flush it."""
         self._lines.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **fields}))
 
 
@@ -78,20 +77,17 @@ class StepReports:
         self.start()
 
     def start(self) -> None:
-        """Start the clock of the speed."""
         self._input_wait.take()
         self._samples, self._since = 0, time.time()
         self._stages: Dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time inside as that of a stage of the step."""
         started = time.time()
         yield
         self._stages[name] = self._stages.get(name, 0.0) + time.time() - started
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        """Fetch a batch by ``call``, and count the time in which the device is idle."""
         batch: T = self._input_wait.fetch(call)
         return batch
 

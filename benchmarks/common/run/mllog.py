@@ -12,15 +12,15 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from mlperf_logging.mllog import constants
 from mlperf_logging.mllog.mllog import MLLogger
 
-from benchmarks.common.run.mllog_models import SavedModels
 from benchmarks.common.run.ranks import Lines
 
 
@@ -57,7 +57,6 @@ class Wording:
 
 
 def log_of(wording: Wording, path: Path, rank: int, round_name: str) -> Any:
-    """Return the log of a run by the rules of ``round_name``, appended to ``path``."""
     if round_name == "v0.5":
         return V05Log(path, rank, wording)
     return MLLog(path, rank, wording, round_name)
@@ -70,14 +69,11 @@ class MLLog:
     """
 
     def __init__(self, path: Path, rank: int, wording: Wording, round_name: str = "v0.7") -> None:
-        """Append to ``path``."""
-        self._accuracy_first, self._names = wording.accuracy_first, wording.names
-        self._factor = 1.0 if round_name == "v0.6" else wording.factor
-        self._saves = SavedModels(path, round_name) if wording.off_clock and rank == 0 else None
-        self._log = _V06Lines(path, rank) if round_name == "v0.6" else _mlperf_logger(path, rank)
+        self._wording, self._is_v06 = wording, round_name == "v0.6"
+        self._saves = path if wording.off_clock and rank == 0 else None
+        self._log = _V06Lines(path, rank) if self._is_v06 else _mlperf_logger(path, rank)
 
     def init_start(self, seed: int) -> None:
-        """Log the beginning of the untimed part."""
         self._log.start(constants.INIT_START)
         self.event(constants.SEED, seed)
 
@@ -86,7 +82,6 @@ class MLLog:
         self._log.end(constants.INIT_STOP, metadata={"choices": dict(choices)} if choices else {})
 
     def run_start(self) -> None:
-        """Log the moment from which time counts."""
         self._log.start(constants.RUN_START)
 
     def event(self, key: str, value: Any = None) -> None:
@@ -95,20 +90,17 @@ class MLLog:
         self._log.event(key, noted.value, metadata=noted.metadata)
 
     def block_start(self, first_epoch: int, epochs: int) -> None:
-        """Log the start of a block of epochs."""
         self._log.start(constants.BLOCK_START, metadata={"first_epoch_num": first_epoch + 1, "epoch_count": epochs})
 
     def block_stop(self, first_epoch: int) -> None:
-        """Log the end of the block that began with ``first_epoch``."""
         self._log.end(constants.BLOCK_STOP, metadata={"first_epoch_num": first_epoch + 1})
 
     def epoch_start(self, epoch: int) -> None:
-        """Log the start of an epoch."""
         self._log.start(constants.EPOCH_START, metadata={"epoch_num": epoch + 1})
 
     def epoch_stop(self, epoch: int) -> None:
         """Log the end of an epoch, and that its model is saved where models are evaluated after the clock."""
-        if self._saves is not None:
+        if self._wording.off_clock:
             self._log.event("save_model", {"iteration": epoch + 1})
         self._log.end(constants.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
 
@@ -119,12 +111,13 @@ class MLLog:
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
         """Log the end of an evaluation and what it found."""
         metadata = {"epoch_num": epoch_num}
-        if not self._accuracy_first:
+        if not self._wording.accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
+        factor = 1.0 if self._is_v06 else self._wording.factor
         # 24.0 * 0.01 is not 0.24, which a checker compares with.
-        values = {self._names.get(name, name): round(value * self._factor, 12) for name, value in qualities.items()}
+        values = {self._wording.names.get(name, name): round(value * factor, 12) for name, value in qualities.items()}
         self._log.event(constants.EVAL_ACCURACY, value_of(values), metadata=metadata)
-        if self._accuracy_first:
+        if self._wording.accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
 
     def run_stop(self, reached: bool) -> None:
@@ -133,7 +126,47 @@ class MLLog:
         if self._saves is None:
             self._log.end(constants.RUN_STOP, metadata=status)
         else:
-            self._saves.log_result(self._log, status)
+            self._stop_at_save(self._saves, status)
+
+    def _stop_at_save(self, path: Path, status: Mapping[str, str]) -> None:
+        """Log which model was evaluated last and when it was saved, in seconds of the clock; v0.6 has no run_stop.
+
+        The clock stops, in hindsight, at the save of the first model that reached the target (MLPerf training rules,
+        "timing": time-stamped checkpoints). A resumed run finds the times in the log itself.
+        """
+        started, saves, evaluated, last = 0.0, {}, None, {}
+        for key, seconds, value, metadata in _events(path):
+            if key == constants.RUN_START:
+                started = seconds
+            elif key == "save_model":
+                saves[value["iteration"]] = seconds
+            elif key == constants.EVAL_ACCURACY:
+                evaluated, last = value, metadata
+        number = int(last.get("epoch_num", 0))
+        counts = number in saves and status["status"] == "success"
+        # The submitted logs have 0 where no model reached the target.
+        timestamp = round(saves[number] - started, 6) if counts else 0
+        if last and self._is_v06:
+            self._log.event("eval_result", None, metadata={"iteration": number, "timestamp": timestamp})
+        elif last:
+            self._log.event("eval_result", evaluated, metadata={"epoch_num": number, "timestamp": timestamp})
+        if not self._is_v06:
+            at = round((started + timestamp) * 1000) if counts else None
+            self._log.end(constants.RUN_STOP, metadata=dict(status), time_ms=at)
+
+
+# A line of v0.6 or of a later round.
+LINE = re.compile(r":::MLL(?:OG)? (?:(\S+) (\w+): )?(\{.*\})$")
+
+
+def _events(path: Path) -> Iterator[Tuple[str, float, Any, Mapping[str, Any]]]:
+    """Yield key, Unix time, value and metadata of each event in a log."""
+    for found in filter(None, map(LINE.search, path.read_text(encoding="utf-8").splitlines())):
+        content = json.loads(found.group(3))
+        key, seconds = found.group(2), found.group(1)
+        if key is None:
+            key, seconds = content["key"], content["time_ms"] / 1000
+        yield key, float(seconds), content["value"], content["metadata"]
 
 
 def _mlperf_logger(path: Path, rank: int) -> Any:
@@ -186,7 +219,6 @@ class V05Log:
     """
 
     def __init__(self, path: Path, rank: int, wording: Wording) -> None:
-        """Append to ``path``."""
         self._benchmark, self._names = wording.benchmark, wording.names
         self._keys = {**V05_KEYS, **wording.v05_keys}
         self._lines = Lines(path, rank)
@@ -202,18 +234,15 @@ class V05Log:
             self._write(tag, plain)
 
     def _write(self, key: str, value: Any = None) -> None:
-        """Write ``key`` with a value, or without one, and flush the line."""
         text = "" if value is None else f": {json.dumps(value)}"
         file, line = _caller()
         self._lines.write(f":::MLPv0.5.0 {self._benchmark} {time.time():.9f} ({file}:{line}) {key}{text}")
 
     def init_start(self, seed: int) -> None:
-        """Log the beginning of the untimed part."""
         self._write(constants.INIT_START)
         self._held = [("run_set_random_seed", seed)]
 
     def init_stop(self, choices: Optional[Mapping[str, Any]] = None) -> None:
-        """Log the end of the untimed part, and how the run computes what its configuration leaves open."""
         self._write(constants.INIT_STOP, {"choices": dict(choices)} if choices else None)
 
     def _ignore(self, *_: int) -> None:
@@ -222,7 +251,6 @@ class V05Log:
     block_start = block_stop = epoch_stop = _ignore
 
     def run_start(self) -> None:
-        """Log the moment from which time counts, and what was to be logged behind it."""
         self._write(constants.RUN_START)
         held, self._held = self._held or [], None
         for key, value in held:
@@ -230,21 +258,17 @@ class V05Log:
         self._write("train_loop")
 
     def epoch_start(self, epoch: int) -> None:
-        """Log the start of an epoch."""
         self._write("train_epoch", epoch)
 
     def eval_start(self, epoch_num: float) -> None:
-        """Log the start of an evaluation."""
         self._write("eval_start", epoch_num - 1)
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Log what the evaluation found, and its end."""
         found, wanted = ({self._names.get(name, name): each[name] for name in each} for each in (qualities, targets))
         self._write("eval_accuracy", {"epoch": epoch_num - 1, "value": value_of(found)})
         self._write("eval_target", value_of(wanted))
         self._write("eval_stop", epoch_num - 1)
 
     def run_stop(self, reached: bool) -> None:
-        """Log the end of the run."""
         self._write("run_stop", {"success": reached})
         self._write("run_final")

@@ -31,10 +31,8 @@ UNSCALED = ("gamma", "beta", "bias")
 
 
 def has_suffix(name: str, suffixes: Sequence[str]) -> bool:
-    """Return whether a parameter's name ends in one of ``suffixes`` (gamma, beta, bias, weight)."""
     return name.endswith(tuple(suffixes))
 
 
 def weight_decay_of(name: str, config: Any) -> float:
-    """Return the weight decay of the parameter called ``name``."""
     return 0.0 if has_suffix(name, config.no_weight_decay) else float(config.weight_decay)

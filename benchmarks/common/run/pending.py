@@ -74,13 +74,11 @@ class PendingEvaluations:
         return self.ends, self.problem is not None, self.waiting
 
     def start(self, evaluation: Begun, found: Any) -> None:
-        """Begin to evaluate what was found."""
         if self._evaluator is not None:
             self._ask(self._evaluator.start, evaluation.epoch, found)
             self._begun.append(evaluation)
 
     def forget(self) -> None:
-        """Drop what has not ended."""
         self._begun.clear()
 
     def collect(self) -> bool:
@@ -96,12 +94,10 @@ class PendingEvaluations:
         return len(self._begun) < count
 
     def finish(self) -> None:
-        """Let the evaluator end what no result waits for."""
         if self._evaluator is not None:
             self._evaluator.finish()
 
     def close(self) -> None:
-        """End the evaluator."""
         if self._evaluator is not None:
             self._evaluator.close()
 
@@ -118,5 +114,4 @@ class PendingEvaluations:
 
 
 def pause() -> None:
-    """Let some time pass before the next look at an evaluator."""
     time.sleep(0.05)

@@ -30,7 +30,6 @@ class Lines:
         self._file = open(path, "a", encoding="utf-8") if rank == 0 else None  # noqa: SIM115
 
     def write(self, line: str) -> None:
-        """Append one line."""
         if self._file is not None:
             self._file.write(f"{line}\n")
             self._file.flush()
@@ -54,5 +53,4 @@ class Lagged:
         return self._waiting.popleft()() if len(self._waiting) > self.lag else None
 
     def drain(self) -> List[List[float]]:
-        """Wait for all values that were not handed out yet."""
         return [self._waiting.popleft()() for _ in range(len(self._waiting))]

@@ -21,17 +21,19 @@ loop by ``run.use(evaluator)``, and what a network found by ``run.evaluated_late
 
 from __future__ import annotations
 
+import operator
 import sys
+import time
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common.data.problem import FAILED, REFUSED, Problem
 from benchmarks.common.run import choices, configuration
 from benchmarks.common.run.checkpoints import Checkpoints, Content
-from benchmarks.common.run.logs import RunLogs
-from benchmarks.common.run.metrics import StepReports, library_environment
-from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.metrics import MetricsStream, StepReports, library_environment
+from benchmarks.common.run.mllog import Wording, log_of
 from benchmarks.common.run.pending import Begun, PendingEvaluations, Result, pause
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.stopping import Heartbeat, StopRequest, leaving_together
@@ -51,8 +53,8 @@ class Run:
         self.ranks: Ranks = framework.start(config)
         self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size))
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
-        self._logs = RunLogs(output, self.ranks.rank, wording, config)
-        self._checkpoints = Checkpoints(output / "checkpoint", self._logs.paths, framework, self.ranks)
+        self._wording, self._paths = wording, (output / "result.txt", output / "metrics.jsonl")
+        self._checkpoints = Checkpoints(output / "checkpoint", self._paths, framework, self.ranks)
         with leaving_together(self._framework):
             state = self._checkpoints.find()
         self._choices: Dict[str, Any] = state.get("choices", {})  # of the run that is resumed
@@ -76,6 +78,11 @@ class Run:
         arguments = configuration.arguments(description, argv)
         config = configuration.load(config_class, arguments.config)
         return cls(config, framework, arguments.data, arguments.output, wording)
+
+    @cached_property
+    def _log(self) -> Any:
+        """MLPerf's log in the dialect of the round, opened when there is something to log."""
+        return log_of(self._wording, self._paths[0], self.ranks.rank, self.config.round)
 
     # -- checkpoints -------------------------------------------------------------------------------------
 
@@ -109,13 +116,13 @@ class Run:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
         if self._logs_events:
             for key, value in events.items():
-                self._logs.log.event(key, value)
+                self._log.event(key, value)
 
     @contextmanager
     def initialization(self) -> Iterator[None]:
         """Log what is inside as the untimed part of the run (MLPerf training rules, "timing")."""
         if self._logs_events:
-            self._logs.log.init_start(self.config.seed)
+            self._log.init_start(self.config.seed)
         try:
             yield
         except choices.UnavailableError as problem:  # raised on all ranks together
@@ -123,7 +130,7 @@ class Run:
             with leaving_together(self._framework):
                 raise SystemExit(REFUSED) from None
         if self._logs_events:
-            self._logs.log.init_stop(self.choices)
+            self._log.init_stop(self.choices)
 
     @contextmanager
     def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[Timeline]:
@@ -137,7 +144,7 @@ class Run:
         self._framework.synchronize()
         self._framework.barrier()
         if self._logs_events:
-            self._logs.log.run_start()
+            self._log.run_start()
         self._framework.barrier()
         self._timeline = timeline if isinstance(timeline, Timeline) else timeline()
         try:
@@ -153,14 +160,14 @@ class Run:
         else:
             self._framework.synchronize()
             self._framework.barrier()
-            self._logs.log.run_stop(self._reached)
+            self._log.run_stop(self._reached)
             self._pending.finish()
             if self.config.checkpoint_interval:  # off the clock: what `encore export` reads
                 self._save("trained")
         if self._failed:
             with leaving_together(self._framework):
                 raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)
-        self._logs.metrics.write("end", outcome=outcome)
+        self._metrics.write("end", outcome=outcome)
 
     def open(self, call: Callable[[], T]) -> T:
         """Return the data set that ``call`` opens; what is wrong with it is reported once, and ends all ranks."""
@@ -172,7 +179,6 @@ class Run:
             raise SystemExit(problem.code) from None
 
     def finish(self) -> int:
-        """Leave the other ranks and return the exit code."""
         self._framework.finish()
         return 0
 
@@ -185,7 +191,6 @@ class Run:
 
     @property
     def starts_epoch(self) -> bool:
-        """Whether the next step is the first of its epoch."""
         return not self._evaluation_is_due() and self.position % self._timeline.steps_per_epoch == 0
 
     def blocks(self) -> Iterator[int]:
@@ -196,8 +201,8 @@ class Run:
         timeline, sums = self._timeline, self._framework.LaggedSums(self.ranks, "step")
         wait = self._framework.input_wait(self.ranks)
         global_batch = self.config.batch_size * (timeline.training_ranks or self.ranks.size)
-        metrics = self._logs.metrics
-        metrics.write(
+        self._metrics = MetricsStream(self._paths[1], self.ranks.rank)
+        self._metrics.write(
             "start",
             ranks=self.ranks.size,
             global_batch_size=global_batch,
@@ -211,7 +216,7 @@ class Run:
             choices=self.choices,
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
-        self._reports = StepReports(metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
+        self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
         self._logs_events = True
         self._checkpoints.mark_logs()
         self._stop.arm()
@@ -224,7 +229,6 @@ class Run:
         self._wait_for_results()
 
     def steps(self) -> Iterator[int]:
-        """Yield the steps up to the next evaluation, counted from 0 over the run; report each one."""
         for steps in self.step_ranges(1):
             yield steps.start
 
@@ -277,11 +281,9 @@ class Run:
         self._skipped = skipped
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        """Fetch a batch by ``call``, and count the time in which the device is idle as waiting for input."""
         return self._reports.wait_for(call)
 
     def stage(self, name: str) -> ContextManager[None]:
-        """Count the time inside as that of a stage of the step, for the speed's record of the metrics stream."""
         return self._reports.stage(name)
 
     def _evaluation_is_due(self) -> bool:
@@ -294,7 +296,9 @@ class Run:
         self._part_is_open = True
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
         if done == 0 and not self._inside_step:
-            self._logs.start_epoch(timeline, epoch)
+            if epoch == 0 or timeline.evaluates_inside_epochs or timeline.evaluates_after(self.position):
+                self._log.block_start(epoch, timeline.block_epochs(epoch))
+            self._log.epoch_start(epoch)
         self._inside_step = False
         self._reports.start()
 
@@ -307,7 +311,7 @@ class Run:
                 self._agree()
         if done + 1 == self._timeline.steps_per_epoch:
             if not self._timeline.evaluates_inside_epochs:
-                self._logs.log.epoch_stop(epoch)
+                self._log.epoch_stop(epoch)
             if not self._evaluation_is_due():
                 self._end_position()
         self._checkpoints.mark_logs()
@@ -317,7 +321,8 @@ class Run:
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
         stops = self._reached and timeline.stops_at_target and not timeline.evaluates_concurrently
         if timeline.evaluates_inside_epochs and (done == 0 or stops):
-            self._logs.stop_epoch(epoch - (done == 0))
+            self._log.epoch_stop(epoch - (done == 0))
+            self._log.block_stop(epoch - (done == 0))
         self._checkpoints.mark_logs()
         if stops:
             self._ended = True
@@ -333,7 +338,7 @@ class Run:
         # One evaluation at a time: the checker of v0.6 takes no other one that begins before it has ended.
         if (self._timeline.evaluates_concurrently and self._wait_for_results()) or self._ended:
             return False
-        self._evaluation = self._logs.start_evaluation(self._timeline, self.position, self.epoch)
+        self._evaluation = self._start_evaluation(self.position, self.epoch)
         return True
 
     def interruptible(self, batches: Iterable[T]) -> Iterator[T]:
@@ -366,15 +371,36 @@ class Run:
         """
         if found is None:
             return
-        self._reached |= self._logs.stop_evaluation(self._timeline, self._evaluation, found)
+        self._reached |= self._stop_evaluation(self._evaluation, found)
         self._evaluated = self.position
         self._end_position()
 
     def evaluated_after_clock(self, epoch: int, found: Mapping[str, float]) -> bool:
         """Log what the model saved at the end of ``epoch``, from 1, reached; return whether that is all targets."""
-        begun = self._logs.start_evaluation(self._timeline, epoch * self._timeline.steps_per_epoch, epoch - 1)
-        self._reached = self._logs.stop_evaluation(self._timeline, begun, found)
+        begun = self._start_evaluation(epoch * self._timeline.steps_per_epoch, epoch - 1)
+        self._reached = self._stop_evaluation(begun, found)
         return self._reached
+
+    def _start_evaluation(self, position: int, epoch: int) -> Begun:
+        """Log the start of an evaluation after ``epoch``, from 0; a block whose result comes later ends before it."""
+        timeline = self._timeline
+        if timeline.evaluates_concurrently and not timeline.evaluates_inside_epochs:
+            self._log.block_stop(timeline.first_of_block(epoch))
+        self._log.eval_start(timeline.epoch_num(position))
+        return Begun(position, epoch + 1, time.time())
+
+    def _stop_evaluation(self, begun: Begun, found: Mapping[str, float]) -> bool:
+        """Log the end of an evaluation and what it ``found``; return whether it reached all targets."""
+        timeline, targets = self._timeline, self.config.targets
+        qualities = {name: found[name] for name in targets}
+        figures = {name: value for name, value in found.items() if name not in targets}
+        self._log.eval_stop(timeline.epoch_num(begun.position), qualities, targets)
+        if not (timeline.evaluates_inside_epochs or timeline.evaluates_concurrently):
+            self._log.block_stop(timeline.first_of_block(begun.epoch - 1))
+        seconds = round(time.time() - begun.started, 3)
+        self._metrics.write("eval", epoch=begun.epoch, qualities=qualities, seconds=seconds, **figures)
+        reached = operator.gt if timeline.target_is_exceeded else operator.ge
+        return all(reached(qualities[name], target) for name, target in targets.items())
 
     # -- evaluations by an evaluator: see benchmarks/common/run/pending.py ------------------------------------
 
@@ -396,8 +422,7 @@ class Run:
         self._end_position()
 
     def _log_later(self, begun: Begun, found: Result) -> bool:
-        """Log the end of an evaluation; return whether the run ends because of it. For rank 0."""
-        self._reached |= self._logs.stop_evaluation(self._timeline, begun, found)
+        self._reached |= self._stop_evaluation(begun, found)
         return self._reached and self._timeline.stops_at_target
 
     def _wants_to_stop(self) -> bool:

@@ -46,7 +46,6 @@ class StopRequest:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
     def arm(self) -> None:
-        """Let a signal set the flag from now on instead of ending the process."""
         self._armed = True
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:

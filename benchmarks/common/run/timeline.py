@@ -28,11 +28,9 @@ class Timeline:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
         return self.epochs * self.steps_per_epoch
 
     def block_epochs(self, epoch: int) -> int:
-        """Return the number of epochs of the block that begins with ``epoch``."""
         if self.evaluates_inside_epochs:
             return 1
         last = epoch
@@ -41,7 +39,6 @@ class Timeline:
         return last - epoch + 1
 
     def first_of_block(self, epoch: int) -> int:
-        """Return the epoch with which the block begins that holds ``epoch``."""
         first = epoch
         while first > 0 and not self.evaluates_after(first * self.steps_per_epoch):
             first -= 1

@@ -1,9 +1,12 @@
-"""Time a call that queues its work on a device."""
+"""Time calls that queue their work on a device, and how long it has nothing to do while its next batch is fetched."""
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional, TypeVar
+
+T = TypeVar("T")
 
 
 def seconds_of(call: Callable[[], Any], count: int, synchronize: Callable[[], Any]) -> float:
@@ -14,3 +17,50 @@ def seconds_of(call: Callable[[], Any], count: int, synchronize: Callable[[], An
         call()
     synchronize()
     return (time.perf_counter() - started) / count
+
+
+class InputWait:
+    """Sums up the time of fetches, of each one from when the device has finished all earlier steps.
+
+    Where steps are queued, Python fetches a batch while the device computes: only what is left of the fetch when the
+    device is idle makes the training slower. ``finish`` waits until it is; without it a step is done when it returns.
+    """
+
+    def __init__(self, finish: Optional[Callable[[], Any]] = None) -> None:
+        self._finish = finish
+        self._watch: Optional[threading.Thread] = None
+        self._idle_since = self._seconds = 0.0
+        self._error: Optional[Exception] = None
+
+    def fetch(self, call: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        # A watch that began in an earlier fetch and has not ended says that the device was never idle meanwhile.
+        if self._finish is not None and not self._is_watching():
+            # A daemon: a rank that fails must not wait for work that needs the other ranks.
+            self._watch = threading.Thread(target=self._watch_device, daemon=True)
+            self._watch.start()
+        fetched = call()
+        if not self._is_watching():
+            self._seconds += time.perf_counter() - max(started, self._idle_since)
+        return fetched
+
+    def take(self) -> float:
+        """Return the seconds since the last call of this; afterwards nothing watches the device."""
+        if self._watch is not None:
+            self._watch.join()
+        self._is_watching()
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _is_watching(self) -> bool:
+        if self._error is not None:
+            raise self._error
+        return self._watch is not None and self._watch.is_alive()
+
+    def _watch_device(self) -> None:
+        assert self._finish is not None
+        try:
+            self._finish()
+        except Exception as error:  # of a step; whoever waits first gets it
+            self._error = error
+        self._idle_since = time.perf_counter()

@@ -29,7 +29,7 @@ Arrays = Dict[str, np.ndarray]
 
 
 class RefusedError(Exception):
-    """A server's refusal, in a line."""
+    pass
 
 
 class Server:
@@ -46,7 +46,6 @@ class Server:
         self.known: Dict[str, Any] = {}
 
     def is_ready(self) -> bool:
-        """Return whether the server answers and has loaded the model."""
         try:
             return bool(self.client.is_model_ready(self.passport["name"]))
         # A refused connection has another class in each protocol.
@@ -158,18 +157,15 @@ def compare(server: Server, example: Arrays) -> Dict[str, Any]:
 
 
 def read_passport(folder: Path) -> Dict[str, Any]:
-    """Return export.json."""
     found: Dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
     return found
 
 
 def models(folder: Path) -> List[Path]:
-    """Return the folder of each model: that of its parts, or ``folder`` itself."""
     return [folder / part for part in read_passport(folder).get("parts", [])] or [folder]
 
 
 def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
-    """Return export.json and the arrays of example.npz."""
     with np.load(folder / "example.npz", allow_pickle=False) as stored:
         return read_passport(folder), {name: stored[name] for name in stored.files}
 
@@ -203,7 +199,6 @@ def send(server: Server, path: Path, target: Optional[Path]) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add what names a server and an example."""
     parser.add_argument("--url", default="localhost:8000", help="HOST:PORT of the protocol; default: %(default)s")
     parser.add_argument("--protocol", choices=["http", "grpc"], default="http")
     parser.add_argument("--wait", type=float, default=10.0, help="seconds for the model to become ready")
@@ -211,7 +206,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Ask, print and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -242,14 +236,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def connected(folder: Path, args: argparse.Namespace) -> Server:
-    """Return the server of the model in ``folder``, which is ready."""
     server = Server(args.url, args.protocol, read_passport(folder))
     server.wait(args.wait)
     return server
 
 
 def show(compared: Dict[str, Any]) -> None:
-    """Print what `compare` found of a model."""
     for name, largest in compared["differences"].items():
         values = " ".join(f"{each:g}" for each in compared["first"][name])
         print(f"{name}: {values} ...  largest difference {largest:g}")

@@ -108,12 +108,10 @@ def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:
 
 
 def numbers(text: str) -> List[int]:
-    """Return ``1,8`` as numbers."""
     return [int(part) for part in text.split(",")]
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Measure and print JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     client.options(parser)
     parser.add_argument("--model", help="the model's file, for the direct calls; default: none are made")

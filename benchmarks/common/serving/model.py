@@ -74,7 +74,6 @@ class TritonPythonModel:
     """The names are Triton's: triton-inference-server/python_backend, README, Usage."""
 
     def initialize(self, args: Dict[str, str]) -> None:
-        """Open the model when the server loads it."""
         config = json.loads(args["model_config"])
         self.inputs = [each["name"] for each in config["input"]]
         self.outputs = [each["name"] for each in config["output"]]

@@ -65,7 +65,6 @@ class Captured:
         stopping.progress()
 
     def reset(self) -> None:
-        """Let go of the graph, which is not called again."""
         self._graph.reset()
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
@@ -78,8 +77,6 @@ class Captured:
 
 
 def repeated(function: Callable[..., Any], times: int) -> Callable[..., None]:
-    """Return a warm-up that calls ``function`` that many ``times``."""
-
     def warm_up(*tensors: torch.Tensor) -> None:
         for _ in range(times):
             function(*tensors)

@@ -67,8 +67,6 @@ class _Parameter:
 
 
 class _Parts(pickle.Unpickler):
-    """Reads the pickles of the tar; ``tensors`` by the number that the file gives them."""
-
     def __init__(self, file: IO[bytes], tensors: Dict[int, torch.Tensor]) -> None:
         super().__init__(file, encoding="latin1")
         self._tensors = tensors
@@ -143,6 +141,5 @@ def load(path: Path, expected: str, hint: str) -> Dict[str, Any]:
 
 
 def tensors_of(found: Mapping[str, Any]) -> Dict[str, torch.Tensor]:
-    """Return the tensors among what a file holds."""
     plain = {name: each.data if isinstance(each, _Parameter) else each for name, each in found.items()}
     return {name: torch.as_tensor(each) for name, each in plain.items() if isinstance(each, (np.ndarray, torch.Tensor))}

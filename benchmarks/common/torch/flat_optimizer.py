@@ -53,11 +53,9 @@ class LossScale:
         self.skipped += ~finite
 
     def state_dict(self) -> Dict[str, torch.Tensor]:
-        """Return what a checkpoint keeps."""
         return {"value": self.value, "good": self._good, "skipped": self.skipped}
 
     def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Continue from ``state_dict``."""
         for name, tensor in self.state_dict().items():
             tensor.copy_(saved[name])
         self.seen = int(self.skipped)
@@ -105,7 +103,6 @@ class FlatOptimizer:
         return new
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss`` as ``backward`` is to begin from."""
         return loss if self.scale is None else loss * self.scale.value
 
     def step(self, learning_rate: Union[Rate, Sequence[Rate]], divisor: float) -> None:
@@ -181,7 +178,6 @@ class FlatOptimizer:
         return {"optimizer": self.inner.state_dict()} if self.split else {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from both contents together."""
         optimizers.restore(self.inner, saved["optimizer"])
         if self.scale is not None:
             self.scale.restore(saved["loss_scale"])
@@ -223,7 +219,6 @@ def unchanged(network: torch.nn.Module, optimizer: FlatOptimizer) -> Iterator[No
 
 @contextmanager
 def kept_scale(optimizer: FlatOptimizer) -> Iterator[None]:
-    """Put back the loss scale, if there is one."""
     scale = optimizer.scale
     kept = {name: each.clone() for name, each in scale.state_dict().items()} if scale else {}
     yield
@@ -249,7 +244,6 @@ def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[tor
 
 
 def _gather(flat: torch.Tensor, mine: torch.Tensor, ranks: Ranks) -> None:
-    """Fill ``flat`` with the shares of all ranks."""
     if dist.get_backend() == "nccl":
         dist.all_gather_into_tensor(flat, mine)
     else:

@@ -48,8 +48,6 @@ class Operator(NamedTuple):
 
 
 class Other(NamedTuple):
-    """An implementation of another library."""
-
     name: str  # name of the library
     implementation: Any
 
@@ -73,7 +71,6 @@ def why_plain(device: torch.device) -> str:
 
 
 def implementation(operator: Operator, name: str) -> Any:
-    """Return the ``plain`` or the ``triton`` implementation."""
     if name == "plain":
         return operator.plain
     module, _, attribute = operator.triton.partition(":")
@@ -95,7 +92,6 @@ def tolerance(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def error(operator: Operator, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the largest error of the kernels next to the plain path over the ``small`` sizes, as in TOLERANCES."""
     return distance_of(operator, implementation(operator, "triton"), device, dtype)
 
 
@@ -122,7 +118,6 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Return the median time of a call."""
     times = [seconds_of(call, 1, pytorch.synchronize) for _ in range(WARMUP + MEASURED)]
     return statistics.median(times[WARMUP:])
 

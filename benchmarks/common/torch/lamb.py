@@ -37,8 +37,6 @@ class ParameterGroup(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Hyperparameters."""
-
     betas: Tuple[float, float]
     epsilon: float
 
@@ -92,7 +90,6 @@ class Lamb:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the weights."""
         self._step(self, self.param_groups[0]["lr"])
 
     def state_dict(self) -> Dict[str, Any]:
@@ -101,7 +98,6 @@ class Lamb:
         return {"state": {0: state}, "param_groups": [{"lr": float(self.param_groups[0]["lr"])}]}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from ``state_dict``."""
         for name, tensor in self.state_dict()["state"][0].items():
             tensor.copy_(saved["state"][0][name])
 
@@ -224,7 +220,6 @@ def apex_step(apex: Any, lamb: Lamb, rate: Any) -> None:
 
 
 def find_apex() -> Any:
-    """Return what apex_step calls, or None where the image has no apex or one without its CUDA parts."""
     if not torch.cuda.is_available():
         return None
     try:

@@ -24,7 +24,6 @@ Measure = Callable[[Build, Sequence[torch.nn.Parameter]], float]
 
 
 def find_apex() -> Any:
-    """Return the module apex.optimizers, or None where the image has no apex or one without its CUDA parts."""
     if not torch.cuda.is_available():
         return None
     try:
@@ -94,7 +93,6 @@ def choose(
 
 
 def seconds_of_step(build: Build, parameters: Sequence[torch.nn.Parameter]) -> float:
-    """Return the median time of a step on copies of ``parameters``."""
     copies = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in parameters]
     for copy in copies:
         copy.grad = torch.full_like(copy, 1e-3)
