@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.problem import Problem
 
 FILE_NAME = "dataset.json"
@@ -67,18 +67,13 @@ def _checksum(content: Passport) -> str:
 
 def write(passport: Passport, directory: Path) -> Path:
     """Write the passport with its schema and id in one step: it is there whole or not at all."""
-    path, temporary = directory / FILE_NAME, directory / f"{FILE_NAME}.partial"
     content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in FIELDS}}
     if passport.get("shared_with"):
         content["shared_with"] = passport["shared_with"]
     content["sha256"] = _checksum(content)
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    return path
+    with in_one_step(directory / FILE_NAME, durable=True) as file:
+        file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    return directory / FILE_NAME
 
 
 def read(directory: Path) -> Passport:
@@ -87,40 +82,37 @@ def read(directory: Path) -> Passport:
     Raises:
         Problem: the folder or its passport is missing, half-written, damaged, or of another schema.
     """
+    return _read(directory)[0]
+
+
+def _read(directory: Path) -> Tuple[Passport, bool]:
+    """Return the fields of a passport, and whether they are as they were written."""
     path, again = directory / FILE_NAME, prepare_again(directory)
     try:
-        passport = json.loads(path.read_text(encoding="utf-8"))
-        schema = passport.get("schema")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        schema = content.get("schema")
         if schema != SCHEMA:
             raise Problem(f"{path} has schema {schema}", f"schema {SCHEMA}", again)
-        return _checked(passport)
+        is_genuine = content.get("sha256") == _checksum(content)
+        passport = {field: content[field] for field in ("id", *FIELDS)}
+        for split in passport["splits"].values():
+            split["count"] = int(split["count"])
+            for file in split["files"]:
+                _ = file["name"], file["sha256"], int(file["bytes"])
+        if "shared_with" in content:
+            passport["shared_with"] = list(content["shared_with"])
+        return passport, is_genuine and data_id(passport) == passport["id"]
     except (FileNotFoundError, NotADirectoryError):
-        raise _absent(directory) from None
+        if (directory / PARTS).exists():
+            found = f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}"
+            hint = "give the same prepare command again: it resumes where it stopped"
+            raise Problem(found, "a finished preparation", hint) from None
+        found = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
+        raise Problem(found, "a prepared data set", f"prepare one in {directory}") from None
     except (OSError, ValueError) as error:
         raise Problem(f"{path}: {error}", "a readable passport", again) from None
     except (KeyError, TypeError, AttributeError) as error:
         raise Problem(f"{path}: {error!r}", "all fields of a passport", again) from None
-
-
-def _checked(passport: Passport) -> Passport:
-    """Return the fields of a passport, all of which must be there."""
-    for split in passport["splits"].values():
-        split["count"] = int(split["count"])
-        for file in split["files"]:
-            _ = file["name"], file["sha256"], int(file["bytes"])
-    shared = {"shared_with": list(passport["shared_with"])} if "shared_with" in passport else {}
-    return {**{field: passport[field] for field in ("id", *FIELDS)}, **shared}
-
-
-def _absent(directory: Path) -> Problem:
-    if (directory / PARTS).exists():
-        return Problem(
-            f"{directory} is half-written: an unfinished preparation, no {FILE_NAME}",
-            "a finished preparation",
-            "give the same prepare command again: it resumes where it stopped",
-        )
-    found = f"{directory} has no {FILE_NAME}" if directory.is_dir() else f"no folder {directory}"
-    return Problem(found, "a prepared data set", f"prepare one in {directory}")
 
 
 def files_of(passport: Passport) -> List[File]:
@@ -158,7 +150,7 @@ def verify(
     reads all of it.
     """
     try:
-        passport = read(directory)
+        passport, is_genuine = _read(directory)
     except Problem as problem:
         return [problem]
     again = prepare_again(directory)
@@ -166,14 +158,11 @@ def verify(
     if benchmark is not None and benchmark not in (passport["benchmark"], *passport.get("shared_with", ())):
         found = f"{directory} is a data set of {passport['benchmark']}"
         problems.append(Problem(found, f"a data set of {benchmark}", f"name the folder of {benchmark}'s data set"))
-    content = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
-    if data_id(passport) != passport["id"] or content.get("sha256") != _checksum(content):
+    if not is_genuine:
         found = f"{directory / FILE_NAME} was edited: its id or checksum is not that of its content"
         problems.append(Problem(found, "the passport as it was written", again))
-    for file in files_of(passport):
-        difference = compare(directory / file["name"], file, quick, add)
-        if difference is not None:
-            problems.append(Problem(*difference, again))
+    differences = (compare(directory / file["name"], file, quick, add) for file in files_of(passport))
+    problems += [Problem(*difference, again) for difference in differences if difference is not None]
     try:
         return problems or list(check(directory, passport))
     except (KeyError, TypeError) as error:

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 from benchmarks.common.data import passport, published
 from benchmarks.common.data.passport import FILE_NAME, PARTS
@@ -120,7 +120,8 @@ def fraction(text: str) -> float:
     return value
 
 
-def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
+def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options, or raise a Problem that names what this benchmark takes."""
     description = f"Prepare or verify {data_set.benchmark}'s data set."
     parser = _Parser(prog=f"python -m {data_set.module}", description=description)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -140,12 +141,6 @@ def get_parser(data_set: DataSet) -> argparse.ArgumentParser:
     data_set.add_options(own)
     if data_set.compares:
         own.add_argument("--allow-overlap", action="store_true", help="accept evaluation data that are trained on")
-    return parser
-
-
-def parse(data_set: DataSet, argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options, or raise a Problem that names what this benchmark takes."""
-    parser = get_parser(data_set)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         takes = " ".join(re.findall(r"--[a-z-]+", parser.format_usage()))
@@ -191,12 +186,16 @@ def _interrupt(number: int, frame: Optional[FrameType]) -> None:
 # -- preparation ----------------------------------------------------------------------------------------
 
 
+def problems_of(data_set: DataSet, directory: Path, quick: bool, add: passport.Add) -> Sequence[Problem]:
+    """Return how a data folder differs from its passport; quick: as far as no byte of the files is read."""
+    found = passport.verify(directory, quick, data_set.benchmark, add, data_set.check)
+    return found or data_set.check_unlisted(directory, passport.read(directory), quick, add)
+
+
 def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) -> int:
     found = passport.read(directory)
     total = passport.total_bytes(found)
-    add = progress.counter("verify", total)
-    problems = passport.verify(directory, quick, data_set.benchmark, add, data_set.check)
-    problems += () if problems else data_set.check_unlisted(directory, found, quick, add)
+    problems = problems_of(data_set, directory, quick, progress.counter("verify", total))
     if problems:
         return progress.fail(*problems)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())
@@ -222,12 +221,13 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
         with claim(args.to, progress) as (scratch, waited):
             if waited and is_complete(data_set, args.to, source.fingerprint, overwrite=False):
                 return _nothing_to_do(args.to, progress)
-            _resume_or_start_over(data_set, args.to, source.fingerprint, progress)
+            resume_or_start_over(data_set, args.to, source.fingerprint, progress)
             try:
                 content = writer.write(source, args, scratch, progress)
                 path = publish(data_set, content, source.fingerprint, scratch, progress)
             except Problem as problem:
-                if not (problem.keeps and _finished_parts(scratch)):
+                finished = [each for each in scratch.iterdir() if each.name not in ("lock", "plan.json")]
+                if not (problem.keeps and finished):
                     shutil.rmtree(scratch, ignore_errors=True)  # a preparation that waits may write a new lock
                 raise
             finally:
@@ -240,10 +240,6 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     return 0
 
 
-def _finished_parts(scratch: Path) -> bool:
-    return any(path.name not in ("lock", "plan.json") for path in scratch.iterdir())
-
-
 def _nothing_to_do(to: Path, progress: Progress) -> int:
     progress.note(f"nothing to do: {to} was made from the same source with the same options")
     progress.end(to / FILE_NAME, str(to / FILE_NAME))
@@ -252,17 +248,18 @@ def _nothing_to_do(to: Path, progress: Progress) -> int:
 
 def check_places(data_set: DataSet, to: Path, origin: Optional[Path]) -> None:
     """Make the folder to write in; refuse one that is in the source, or that cannot be written in."""
+    elsewhere = "choose another one: -o DIR"
     if origin is not None and not origin.exists():
         raise Problem(f"{origin} does not exist", data_set.source, "name raw data that are there")
     if origin is not None and origin.resolve() in (to.resolve(), *to.resolve().parents):
-        raise Problem(f"{to} is within the source {origin}", "a folder outside it", "choose another one: -o DIR")
+        raise Problem(f"{to} is within the source {origin}", "a folder outside it", elsewhere)
     try:
         to.mkdir(parents=True, exist_ok=True)
         if not os.access(to, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         found = f"cannot write in {to}: {error.strerror}"
-        raise Problem(found, "a folder that can be written in", "choose another one: -o DIR") from None
+        raise Problem(found, "a folder that can be written in", elsewhere) from None
 
 
 def check_room(directory: Path, needed: int) -> None:
@@ -284,7 +281,7 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     except Problem:
         present = None
     same = present is not None and present["how"].get("source") == fingerprint
-    if same and not _problems_at_a_glance(data_set, to):
+    if same and not problems_of(data_set, to, True, lambda size: None):
         return not overwrite
     foreign = [name for name in (*data_set.places, FILE_NAME) if (to / name).exists()]
     is_ours = (to / PARTS / "plan.json").exists()
@@ -299,11 +296,6 @@ def is_complete(data_set: DataSet, to: Path, fingerprint: str, overwrite: bool) 
     raise Problem(found, "an empty folder, or this data set", "choose another one: -o DIR, or add --overwrite")
 
 
-def _problems_at_a_glance(data_set: DataSet, to: Path) -> List[Problem]:
-    problems = passport.verify(to, True, data_set.benchmark, check=data_set.check)
-    return problems or list(data_set.check_unlisted(to, passport.read(to), True, lambda size: None))
-
-
 @contextmanager
 def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
     """Hold the folder for this process alone; yield the folder of what is unfinished in it, and whether it waited.
@@ -312,12 +304,10 @@ def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
     """
     scratch, waited = to / PARTS, False
     while True:
-        scratch.mkdir(parents=True, exist_ok=True)  # the other one may have been refused, and its folder removed
-        try:
+        # The other one may have been refused and its folder removed, or have just ended.
+        with suppress(FileNotFoundError):
+            scratch.mkdir(parents=True, exist_ok=True)
             lock = (scratch / "lock").open("wb")
-        except FileNotFoundError:
-            continue  # the other one has just ended
-        with lock:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
@@ -325,24 +315,19 @@ def claim(to: Path, progress: Progress) -> Iterator[Tuple[Path, bool]]:
                     progress.note(f"another preparation is writing in {to}: waiting for its end")
                 waited = True
                 fcntl.lockf(lock, fcntl.LOCK_EX)
-            if _is_file(scratch / "lock", os.fstat(lock.fileno())):
-                try:
-                    yield scratch, waited
-                finally:
-                    with suppress(OSError):
-                        (scratch / "lock").unlink()
-                        scratch.rmdir()  # fails where something unfinished is in it
-                return
+            if os.path.samestat((scratch / "lock").stat(), os.fstat(lock.fileno())):
+                break
+    with lock:
+        try:
+            yield scratch, waited
+        finally:
+            with suppress(OSError):
+                (scratch / "lock").unlink()
+                scratch.rmdir()  # fails where something unfinished is in it
 
 
-def _is_file(path: Path, known: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), known)
-    except FileNotFoundError:
-        return False
-
-
-def _resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
+def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress: Progress) -> None:
+    """Keep the parts of an unfinished preparation from the same source with the same options; remove all others."""
     scratch = to / PARTS
     plan, wanted = scratch / "plan.json", json.dumps({"source": fingerprint}).encode()
     before = plan.read_bytes() if plan.exists() else None

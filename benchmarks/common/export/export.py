@@ -5,16 +5,18 @@ written is in the framework's module here, how it is opened in benchmarks/common
 model, ``example.npz`` (inputs and outputs of some samples, by name) and ``export.json``, the passport; of parts, each
 has such a folder, and the passport lists them.
 Everything runs on the CPU and in fp32, the type in which weights are kept. With ``--through`` the same check is made of
-the model in a server (served.py).
+the model in a server: `encore serve --evaluate`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, TypeVar, Union
 
@@ -25,12 +27,15 @@ from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.common.run import configuration
 from benchmarks.common.run.checkpoints import read_for_inference
 from benchmarks.common.run.stopping import end_process
+from benchmarks.common.serving import client
 from benchmarks.common.serving.client import difference as difference_of
 from benchmarks.common.serving.model import OPENERS
 
 SCHEMA = 1
 FILE = "export.json"
 EXAMPLE = "example.npz"
+ONNX_FILE = "model.onnx"
+READY_SECONDS = 10.0  # for a server
 EXAMPLES = 8  # samples in EXAMPLE, at most
 METRICS = 1  # place of the metrics stream in a checkpoint's ``log_lengths``
 # Triton's names of NumPy's types.
@@ -114,11 +119,25 @@ def on_cpu(config: C, **others: Any) -> C:
     return dataclasses.replace(config, **{**changes, **others})  # type: ignore[type-var]
 
 
+def require_for_onnx(*modules: str) -> None:
+    """Raise Problem where this Python lacks one of ``modules`` or onnxruntime."""
+    for name in (*modules, "onnxruntime"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise Problem(
+                f"this Python has no {error.name}",
+                f"{', '.join(modules)} and onnxruntime for --format onnx",
+                f"use encore export, which installs them; or install requirements/export.txt, without dependencies, "
+                f"for {sys.executable}; or another --format",
+            ) from None
+
+
 class Checked:
     """Calls the exported model and the one that it was made of, and compares their outputs."""
 
     def __init__(self, subject: Subject, exported: Infer, original: Infer) -> None:
-        self._subject, self._exported, self._original = subject, exported, original
+        self.subject, self._exported, self._original = subject, exported, original
         self._calls = self.samples = 0
         self.difference = 0.0
         # Samples that differ by more than the tolerance, where some may; they are not in ``difference``.
@@ -126,29 +145,50 @@ class Checked:
         self.shown: Tuple[Arrays, Arrays] = ((), ())
 
     def __call__(self, *inputs: np.ndarray) -> Arrays:
-        outputs, expected = self._exported(*inputs), self._original(*inputs)
-        for value, found, wanted in zip(self._subject.outputs, outputs, expected):
+        subject, outputs, expected = self.subject, self._exported(*inputs), self._original(*inputs)
+        for value, found, wanted in zip(subject.outputs, outputs, expected):
             if found.shape != wanted.shape or found.dtype != wanted.dtype:
                 kinds = [f"{each.dtype} {list(each.shape)}" for each in (found, wanted)]
                 raise Problem(f"the exported model's {value.name} is {kinds[0]}", kinds[1], code=FAILED)
-            if not self._subject.turned:
-                self.difference = max(self.difference, difference_of(found, wanted))
-        if self._subject.turned:
-            self._compare_samples(outputs, expected)
-        if self._calls <= self._subject.shown:
+        # Where some may differ, sample by sample.
+        parts = zip(zip(*outputs), zip(*expected)) if subject.turned else [(outputs, expected)]
+        for ours, theirs in parts:
+            difference = max(map(difference_of, ours, theirs))
+            if subject.turned and not difference <= subject.tolerance:
+                self.turned += 1
+            else:
+                self.difference = max(self.difference, difference)
+        if self._calls <= subject.shown:
             self.shown = (inputs, outputs)
         self._calls += 1
-        self.samples += len(inputs[0]) if self._subject.batched else 1
+        self.samples += len(inputs[0]) if subject.batched else 1
         return outputs
 
-    def _compare_samples(self, outputs: Arrays, expected: Arrays) -> None:
-        for sample in range(len(outputs[0])):
-            pairs = ((found[sample], wanted[sample]) for found, wanted in zip(outputs, expected))
-            difference = max(difference_of(found, wanted) for found, wanted in pairs)
-            if difference <= self._subject.tolerance:
-                self.difference = max(self.difference, difference)
-            else:
-                self.turned += 1
+    def refuse_difference(self, name: str) -> None:
+        """Raise Problem where the outputs differ by more than the tolerance."""
+        subject, again = self.subject, ("export it again, or in another --format", FAILED)
+        if self.turned > subject.turned * self.samples:
+            raise Problem(
+                f"{self.turned} samples of {self.samples} differ from the training code's by more than "
+                f"{subject.tolerance:.2g}",
+                f"at most {subject.turned:.0%}, of which a last bit turned a decision",
+                *again,
+            )
+        if not self.difference <= subject.tolerance:
+            raise Problem(
+                f"the outputs of the exported {name or 'model'} differ by {self.difference:.2g} "
+                "from the training code's",
+                f"at most {subject.tolerance:.2g}, over {self.samples} samples of the evaluation set",
+                *again,
+            )
+
+    def figures(self) -> Dict[str, Any]:
+        found = {
+            "samples": self.samples,
+            "largest_difference": self.difference,
+            "tolerance": self.subject.tolerance,
+        }
+        return {**found, "turned": self.turned} if self.subject.turned else found
 
 
 def newest(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -170,38 +210,14 @@ def has_reached(quality: Mapping[str, float], targets: Mapping[str, float]) -> b
     return bool(quality) and all(quality.get(name, -np.inf) >= target for name, target in targets.items())
 
 
-def refuse_below_target(quality: Mapping[str, float], targets: Mapping[str, float]) -> None:
-    """Refuse a model that did not reach its targets, saying what it reached."""
-    if has_reached(quality, targets):
-        return
-    measured = ", ".join(f"{name} {quality[name]:.5g}" for name in targets if name in quality)
-    wanted = ", ".join(f"{name} {target:.5g}" for name, target in targets.items())
-    raise Problem(
-        f"the model did not reach its target: {measured or 'it was not evaluated'}",
-        wanted,
-        "train until it does, or export it as it is: --below-target",
-    )
-
-
 def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[Dict[str, Any]]:
     """Return inputs or outputs as the passport has them; -1 is an axis of any size."""
     described = []
     for value, array in zip(values, arrays):
-        free = {0} if subject.batched else set()
-        free |= set(subject.any_size.get(value.name, ()))
+        free = {*subject.any_size.get(value.name, ()), *([0] if subject.batched else [])}
         shape = [-1 if axis in free else size for axis, size in enumerate(array.shape)]
         described.append({"name": value.name, "type": TYPES[array.dtype.name], "shape": shape, "about": value.about})
     return described
-
-
-def save_example(subject: Subject, checked: Checked, path: Path) -> None:
-    """Write the first samples that were checked; of a model without a batch, the first."""
-    values = (*subject.inputs, *subject.outputs)
-    arrays = (*checked.shown[0], *checked.shown[1])
-    kept: Dict[str, Any] = {
-        each.name: array[:EXAMPLES] if subject.batched else array for each, array in zip(values, arrays)
-    }
-    np.savez(path, **kept)
 
 
 def as_parts(prepared: Union[Subject, Parts]) -> Parts:
@@ -211,8 +227,10 @@ def as_parts(prepared: Union[Subject, Parts]) -> Parts:
     return Parts({WHOLE: prepared}, lambda infer: evaluate(infer[WHOLE]) if evaluate else {})
 
 
-def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Dict[str, Checked], Dict[str, float]]:
-    """Evaluate models that were made of ``parts``; return what each found, and the quality.
+def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Dict[str, Checked], Dict[str, Any]]:
+    """Evaluate models that were made of ``parts``; return what each found, and what the check found of all.
+
+    That is the figures of the part that is nearest to its tolerance, with the quality.
 
     Raises:
         Problem: the outputs differ by more than the tolerance.
@@ -222,61 +240,18 @@ def check(parts: Parts, exported: Mapping[str, Infer], tools: Tools) -> Tuple[Di
         for name, subject in parts.subjects.items()
     }
     quality = dict(parts.evaluate(checked))
-    for name, subject in parts.subjects.items():
-        found = checked[name]
-        if found.turned > subject.turned * found.samples:
-            raise Problem(
-                f"{found.turned} samples of {found.samples} differ from the training code's by more than "
-                f"{subject.tolerance:.2g}",
-                f"at most {subject.turned:.0%}, of which a last bit turned a decision",
-                "export it again, or in another --format",
-                FAILED,
-            )
-        if not found.difference <= subject.tolerance:
-            raise Problem(
-                f"the outputs of the exported {name or 'model'} differ by {found.difference:.2g} "
-                "from the training code's",
-                f"at most {subject.tolerance:.2g}, over {found.samples} samples of the evaluation set",
-                "export it again, or in another --format",
-                FAILED,
-            )
-    return checked, quality
+    for name, each in checked.items():
+        each.refuse_difference(name)
+    nearest = max(checked.values(), key=lambda each: each.difference / (each.subject.tolerance or 1.0)).figures()
+    return checked, {**nearest, "quality": quality} if quality else nearest
 
 
-def figures(subject: Subject, checked: Checked) -> Dict[str, Any]:
-    return {
-        "samples": checked.samples,
-        "largest_difference": checked.difference,
-        "tolerance": subject.tolerance,
-        **({"turned": checked.turned} if subject.turned else {}),
-    }
-
-
-def joint(found: Sequence[Mapping[str, Any]], quality: Mapping[str, float]) -> Dict[str, Any]:
-    """Return what a check found of all parts: that part's figures which are nearest to their tolerance."""
-    nearest = max(found, key=lambda each: each["largest_difference"] / (each["tolerance"] or 1.0))
-    return {**nearest, "quality": dict(quality)} if quality else dict(nearest)
-
-
-def fields(subject: Subject, model: str, checked: Checked) -> Dict[str, Any]:
-    """Return the passport's fields of a model, which is in the file ``model``."""
-    return {
-        "model": model,
-        "inputs": describe(subject.inputs, checked.shown[0], subject),
-        "outputs": describe(subject.outputs, checked.shown[1], subject),
-        "batched": subject.batched,
-        "preprocessing": dict(subject.preprocessing),
-        "checked": figures(subject, checked),
-    }
-
-
-def read_back(subject: Subject, format_name: str, path: Path) -> Infer:
-    names = [each.name for each in subject.outputs]
-    run = OPENERS[format_name](path, names, "cpu")
+def of_arrays(subject: Subject, run: Callable[[Dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Infer:
+    """Return a model that takes and gives arrays by their names as one that does in their order."""
 
     def infer(*inputs: np.ndarray) -> Arrays:
-        found = run({value.name: array for value, array in zip(subject.inputs, inputs)})
-        return tuple(found[name] for name in names)
+        found = run({value.name: np.ascontiguousarray(array) for value, array in zip(subject.inputs, inputs)})
+        return tuple(found[each.name] for each in subject.outputs)
 
     return infer
 
@@ -291,16 +266,45 @@ def export(parts: Parts, tools: Tools, format_name: str, folder: Path) -> Dict[s
     for name, subject in parts.subjects.items():
         (folder / name).mkdir(exist_ok=True)
         files[name] = tools.writers[format_name](subject, folder / name)
-        exported[name] = read_back(subject, format_name, folder / name / files[name])
-    checked, quality = check(parts, exported, tools)
+        opened = OPENERS[format_name](folder / name / files[name], [each.name for each in subject.outputs], "cpu")
+        exported[name] = of_arrays(subject, opened)
+    checked, together = check(parts, exported, tools)
     found = {}
     for name, subject in parts.subjects.items():
-        save_example(subject, checked[name], folder / name / EXAMPLE)
-        found[name] = fields(subject, files[name], checked[name])
-    together = joint([each["checked"] for each in found.values()], quality)
-    if list(found) == [WHOLE]:
-        return {**found[WHOLE], "checked": together}
-    return {"parts": found, "checked": together}
+        inputs, outputs = checked[name].shown
+        values = zip((*subject.inputs, *subject.outputs), (*inputs, *outputs))
+        # The first samples that were checked; of a model without a batch, the first.
+        kept: Dict[str, Any] = {each.name: array[:EXAMPLES] if subject.batched else array for each, array in values}
+        np.savez(folder / name / EXAMPLE, **kept)
+        found[name] = {
+            "model": files[name],
+            "inputs": describe(subject.inputs, inputs, subject),
+            "outputs": describe(subject.outputs, outputs, subject),
+            "batched": subject.batched,
+            "preprocessing": dict(subject.preprocessing),
+            "checked": checked[name].figures(),
+        }
+    return {**found.get(WHOLE, {"parts": found}), "checked": together}
+
+
+def check_served(parts: Parts, tools: Tools, url: str, exported: Path) -> Dict[str, Any]:
+    """Pass the evaluation set through a server, over HTTP; return what the check found.
+
+    Raises:
+        Problem: the server does not answer, refuses a request, or its outputs differ by more than the tolerance.
+    """
+    try:
+        served = {}
+        for name, subject in parts.subjects.items():
+            server = client.Server(url, "http", client.read_passport(exported / name))
+            server.wait(READY_SECONDS)
+            served[name] = of_arrays(subject, partial(client.predict, server))
+        checked, together = check(parts, served, tools)
+    except client.RefusedError as error:
+        raise Problem(str(error), "a server with this model", "see the server's log", FAILED) from None
+    if list(checked) == [WHOLE]:
+        return together
+    return {"parts": {name: each.figures() for name, each in checked.items()}, **together}
 
 
 def main(
@@ -335,14 +339,20 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
         config = configuration.load(config_class, arguments.experiment / "config.json")
         state, saved = read(arguments.experiment, tools.module)
         quality = evaluated(arguments.experiment, state)
-        if arguments.through is None and not arguments.below_target:
-            refuse_below_target(quality, config.targets)
+        reached = has_reached(quality, config.targets)
+        if arguments.through is None and not (arguments.below_target or reached):
+            measured, wanted = (
+                ", ".join(f"{name} {values[name]:.5g}" for name in config.targets if name in values)
+                for values in (quality, config.targets)
+            )
+            raise Problem(
+                f"the model did not reach its target: {measured or 'it was not evaluated'}",
+                wanted,
+                "train until it does, or export it as it is: --below-target",
+            )
         data = passport.read(arguments.data)
         parts = as_parts(prepare(on_cpu(config), saved, arguments.data))
         if arguments.through is not None:
-            # What asks servers is in one environment alone.
-            from benchmarks.common.export.served import check_served
-
             content = check_served(parts, tools, arguments.through, arguments.exported)
         else:
             content = {
@@ -353,7 +363,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
                 "data": {"name": data["name"], "id": data["id"]},
                 "step": state["step"],
                 "quality": quality,
-                "reached": has_reached(quality, config.targets),
+                "reached": reached,
             }
             write_passports(content, arguments.output)
     except Problem as problem:

@@ -11,8 +11,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from benchmarks.common.export import onnx
-from benchmarks.common.export.export import TYPES, Arrays, Infer, Subject, Tools
+from benchmarks.common.export.export import ONNX_FILE, TYPES, Arrays, Infer, Subject, Tools, require_for_onnx
 from benchmarks.common.frameworks import mxnet
 
 
@@ -43,9 +42,9 @@ def _without_weights_as_inputs(path: Path) -> None:
 
 def write_onnx(subject: Subject, folder: Path) -> str:
     """Write model.onnx of ``subject.model``, a HybridBlock; Problem where this Python has no onnx or onnxruntime."""
-    onnx.require("onnx")
+    require_for_onnx("onnx")
     _add_mapping()
-    path = folder / onnx.FILE
+    path = folder / ONNX_FILE
     found = subject.model(*(mx.sym.var(each.name) for each in subject.inputs))
     listed = found if isinstance(found, (tuple, list)) else (found,)
     outputs = [mx.sym.identity(each, name=value.name) for each, value in zip(listed, subject.outputs)]

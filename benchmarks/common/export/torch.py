@@ -12,8 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks.common.export import onnx
-from benchmarks.common.export.export import Arrays, Infer, Subject, Tools
+from benchmarks.common.export.export import ONNX_FILE, Arrays, Infer, Subject, Tools, require_for_onnx
 from benchmarks.common.frameworks import pytorch
 
 OPSET = 20  # ONNX's version that servers of the last years read
@@ -83,8 +82,8 @@ def write_torch_export(subject: Subject, folder: Path) -> str:
 
 def write_onnx(subject: Subject, folder: Path) -> str:
     """Write model.onnx; Problem where this Python has no onnxscript or onnxruntime."""
-    onnx.require("onnx", "onnxscript")
-    path = folder / onnx.FILE
+    require_for_onnx("onnx", "onnxscript")
+    path = folder / ONNX_FILE
     weights = sum(tensor.nbytes for tensor in subject.model.state_dict().values())
     with _quiet(), _lengths(subject):
         torch.onnx.export(

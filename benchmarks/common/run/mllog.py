@@ -71,7 +71,7 @@ class MLLog:
     def __init__(self, path: Path, rank: int, wording: Wording, round_name: str = "v0.7") -> None:
         self._wording, self._is_v06 = wording, round_name == "v0.6"
         self._saves = path if wording.off_clock and rank == 0 else None
-        self._log = _V06Lines(path, rank) if self._is_v06 else _mlperf_logger(path, rank)
+        self._log: Any = _V06Lines(path, rank) if self._is_v06 else _mlperf_logger(path, rank)
 
     def init_start(self, seed: int) -> None:
         self._log.start(constants.INIT_START)
@@ -134,7 +134,8 @@ class MLLog:
         The clock stops, in hindsight, at the save of the first model that reached the target (MLPerf training rules,
         "timing": time-stamped checkpoints). A resumed run finds the times in the log itself.
         """
-        started, saves, evaluated, last = 0.0, {}, None, {}
+        started, saves, evaluated = 0.0, {}, None
+        last: Mapping[str, Any] = {}
         for key, seconds, value, metadata in _events(path):
             if key == constants.RUN_START:
                 started = seconds
