@@ -6,6 +6,7 @@ import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -266,6 +267,7 @@ def _keys_next_to(model: type[BaseModel], place: tuple[int | str, ...]) -> list[
     return [".".join(map(str, (*place[:-1], name))) for name in model.model_fields]
 
 
+@cache
 def framework(name: str) -> Framework:
     known = parse(_Frameworks, paths.REQUIREMENTS / "environments.toml").root
     if name not in known:
@@ -273,27 +275,24 @@ def framework(name: str) -> Framework:
     return known[name]
 
 
+@cache
 def benchmarks() -> dict[str, Benchmark]:
-    files = sorted(paths.BENCHMARKS.glob("*/benchmark.toml"))
-    return {benchmark.name: benchmark for benchmark in (parse(Benchmark, file) for file in files)}
+    every = (parse(Benchmark, file) for file in sorted(paths.BENCHMARKS.glob("*/benchmark.toml")))
+    return {benchmark.name: benchmark for benchmark in every}
 
 
+@cache
 def choices() -> dict[str, Choice]:
     """Return every benchmark and implementation by the name that the command line takes."""
-    every = [
-        Choice(benchmark, implementation)
-        for benchmark in benchmarks().values()
-        for implementation in benchmark.implementations
-    ]
+    every = (Choice(benchmark, each) for benchmark in benchmarks().values() for each in benchmark.implementations)
     return {choice.name: choice for choice in every}
 
 
 def choose(name: str) -> Choice:
-    known = choices()
-    for choice in known.values():
+    for choice in choices().values():
         if name in (choice.name, f"{choice.benchmark.name}-{choice.implementation_name}"):
             return choice
-    raise names.unknown("benchmark", name, known)
+    raise names.unknown("benchmark", name, choices())
 
 
 def systems(choice: Choice) -> list[System]:
@@ -302,14 +301,19 @@ def systems(choice: Choice) -> list[System]:
     Those in the benchmark's folder are for all implementations, those in the implementation's for it alone.
     """
     folders = (choice.folder.parent / "systems", choice.folder / "systems")
-    found = [_read_system(path, choice) for folder in folders for path in folder.glob("*.toml")]
+    files = [path for folder in folders for path in folder.glob("*.toml")]
+    found = [_read_system(path, choice.implementation_name) for path in files]
     return sorted(found, key=lambda s: (s.round, s.nodes * s.gpus_per_node, s.system))
 
 
-def _read_system(path: Path, choice: Choice) -> System:
+@cache
+def _read_system(path: Path, implementation: str) -> System:
     system = parse(System, path)
-    config = {**system.config, **system.implementations.get(choice.implementation_name, {})}
+    config = {**system.config, **system.implementations.get(implementation, {})}
     return system.model_copy(update={"file": path.name, "config": config})
+
+
+# Name of the toy data set's system with ``device = "gpu"``, which has no file of its own
 
 
 ON_GPUS = "gpu"  # Name of the toy data set's system with ``device = "gpu"``, which has no file of its own

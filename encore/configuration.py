@@ -29,7 +29,8 @@ UNSUBMITTED = {
     "derived": "derived from a submission",
     "small": "the toy data set",
 }
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+# Of a type, strict; one takes as long to make as a hundred values to check.
+ADAPTER = cache(partial(TypeAdapter, config=ConfigDict(strict=True, allow_inf_nan=False)))
 MOST_INT = 2**31 - 1  # Of a whole number in a configuration: frameworks hold most of them in 32 bits
 
 
@@ -161,7 +162,7 @@ def checked(name: str, value: Any, wanted: Any) -> Any:
         raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
     try:
         # As JSON, which has no tuples: lists are taken for them, and nothing else is converted.
-        return TypeAdapter(wanted, config=STRICT).validate_json(json.dumps(value, default=str))
+        return ADAPTER(wanted).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         if typing.get_origin(wanted) is not Literal:
             raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)) from error

@@ -21,6 +21,10 @@ from filelock import FileLock
 from encore import data, environment, installer, paths
 from encore.machine import node
 
+# A caller may keep no bytecode: every process of a test would compile all modules again, longer than it works.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 Encore = Callable[..., CompletedProcess[str]]
 
 # Small enough for seconds on two cores, and the real network, input and optimizer all the same.

@@ -1,6 +1,5 @@
 """The documentation is tried: its commands, generated tables, links, options and quoted messages."""
 
-import ast
 import dataclasses
 import json
 import re
@@ -67,7 +66,7 @@ KINDS = (
     (r"encore (list|show|plan|published|score|check|audit|compare|report|--version)\b", "run"),
     (r"python DIR/triton/client\.py ", "client"),
     (r"make [\w-]+", "make"),
-    (r"python -m encore\.cli\.documentation --(check|write)$", "tables"),
+    (r"python -m encore\.cli\.documentation --(check|write)$", "paths"),
     (r"python -m pytest ", "paths"),
     (r"python -m (benchmarks|tests|tools)\.", "module"),
     (r"horovodrun -np \d+ python -m benchmarks\.", "module"),
@@ -185,8 +184,6 @@ def tried(how: str, words: list[str], folder: Path) -> str:
     if how == "parse":
         command, rest = subcommand(words)
         command.make_context("encore", rest)
-    elif how == "tables":
-        documentation.main(write=False)
     elif how == "paths":
         assert [each for each in words[3:] if not each.startswith("-") and not (paths.ROOT / each).exists()] == []
     elif how == "module" and ".prepare" in " ".join(words):
@@ -352,14 +349,10 @@ def test_options_exist() -> None:
 
 
 def test_quoted_messages_are_those_of_the_code() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in paths.ROOT.glob("*.sh")]
-    for path in [*(paths.ROOT / "encore").rglob("*.py"), *paths.BENCHMARKS.rglob("*.py")]:
-        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(each, ast.JoinedStr):
-                texts.append("".join(str(p.value) if isinstance(p, ast.Constant) else "…" for p in each.values))
-            elif isinstance(each, ast.Constant) and isinstance(each.value, str):
-                texts.append(each.value)
-    code, lost = "\n".join(texts), []
+    files = [*paths.ROOT.glob("*.sh"), *(paths.ROOT / "encore").rglob("*.py"), *paths.BENCHMARKS.rglob("*.py")]
+    whole = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    # As it is printed: parts of a text in one, and a mark for what is put into it.
+    code, lost = re.sub(r"\{[^{}\n]*\}", "…", re.sub(r"[\"']\s*\n\s*f?[\"']", "", whole)), []
     for heading in re.findall(r"^### (.+)$", PROSE[DOCS / "troubleshooting.md"], flags=re.MULTILINE):
         for message in set(re.findall(r"`([^`]+)`", heading)) - FOREIGN_MESSAGES:
             fragments = [fragment.strip(" :,'") for fragment in message.split("…")]
