@@ -70,16 +70,13 @@ class Implementation(Strict):
 
 
 class Quality(Strict):
-    """What a benchmark is trained to reach; Mask R-CNN has two."""
-
     title: str
     config: str  # Field of Config that holds its target
     log_name: str = ""  # Its name in eval_accuracy, where a benchmark has several; empty: the name in benchmark.toml
 
 
 class Round(Strict):
-    """What an MLPerf Training round asks of a benchmark; of one that MLPerf has not, what its publication reports."""
-
+    # What an MLPerf Training round asks of a benchmark; of one that MLPerf has not, what its publication reports.
     targets: dict[str, float]  # Value of each quality at which the clock stops, in the quality's own unit
     runs: int  # Runs that a score is made of
 
@@ -105,15 +102,11 @@ class FullData(Strict):
 
 
 class SmallData(Strict):
-    """The data set that the benchmark makes itself, for machines without the full one."""
-
     name: str
     system: str  # System file that trains on it
 
 
 class Weights(Strict):
-    """Trained weights that every submitted system of some rounds began with."""
-
     rounds: tuple[str, ...] = ()  # Empty: all
     title: str
     file: str  # Its name, under which the data folder may hold it
@@ -218,8 +211,6 @@ class System(Strict):
 
 @dataclass(frozen=True)
 class Choice:
-    """A benchmark with one of its implementations, as named on the command line."""
-
     benchmark: Benchmark
     implementation_name: str
 

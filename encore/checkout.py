@@ -16,7 +16,6 @@ def _git(*arguments: str) -> str | None:
 
 
 def code_state() -> dict[str, Any]:
-    """Return the commit of the checkout, and a hash of what differs from it."""
     commit = _git("rev-parse", "HEAD")
     difference = _git("diff", "HEAD")
     changed = hashlib.sha256(difference.encode()).hexdigest() if difference else None

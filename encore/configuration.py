@@ -75,12 +75,12 @@ class Configuration:
 
     @property
     def division(self) -> str:
-        """MLPerf division by whose rules the run is checked."""
+        # MLPerf division by whose rules the run is checked.
         return "closed" if self.is_submitted else "open"
 
     @property
     def needed_weights(self) -> dict[str, Weights]:
-        """Weights that the submission began with, by the key that names their file; none where it is left empty."""
+        # Weights that the submission began with, by the key that names their file; none where it is left empty.
         known = _submitted_weights(self.choice, self.system, self.get("device"))
         return {key: each for key, each in known.items() if self.get(key)}
 
@@ -135,7 +135,7 @@ def _load(path: Path, name: str) -> Any:
 
 @cache
 def config_class(folder: Path) -> type[Any]:
-    """Return the Config dataclass of an implementation, loaded from its file: host code imports no benchmark."""
+    # The Config dataclass of an implementation, loaded from its file: host code imports no benchmark.
     *shared, own = _config_files(folder)
     for path in (paths.BENCHMARKS / "common" / "config_checks.py", *shared):
         # By the name under which the implementation imports it, so that no package has to be imported.
@@ -145,7 +145,7 @@ def config_class(folder: Path) -> type[Any]:
 
 
 def memory_model(folder: Path) -> Any | None:
-    """Return the module that models the GPU memory of a benchmark, loaded from its file; None where there is none."""
+    # The module that models the GPU memory of a benchmark, loaded from its file; None where there is none.
     config_class(folder)
     modules = [folder.parent / f"{name}.py" for name in ("architecture", "memory")]
     if not all(path.exists() for path in modules):
@@ -181,7 +181,7 @@ def _type_name(wanted: Any) -> str:
 
 
 def parse_setting(setting: str, types_of: dict[str, Any]) -> tuple[str, Any]:
-    """Split ``key=value`` and read the value as the field's type; EncoreError says what is wrong."""
+    # Split ``key=value`` and read the value as the field's type; EncoreError says what is wrong.
     name, separator, text = setting.partition("=")
     name = name.strip()
     if name == "seed":
@@ -325,7 +325,7 @@ def _validate(config: type[Any], values: dict[str, Value]) -> None:
 
 
 def describe_scale(configuration: Configuration) -> str:
-    """Return ``2 x 32 = global batch 64`` with the ranks that train, and those of each role where there are some."""
+    # ``2 x 32 = global batch 64`` with the ranks that train, and those of each role where there are some.
     batch, total = configuration.get("batch_size"), configuration.global_batch
     roles = configuration.choice.benchmark.roles.values()
     named = [(role.title, role.ranks(configuration.plain(), configuration.ranks)) for role in roles]

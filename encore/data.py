@@ -29,8 +29,7 @@ LAST_LINES = 5  # Lines of a child's standard error that are shown when it broke
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What ``encore data prepare`` was asked for; None leaves the choice to the benchmark."""
-
+    # What ``encore data prepare`` was asked for; None leaves the choice to the benchmark.
     source: Path | None = None  # Folder with the raw data; None for the toy data set
     name: str | None = None
     workers: int | None = None
@@ -41,8 +40,7 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """One line of a child's progress; ``note`` alone when it has something to say."""
-
+    # One line of a child's progress; ``note`` alone when it has something to say.
     phase: str = ""
     done: int = 0
     total: int | None = None
@@ -96,7 +94,7 @@ def default_directory(benchmark: str) -> Path:
 
 
 def prepare_command(python: str, benchmark: str, directory: Path, wanted: Preparation) -> list[str]:
-    """Return the command line that prepares a data set; it can be run directly as well, from the project's root."""
+    # The command line that prepares a data set; it can be run directly as well, from the project's root.
     source = [] if wanted.source is None else [str(wanted.source.absolute())]
     command = [python, "-m", _module(benchmark), *source, "-o", str(directory.absolute())]
     for option in ("name", "workers", "seed"):
@@ -107,7 +105,7 @@ def prepare_command(python: str, benchmark: str, directory: Path, wanted: Prepar
 
 
 def check_options(benchmark: str, wanted: Preparation) -> None:
-    """Let the benchmark judge its own options before anything is set up; its command line needs no framework."""
+    # Let the benchmark judge its own options before anything is set up; its command line needs no framework.
     command = prepare_command(sys.executable, benchmark, Path(), wanted)
     if wanted.options:
         for problem in follow([*command, "--check-options", "--progress", "json"], lambda update: None):
@@ -363,7 +361,6 @@ def _check_file(path: Path, size: int, benchmark: str) -> None:
 
 
 def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
-    """Return each benchmark's data folders below ``data/`` with their passport, or what is wrong with them."""
     found: list[tuple[str, Path, DataPassport | EncoreError]] = []
     for benchmark in preparable():
         root = default_directory(benchmark)

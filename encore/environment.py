@@ -36,7 +36,7 @@ OnStep = Callable[[str], None]  # Called with what is being done, in a few words
 
 
 def this_platform(python: str, mpi: bool) -> dict[str, str]:
-    """Return what compiled code depends on besides its sources and the framework; ``python`` is such as 3.11."""
+    # What compiled code depends on besides its sources and the framework; ``python`` is such as 3.11.
     release = {}
     with contextlib.suppress(OSError):
         release = platform.freedesktop_os_release()
@@ -115,7 +115,7 @@ def _find_interpreter(framework: str, wanted: Sequence[str]) -> str:
 
 
 def describe(framework: str) -> Environment:
-    """Return the environment of ``framework`` on this machine; EncoreError if no interpreter fits."""
+    # The environment of ``framework`` on this machine; EncoreError if no interpreter fits.
     entry = catalogue.framework(framework)
     return Environment(
         framework=framework,
@@ -173,7 +173,6 @@ def software(framework: str, installed: Mapping[str, str]) -> dict[str, str]:
 
 
 def build_switches(horovod: Horovod, mpi: bool) -> dict[str, str]:
-    """Return variables that say what Horovod is compiled for (its docs/install.rst)."""
     names = [f"WITH_{horovod.with_}", *(f"WITHOUT_{name}" for name in horovod.without)]
     names += ["WITH_GLOO", "WITH_MPI" if mpi else "WITHOUT_MPI"]
     return {f"HOROVOD_{name}": "1" for name in names}

@@ -50,7 +50,6 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; EncoreError if the file is missing or damaged."""
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -72,7 +71,7 @@ def is_archive(path: Path) -> bool:
 
 
 def plain_path(path: str) -> str | None:
-    """Return a path without ``.`` and double ``/``; None for one that leads out of its root."""
+    # A path without ``.`` and double ``/``; None for one that leads out of its root.
     parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
     if path.startswith(("/", "\\")) or ".." in parts or any(":" in part[:2] for part in parts[:1]) or "\0" in path:
         return None

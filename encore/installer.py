@@ -31,7 +31,6 @@ SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)='(.*)'$", re.MULTILI
 
 
 def variables(listed: str) -> dict[str, str]:
-    """Return uv's variables for what ``pip config list`` prints; later sources have precedence, as with pip."""
     kinds = ("global", "install", ":env:")
     settings = sorted(SETTING.findall(listed), key=lambda found: kinds.index(found[0]))
     values = {name: value.replace("\\n", " ").split() for _, name, value in settings}

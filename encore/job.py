@@ -75,7 +75,7 @@ class Places:
 def rank_environment(
     configuration: Configuration, launch: launchers.Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """Return variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node."""
+    # Variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node.
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)

@@ -192,7 +192,6 @@ def _python_of(choice: catalogue.Choice, named: Path | None) -> Path:
 
 @contextmanager
 def shown_progress(console: Console) -> Iterator[data.OnUpdate]:
-    """Draw a bar per phase on a terminal, and print a line now and then elsewhere."""
     if not console.is_terminal:
         yield _plain_lines(console)
         return

@@ -74,7 +74,7 @@ def predicted(benchmark: str) -> Table:
 
 @cache
 def checks() -> dict[str, list[str]]:
-    """Return the checks that the self-test makes of each implementation on a GPU, as its own program lists them."""
+    # The checks that the self-test makes of each implementation on a GPU, as its own program lists them.
     small = {}
     for choice in catalogue.choices().values():
         system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)

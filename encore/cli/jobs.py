@@ -96,7 +96,7 @@ def _name(run: Path, results: Path) -> str:
 
 
 def describe(row: Row) -> str:
-    """Return ``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``."""
+    # ``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``.
     parts = []
     if row.experiments > 1:
         single = row.run is not None and row.experiment is not None
@@ -154,7 +154,6 @@ def _again(subject: control.Subject) -> str:
 
 
 def exit_code(states: Sequence[State]) -> ExitCode:
-    """Return the exit code of a run whose experiments came to these states, as ``encore run`` gives it."""
     if all(state == "reached" for state in states):
         return ExitCode.REACHED
     if all(state in ("reached", "not reached") for state in states):

@@ -139,7 +139,7 @@ def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 def say(screen: Console, *texts: object) -> None:
-    """Print one line, however long: a terminal wraps it by itself, and a pipe keeps it whole."""
+    # Print one line, however long: a terminal wraps it by itself, and a pipe keeps it whole.
     screen.print(*texts, soft_wrap=True)
 
 
@@ -150,7 +150,6 @@ def text(value: object, style: str = "") -> Text:
 
 
 def minutes_text(value: float | None) -> str:
-    """Return minutes as the rules round them; ``-`` for none."""
     return "-" if value is None else f"{value:.3f}"
 
 
@@ -161,7 +160,6 @@ def write_json(content: object) -> None:
 
 @contextmanager
 def reading() -> Iterator[OnRead | None]:
-    """Draw a bar while logs are read, where a person waits at a terminal."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield None

@@ -16,7 +16,7 @@ PLAIN_SECONDS = 10.0  # Seconds between two lines where there is no terminal
 
 
 def facts(progress: follow.Progress) -> str:
-    """Return ``epoch 3/12  410 samples/s  loss 0.512  quality 0.9259 of 0.95 (epoch 2)  at most 0:00:31 to go``."""
+    # ``epoch 3/12  410 samples/s  loss 0.512  quality 0.9259 of 0.95 (epoch 2)  at most 0:00:31 to go``.
     parts = [f"epoch {max(progress.epoch, 1)}" + (f"/{progress.epochs}" if progress.epochs else "")]
     if progress.samples_per_second is not None:
         parts.append(f"{progress.samples_per_second:,.0f} {progress.batch_unit}/s")

@@ -103,7 +103,7 @@ def one_format(**formats: bool) -> None:
 
 
 def one_form(format_: str, as_json: bool) -> str:
-    """Return the chosen form of what is printed; ``--json`` is the short form of one."""
+    # The chosen form of what is printed; ``--json`` is the short form of one.
     if as_json and format_ not in ("text", "json"):
         raise EncoreError(
             f"--json and --format {format_} at once", expected="one output format", hint="give one of them"
@@ -121,7 +121,7 @@ def known_round(name: str | None) -> str | None:
 
 
 def numbers(option: str, given: str) -> tuple[int, ...]:
-    """Return ``1,2,4`` as numbers; EncoreError for anything but whole numbers from 1 on."""
+    # ``1,2,4`` as numbers; EncoreError for anything but whole numbers from 1 on.
     with suppress(ValueError):
         found = tuple(int(part) for part in given.split(","))
         if min(found) >= 1:

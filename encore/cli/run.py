@@ -151,7 +151,6 @@ def _hosts(named: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
 
 
 def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> None:
-    """Refuse options that would change what is resumed."""
     kept = {"resume": "", **{name: f"--{name.replace('_', '-')}" for name in (*fitting, "dry_run")}}
     kept["as_json"] = "--json"
     given = {n for n in context.params if getattr(context.get_parameter_source(n), "name", "") != "DEFAULT"}

@@ -25,14 +25,13 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Subject:
-    """What a command is about; one of the two is there, or both."""
-
+    # What a command is about; one of the two is there, or both.
     job: str = ""  # ``12`` or ``12_3``; empty for a run outside of Slurm
     folder: RunFolder | None = None
 
 
 def experiments(job: str, folder: RunFolder, jobs: status.Queue) -> list[Experiment]:
-    """Return the experiments of a run folder that are the job's: for a task of an array its own."""
+    # The experiments of a run folder that are the job's: for a task of an array its own.
     return [each for each in folder.experiments() if "_" not in job or status.job_of(folder, each, jobs) == job]
 
 
@@ -73,7 +72,7 @@ def _last_job(folder: RunFolder) -> str:
 
 
 def folder_of(job: str, results: Path, known: Sequence[queue.Job] = ()) -> RunFolder | None:
-    """Return the newest run folder in which a job works: in ``results``, or where ``known`` says that it makes it."""
+    # The newest run folder in which a job works: in ``results``, or where ``known`` says that it makes it.
     array = job.partition("_")[0]
     resumed = next((each.resumes for each in known if each.resumes is not None), None)
     if resumed is not None and (resumed / "run.json").is_file():

@@ -11,8 +11,7 @@ LAST_BYTES = 256  # More than a record's kind and time, which no two records sha
 
 
 class Tail:
-    """Reads the complete JSON lines that were added to a growing file since the last call."""
-
+    # Reads the complete JSON lines that were added to a growing file since the last call.
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
@@ -94,7 +93,7 @@ class Progress:
 
     @property
     def seconds_to_go(self) -> float | None:
-        """Time to the last epoch at the pace since the start, evaluations included; None before the first one."""
+        # Time to the last epoch at the pace since the start, evaluations included; None before the first one.
         time, step = self._began
         if self.evaluated_epoch is None or not self._times or self.step <= step:
             return None

@@ -27,8 +27,7 @@ PARTS = ("accumulation", "accumulation_steps")  # Those of the parts of a batch 
 
 
 def less_memory(configuration: Configuration, memory: str) -> str:
-    """Return which values of a configuration to change where the ``memory`` of the GPU or the CPU is too small."""
-
+    # Which values of a configuration to change where the ``memory`` of the GPU or the CPU is too small.
     def named(keys: Sequence[str], least: int) -> str:
         there = [key for key in keys if key in configuration.values and configuration.get(key) >= least]
         return " or ".join(f"{key} (now {configuration.get(key)})" for key in there)

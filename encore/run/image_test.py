@@ -20,7 +20,7 @@ LABELS = (
 
 
 def run(choice: catalogue.Choice, engine: engines.Engine) -> Iterator[tuple[str, str]]:
-    """Yield each test's name and what is wrong; an empty text where nothing is."""
+    # Each test's name and what is wrong; an empty text where nothing is.
     image = engines.inspect(engine, building.image_name(choice))
     if image is None:
         raise building.not_built(choice, engine.name)

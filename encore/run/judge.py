@@ -42,7 +42,7 @@ class Judgement:
 
 
 def figures(experiment: Experiment, benchmark: catalogue.Benchmark) -> Figures:
-    """Return how far an experiment came; minutes, epochs and qualities of a finished one are its log's."""
+    # How far an experiment came; minutes, epochs and qualities of a finished one are its log's.
     progress = read_progress(experiment.metrics)
     finished = experiment.state().status in FINISHED and experiment.result.exists()
     log = read_run(experiment.result) if finished else None
@@ -59,7 +59,7 @@ def figures(experiment: Experiment, benchmark: catalogue.Benchmark) -> Figures:
 
 
 def judge_experiment(experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None) -> Judgement:
-    """Judge an experiment by its log; not checked: one that has not finished, and without a ruleset."""
+    # Judge an experiment by its log; not checked: one that has not finished, and without a ruleset.
     found = figures(experiment, benchmark)
     compliance = check(experiment.result, ruleset) if found.log and ruleset else None
     return Judgement(experiment.number, experiment.state(), found, compliance)

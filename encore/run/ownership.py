@@ -97,14 +97,14 @@ def renew(experiment: Experiment, mine: Owner) -> bool:
 
 
 def refuse_owned(experiments: Sequence[Experiment], job: str = "") -> None:
-    """Refuse where one of the experiments that are left to run is run by somebody else; ``job`` is this process's."""
+    # Refuse where one of the experiments that are left to run is run by somebody else; ``job`` is this process's.
     for experiment in experiments:
         if experiment.state().status not in run_folder.FINISHED:
             _refuse(experiment, job)
 
 
 def is_run_here(experiment: Experiment) -> bool:
-    """Return whether a process of this host runs the experiment, and so will report its end."""
+    # Whether a process of this host runs the experiment, and so will report its end.
     owner = _read(experiment)
     return owner is not None and owner.host == platform.node() and _is_process(owner)
 

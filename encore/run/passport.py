@@ -28,7 +28,7 @@ SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
 
 
 def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``."""
+    # Variables of ``--env NAME=VALUE`` and, taken from the caller, ``--env NAME``.
     variables = {}
     for setting in settings:
         name, separator, value = setting.partition("=")
@@ -193,7 +193,6 @@ def write_log_header(path: Path, configuration: Configuration, machine: node.Nod
 
 
 def platform_name(configuration: Configuration, machine: node.Node) -> str:
-    """Return ``8 x NVIDIA A100-SXM4-40GB`` or ``2 ranks on INTEL(R) XEON(R)``."""
     if configuration.get("device") == "gpu" and machine.gpus:
         return f"{configuration.ranks} x {machine.gpus[0].name}"
     return f"{configuration.ranks} ranks on {machine.cpu}"

@@ -37,8 +37,7 @@ ROUNDING = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the user asked for; None where the user left the choice to Encore."""
-
+    # What the user asked for; None where the user left the choice to Encore.
     name: str
     gpus: int | None  # In all nodes together; None: all that Slurm has given to the job
     nodes: int | None = None
@@ -79,7 +78,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """``resnet-mxnet-cpu``: the run folder's name after the time; in a Slurm job with ``-job12``."""
+        # ``resnet-mxnet-cpu``: the run folder's name after the time; in a Slurm job with ``-job12``.
         choice = self.configuration.choice
         name = f"{choice.benchmark.name}-{choice.implementation_name}-{self.configuration.system.system}"
         return f"{name}-{self.allocation.folder_mark}" if self.allocation else name
@@ -142,14 +141,14 @@ def check_gpus(gpus: int) -> None:
 
 
 def spread(system: System, gpus: int) -> tuple[int, int]:
-    """Return nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node."""
+    # Nodes, and GPUs on each: as in the system for its own number of GPUs, else all on one node.
     if gpus == system.nodes * system.gpus_per_node:
         return system.nodes, system.gpus_per_node
     return 1, gpus
 
 
 def spread_over(allocation: Allocation, request: Request, cluster: Cluster, machine: node.Node) -> tuple[int, int]:
-    """Return nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job."""
+    # Nodes, and GPUs (on a CPU: ranks) on each, of a run inside a Slurm job.
     nodes = request.nodes or len(allocation.nodes)
     if nodes > len(allocation.nodes):
         raise EncoreError(
@@ -240,7 +239,6 @@ def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: n
 
 
 def means_toy_data_set(choice: Choice, machine: node.Node) -> bool:
-    """Return whether a run without a named system and data set can only mean the toy data set."""
     if not machine.gpus:
         return False
     folder = paths.default_data(choice.benchmark.name)
@@ -252,7 +250,7 @@ def means_toy_data_set(choice: Choice, machine: node.Node) -> bool:
 
 
 def choose_python(request: Request, cluster: Cluster, choice: Choice) -> tuple[str, Path | None]:
-    """Return the runtime, and the Python that was named for the host: on the command line or in the cluster file."""
+    # The runtime, and the Python that was named for the host: on the command line or in the cluster file.
     if request.python is None:
         return request.runtime or cluster.runtime, cluster.python.get(choice.implementation.framework)
     if request.runtime not in (None, "auto", "host") or request.image:
@@ -334,7 +332,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
 
 
 def asked(plan: Plan, start: bool = True) -> Plan:
-    """Return the plan with what the Python that it runs in answered; no image is started unless ``start``."""
+    # The plan with what the Python that it runs in answered; no image is started unless ``start``.
     gpus = plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0
     outer = step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
     choice = plan.configuration.choice

@@ -97,7 +97,7 @@ def _is_game(choice: catalogue.Choice) -> bool:
 
 
 def play(command: Sequence[str]) -> int:
-    """Run the player on this terminal or pipe until it ends; return its exit code."""
+    # Run the player on this terminal or pipe until it ends; return its exit code.
     path = os.pathsep.join(filter(None, (str(paths.ROOT), os.environ.get("PYTHONPATH", ""))))
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
@@ -107,8 +107,6 @@ def play(command: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What to export."""
-
     run: Path
     to: Path
     format: str | None = None  # None: the first that the framework has
@@ -166,7 +164,7 @@ def export(request: Export, on_step: OnStep) -> dict[str, Any]:
 
 
 def chosen_experiment(run: run_folder.RunFolder, number: int | None) -> run_folder.Experiment:
-    """Return an experiment that has ended: this one, or the first that reached its target, or the first."""
+    # An experiment that has ended: this one, or the first that reached its target, or the first.
     experiments = run.experiments()
     found = [each for each in experiments if number in (None, each.number)]
     if not found:
@@ -183,7 +181,7 @@ def chosen_experiment(run: run_folder.RunFolder, number: int | None) -> run_fold
 
 
 def data_set(wanted: Path | None, trained_on: Mapping[str, Any], choice: catalogue.Choice) -> Path:
-    """Return the folder of the data set that the run was trained on: ``wanted``, or where the run had it."""
+    # The folder of the data set that the run was trained on: ``wanted``, or where the run had it.
     folder = (wanted or Path(trained_on["folder"])).absolute()
     found = data.check_data(folder, choice.benchmark.name)
     if found.id != trained_on["id"]:
@@ -215,7 +213,7 @@ def variables_of(
 
 
 def call(choice: catalogue.Choice, options: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Run the implementation's export.py; return what it printed, or raise the problem that it met."""
+    # Run the implementation's export.py; return what it printed, or raise the problem that it met.
     command = [variables["ENCORE_PYTHON"], "-m", f"{choice.implementation.module}.{EXPORT}", *options]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     last = (done.stdout.splitlines() or [""])[-1]

@@ -24,8 +24,6 @@ class Figure(catalogue.Strict):
 
 
 class Result(catalogue.Strict):
-    """A line of the table of measured results in a benchmark's README."""
-
     what: str
     value: str
     device: str  # Key of ``devices``
@@ -60,7 +58,7 @@ def find(benchmark: str, gpu: str) -> Figure | None:
 
 
 def compare_measured(choice: catalogue.Choice, gpu: str, loop: str, speed: float) -> tuple[bool, str]:
-    """Return whether a speed is too slow for what was measured before, and the figure, to be put behind it."""
+    # Whether a speed is too slow for what was measured before, and the figure, to be put behind it.
     framework = choice.implementation.framework
     for each in measured(choice.benchmark.name).figures:
         if is_of(each, gpu) and (each.framework, each.loop) == (framework, loop):

@@ -49,8 +49,6 @@ class ExperimentState:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment of a run: a training with its own seed."""
-
     number: int
     folder: Path
 
@@ -96,7 +94,7 @@ class RunFolder:
     path: Path
 
     def passport(self) -> dict[str, Any]:
-        """Read run.json; EncoreError if it is of another format or lacks what every run has."""
+        # Read run.json; EncoreError if it is of another format or lacks what every run has.
         path = self.path / "run.json"
         content = read_json(path)
         if content.get("schema") != SCHEMA:
@@ -162,7 +160,6 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def write_passport(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write run.json with a checksum of all its fields, so that none of them changes unnoticed."""
     write_json(folder / "run.json", {**content, "sha256": _checksum(content)})
 
 

@@ -123,7 +123,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
 
 
 def software(plan: Plan) -> dict[str, str]:
-    """Return versions of what the ranks run on, as its Python answered, else from the framework's environment."""
+    # Versions of what the ranks run on, as its Python answered, else from the framework's environment.
     answered = plan.target.facts.packages if plan.target.facts is not None else {}
     installed = environment.packages(plan.python) if plan.python is not None and not answered else answered
     return environment.software(plan.configuration.choice.implementation.framework, installed)
@@ -335,7 +335,7 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
 
 
 def folders(results: Path, mark: str) -> list[RunFolder]:
-    """Run folders of a job, the oldest first; ``mark`` is ``job12``."""
+    # Run folders of a job, the oldest first; ``mark`` is ``job12``.
     found = sorted(results.glob(f"[0-9]*-{mark}")) + sorted(results.glob(f"[0-9]*-{mark}-[0-9]*"))
     return [RunFolder(path) for path in found if (path / "run.json").is_file()]
 
@@ -356,7 +356,7 @@ def _has_ended(folder: RunFolder) -> bool:
 
 
 def shared_stamp(allocation: Allocation) -> str | None:
-    """Return the time in the folder's name that all tasks of an array have in common; None outside of arrays."""
+    # The time in the folder's name that all tasks of an array have in common; None outside of arrays.
     if allocation.array_count == 1:
         return None
     submitted = commands.show_job(allocation.job).get("SubmitTime", "")

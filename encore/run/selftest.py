@@ -83,7 +83,7 @@ class Place:
         return launchers.on_one_node(self.choice.implementation.framework, ranks, str(self.work))
 
     def command(self, program: str, *arguments: str) -> Command:
-        """Return the command of a program of the implementation; it sees the data and the work folder."""
+        # The command of a program of the implementation; it sees the data and the work folder.
         return self.render("python", "-m", f"{self.choice.implementation.module}.{program}", *arguments)
 
     def render(self, *argv: str) -> Command:
@@ -114,15 +114,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: code None if it was stopped after its time."""
-
     code: int | None
     lines: tuple[str, ...]  # The last ones of its output; the very last of the standard output is its answer
     answer: Any
 
 
 def execute(command: Command, work: Path, seconds: float) -> Ended:
-    """Run a command for at most so long; leave no process of it, also when this one is interrupted."""
+    # Run a command for at most so long; leave no process of it, also when this one is interrupted.
     with (work / "stdout.txt").open("wb") as output, (work / "stderr.txt").open("wb") as errors:
         child = processes.start(command, output, errors)
         code: int | None = None
@@ -150,13 +148,12 @@ def _last(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def latest_output(work: Path) -> tuple[str, ...]:
-    """Return the last lines of the training that wrote last: what a check hangs in."""
+    # The last lines of the training that wrote last: what a check hangs in.
     latest = max(work.glob("*/output.txt"), key=lambda path: path.stat().st_mtime, default=work / "none")
     return _last(files.text_of(latest).splitlines())
 
 
 def judged(ended: Ended, work: Path, seconds: float, row: Row) -> Row:
-    """Return the row of a check's process: its own answer, or how it ended without one."""
     if ended.code is None:
         lines = (*ended.lines, *latest_output(work))[-LAST_LINES:]
         return replace(row, result="FAIL", found=f"no result after {seconds:.0f} s", lines=lines)
@@ -172,7 +169,7 @@ def judged(ended: Ended, work: Path, seconds: float, row: Row) -> Row:
 
 
 def find_target(request: Request, choice: catalogue.Choice, machine: node.Node) -> tuple[runtimes.Target, Path | None]:
-    """Return where an implementation runs, with the Python if that is the host; EncoreError if nowhere."""
+    # Where an implementation runs, with the Python if that is the host; EncoreError if nowhere.
     if request.python is not None:
         file = request.python.expanduser().absolute()
         return runtimes.Target(python=file), file
@@ -212,7 +209,7 @@ def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, w
 
 
 def full_system(request: Request, choice: catalogue.Choice, machine: node.Node) -> catalogue.System:
-    """Return the nearest submitted system to one GPU of this machine; on a CPU the smallest one of its round."""
+    # The nearest submitted system to one GPU of this machine; on a CPU the smallest one of its round.
     if request.device == "gpu":
         return planning.choose_system(choice, 1, machine, None, None)
     of_round = [each for each in catalogue.systems(choice) if each.round == choice.benchmark.default_round]
@@ -227,7 +224,7 @@ def visible_gpus(machine: node.Node, caller: Mapping[str, str]) -> int:
 
 
 def prepare(place: Place) -> None:
-    """Make the toy data set, unless it is there; EncoreError if the place lacks what the implementation imports."""
+    # Make the toy data set, unless it is there; EncoreError if the place lacks what the implementation imports.
     ended = execute(place.command("train", "--help"), place.work, CHECK_SECONDS)
     if ended.code != 0:
         raise EncoreError(ended.lines[-1] if ended.lines else "no answer")
@@ -242,7 +239,7 @@ def prepare(place: Place) -> None:
 
 
 def measure(place: Place, seconds: float, row: Row) -> dict[str, Any] | Row:
-    """Run bench.py, on a GPU with the sizes of the nearest submitted system; return its answer, or how it failed."""
+    # Run bench.py, on a GPU with the sizes of the nearest submitted system; return its answer, or how it failed.
     on_gpu, config = place.request.device == "gpu", place.work / "config.json"
     if on_gpu:
         config, real = place.work / FULL, place.work / "real"
@@ -282,7 +279,7 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
 
 
 def all_reduce_row(place: Place, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:
-    """Measure the framework's own all-reduce between all GPUs, next to the least that their links must give."""
+    # Measure the framework's own all-reduce between all GPUs, next to the least that their links must give.
     if place.all_ranks < 2:
         return replace(row, found="one GPU: there is no other to exchange with")
     framework, file = place.choice.implementation.framework, place.work / "all_reduce.json"
@@ -341,7 +338,7 @@ class Selftest:
         self.skipped: list[Row] = []  # What was found while planning
 
     def plan(self) -> list[tuple[Place, str]]:
-        """Return the checks with their places, in order; implementations that cannot run are in ``skipped``."""
+        # The checks with their places, in order; implementations that cannot run are in ``skipped``.
         wanted = [catalogue.choose(name) for name in self._request.benchmarks] or list(catalogue.choices().values())
         found: list[tuple[Place, str]] = []
         for choice in wanted:
@@ -376,7 +373,7 @@ class Selftest:
         return not self._request.only or name.startswith(self._request.only)
 
     def run(self, plan: Sequence[tuple[Place, str]], on_start: Callable[[str, str], None]) -> Iterator[Row]:
-        """Yield the row of each check when it has ended, and the telemetry's at the end."""
+        # The row of each check when it has ended, and the telemetry's at the end.
         self._telemetry.start()
         ran = False
         try:

@@ -83,7 +83,7 @@ class Row:
 
 
 def ask(job: str = "") -> Queue:
-    """Return the queue, or one job or array of it, as Slurm reports it; empty where there is no Slurm."""
+    # The queue, or one job or array of it, as Slurm reports it; empty where there is no Slurm.
     try:
         found = queue.numbered(job) if job else queue.everyone()
     except EncoreError as error:
@@ -138,7 +138,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
 
 
 def is_hidden(user: str) -> bool:
-    """Return whether Slurm hides jobs of this user from the one who asks (slurm.conf, PrivateData)."""
+    # Whether Slurm hides jobs of this user from the one who asks (slurm.conf, PrivateData).
     hidden = placement.setting("PrivateData").split(",")
     return user != queue.this_user() and os.getuid() != 0 and bool({"jobs", "all"} & set(hidden))
 
@@ -228,7 +228,7 @@ def _progress(row: Row) -> Row:
 
 
 def number_of(folder: RunFolder) -> str:
-    """Return the number of the Slurm job that made the folder; empty outside of Slurm."""
+    # The number of the Slurm job that made the folder; empty outside of Slurm.
     match = JOB_MARK.search(folder.path.name)
     return match.group(1) if match else ""
 
@@ -254,7 +254,7 @@ def job_of(folder: RunFolder, experiment: Experiment, jobs: Queue) -> str:
 
 
 def rows_of(folder: RunFolder, jobs: Queue) -> list[Row]:
-    """Return a row for the run, or for each task of an array; without the progress."""
+    # A row for the run, or for each task of an array; without the progress.
     try:
         every = folder.experiments()
         groups = [[each] for each in every] if is_of_array(folder) else [every]
@@ -413,7 +413,7 @@ def _jobs_of(folder: RunFolder) -> set[str]:
 
 
 def without_folder(jobs: Iterable[Job]) -> list[Row]:
-    """Return Encore's jobs that have not made a run folder, or none that is seen here; an array's tasks together."""
+    # Encore's jobs that have not made a run folder, or none that is seen here; an array's tasks together.
     groups: dict[tuple[str, State, str], list[Job]] = {}
     for job in jobs:
         if job.is_encores:

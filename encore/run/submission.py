@@ -32,7 +32,7 @@ class Prepared:
 
 
 def prepare(request: planning.Request, arguments: Sequence[str], wanted: Wanted) -> Prepared:
-    """Make all choices and render the script; needs no Slurm. ``arguments`` are those of ``encore run``."""
+    # Make all choices and render the script; needs no Slurm. ``arguments`` are those of ``encore run``.
     cluster, file = _cluster(wanted)
     nodes = 1 if wanted.nodes is None else wanted.nodes
     per_node = (cluster.gpus_per_node or 1) if wanted.gpus_per_node is None else wanted.gpus_per_node
@@ -178,7 +178,7 @@ def check_partition(prepared: Prepared) -> preflight.Check:
 
 
 def checks(prepared: Prepared) -> list[preflight.Check]:
-    """Return what can be seen from a login node: the partition, the data set, the results folder, the image file."""
+    # What can be seen from a login node: the partition, the data set, the results folder, the image file.
     commands.require()
     plan = prepared.plan
     found = [check_partition(prepared)]
