@@ -73,22 +73,22 @@ class Part:
 
     folder: Path  # of the images
     json: Path  # the annotations as published
+    # The boxes of the arrays in COCO's form, for DALI's reader, which parses them after the clock has started
     boxes_json: Path
-    """The boxes of the arrays in COCO's form, for DALI's reader, which parses them after the clock has started."""
     image_ids: np.ndarray  # int64 (N,)
     files: Sequence[str]  # N names in ``folder``
     sizes: np.ndarray  # int32 (N, 2): width and height in pixels
     offsets: np.ndarray  # int64 (N + 1,): the objects of image i are offsets[i] to offsets[i + 1] - 1
+    # float32 (A, 4): x, y, width and height in pixels as COCO has them, width and height above 0; a published box may
+    # reach out of its image
     boxes: np.ndarray
-    """float32 (A, 4): x, y, width and height in pixels as COCO has them, width and height above 0; a published box may
-    reach out of its image."""
     labels: np.ndarray  # int16 (A,): 1 to C, in the order of the category ids; 0 is the background
     areas: np.ndarray  # float32 (A,): of the masks, in pixels
     crowds: np.ndarray  # bool (A,)
+    # int64 (A + 1,): the polygons of object a; none where it has an RLE, which the JSON alone holds
     polygon_offsets: np.ndarray
-    """int64 (A + 1,): the polygons of object a; none where it has an RLE, which the JSON alone holds."""
+    # int64 (P + 1,): the numbers of polygon p are points[point_offsets[p] : point_offsets[p + 1]]
     point_offsets: np.ndarray
-    """int64 (P + 1,): the numbers of polygon p are points[point_offsets[p] : point_offsets[p + 1]]."""
     points: np.ndarray  # float32: x, y, x, y and so on, in pixels
 
     def __len__(self) -> int:

@@ -10,8 +10,8 @@ from typing import List, Optional, Sequence
 
 import numpy as np
 
+# Of the arrays of Detections
 DTYPES = {"images": np.int64, "boxes": np.float32, "scores": np.float32, "labels": np.int16}
-"""Of the arrays of Detections."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Detections:
     boxes: np.ndarray  # float32 (D, 4): x, y, width and height in pixels of the original image
     scores: np.ndarray  # float32 (D,)
     labels: np.ndarray  # int16 (D,): 1 to C
+    # D masks of the size of their image as COCO's compressed RLE ("counts"), or None where there are boxes alone
     masks: Optional[Sequence[bytes]] = None
-    """D masks of the size of their image as COCO's compressed RLE ("counts"), or None where there are boxes alone."""
 
     def __len__(self) -> int:
         return len(self.images)

@@ -37,9 +37,9 @@ class Chunk(NamedTuple):
     shapes: Sequence[List[Any]]  # boxes, or masks as RLE
 
 
+# Of D detections in a pair: whether each is matched, and whether it counts for nothing since a crowd matches; bool
+# (thresholds, D)
 Match = Tuple[np.ndarray, np.ndarray]
-"""Of D detections in a pair: whether each is matched, and whether it counts for nothing since a crowd matches; bool
-(thresholds, D)."""
 Matching = Callable[[Chunk], List[Match]]
 Map = Callable[[Matching, Iterable[Chunk]], Iterable[List[Match]]]
 
@@ -109,7 +109,7 @@ class Truth:
         return [(label, each) for label, pair in pairs for each in self._objects.get(pair, ())]
 
     def _sorted(self, detections: Detections) -> Tuple[Detections, np.ndarray]:
-        """Return the detections that count, of each category in each image those with the highest scores, and keys."""
+        # The detections that count, of each category in each image those with the highest scores, and keys
         foreign = np.setdiff1d(detections.images, self._images)
         if len(foreign):
             raise RuntimeError(f"detections in {len(foreign)} images that are not evaluated, first {foreign[0]}")
@@ -139,7 +139,6 @@ class Truth:
         return [_matched(evaluation, *each) for each in zip(chunk.pairs, chunk.scores, chunk.shapes)]
 
     def _object(self, number: int, annotation: Dict[str, Any]) -> Dict[str, Any]:
-        """Return what pycocotools reads of an object; a crowd is ignored."""
         crowd = annotation.get("iscrowd", 0)
         found = {
             "id": number,
@@ -153,7 +152,7 @@ class Truth:
         return found
 
     def _slices(self, detection_keys: np.ndarray) -> List[Tuple[Pair, int, int]]:
-        """Return the pairs that have objects and detections, with the bounds of their detections."""
+        # The pairs that have objects and detections, with the bounds of their detections
         images, categories = (np.array([pair[side] for pair in self._pairs], np.int64) for side in (0, 1))
         keys = np.searchsorted(self._categories, categories) * len(self._images) + np.searchsorted(self._images, images)
         bounds = zip(self._pairs, *(np.searchsorted(detection_keys, keys, side).tolist() for side in ("left", "right")))
@@ -172,7 +171,7 @@ class Truth:
         return Chunk(kind, [pair for pair, _, _ in job], scores, shapes)
 
     def _precision(self, kind: str, compared: Compared) -> float:
-        """Let pycocotools accumulate all detections of a category as if they were in one image."""
+        # Let pycocotools accumulate all detections of a category as if they were in one image
         evaluation, (matched, ignored) = COCOeval(iouType=kind), compared.matches[kind]
         parameters = evaluation.params
         parameters.imgIds, parameters.catIds = [0], self._categories
@@ -203,7 +202,6 @@ def drawn(segmentation: Any, height: int, width: int) -> Dict[str, Any]:
 
 
 def _evaluation(kind: str, objects: Dict[Pair, List[Dict[str, Any]]]) -> COCOeval:
-    """Return what matches the detections of one pair at a time."""
     made = COCOeval(iouType=kind)
     made.params.maxDets = [MOST_DETECTIONS]
     made._gts = objects

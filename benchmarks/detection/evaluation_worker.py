@@ -87,7 +87,6 @@ def _read(requests: "SimpleQueue[Dict[str, Any]]") -> None:
 
 
 def _processes(workers: int) -> "tuple[Map, int]":
-    """Return what calls a function for each chunk, and the number of chunks."""
     if workers == 1:
         return map, CHUNKS
     # Forked, since this process has loaded the annotations and no framework.

@@ -17,12 +17,12 @@ from benchmarks.detection import detections
 from benchmarks.detection.annotations import DataSet
 from benchmarks.detection.detections import Detections
 
+# In the folder of an experiment: a file for each evaluation, of which only those stay that may be needed again
 FOLDER = "detections"
-"""In the folder of an experiment: a file for each evaluation, of which only those stay that may be needed again."""
 FINISHING_SECONDS = 30.0
+# The launcher's file in the folder of an experiment, with the seconds without a heartbeat after which a process hangs;
+# and what holds where there is none. 0 never
 HANG_LIMIT, HANG_SECONDS = "ranks/hang_seconds", 600.0
-"""The launcher's file in the folder of an experiment, with the seconds without a heartbeat after which a process
-hangs; and what holds where there is none. 0 never."""
 LONGEST_GAP = 10.0  # seconds between two looks that count at most: of a job that was suspended as a whole nothing hangs
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,7 +134,6 @@ class Evaluator:
         return self._folder / f"epoch_{epoch:04d}.npz"
 
     def _read(self) -> bool:
-        """Take the answers that are there; return whether there will be no more."""
         if self._process is None or self._process.stdout is None:
             return True
         while True:

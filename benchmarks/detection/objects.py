@@ -75,7 +75,7 @@ def check(
 
 
 def _outline(segmentation: Any, columns: int, rows: int) -> Tuple[List[np.ndarray], str]:
-    """Return the usable polygons of a segmentation and the kind of its first error, empty without one."""
+    # The usable polygons of a segmentation and the kind of its first error, empty without one
     if not segmentation:
         return [], NO_OUTLINE
     if isinstance(segmentation, dict):
@@ -98,7 +98,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 def _fits(rle: Mapping[str, Any], columns: int, rows: int) -> bool:
-    """Return whether an RLE is of the image's height and width; compressed counts are not summed."""
+    # Whether an RLE is of the image's height and width; compressed counts are not summed
     counts = rle.get("counts")
     if rle.get("size") != [rows, columns]:
         return False

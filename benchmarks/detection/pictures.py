@@ -90,7 +90,7 @@ def look_at(data: bytes, size: Tuple[int, int]) -> Optional[str]:
 
 
 def _put(task: Pictures, name: str, data: bytes) -> None:
-    """Place an image: as a hard link where its file system can, which takes no room, else as a copy."""
+    # Place an image: as a hard link where its file system can, which takes no room, else as a copy
     path = task.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink() if path.exists() else None

@@ -12,6 +12,7 @@ from benchmarks.common.data.problem import Problem
 
 BENCHMARKS = ("ssd", "maskrcnn")  # they read the same data set; its passport has the first one's name
 COCO = "coco2017"
+# What makes a set COCO 2017. Images with annotations are what SSD's submitted logs train and evaluate on
 PUBLISHED = {
     "images in train": 118287,
     "images in val": 5000,
@@ -19,7 +20,9 @@ PUBLISHED = {
     "images with annotations in val": 4952,
     "categories": 80,
 }
-"""What makes a set COCO 2017. Images with annotations are what SSD's submitted logs train and evaluate on."""
+# The fields of annotations.Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32),
+# sha256) of the image files, which only a verification reads. ``files`` holds names in UTF-8, padded with zeros to
+# equal length
 ARRAYS = (
     "image_ids",
     "files",
@@ -35,9 +38,6 @@ ARRAYS = (
     "point_offsets",
     "points",
 )
-"""The fields of annotations.Part with the same names, and ``bytes`` (int64 (N,)) and ``checksums`` (uint8 (N, 32),
-sha256) of the image files, which only a verification reads. ``files`` holds names in UTF-8, padded with zeros to equal
-length."""
 SCENES = 1000  # scenes of the toy data set to train on
 
 

@@ -22,13 +22,13 @@ NAME = "digit-scenes"
 TRAIN_SCENES = 1000
 VAL_SHARE = 0.12  # scenes to evaluate on, for each to train on
 HELD_OUT = 297  # digits that only the scenes to evaluate on show, of 1,797
+# Names by id; the ids have gaps, as COCO's have
 CATEGORIES = dict(
     zip(
         (1, 2, 3, 5, 6, 8, 9, 11, 13, 16),
         ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
     )
 )
-"""Names by id; the ids have gaps, as COCO's have."""
 SIDES = (96, 160)  # least and greatest width and height of a scene in pixels
 DIGIT_SIDES = (28, 72)  # least and greatest height of a digit in pixels
 CROWD_SIDES = (10, 14)
@@ -130,13 +130,12 @@ def draw_scene(
 
 
 def _background(width: int, height: int, generator: np.random.Generator) -> np.ndarray:
-    """Return soft spots of dark colours, float32 (height, width, 3)."""
     spots = generator.integers(0, 90, size=(5, 5, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(spots).resize((width, height), Image.BICUBIC)).astype(np.float32)
 
 
 def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Return a digit's opacity at another size, cut to the box of its ink."""
+    # A digit's opacity at another size, cut to the box of its ink
     large = Image.fromarray((digit / 16).astype(np.float32)).resize((columns, rows), Image.BICUBIC)
     opacity = np.asarray(large).clip(0, 1)
     ink = opacity > INK
@@ -145,7 +144,6 @@ def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
 
 
 def _place(digits: Digits, crowd: List[Patch], width: int, height: int, generator: np.random.Generator) -> List[Patch]:
-    """Find places for some digits where they hardly cover each other, and no crowd."""
     placed: List[Patch] = []
     for _ in range(int(generator.integers(1, MOST_DIGITS, endpoint=True))):
         number = int(generator.integers(len(digits.labels)))
@@ -164,7 +162,6 @@ def _place(digits: Digits, crowd: List[Patch], width: int, height: int, generato
 
 
 def _crowd(digits: Digits, width: int, height: int, generator: np.random.Generator) -> List[Patch]:
-    """Return a row of small digits of one kind."""
     label = int(generator.integers(10))
     same = np.flatnonzero(digits.labels == label)
     side = int(generator.integers(*CROWD_SIDES, endpoint=True))
@@ -179,7 +176,6 @@ def _crowd(digits: Digits, width: int, height: int, generator: np.random.Generat
 
 
 def _covered(one: Patch, other: Patch) -> float:
-    """Return the share of the smaller box that both have."""
     (a, b), (c, d) = one.opacity.shape, other.opacity.shape
     rows = min(one.y + a, other.y + c) - max(one.y, other.y)
     columns = min(one.x + b, other.x + d) - max(one.x, other.x)
@@ -208,7 +204,7 @@ def _outlined(patch: Patch, mask: np.ndarray) -> Dict[str, Any]:
 
 
 def _run_length(label: int, mask: np.ndarray) -> Dict[str, Any]:
-    """Return a crowd; COCO's RLE counts pixels column by column, and begins with those outside."""
+    # A crowd; COCO's RLE counts pixels column by column, and begins with those outside
     flat = mask.ravel(order="F")
     changes = np.flatnonzero(np.diff(flat)) + 1
     bounds = np.concatenate(([0], changes, [len(flat)]))
@@ -253,7 +249,7 @@ _SIDES = {
 
 
 def _follow(steps: Dict[Tuple[int, int], List[Tuple[int, int]]]) -> np.ndarray:
-    """Take one loop out of ``steps`` and return its corners."""
+    # Take one loop out of ``steps`` and return its corners
     first = at = next(iter(steps))
     way = (0, 0)
     corners: List[Tuple[int, int]] = []

@@ -55,7 +55,6 @@ def image_precision(matched: np.ndarray, ignored: np.ndarray, scores: np.ndarray
 
 
 def _lines(truth: Truth, compared: Compared, data: DataSet) -> Iterator[Dict[str, Any]]:
-    """Yield the best pictures, from the best on, then the worst, from the worst on."""
     ranked = sorted(_precisions(truth, compared, data), key=lambda each: (-each[0], -each[1], each[2]))
     best, worst = ranked[:SHOWN], ranked[SHOWN:][-SHOWN:][::-1]
     for which, chosen in (("best", best), ("worst", worst)):
@@ -64,7 +63,7 @@ def _lines(truth: Truth, compared: Compared, data: DataSet) -> Iterator[Dict[str
 
 
 def _precisions(truth: Truth, compared: Compared, data: DataSet) -> Iterator[Tuple[float, int, int]]:
-    """Yield precision at the lowest overlap, number of objects and position of each image that has an object."""
+    # Precision at the lowest overlap, number of objects and position of each image that has an object
     kind = truth.kinds[-1]
     matched, ignored = (each[0] for each in compared.matches[kind])
     by_image = _by_image(compared, len(data.val))
@@ -132,7 +131,7 @@ def _shape(name: str, box: Sequence[float], mask: Any, size: Tuple[int, ...], sc
 
 
 def _runs(mask: np.ndarray) -> List[int]:
-    """Return x, y and length of each run of pixels in a row of ``mask``, (height, width)."""
+    # X, y and length of each run of pixels in a row of ``mask``, (height, width)
     edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     rows, begins = np.nonzero(edges == 1)
     _, ends = np.nonzero(edges == -1)

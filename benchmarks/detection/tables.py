@@ -142,5 +142,5 @@ def write_arrays(table: Table, part: str, scratch: Path) -> None:
 
 
 def _ends(counts: Iterable[int]) -> np.ndarray:
-    """Return where each of some groups begins, and where the last one ends."""
+    # Where each of some groups begins, and where the last one ends
     return np.cumsum([0, *counts], dtype=np.int64)

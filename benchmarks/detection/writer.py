@@ -132,7 +132,6 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def _without_file(task: Task) -> NameSets:
-    """Compare entries with files; return the names of the entries that have none, where they are skipped."""
     missing: NameSets = {}
     lines: List[str] = []
     for part, table in task.tables.items():
@@ -150,7 +149,6 @@ def _without_file(task: Task) -> NameSets:
 
 
 def _check_objects(task: Task, kept: Mapping[str, Table]) -> None:
-    """Refuse annotations with errors, or report them."""
     lines: List[str] = []
     for part, table in kept.items():
         for kind, errors in sorted(table.errors.items()):
@@ -173,7 +171,6 @@ def _check_objects(task: Task, kept: Mapping[str, Table]) -> None:
 
 
 def _damaged(task: Task, found: Mapping[str, Mapping[str, Any]]) -> NameSets:
-    """Refuse images that cannot be read or have another size, or return their names."""
     damaged = {part: {name: why for name, why in found[part].items() if isinstance(why, str)} for part in PARTS}
     errors = {part: [f"{name}: {why}" for name, why in damaged[part].items()] for part in PARTS}
     lines = [line for part in PARTS for line in _line(f"{part}: images with errors", errors[part])]
@@ -198,7 +195,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check_counts(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
-    """Return the counts that the passport states, by the names of PUBLISHED, which COCO itself must have."""
+    # The counts that the passport states, by the names of PUBLISHED, which COCO itself must have
     counts = {"categories": len(kept["train"].categories)}
     for part, table in kept.items():
         counts[f"images in {part}"] = len(table.entries)
@@ -214,7 +211,6 @@ def _check_counts(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
 
 
 def _write_pictures(task: Task, kept: Mapping[str, Table]) -> Dict[str, Dict[str, Any]]:
-    """Put the images into the data folder; return, by part and name, bytes and sha256 or what is wrong."""
     every: Dict[str, List[pictures.Pictures]] = {}
     for part, table in kept.items():
         folder = images_folder(part)
@@ -245,7 +241,6 @@ def _write_image_facts(scratch: Path, part: str, facts: Sequence[Tuple[int, str]
 
 
 def _write_json(task: Task, part: str, kept: Table) -> None:
-    """Place a part's annotations as they are, or without what is skipped."""
     place, path = kept.json, task.scratch / json_file(part)
     path.parent.mkdir(exist_ok=True)
     path.unlink() if path.exists() else None
@@ -269,7 +264,7 @@ def _write_json(task: Task, part: str, kept: Table) -> None:
 
 
 def _write_boxes(scratch: Path, part: str, kept: Table) -> None:
-    """Write images and boxes alone, which are a seventh of COCO's file, as v0.7's prepare-json.py does."""
+    # Write images and boxes alone, which are a seventh of COCO's file, as v0.7's prepare-json.py does
     images = [
         {"id": each.id, "file_name": each.name, "width": each.width, "height": each.height} for each in kept.entries
     ]

@@ -13,8 +13,8 @@ from mlperf_logging.mllog import constants
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.timeline import Timeline, by_epochs
 
+# The names as in the logs' eval_accuracy, which the checker compares with the targets
 WORDING = Wording("maskrcnn", accuracy_first=True, names={"box_ap": "BBOX", "mask_ap": "SEGM"})
-"""The names as in the logs' eval_accuracy, which the checker compares with the targets."""
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:

@@ -101,7 +101,7 @@ def batches(
 
 
 def _padded(positions: np.ndarray, wanted: np.ndarray) -> ImageBatch:
-    """Return a batch in the shape that holds all of its images: one of wide and of high ones is a square."""
+    # A batch in the shape that holds all of its images: one of wide and of high ones is a square
     height, width = wanted[positions].max(0).tolist()
     short, longest = int(wanted.min()), int(wanted.max())
     return ImageBatch((height, width) if short in (height, width) else (longest, longest), positions)

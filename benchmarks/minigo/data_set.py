@@ -34,11 +34,9 @@ class GoGames:
         self._size, self.held_out = board_size, int(facts["held_out"])
 
     def __len__(self) -> int:
-        """Return the number of games."""
         return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> Game:
-        """Return one game."""
         moves = np.asarray(self._moves[self._starts[number] : self._starts[number + 1]])
         visits = np.zeros((len(moves), self._size**2 + 1), np.uint16)
         visits[np.arange(len(moves)), moves] = 1

@@ -27,12 +27,9 @@ class Games(Protocol):
 class Examples(NamedTuple):
     """Positions in the order in which they are trained on."""
 
-    planes: Array
-    """uint8 (positions, N, N, planes)"""
-    policy: Array
-    """float32 (positions, N x N + 1): the search's visits as shares of 1, or the move that was played."""
-    value: Array
-    """float32 (positions,): 1 where the side to move won, else -1."""
+    planes: Array  # uint8 (positions, N, N, planes)
+    policy: Array  # float32 (positions, N x N + 1): the search's visits as shares of 1, or the move that was played
+    value: Array  # float32 (positions,): 1 where the side to move won, else -1
 
 
 def read_window(output: Path, config: Any, generation: int) -> List[Game]:
@@ -120,6 +117,5 @@ def turned(examples: Examples, generator: Any) -> Examples:
 
 
 def _turn(boards: Array, kind: int) -> Array:
-    """Turn (boards, N, N, ...) by ``kind`` % 4 quarters, and mirror them from 4 on."""
     found = np.rot90(boards, kind % 4, axes=(1, 2))
     return found[:, :, ::-1] if kind >= 4 else found

@@ -15,8 +15,7 @@ from benchmarks.minigo import models, sgf
 from benchmarks.minigo.engine import BLACK, WHITE, Evaluate, IllegalMove, Position, Rules, Search, Study, name_of
 from benchmarks.minigo.engine.position import COLUMNS, fixed_handicap
 
-UNIFORM = "uniform"
-"""A model without knowledge: every move is as likely, no side is ahead."""
+UNIFORM = "uniform"  # A model without knowledge: every move is as likely, no side is ahead
 COLORS = {"b": BLACK, "black": BLACK, "w": WHITE, "white": WHITE}
 
 
@@ -113,7 +112,7 @@ class Server:
         self._begin(position)
 
     def _turn(self, word: str) -> None:
-        """Pass for the other side where it would be its turn: the protocol lets a side play twice."""
+        # Pass for the other side where it would be its turn: the protocol lets a side play twice
         color = COLORS.get(word.lower())
         if color is None:
             raise Refused("syntax error: the colour is b or w")
@@ -190,7 +189,7 @@ class Server:
 
 
 def _move(word: str, size: int) -> int:
-    """Return the move of a vertex such as ``D4`` or ``pass``; ValueError where it is none."""
+    # The move of a vertex such as ``D4`` or ``pass``; ValueError where it is none
     if word.lower() == "pass":
         return size**2
     column, row = COLUMNS.index(word[0].upper()), int(word[1:])

@@ -20,8 +20,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.minigo.engine import FEATURES
 
 SHAPE, STEPS, MOMENTA = "shape", "steps", "momenta/"
-BLACK_TO_PLAY = {"agz": 16, "mlperf07": 8}
-"""The plane that is 1 where black is to move."""
+BLACK_TO_PLAY = {"agz": 16, "mlperf07": 8}  # The plane that is 1 where black is to move
 POLICY_CHANNELS = 2
 VALUE_CHANNELS = 1
 PLANES = FEATURES
@@ -38,8 +37,8 @@ class Shape:
     conv_width: int
     trunk_layers: int
     fc_width: int
+    # Whether the value head's outcome is black's, as in the reference, and not that of the side to move
     black_value: bool = False
-    """Whether the value head's outcome is black's, as in the reference, and not that of the side to move."""
 
     @classmethod
     def of(cls, config: Any, black_value: bool = False) -> Shape:
@@ -78,10 +77,8 @@ class Start(NamedTuple):
 
     shape: Shape
     arrays: Arrays
-    momenta: Arrays
-    """By the names of the weights; without any they are zeros."""
-    steps: int
-    """That the weights were trained for: where the learning rate continues."""
+    momenta: Arrays  # By the names of the weights; without any they are zeros
+    steps: int  # That the weights were trained for: where the learning rate continues
 
 
 def weight_shapes(shape: Shape) -> Dict[str, Tuple[int, ...]]:

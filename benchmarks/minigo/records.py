@@ -74,7 +74,7 @@ NOT_PLAYED_AGAIN = "copy {} back from where it is whole, or begin a new run: the
 
 
 def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
-    """Return the bodies of the whole records, and the length in bytes of all of them."""
+    # The bodies of the whole records, and the length in bytes of all of them
     data = path.read_bytes()
     bodies, at = [], 0
     while at + PREFIX.size <= len(data):

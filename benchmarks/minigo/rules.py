@@ -7,8 +7,7 @@ from typing import Any
 from benchmarks.minigo.engine import Rules, Search
 
 BYTES_OF_A_PRIOR = 4
-NEVER = 1 << 20
-"""Passes in a row that no game has."""
+NEVER = 1 << 20  # Passes in a row that no game has
 
 
 def rules_of(config: Any) -> Rules:

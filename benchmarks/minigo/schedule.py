@@ -6,8 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, List
 
+# Game numbers of a generation begin at a multiple of this, so that a number is of one game of a run only
 GAMES_PER_GENERATION = 10**6
-"""Game numbers of a generation begin at a multiple of this, so that a number is of one game of a run only."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from benchmarks.minigo.models import PLANES
 from benchmarks.minigo.records import GameFile, generation_folder
 from benchmarks.minigo.rules import match_search, rules_of, search_of
 
-SLICE_SECONDS = 0.25
-"""Between two moments at which the ranks ask each other whether to stop."""
+SLICE_SECONDS = 0.25  # Between two moments at which the ranks ask each other whether to stop
 Array = Any
 
 
@@ -100,8 +99,8 @@ class MatchWorker:
     def __init__(self, config: Any, evaluators: Tuple[Evaluate, Evaluate], games: range, seed: int) -> None:
         """``games`` are the numbers of this rank's games."""
         self._evaluators, self._planes, self._count = evaluators, batch_of(config), len(games)
+        # Games that are over, and those of them that the first network won; a draw counts half
         self.played, self.wins = 0, 0.0
-        """Games that are over, and those of them that the first network won; a draw counts half."""
         if games:
             self._games = Games(
                 rules_of(config),

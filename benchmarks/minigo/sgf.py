@@ -24,17 +24,13 @@ class Record:
     """A game of the main line of an SGF file."""
 
     rules: Rules
-    black: Tuple[int, ...]
-    """Stones placed before the first move, AB."""
+    black: Tuple[int, ...]  # Stones placed before the first move, AB
     white: Tuple[int, ...]
     to_play: int
     moves: Tuple[int, ...]
-    winner: int
-    """1 black, 2 white, 0 neither or not known."""
-    margin: Optional[float]
-    """Points by which black is ahead as the record says; None where it was not counted."""
-    result: str
-    """RE as it is in the file."""
+    winner: int  # 1 black, 2 white, 0 neither or not known
+    margin: Optional[float]  # Points by which black is ahead as the record says; None where it was not counted
+    result: str  # RE as it is in the file
 
     def position(self) -> Position:
         """Return the position before the first move."""
@@ -84,7 +80,7 @@ def replay(record: Record, name: str = "SGF") -> Position:
 
 
 def _main_line(text: str, name: str) -> List[Node]:
-    """Return the nodes of the first variation everywhere."""
+    # The nodes of the first variation everywhere
     nodes: List[Node] = []
     begin = text.find("(")
     at, depth, key, ended = max(begin, 0), 0, "", False
@@ -135,7 +131,6 @@ def _rules(root: Node, name: str, features: str) -> Rules:
 
 
 def _moves(nodes: List[Node], size: int, name: str) -> Tuple[Tuple[int, ...], int]:
-    """Return the moves and who plays first; where one side plays twice, the other passes between."""
     moves: List[int] = []
     first = 0
     for node in nodes:
@@ -160,7 +155,7 @@ def _point(value: str, size: int, name: str) -> int:
 
 
 def _points(values: List[str], size: int, name: str) -> Tuple[int, ...]:
-    """Return points; ``aa:cc`` is a rectangle."""
+    # Points; ``aa:cc`` is a rectangle
     points: List[int] = []
     for value in values:
         first, _, last = value.partition(":")
@@ -172,7 +167,7 @@ def _points(values: List[str], size: int, name: str) -> Tuple[int, ...]:
 
 
 def _result(text: str) -> Tuple[int, Optional[float]]:
-    """Return who won, and black's lead where it was counted."""
+    # Who won, and black's lead where it was counted
     found = re.fullmatch(r"\s*([BW])\+(.*)", text, re.DOTALL)
     if found is None:
         return 0, 0.0 if text.strip().lower() in ("0", "draw", "jigo") else None

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.minigo.engine import Game, Position
 from benchmarks.minigo.rules import rules_of
 
+# In the folder of an experiment: one line a game; a resumed run may write that of a generation again
 FILE = "shown_games.jsonl"
-"""In the folder of an experiment: one line a game; a resumed run may write that of a generation again."""
 
 
 def write(output: Path, generation: int, game: Game, config: Any) -> None:

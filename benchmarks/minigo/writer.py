@@ -19,16 +19,14 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.minigo import models, sgf
 from benchmarks.minigo.engine import BLACK, Games, IllegalMove, Rules, Search
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes."""
+VERSION = "1"  # Raise it when the same source and options give other bytes
 NO_RESULT = "no result"
 FLAWLESS = "SGF with a result, such as RE[B+R], and moves that the rules allow"
 SMALL_GAMES = 400
 SMALL_KOMI = 7.5
 SMALL_SHAPE = {"features": "agz", "conv_width": 8, "trunk_layers": 1, "fc_width": 8}
 Array = Any
-Game = Tuple[Array, int]
-"""Moves, and 1 where black won, -1 where white did."""
+Game = Tuple[Array, int]  # Moves, and 1 where black won, -1 where white did
 
 
 class Listing(NamedTuple):
@@ -50,7 +48,6 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def _digest(args: argparse.Namespace) -> str:
-    """Return the SHA-256 of the target model that was given; empty if there is none."""
     given = args.target is not None and args.target.is_file()
     return hashlib.sha256(args.target.read_bytes()).hexdigest() if given else ""
 
@@ -97,7 +94,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
-    """Return what writes the target model, which can be read and is one for this board."""
+    # What writes the target model, which can be read and is one for this board
     if args.target is not None and not models.is_archive(args.target):
         from benchmarks.minigo.tensorflow import frozen  # TensorFlow, for such a graph alone
 
@@ -143,7 +140,6 @@ def _read(
 
 
 def _reason(record: sgf.Record, size: int) -> str:
-    """Say why a game cannot be trained on; empty: it can."""
     if record.rules.size != size:
         return f"not on {size} x {size}"
     if record.black or record.white or record.to_play != BLACK or not record.moves:

@@ -14,8 +14,8 @@ import torch
 from benchmarks.detection.annotations import Part
 from benchmarks.detection.detections import Detections
 
+# Of a size's offset, so that its exponential stays finite (maskrcnn_benchmark/modeling/box_coder.py)
 LARGEST = math.log(1000 / 16)
-"""Of a size's offset, so that its exponential stays finite (maskrcnn_benchmark/modeling/box_coder.py)."""
 
 
 def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ def gathered(own: Detections, ranks: Ranks) -> Optional[Detections]:
 
 
 def _of_all_ranks(own: bytes, ranks: Ranks) -> List[bytes]:
-    """Return each rank's bytes on rank 0, nothing elsewhere; as tensors, since pickles run code."""
+    # Each rank's bytes on rank 0, nothing elsewhere; as tensors, since pickles run code
     # Gloo gathers from the memory of the CPU alone.
     device = ranks.context if dist.get_backend() == "nccl" else torch.device("cpu")
     lengths = torch.zeros(ranks.size, dtype=torch.int64, device=device)

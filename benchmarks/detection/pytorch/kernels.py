@@ -16,7 +16,7 @@ WARPS = 1
 
 @triton.jit
 def _corners(boxes, mask):
-    """Left, top, right and bottom of ``boxes``, pointers to their first numbers."""
+    # Left, top, right and bottom of ``boxes``, pointers to their first numbers
     left = tl.load(boxes, mask=mask, other=0.0)
     top = tl.load(boxes + 1, mask=mask, other=0.0)
     right = tl.load(boxes + 2, mask=mask, other=0.0)

@@ -66,7 +66,7 @@ def keep(
 
 
 def _padded_groups(groups: torch.Tensor) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """Yield positions (G, M) of some groups of similar size, in their order, and which of them are filled."""
+    # Positions (G, M) of some groups of similar size, in their order, and which of them are filled
     if not len(groups):
         return
     by_group = groups.argsort(stable=True)

@@ -18,9 +18,9 @@ from torch.nn import functional
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.torch import files
 
+# Share of its usual size that a residual branch's last convolution begins with where there are no trained weights:
+# without a normalization the sum of many branches would grow
 RESIDUAL = 0.25
-"""Share of its usual size that a residual branch's last convolution begins with where there are no trained weights:
-without a normalization the sum of many branches would grow."""
 
 
 class Convolution(nn.Module):
@@ -172,7 +172,7 @@ def _copy(target: torch.Tensor, value: torch.Tensor, name: str) -> None:
 
 
 def _affine(found: Dict[str, torch.Tensor], norm: str) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and shift of a batch-norm; Detectron's files hold them, with the statistics folded in."""
+    # Scale and shift of a batch-norm; Detectron's files hold them, with the statistics folded in
     if norm.endswith("_bn"):
         return found[f"{norm}_s"], found[f"{norm}_b"]
     # As maskrcnn_benchmark's FrozenBatchNorm2d has no epsilon, and torchvision's networks were trained with 1e-5.
@@ -181,7 +181,7 @@ def _affine(found: Dict[str, torch.Tensor], norm: str) -> Tuple[torch.Tensor, to
 
 
 def _names(network: ResNet, detectron: bool) -> List[Tuple[str, str, str]]:
-    """Module, name of its weight and of its batch-norm in the file."""
+    # Module, name of its weight and of its batch-norm in the file
     names = [("conv1", "conv1_w", "res_conv1_bn") if detectron else ("conv1", "conv1.weight", "bn1")]
     for stage, layer in enumerate(network.layers):
         for number, block in enumerate(layer):

@@ -119,7 +119,6 @@ class Config:
         return 1.0 if self.inclusive_corners else 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "log_interval", "stem_width", "fpn_width")
         at_least(self, 1, "box_width", "mask_width", "mask_layers", "rpn_pre_nms_top_n", "rpn_post_nms_top_n")

@@ -84,7 +84,7 @@ def paste(mask: np.ndarray, box: np.ndarray, width: int, height: int) -> np.ndar
 
 
 def _axis(low: float, high: float, length: int, size: int) -> Tuple[slice, np.ndarray]:
-    """Pixels of the image that a mask's pixels reach on one axis, and their weights float32 (pixels, size)."""
+    # Pixels of the image that a mask's pixels reach on one axis, and their weights float32 (pixels, size)
     scale = max(float(high - low), 1e-3) / size
     # Half a mask's pixel beyond the box the value has fallen to half of the outermost one, beyond a whole one to 0.
     first, last = max(0, int(np.floor(low - scale))), min(length, int(np.ceil(high + scale)))

@@ -18,7 +18,7 @@ MATCH_BLOCK = 512  # boxes of a program
 
 @triton.jit
 def _axis(low, extent, step, length):
-    """A point's two pixels, the share of the second, and whether the point is inside; see operators._axis_taps."""
+    # A point's two pixels, the share of the second, and whether the point is inside; see operators._axis_taps
     point = low + extent * step
     inside = (point >= -1) & (point <= length)
     point = tl.minimum(tl.maximum(point, 0.0), (length - 1).to(tl.float32))
@@ -29,7 +29,7 @@ def _axis(low, extent, step, length):
 
 @triton.jit
 def _extent(rois, roi):
-    """Left, top, width and height of a RoI, which is at least a pixel wide and high."""
+    # Left, top, width and height of a RoI, which is at least a pixel wide and high
     left, top, right, bottom = _corners(rois + roi * 4, True)
     return left, top, tl.maximum(right - left, 1.0), tl.maximum(bottom - top, 1.0)
 
@@ -129,7 +129,7 @@ def draw_masks(edges, polygons, offsets, rois, objects, drawn, SIZE: tl.constexp
 
 @triton.jit
 def _overlap(left, top, right, bottom, objects):
-    """Intersection over union of boxes and one object, rounded as boxes.overlaps of benchmarks/detection does."""
+    # Intersection over union of boxes and one object, rounded as boxes.overlaps of benchmarks/detection does
     their_left, their_top, their_right, their_bottom = _corners(objects, True)
     width = tl.minimum(their_right, right) - tl.maximum(their_left, left)
     height = tl.minimum(their_bottom, bottom) - tl.maximum(their_top, top)

@@ -291,7 +291,7 @@ class Model:
 
 
 def _images(boxes: torch.Tensor) -> torch.Tensor:
-    """Return the image int64 (B * S,) of each of ``boxes`` (B, S, 4)."""
+    # The image int64 (B * S,) of each of ``boxes`` (B, S, 4)
     return torch.arange(boxes.shape[0], device=boxes.device).unsqueeze(1).expand(boxes.shape[:2]).flatten()
 
 

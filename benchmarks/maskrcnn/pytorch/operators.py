@@ -16,11 +16,11 @@ from benchmarks.common.torch.kernels import Operator
 from benchmarks.detection.pytorch.boxes import overlaps
 from benchmarks.maskrcnn.pytorch import targets
 
+# Bins of RoIAlign for the two heads, and pixels of a mask, in each direction
 BOX_BINS, MASK_BINS, MASK_SIZE = 7, 14, 28
-"""Bins of RoIAlign for the two heads, and pixels of a mask, in each direction."""
 SAMPLES = 2  # points of a bin in each direction (POOLER_SAMPLING_RATIO)
+# A RoI of 224 x 224 takes the level of stride 16 (arXiv 1612.03144, equation 1)
 CANONICAL_SIZE, CANONICAL_LEVEL = 224, 4
-"""A RoI of 224 x 224 takes the level of stride 16 (arXiv 1612.03144, equation 1)."""
 FIRST_LEVEL, POOLED_LEVELS = 2, 4  # strides 4 to 32; the fifth level has proposals alone
 
 
@@ -204,7 +204,7 @@ def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor,
 
 
 def _in_grid(edges: torch.Tensor, rois: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Begin and end, (E, 2) each, of ``edges`` (E, 4) in the grid of each one's RoI."""
+    # Begin and end, (E, 2) each, of ``edges`` (E, 4) in the grid of each one's RoI
     extent = (rois[:, 2:] - rois[:, :2]).clamp(min=1)
     begins = (edges[:, :2] - rois[:, :2]) / extent * size
     ends = (edges[:, 2:] - rois[:, :2]) / extent * size

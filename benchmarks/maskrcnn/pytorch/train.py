@@ -170,7 +170,7 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
 
 
 def _own_pass(training: Training, batch: Batch) -> None:
-    """Forward and backward pass whose gradients no other rank sees."""
+    # Forward and backward pass whose gradients no other rank sees
     torch.stack(list(training.model.losses(batch).values())).sum().backward()
     training.optimizer.gradients.zero_()
 

@@ -22,8 +22,7 @@ import numpy as np
 
 from benchmarks.minigo.engine import Games, Position, Rules, Search
 
-CUT = 4
-"""Moves of a game whose random ends cost next to nothing."""
+CUT = 4  # Moves of a game whose random ends cost next to nothing
 Array = Any
 
 

@@ -15,12 +15,11 @@ from typing import List, Optional, Tuple
 from benchmarks.common.data.problem import FAILED, Problem
 
 SOURCES = Path(__file__).resolve().parent
+# -ffp-contract=off: the same visits on every machine, whether or not it can multiply and add in one instruction
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
-"""-ffp-contract=off: the same visits on every machine, whether or not it can multiply and add in one instruction."""
+# Instructions by variant; ``plain`` runs on every machine of its architecture
 VARIANTS = {"avx2": ("-mavx2", "-mbmi2", "-mpopcnt"), "plain": ()}
-"""Instructions by variant; ``plain`` runs on every machine of its architecture."""
-FOLDER = "ENCORE_MINIGO_ENGINE"
-"""Environment variable: a folder with libraries that were built before, as in an image."""
+FOLDER = "ENCORE_MINIGO_ENGINE"  # Environment variable: a folder with libraries that were built before, as in an image
 
 
 def library() -> Path:

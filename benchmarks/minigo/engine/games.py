@@ -14,8 +14,8 @@ from benchmarks.minigo.engine.position import REASONS, Position, Rules, checked_
 from benchmarks.minigo.engine.search import Search
 
 Array = Any
+# From planes [n, N, N, planes] to policies [n, moves] (probabilities) and values [n] (of the side to move)
 Evaluate = Callable[[Array], Tuple[Array, Array]]
-"""From planes [n, N, N, planes] to policies [n, moves] (probabilities) and values [n] (of the side to move)."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,14 @@ class Game:
     """A game that ended."""
 
     number: int
-    moves: Array
-    """int16 [plies]."""
-    visits: Array
-    """uint16 [plies, size**2 + 1], after target pruning; a row of zeros where the search was a fast one."""
-    values: Array
-    """float32 [plies]: the root's value after the search, from black's side."""
-    outcome: float
-    """1 black won, -1 white won, 0 neither (with a whole komi)."""
-    margin: float
-    """The score, from black's side; 0 after a resignation."""
+    moves: Array  # int16 [plies]
+    visits: Array  # uint16 [plies, size**2 + 1], after target pruning; a row of zeros where the search was a fast one
+    values: Array  # float32 [plies]: the root's value after the search, from black's side
+    outcome: float  # 1 black won, -1 white won, 0 neither (with a whole komi)
+    margin: float  # The score, from black's side; 0 after a resignation
     resigned: bool
     resignation_allowed: bool
-    black: int = 0
-    """In a match, which of the two players had black."""
+    black: int = 0  # In a match, which of the two players had black
 
 
 class Games:
@@ -153,8 +147,7 @@ class Study:
             position.start.ctypes.data, position.first,
         )  # fmt: skip
         self._planes = np.zeros((search.parallel_leaves, self.rules.size, self.rules.size, self.rules.planes), np.uint8)
-        self.position = position.beginning()
-        """What is searched; play by ``play`` alone."""
+        self.position = position.beginning()  # What is searched; play by ``play`` alone
         for move in position.moves:
             self.play(move)
 

@@ -13,8 +13,8 @@ from benchmarks.minigo.engine.native import NativeRules, engine
 
 SIZES = (5, 9, 13, 19)
 BLACK, WHITE = 1, 2
+# Planes by the name of the reference's feature set: ``agz`` in v0.5 and v0.6, ``mlperf07`` in v0.7
 FEATURES = {"agz": 17, "mlperf07": 13}
-"""Planes by the name of the reference's feature set: ``agz`` in v0.5 and v0.6, ``mlperf07`` in v0.7."""
 COLUMNS = "ABCDEFGHJKLMNOPQRST"
 REASONS = (
     "",
@@ -37,10 +37,10 @@ class Rules:
 
     size: int = 9
     komi: float = 7.5
+    # Positional superko, as cc/position.h of the reference has it; without it the simple ko rule alone
     superko: bool = True
-    """Positional superko, as cc/position.h of the reference has it; without it the simple ko rule alone."""
+    # Unconditional life owns what it encloses, and a game in which it owns all ends (v0.7); v0.6 counts area alone
     pass_alive: bool = True
-    """Unconditional life owns what it encloses, and a game in which it owns all ends (v0.7); v0.6 counts area alone."""
     features: str = "agz"
 
     def __post_init__(self) -> None:

@@ -29,42 +29,35 @@ RANGES = {
 class Search:
     """PUCT with the constants of cc/constants.h and ml_perf/flags/9/selfplay.flags (v0.7) unless a field says more."""
 
-    readouts: int = 240
-    """Visits added for each move; 0: the network's policy plays by itself."""
+    readouts: int = 240  # Visits added for each move; 0: the network's policy plays by itself
+    # Leaves of one game in a batch, each with a virtual loss until its value is there (flag virtual_losses)
     parallel_leaves: int = 2
-    """Leaves of one game in a batch, each with a virtual loss until its value is there (flag virtual_losses)."""
     c_puct_init: float = 1.25
     c_puct_base: float = 19652.0
-    value_init_penalty: float = 0.2
-    """Taken from the parent's value to start that of a move that was not visited."""
-    noise_mix: float = 0.3
-    """Share of Dirichlet noise in the priors of the root; 0: none, as in a match."""
-    dirichlet_alpha: Optional[float] = None
-    """None: 0.03 * 361 / points (cc/constants.h)."""
+    value_init_penalty: float = 0.2  # Taken from the parent's value to start that of a move that was not visited
+    noise_mix: float = 0.3  # Share of Dirichlet noise in the priors of the root; 0: none, as in a match
+    dirichlet_alpha: Optional[float] = None  # None: 0.03 * 361 / points (cc/constants.h)
+    # Moves of a game that are drawn by their visits, the most visited one after that; None: points / 12, made even
     soft_pick_cutoff: Optional[int] = None
-    """Moves of a game that are drawn by their visits, the most visited one after that; None: points / 12, made even."""
-    policy_softmax_temp: float = 0.98
-    """Power of the visits of a drawn move."""
+    policy_softmax_temp: float = 0.98  # Power of the visits of a drawn move
     min_resign_threshold: float = -1.0
+    # A game's threshold is drawn between the two; v0.6's single --resign_threshold is both
     max_resign_threshold: float = -0.8
-    """A game's threshold is drawn between the two; v0.6's single --resign_threshold is both."""
-    disable_resign_pct: float = 1.0
-    """Share of games, from 0 to 1, that are played to their end."""
+    disable_resign_pct: float = 1.0  # Share of games, from 0 to 1, that are played to their end
+    # Share of moves that are searched with fastplay_readouts, without noise, and not trained on
     fastplay_frequency: float = 0.0
-    """Share of moves that are searched with fastplay_readouts, without noise, and not trained on."""
     fastplay_readouts: int = 80
+    # Take visits away that the search would not have spent, had it known the values that it found
     target_pruning: bool = True
-    """Take visits away that the search would not have spent, had it known the values that it found."""
     allow_pass: bool = True
+    # Passes of the other side in a row after which no move is played into unconditional life; 0: never one
     restrict_pass_alive_play_threshold: int = 4
-    """Passes of the other side in a row after which no move is played into unconditional life; 0: never one."""
     reuse_tree: bool = True
+    # Evaluate each position under one of the eight symmetries, drawn by its hash and the game
     random_symmetry: bool = True
-    """Evaluate each position under one of the eight symmetries, drawn by its hash and the game."""
-    move_limit: int = 0
-    """Moves after which a game is counted as it is; 0: twice the points (kMaxSearchDepth in v0.6)."""
+    move_limit: int = 0  # Moves after which a game is counted as it is; 0: twice the points (kMaxSearchDepth in v0.6)
+    # Evaluations that are kept for positions that come again, in any symmetry; all games share them
     cache_entries: int = 0
-    """Evaluations that are kept for positions that come again, in any symmetry; all games share them."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():

@@ -22,8 +22,8 @@ PARTS = {
     "gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance", "bias": "bias",
     "weight": "kernel",
 }  # fmt: skip
+# Features of the round whose graph flattens the heads as channels, rows, columns (input_layout=nchw of v0.7)
 CHANNELS_FIRST = ("mlperf07",)
-"""Features of the round whose graph flattens the heads as channels, rows, columns (input_layout=nchw of v0.7)."""
 
 
 def read_start(config: Config, path: Path) -> Start:

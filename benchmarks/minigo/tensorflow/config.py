@@ -107,7 +107,6 @@ class Config:
         return tuple(float(f"{self.learning_rate * factor:.6g}") for factor in self.rate_factors)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "epochs", "games", "concurrent_games", "selfplay_threads", "inference_batch", "readouts")
         at_least(self, 1, "parallel_leaves", "conv_width", "trunk_layers", "fc_width", "window", "batch_size")
         at_least(

@@ -14,17 +14,14 @@ from benchmarks.minigo.examples import Examples
 from benchmarks.minigo.schedule import share
 from benchmarks.minigo.tensorflow.config import Config
 
-Batch = Tuple[tf.Tensor, tf.Tensor, tf.Tensor]
-"""Planes (batch, N, N, planes), policy (batch, moves) and value (batch,)."""
+Batch = Tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # Planes (batch, N, N, planes), policy (batch, moves) and value (batch,)
 
 
 class Positions(NamedTuple):
     """What a rank trains on in a generation."""
 
-    own: Examples
-    """Empty on a rank that does not train."""
-    steps: int
-    """The same on every rank."""
+    own: Examples  # Empty on a rank that does not train
+    steps: int  # The same on every rank
 
 
 def batches(config: Config, found: Positions, generator: Any) -> Iterator[Batch]:

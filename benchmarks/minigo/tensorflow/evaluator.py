@@ -27,7 +27,7 @@ class Evaluator:
         self._pass = tf.function(partial(_evaluate, network), jit_compile=network.config.compiles)
 
     def __call__(self, planes: Array) -> Tuple[Array, Array]:
-        """Return policies (batch, moves) and values (batch,) of planes (batch, N, N, planes), at most one pass."""
+        # Policies (batch, moves) and values (batch,) of planes (batch, N, N, planes), at most one pass
         count = len(planes)
         if count == 0:
             return np.zeros((0, self._filled.shape[1] ** 2 + 1), np.float32), np.zeros(0, np.float32)

@@ -26,8 +26,7 @@ from benchmarks.minigo.models import BLACK_TO_PLAY, HINT, check_board, read_byte
 from benchmarks.minigo.tensorflow.config import Config
 
 MAGIC = b"<minigo>"
-HEADER = struct.Struct("<QQQ")
-"""Version, size of the file, size of the JSON; after MAGIC."""
+HEADER = struct.Struct("<QQQ")  # Version, size of the file, size of the JSON; after MAGIC
 GRAPH, ABOUT = "graph", "about"
 INPUT = "pos_tensor"
 OUTPUTS = ("policy_output", "value_output")
@@ -39,8 +38,7 @@ class About:
 
     board_size: int
     features: str
-    layout: str
-    """``nhwc`` or ``nchw``: where the planes are in its input."""
+    layout: str  # ``nhwc`` or ``nchw``: where the planes are in its input
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class FrozenNetwork:
     forward: Callable[[tf.Tensor], Any]
 
     def __call__(self, planes: tf.Tensor, training: bool) -> Tuple[tf.Tensor, tf.Tensor]:
-        """Return logits (batch, moves) and values (batch,) of the side to move, of planes (batch, N, N, planes)."""
+        # Logits (batch, moves) and values (batch,) of the side to move, of planes (batch, N, N, planes)
         policy, value = self.forward(planes)
         black = tf.cast(planes[:, 0, 0, BLACK_TO_PLAY[self.shape.features]], tf.float32)
         return tf.math.log(policy), tf.reshape(value, (-1,)) * (2.0 * black - 1.0)

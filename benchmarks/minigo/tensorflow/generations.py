@@ -111,7 +111,6 @@ class Generations:
         return self.models / f"{number:06d}.npz"
 
     def _note(self, facts: Mapping[str, Any]) -> None:
-        """Write a line of figures of a generation, for whoever follows the run; a resumed run writes some again."""
         with open(self.run.output / "generations.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps({name: round(float(value), 5) for name, value in facts.items()}) + "\n")
 
@@ -132,7 +131,7 @@ class Generations:
         tensorflow.barrier()
 
     def _together(self, worker: Any) -> None:
-        """Let a worker, if this rank has one, play until no rank has games left, or the run is to stop."""
+        # Let a worker, if this rank has one, play until no rank has games left, or the run is to stop
 
         def remaining() -> float:
             return tensorflow.total([float(worker.missing) if worker is not None else 0.0])[0]
@@ -145,7 +144,7 @@ class Generations:
             pass
 
     def _train(self, number: int) -> Optional[Dict[str, float]]:
-        """Train on the window; return mean losses and the count of positions, None if the run is to stop."""
+        # Train on the window; return mean losses and the count of positions, None if the run is to stop
         config, generator = self.config, np.random.RandomState((self.config.seed + number) % 2**32)
         found = self.run.open(lambda: self._positions(number))
         sums = [tf.zeros(())] * 3
@@ -178,7 +177,7 @@ class Generations:
         return Positions(examples.build(games, mine, self.config), steps)
 
     def _promote(self, number: int) -> bool:
-        """Let the new network play from now on, unless it loses against the present one; False: the run is to stop."""
+        # Let the new network play from now on, unless it loses against the present one; False: the run is to stop
         config = self.config
         if config.gating_win_rate > 0:
             won = self.match(self.challenger, self.evaluate, config.gating_games, number)
@@ -215,7 +214,7 @@ class Generations:
             yield number, found
 
     def _known(self) -> Dict[int, Dict[str, float]]:
-        """Return the results that an interrupted run wrote; the same on every rank."""
+        # The results that an interrupted run wrote; the same on every rank
         path, known = self.run.output / EVALUATIONS, {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         # What a killed run left of a line is cut off.
@@ -229,7 +228,6 @@ class Generations:
         return known
 
     def _saved_model(self, number: int) -> Evaluator:
-        """Return the evaluator of a saved generation, the same for all of them with other weights."""
         if self._saved is None:
             network = model.build(self.config, *models.load(self._model(number), self.config.board_size))
             self._saved = network, Evaluator(network, self.config.inference_batch)

@@ -7,8 +7,8 @@ from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
 from benchmarks.minigo.tensorflow.config import Config
 
+# What rounds otherwise plays other games: the losses are compared for their size alone
 OTHER_GAMES = Tolerance(0.2, 0.2)
-"""What rounds otherwise plays other games: the losses are compared for their size alone."""
 SUITE = Suite(
     module="benchmarks.minigo.tensorflow",
     config_class=Config,

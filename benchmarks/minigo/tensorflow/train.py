@@ -47,8 +47,7 @@ class Training:
         self.trains = ranks.rank in self.roles.training
         self.plays = ranks.rank in self.roles.selfplay
         self.momenta = {name: tf.Variable(tf.zeros_like(each)) for name, each in network.trained.items()}
-        self.steps = 0
-        """Steps that are done, over all generations."""
+        self.steps = 0  # Steps that are done, over all generations
         every = len(self.roles.training) == ranks.size
         self._group = None if every else tensorflow.process_set(list(self.roles.training))
         self._functions: Dict[Callable[..., Any], Any] = {}
@@ -69,7 +68,7 @@ class Training:
         return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
 
     def _update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
-        """v <- momentum v + g, w <- w - rate v: tf.train.MomentumOptimizer of the submissions."""
+        # v <- momentum v + g, w <- w - rate v: tf.train.MomentumOptimizer of the submissions
         for (name, variable), gradient in zip(self.network.trained.items(), gradients):
             tf.raw_ops.ResourceApplyMomentum(
                 var=variable.handle,

@@ -14,8 +14,8 @@ from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_lea
 
 FIRST_STRIDE = 8  # pixels between positions of the first map
 HALVED = 4  # maps that come from the one before by a stride, the first one included; later ones lose a border of 1
+# Aspect ratios of the default boxes of each feature map, besides 1; each also the other way round
 RATIOS = ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,))
-"""Aspect ratios of the default boxes of each feature map, besides 1; each also the other way round."""
 
 
 def map_sizes(image_size: int) -> List[int]:
@@ -110,7 +110,6 @@ class Config:
         return {"map": self.quality_target}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "epochs", "width", "bn_group", "batch_size", "eval_batch_size", "detections", "log_interval")
         at_least(self, 1, "dali_threads", "dali_prefetch", "dali_batches")

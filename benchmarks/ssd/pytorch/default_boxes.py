@@ -16,12 +16,12 @@ from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, map_size
 
 
 def _cells(image_size: int, number: int, size: int) -> float:
-    """Positions a side of a map, of which the last one may reach out of the image."""
+    # Positions a side of a map, of which the last one may reach out of the image
     return image_size / (FIRST_STRIDE << number) if number < HALVED else float(size)
 
 
 def _shapes(scale: float, following: float, ratios: Tuple[int, ...]) -> List[Tuple[float, float]]:
-    """Widths and heights of the boxes at a position, as shares of the image."""
+    # Widths and heights of the boxes at a position, as shares of the image
     middle = sqrt(scale * following)
     shapes = [(scale, scale), (middle, middle)]
     for ratio in ratios:

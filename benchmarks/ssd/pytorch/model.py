@@ -82,7 +82,7 @@ def backbone(config: Config, norm: Norm) -> nn.Sequential:
 
 
 def _extra(before: int, inner: int, after: int, number: int) -> nn.Sequential:
-    """What makes map ``number`` (from 0) of the one before: half the positions, or a border less."""
+    # What makes map ``number`` (from 0) of the one before: half the positions, or a border less
     stride, padding = (2, 1) if number < HALVED else (1, 0)
     convs = [nn.Conv2d(before, inner, 1), nn.Conv2d(inner, after, 3, stride, padding)]
     for conv in convs:
@@ -91,7 +91,7 @@ def _extra(before: int, inner: int, after: int, number: int) -> nn.Sequential:
 
 
 def _head(channels: int, boxes: int, classes: int, padded: bool) -> nn.Conv2d:
-    """A convolution to the offsets and logits of all boxes of a position, those of a box next to each other."""
+    # A convolution to the offsets and logits of all boxes of a position, those of a box next to each other
     outputs = boxes * (4 + classes)
     head = nn.Conv2d(channels, -(-outputs // MULTIPLE) * MULTIPLE if padded else outputs, 3, padding=1)
     # Drawn apart, as in the submissions: the bounds depend on the number of outputs.

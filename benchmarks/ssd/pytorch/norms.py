@@ -25,11 +25,11 @@ from benchmarks.ssd.pytorch.config import Config
 
 Norm = Callable[[int], nn.Module]  # makes a batch-norm for that number of channels
 PLAIN = "plain"
+# Module, class and the name of its argument for the size of a group
 CLASSES = {
     "groupbn": ("apex.contrib.groupbn.batch_norm", "BatchNorm2d_NHWC", "bn_group"),
     "cudnn_gbn": ("apex.contrib.cudnn_gbn", "GroupBatchNorm2d", "group_size"),
 }
-"""Module, class and the name of its argument for the size of a group."""
 
 
 def choose(config: Config, ranks: Ranks, saved: Optional[str]) -> Tuple[str, Norm]:
@@ -197,7 +197,7 @@ def fastest(plain: Norm, others: Dict[str, Norm], ranks: Ranks, dtype: torch.dty
 
 
 def _example(made: Norm, device: torch.device, dtype: torch.dtype, shape: Tuple[int, ...]) -> kernels.Call:
-    """A training step of one layer: its result, gradients and running statistics."""
+    # A training step of one layer: its result, gradients and running statistics
     numbers = torch.Generator(device).manual_seed(1)
     x, gradient = (
         torch.randn(shape, generator=numbers, device=device).to(dtype, memory_format=torch.channels_last)

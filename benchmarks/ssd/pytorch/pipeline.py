@@ -23,8 +23,8 @@ from benchmarks.ssd.pytorch.model import VARIANCES
 # Of ImageNet, per colour, on the scale 0..255: data_normalization_mean and _std of the v0.5 logs.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
+# From which an image's least overlap of a crop with its objects is drawn; or the whole image is taken
 OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-"""From which an image's least overlap of a crop with its objects is drawn; or the whole image is taken."""
 MATCHED = 0.5  # intersection over union above which a default box has an object
 SEEDS = {"reader": 0, "crop": 1, "flip": 2, "saturation": 3, "contrast": 4, "brightness": 5, "hue": 6}
 
@@ -34,7 +34,7 @@ def _files(part: Part, positions: np.ndarray) -> List[str]:
 
 
 def _seed(config: Config, ranks: Ranks, name: str) -> int:
-    """Seed other crops and colours for each rank."""
+    # Seed other crops and colours for each rank
     return config.seed + 1000 * ranks.rank + SEEDS[name]
 
 
@@ -70,7 +70,7 @@ def _moved(output: Any, config: Config) -> Any:
 
 
 def _decoded(jpegs: Any, crop: Optional[Tuple[Any, Any]], config: Config) -> Any:
-    """Decode whole images, or only what is cropped unless a cache keeps whole ones."""
+    # Decode whole images, or only what is cropped unless a cache keeps whole ones
     options = _decoder(config)
     if crop is None or config.dali_decoder_cache_mb:
         images = _moved(fn.decoders.image(jpegs, **options), config)
@@ -79,14 +79,14 @@ def _decoded(jpegs: Any, crop: Optional[Tuple[Any, Any]], config: Config) -> Any
 
 
 def _twisted(images: Any, config: Config, ranks: Ranks) -> Any:
-    """Other colours, within the ranges of the submissions; the hue in degrees."""
+    # Other colours, within the ranges of the submissions; the hue in degrees
     ranges = {"saturation": (0.5, 1.5), "contrast": (0.5, 1.5), "brightness": (0.875, 1.125), "hue": (-0.5, 0.5)}
     drawn = {name: fn.random.uniform(range=each, seed=_seed(config, ranks, name)) for name, each in ranges.items()}
     return fn.color_twist(images, **drawn)
 
 
 def _read(config: Config, part: Part, ranks: Ranks) -> Any:
-    """Read encoded images, boxes and labels of this rank's shard, which is another one in each epoch."""
+    # Read encoded images, boxes and labels of this rank's shard, which is another one in each epoch
     # DALI shuffles with a seed of its own, the same in every run: what it begins with is in the run's order.
     order = np.random.RandomState(config.seed % 2**32).permutation(part.with_objects)
     options: Dict[str, Any] = {"shuffle_after_epoch": True}
