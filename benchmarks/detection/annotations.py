@@ -27,28 +27,23 @@ PARTS = ("train", "val")
 
 
 def images_folder(part: str) -> str:
-    """Return the name of the folder of a part's images, as published."""
     return f"{part}2017"
 
 
 def json_file(part: str) -> str:
-    """Return the path of a part's annotations within the data folder, as published."""
     return f"annotations/instances_{part}2017.json"
 
 
 def boxes_file(part: str) -> str:
-    """Return the path of the JSON file with a part's images and boxes alone, within the data folder."""
+    # A part's images and boxes alone
     return f"annotations/boxes_{part}2017.json"
 
 
 def array_file(part: str, array: str) -> str:
-    """Return the name of an array's file."""
     return f"{part}_{array}.npy"
 
 
 class Category(NamedTuple):
-    """One kind of objects."""
-
     id: int  # as in the JSON files; COCO's 80 ids are in 1 to 90
     name: str
 
@@ -95,7 +90,6 @@ class Part:
         return len(self.image_ids)
 
     def path(self, position: int) -> Path:
-        """Return the path of an image."""
         return self.folder / self.files[position]
 
     @cached_property
@@ -112,18 +106,11 @@ class Part:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A prepared data set, opened."""
-
     train: Part
     val: Part
     categories: Sequence[Category]  # in the order of their ids: label = position + 1
     passport: Mapping[str, Any]
     folder: Path
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Sizes that the passport states."""
-        return self.passport["facts"]
 
 
 def open_data(folder: Path) -> DataSet:
@@ -135,14 +122,23 @@ def open_data(folder: Path) -> DataSet:
     found = passport.read(folder)
     with opening(folder, "detection"):
         parts = {part: _open_part(folder, part) for part in PARTS}
+        expected = []
+        for name, part in parts.items():
+            if not part.boxes_json.exists():
+                raise Problem(f"{part.boxes_json} is missing", "SSD's boxes", prepare_again(folder))
+            count, objects = found["splits"][name]["count"], len(part.boxes)
+            lengths = {"files": count, "sizes": count, "image_ids": count, "offsets": count + 1}
+            lengths.update({"labels": objects, "areas": objects, "crowds": objects, "polygon_offsets": objects + 1})
+            expected += [
+                (f"entries in {array_file(name, array)}", len(getattr(part, array)), length)
+                for array, length in lengths.items()
+            ]
+        check_sizes(folder, found, expected)
         categories = tuple(Category(int(number), str(name)) for number, name in found["facts"]["categories"])
-        data = DataSet(parts["train"], parts["val"], categories, found, folder)
-        check(data)
-    return data
+        return DataSet(parts["train"], parts["val"], categories, found, folder)
 
 
 def load(folder: Path, part: str, array: str) -> np.ndarray:
-    """Return one array of a part as a memory map."""
     return np.load(str(folder / array_file(part, array)), mmap_mode="r")
 
 
@@ -150,19 +146,3 @@ def _open_part(folder: Path, part: str) -> Part:
     arrays: Dict[str, Any] = {name: load(folder, part, name) for name in ARRAYS if name not in ("bytes", "checksums")}
     arrays["files"] = Names(arrays["files"])
     return Part(folder / images_folder(part), folder / json_file(part), folder / boxes_file(part), **arrays)
-
-
-def check(data: DataSet) -> None:
-    """Compare the lengths of the arrays and files with the passport, and read none of them: no clock runs yet."""
-    expected = []
-    for name, part in (("train", data.train), ("val", data.val)):
-        if not part.boxes_json.exists():
-            raise Problem(f"{part.boxes_json} is missing", "SSD's boxes", prepare_again(data.folder))
-        count, objects = data.passport["splits"][name]["count"], len(part.boxes)
-        lengths = {"files": count, "sizes": count, "image_ids": count, "offsets": count + 1}
-        lengths.update({"labels": objects, "areas": objects, "crowds": objects, "polygon_offsets": objects + 1})
-        expected += [
-            (f"entries in {array_file(name, array)}", len(getattr(part, array)), length)
-            for array, length in lengths.items()
-        ]
-    check_sizes(data.folder, data.passport, expected)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Sequence
 
 import numpy as np
+
+from benchmarks.common.data.files import in_one_step
 
 # Of the arrays of Detections
 DTYPES = {"images": np.int64, "boxes": np.float32, "scores": np.float32, "labels": np.int16}
@@ -29,14 +30,12 @@ class Detections:
         return len(self.images)
 
     def take(self, positions: np.ndarray) -> Detections:
-        """Return those at ``positions``, int (n,), in that order."""
         masks = None if self.masks is None else [self.masks[position] for position in positions.tolist()]
         arrays = (self.images[positions], self.boxes[positions], self.scores[positions], self.labels[positions])
         return Detections(*arrays, masks)
 
 
 def empty(masks: bool = False) -> Detections:
-    """Return no detection, with or without masks."""
     arrays = {name: np.zeros((0, 4) if name == "boxes" else 0, dtype) for name, dtype in DTYPES.items()}
     return Detections(**arrays, masks=[] if masks else None)
 
@@ -84,9 +83,5 @@ def from_bytes(data: bytes) -> Detections:
 
 def write(path: Path, detections: Detections) -> None:
     """Write a file; whoever reads finds the old one or the new one whole."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with in_one_step(path, durable=True) as file:
         file.write(to_bytes(detections))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

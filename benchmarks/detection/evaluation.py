@@ -46,7 +46,8 @@ Map = Callable[[Matching, Iterable[Chunk]], Iterable[List[Match]]]
 
 def coco_ap(data: DataSet, detections: Detections, kinds: Sequence[str] = ("bbox",)) -> Dict[str, float]:
     """Return the average precision of each of ``kinds`` over all images of ``data.val``, 0 to 1."""
-    return Truth(data.val.json, kinds).average_precision(detections)
+    truth = Truth(data.val.json, kinds)
+    return truth.precision_of(truth.compare(detections))
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,20 @@ class Truth:
         self._sizes = {each["id"]: [each["height"], each["width"]] for each in content["images"]}
         self._objects: Dict[Pair, List[Dict[str, Any]]] = {}
         for number, each in enumerate(content["annotations"], start=1):
-            pair = (each["image_id"], each["category_id"])
-            self._objects.setdefault(pair, []).append(self._object(number, each))
+            # What pycocotools reads of an object; a crowd is ignored.
+            crowd = each.get("iscrowd", 0)
+            found = {"id": number, "area": each["area"], "iscrowd": crowd, "ignore": crowd, "bbox": each["bbox"]}
+            if "segm" in kinds:
+                found["segmentation"] = drawn(each["segmentation"], *self._sizes[each["image_id"]])
+            self._objects.setdefault((each["image_id"], each["category_id"]), []).append(found)
         self._counted = dict.fromkeys(self._categories, 0)
         for (_, category), objects in self._objects.items():
             self._counted[category] += sum(not each["ignore"] for each in objects)
         self._pairs = sorted(self._objects, key=lambda pair: (pair[1], pair[0]))
-        self._evaluations = {kind: _evaluation(kind, self._objects) for kind in kinds}
-
-    def average_precision(self, detections: Detections) -> Dict[str, float]:
-        """Return the average precision of each kind, 0 to 1; 0 where nothing was detected."""
-        return self.precision_of(self.compare(detections))
+        self._evaluations = {kind: COCOeval(iouType=kind) for kind in kinds}  # of one pair at a time
+        for evaluation in self._evaluations.values():
+            evaluation.params.maxDets = [MOST_DETECTIONS]
+            evaluation._gts = self._objects
 
     def compare(self, detections: Detections, processes: Map = map, chunks: int = 1) -> Compared:
         """Find out which detections match an object.
@@ -100,7 +104,7 @@ class Truth:
         return Compared(found, keys, matches)
 
     def precision_of(self, compared: Compared) -> Dict[str, float]:
-        """Return the average precision of each kind, 0 to 1."""
+        """Return the average precision of each kind, 0 to 1; 0 where nothing was detected."""
         return {kind: self._precision(kind, compared) for kind in self.kinds}
 
     def objects_of(self, image: int) -> List[Tuple[int, Dict[str, Any]]]:
@@ -124,7 +128,12 @@ class Truth:
         return detections.take(order[kept]), keys[kept]
 
     def _matches(self, kind: str, found: Detections, keys: np.ndarray, processes: Map, chunks: int) -> Match:
-        slices = self._slices(keys)
+        images, categories = (np.array([pair[side] for pair in self._pairs], np.int64) for side in (0, 1))
+        every = np.searchsorted(self._categories, categories) * len(self._images)
+        every += np.searchsorted(self._images, images)
+        bounds = zip(self._pairs, *(np.searchsorted(keys, every, side).tolist() for side in ("left", "right")))
+        # The pairs that have objects and detections, with the bounds of their detections
+        slices = [(pair, begin, end) for pair, begin, end in bounds if begin < end]
         jobs = [slices[number::chunks] for number in range(chunks)]
         thresholds = len(self._evaluations[kind].params.iouThrs)
         matched, ignored = (np.zeros((thresholds, len(keys)), bool) for _ in range(2))
@@ -134,29 +143,8 @@ class Truth:
         return matched, ignored
 
     def match(self, chunk: Chunk) -> List[Match]:
-        """Let pycocotools match the detections of each pair."""
         evaluation = self._evaluations[chunk.kind]
         return [_matched(evaluation, *each) for each in zip(chunk.pairs, chunk.scores, chunk.shapes)]
-
-    def _object(self, number: int, annotation: Dict[str, Any]) -> Dict[str, Any]:
-        crowd = annotation.get("iscrowd", 0)
-        found = {
-            "id": number,
-            "area": annotation["area"],
-            "iscrowd": crowd,
-            "ignore": crowd,
-            "bbox": annotation["bbox"],
-        }
-        if "segm" in self.kinds:
-            found["segmentation"] = drawn(annotation["segmentation"], *self._sizes[annotation["image_id"]])
-        return found
-
-    def _slices(self, detection_keys: np.ndarray) -> List[Tuple[Pair, int, int]]:
-        # The pairs that have objects and detections, with the bounds of their detections
-        images, categories = (np.array([pair[side] for pair in self._pairs], np.int64) for side in (0, 1))
-        keys = np.searchsorted(self._categories, categories) * len(self._images) + np.searchsorted(self._images, images)
-        bounds = zip(self._pairs, *(np.searchsorted(detection_keys, keys, side).tolist() for side in ("left", "right")))
-        return [(pair, begin, end) for pair, begin, end in bounds if begin < end]
 
     def _chunk(self, kind: str, job: Sequence[Tuple[Pair, int, int]], detections: Detections) -> Chunk:
         scores = [detections.scores[begin:end].tolist() for _, begin, end in job]
@@ -199,13 +187,6 @@ def drawn(segmentation: Any, height: int, width: int) -> Dict[str, Any]:
     if isinstance(segmentation, list):
         return rle.merge(rle.frPyObjects(segmentation, height, width))
     return rle.frPyObjects(segmentation, height, width) if isinstance(segmentation["counts"], list) else segmentation
-
-
-def _evaluation(kind: str, objects: Dict[Pair, List[Dict[str, Any]]]) -> COCOeval:
-    made = COCOeval(iouType=kind)
-    made.params.maxDets = [MOST_DETECTIONS]
-    made._gts = objects
-    return made
 
 
 def _matched(evaluation: COCOeval, pair: Pair, scores: List[float], shapes: List[Any]) -> Match:

@@ -55,10 +55,10 @@ class Evaluator:
     def open(self) -> None:
         """Start the process, which loads the annotations while training begins."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        options = ["--data", self._data.folder, "--output", self._output, "--workers", self._workers, "--kinds"]
-        command = [sys.executable, "-m", "benchmarks.detection.evaluation_worker", *map(_text, options)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen([*command, *self._qualities], cwd=ROOT, stdin=pipe, stdout=pipe)
+        folders = ["--data", str(self._data.folder.resolve()), "--output", str(self._output.resolve())]
+        options = [*folders, "--workers", str(self._workers), "--kinds", *self._qualities]
+        command = [sys.executable, "-m", "benchmarks.detection.evaluation_worker", *options]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         if self._process.stdout is not None:
             os.set_blocking(self._process.stdout.fileno(), False)
 
@@ -108,11 +108,8 @@ class Evaluator:
         return None
 
     def keep(self, epochs: Set[int]) -> None:
-        """Remove the files of other epochs."""
-        kept = {self._file(epoch).name for epoch in epochs}
-        for path in self._folder.glob("epoch_*.npz*"):
-            if path.name not in kept:
-                path.unlink()
+        for path in set(self._folder.glob("epoch_*.npz*")) - set(map(self._file, epochs)):
+            path.unlink()
 
     def finish(self) -> None:
         """Wait for the pictures of the last result that was handed out, some seconds at most."""
@@ -121,7 +118,6 @@ class Evaluator:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """End the process at once."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -177,7 +173,3 @@ class Evaluator:
             "which has a checkpoint and loses no evaluation",
             FAILED,
         )
-
-
-def _text(value: Any) -> str:
-    return str(value.resolve() if isinstance(value, Path) else value)

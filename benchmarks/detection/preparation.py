@@ -42,7 +42,6 @@ SCENES = 1000  # scenes of the toy data set to train on
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """What is done with errors, and how large the toy data set is."""
     add = options.add_argument
     add("--skip-flawed", action="store_true", help="skip images and objects with errors; default: refuse them")
     scenes = "scenes of the toy data set to train on; default: %(default)s"
@@ -85,7 +84,6 @@ def check_images(directory: Path, passport: Dict[str, Any], quick: bool, add: Ad
 
 
 def data_set(benchmark: str) -> prepare.DataSet:
-    """Return what a benchmark on COCO declares."""
     return prepare.DataSet(
         benchmark=benchmark,
         source="folder of COCO 2017's train2017, val2017 and annotations, each a folder or the published zip",

@@ -8,9 +8,10 @@ scenes have no object at all.
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 from PIL import Image
@@ -19,7 +20,6 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.detection.annotations import images_folder, json_file
 
 NAME = "digit-scenes"
-TRAIN_SCENES = 1000
 VAL_SHARE = 0.12  # scenes to evaluate on, for each to train on
 HELD_OUT = 297  # digits that only the scenes to evaluate on show, of 1,797
 # Names by id; the ids have gaps, as COCO's have
@@ -41,22 +41,28 @@ QUALITY = 90  # JPEG quality
 
 
 class Patch(NamedTuple):
-    """One digit before it is pasted."""
-
     label: int  # 0 to 9
     x: int
     y: int
     opacity: np.ndarray  # float32 (height, width), 0 to 1
 
 
-class Digits(NamedTuple):
-    """Handwritten digits."""
+class Picture(NamedTuple):
+    """An image to write, and its objects as annotations have them."""
 
+    id: int
+    width: int
+    height: int
+    jpeg: bytes
+    objects: List[Dict[str, Any]]
+
+
+class Digits(NamedTuple):
     images: np.ndarray  # float (N, 8, 8), 0 to 16
     labels: np.ndarray  # int (N,)
 
 
-def write_scenes(folder: Path, seed: int, train: int = TRAIN_SCENES) -> None:
+def write_scenes(folder: Path, seed: int, train: int) -> None:
     """Write images and JSON files below ``folder``; the same seed gives the same scenes."""
     every = _load_digits()
     order = np.random.default_rng([seed, 0]).permutation(len(every.labels))
@@ -71,35 +77,42 @@ def _load_digits() -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise Problem(
-            f"{error.name} is not installed in this Python", "scikit-learn", "pip install scikit-learn"
-        ) from None
-    found = load_digits()
-    return Digits(found.images, found.target)
+        found = f"{error.name} is not installed in this Python"
+        raise Problem(found, "scikit-learn", "pip install scikit-learn") from None
+    every = load_digits()
+    return Digits(every.images, every.target)
 
 
 def _write_part(folder: Path, part: str, digits: Digits, count: int, generator: np.random.Generator) -> None:
-    (folder / images_folder(part)).mkdir(parents=True, exist_ok=True)
-    # Neither in the order of their ids nor without gaps, as COCO's images are.
-    ids = generator.permutation(4 * count)[:count] + 1
+    def drawn() -> Iterator[Picture]:
+        # Neither in the order of their ids nor without gaps, as COCO's images are.
+        for image_id in (generator.permutation(4 * count)[:count] + 1).tolist():
+            width, height = (int(side) for side in generator.integers(*SIDES, size=2, endpoint=True))
+            pixels, objects = draw_scene(digits, width, height, generator)
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
+            yield Picture(image_id, width, height, file.getvalue(), objects)
+
+    write_part(folder, part, drawn(), CATEGORIES, {"info": {"description": f"Encore's {NAME}"}})
+
+
+def write_part(
+    folder: Path, part: str, pictures: Iterable[Picture], categories: Mapping[int, str], head: Mapping[str, Any]
+) -> None:
+    """Write images and their JSON file, which begins with ``head``, as COCO is published."""
+    place, path = folder / images_folder(part), folder / json_file(part)
+    for each in (place, path.parent):
+        each.mkdir(parents=True, exist_ok=True)
     images: List[Dict[str, Any]] = []
     annotations: List[Dict[str, Any]] = []
-    for image_id in ids.tolist():
-        width, height = (int(side) for side in generator.integers(*SIDES, size=2, endpoint=True))
-        name = f"{image_id:012}.jpg"
-        pixels, objects = draw_scene(digits, width, height, generator)
-        Image.fromarray(pixels).save(folder / images_folder(part) / name, "JPEG", quality=QUALITY)
-        images.append({"id": image_id, "file_name": name, "width": width, "height": height})
-        for each in objects:
-            annotations.append({"id": len(annotations) + 1, "image_id": image_id, **each})
-    content = {
-        "info": {"description": f"Encore's {NAME}"},
-        "images": images,
-        "annotations": annotations,
-        "categories": [{"id": number, "name": name} for number, name in CATEGORIES.items()],
-    }
-    path = folder / json_file(part)
-    path.parent.mkdir(exist_ok=True)
+    for picture in pictures:
+        name = f"{picture.id:012}.jpg"
+        (place / name).write_bytes(picture.jpeg)
+        images.append({"id": picture.id, "file_name": name, "width": picture.width, "height": picture.height})
+        for facts in picture.objects:
+            annotations.append({"id": len(annotations) + 1, "image_id": picture.id, **facts})
+    listed = [{"id": number, "name": name} for number, name in categories.items()]
+    content = {**head, "images": images, "annotations": annotations, "categories": listed}
     path.write_text(json.dumps(content), encoding="utf-8")
 
 

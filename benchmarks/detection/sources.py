@@ -34,8 +34,6 @@ class Place(NamedTuple):
 
 
 class Images(NamedTuple):
-    """The image files of a part."""
-
     container: str  # the folder, or the zip
     prefix: str  # what is before each name in the zip; None of a folder's
     sizes: Mapping[str, int]  # bytes of each file, by name
@@ -43,19 +41,15 @@ class Images(NamedTuple):
 
     @property
     def is_zip(self) -> bool:
-        """Whether the files are in a zip."""
         return Path(self.container).is_file()
 
     def place(self, name: str) -> Place:
-        """Return where an image is."""
         if self.is_zip:
             return Place(self.container, self.prefix + name, self.sizes[name])
         return Place(os.path.join(self.container, name), "", self.sizes[name])  # noqa: PTH118 - 100,000 times
 
 
 class Source(NamedTuple):
-    """Raw data of both parts."""
-
     images: Mapping[str, Images]
     annotations: Mapping[str, Place]
 
@@ -142,7 +136,6 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def opened_text(place: Place) -> Iterator[IO[str]]:
-    """Open a JSON file as text."""
     if not place.member:
         with open(place.path, encoding="utf-8") as file:
             yield file
@@ -155,7 +148,7 @@ def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]
     """Yield name and bytes of some images of a part; damaged members of a zip have no bytes."""
     if not images.is_zip:
         for name in names:
-            yield name, _read_file(images.place(name))
+            yield name, _read_file(Path(images.place(name).path), images.sizes[name])
         return
     with opened(Path(images.container)) as archive:
         for name in names:
@@ -165,17 +158,14 @@ def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]
                 yield name, b""
 
 
-def _read_file(place: Place) -> bytes:
+def _read_file(path: Path, size: int) -> bytes:
     try:
-        data = Path(place.path).read_bytes()
+        data = path.read_bytes()
     except OSError as error:
-        found = f"{place} cannot be read: {error.strerror or error}"
+        found = f"{path} cannot be read: {error.strerror or error}"
         raise Problem(found, "a readable image", "fix it and give the same command again", FAILED) from None
-    if len(data) != place.size:
-        raise Problem(
-            f"{place} changed while the data set was made: {len(data):,} bytes, it had {place.size:,}",
-            "a source that stays as it is",
-            "give the same command again when nothing writes to the source",
-            FAILED,
-        )
+    if len(data) != size:
+        found = f"{path} changed while the data set was made: {len(data):,} bytes, it had {size:,}"
+        hint = "give the same command again when nothing writes to the source"
+        raise Problem(found, "a source that stays as it is", hint, FAILED)
     return data

@@ -1,4 +1,4 @@
-"""A part's JSON file as COCO publishes it, checked, and its objects as arrays.
+"""A part's JSON file as COCO publishes it, each annotation checked, and its objects as arrays.
 
 The file is parsed whole, as pycocotools does: instances_train2017.json, 450 MB, takes some GB for half a minute. What
 stays are the objects, whose polygons are arrays.
@@ -7,30 +7,53 @@ stays are the objects, whose polygons are arrays.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from itertools import chain
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.problem import Problem
-from benchmarks.detection import objects
 from benchmarks.detection.annotations import array_file
-from benchmarks.detection.objects import Object
 from benchmarks.detection.sources import AGAIN, Place, opened_text
 
+# Kinds of errors of an annotation
+OUTSIDE = "box outside its image"
+NO_AREA = "box without area"
+NO_IMAGE = "annotation of an image without entry"
+NO_CATEGORY = "unknown category"
+NO_OUTLINE = "empty annotation"
+FEW_POINTS = "polygon of less than three points"
+BAD_POLYGON = "polygon that is no list of x, y pairs"
+BAD_RLE = "RLE that does not fit its image"
+INCOMPLETE = "incomplete annotation"
+
 REACH_OUT = "boxes that reach out by rounding, and by how many pixels"
+ROUNDING = 1.0  # pixels that a box may reach out of its image: published boxes are rounded, and look like drawn ones
 
 
 class Entry(NamedTuple):
-    """What a JSON file has of one image."""
-
     id: int
     name: str
     width: int
     height: int
+
+
+class Object(NamedTuple):
+    """One object, in pixels."""
+
+    image_id: int
+    number: int  # id of the annotation
+    label: int
+    box: Tuple[float, ...]  # x, y, width, height
+    area: float
+    crowd: bool
+    polygons: List[np.ndarray]  # float32 (2 * points,) each; none where the segmentation is an RLE
+    reaches_out: float  # pixels by which the box reaches out of its image
+    is_flawed: bool  # whether something of it is wrong
+    place: int = 0  # in the file's list of annotations
 
 
 class Table(NamedTuple):
@@ -41,15 +64,13 @@ class Table(NamedTuple):
     categories: Tuple[Tuple[int, str], ...]  # ids and names, in the order of the ids
     objects: List[Object]  # that can be used, in the order of their images and ids
     errors: Dict[str, List[str]]  # annotations with an error, by its kind
-    wrong: FrozenSet[int]  # ids of objects with an error
     annotated: FrozenSet[int]  # ids of images with an annotation
 
-    def without(self, names: FrozenSet[str], drops_wrong: bool) -> Table:
-        """Return the table without some images and, if ``drops_wrong``, without objects that have an error."""
+    def without(self, names: FrozenSet[str], drops_flawed: bool) -> Table:
+        """Return the table without some images and, if ``drops_flawed``, without objects that have an error."""
         entries = tuple(entry for entry in self.entries if entry.name not in names)
         ids = frozenset(entry.id for entry in entries)
-        wrong = self.wrong if drops_wrong else frozenset()
-        kept = [each for each in self.objects if each.image_id in ids and each.number not in wrong]
+        kept = [each for each in self.objects if each.image_id in ids and not (drops_flawed and each.is_flawed)]
         _refuse_twice(self.json, "annotation id", [each.number for each in kept])
         return self._replace(entries=entries, objects=kept, annotated=self.annotated & ids)
 
@@ -61,11 +82,7 @@ class Table(NamedTuple):
 
 
 def load(place: Place) -> Dict[str, Any]:
-    """Return a JSON file's content.
-
-    Raises:
-        Problem: it is no whole JSON object.
-    """
+    """Return a JSON file's content; Problem if it is no whole JSON object."""
     try:
         with opened_text(place) as file:
             content = json.load(file)
@@ -100,16 +117,17 @@ def read(place: Place) -> Table:
     _refuse_twice(place, "category id", [number for number, _ in categories])
     sizes = {entry.id: (entry.width, entry.height) for entry in entries}
     labels = {number: label for label, (number, _) in enumerate(sorted(categories), 1)}
-    checked = [objects.check(each, sizes, labels) for each in annotations]
+    usable: List[Object] = []
     errors: Dict[str, List[str]] = {}
-    for kind, text in chain.from_iterable(found.items() for _, found in checked):
-        errors.setdefault(kind, []).append(text)
-    placed = (found._replace(place=place) for place, (found, _) in enumerate(checked) if found is not None)
-    usable = sorted(placed, key=lambda each: each[:2])
-    wrong = frozenset(found.number for found, its in checked if found is not None and its)
+    for number, each in enumerate(annotations):
+        found, wrong = check(each, sizes, labels)
+        usable += [] if found is None else [found._replace(place=number)]
+        for kind, text in wrong.items():
+            errors.setdefault(kind, []).append(text)
+    usable.sort(key=lambda each: each[:2])
     images_of = (each.get("image_id") for each in annotations if isinstance(each, dict))
     annotated = frozenset(each for each in images_of if isinstance(each, int))
-    return Table(place, tuple(sorted(entries)), tuple(sorted(categories)), usable, errors, wrong, annotated)
+    return Table(place, tuple(sorted(entries)), tuple(sorted(categories)), usable, errors, annotated)
 
 
 def _refuse_twice(place: Place, what: str, values: List[Any]) -> None:
@@ -118,8 +136,83 @@ def _refuse_twice(place: Place, what: str, values: List[Any]) -> None:
         raise Problem(f"{place} has the {what} {value} twice", f"each {what} once", "remove one of them")
 
 
+# -- one annotation ---------------------------------------------------------------------------------------
+
+
+def check(
+    annotation: Any, sizes: Mapping[int, Tuple[int, int]], labels: Mapping[int, int]
+) -> Tuple[Optional[Object], Dict[str, str]]:
+    """Return the object of an annotation, None where nothing of it can be used, and what is wrong by kind of error.
+
+    ``sizes`` are width and height by image id, ``labels`` 1 to C by category id.
+    """
+    name = f"annotation {annotation.get('id', '?') if isinstance(annotation, dict) else '?'}"
+    try:
+        number, image, category = (int(annotation[key]) for key in ("id", "image_id", "category_id"))
+        box = tuple(float(value) for value in annotation["bbox"])
+        area, crowd = float(annotation["area"]), bool(annotation["iscrowd"])
+        segmentation = annotation["segmentation"]
+        if len(box) != 4 or not all(map(math.isfinite, (*box, area))):
+            raise ValueError("bbox is no x, y, width and height")
+    except KeyError as error:
+        return None, {INCOMPLETE: f"{name} has no {error.args[0]}"}
+    except (TypeError, ValueError) as error:
+        return None, {INCOMPLETE: f"{name}: {error}"}
+    if image not in sizes:
+        return None, {NO_IMAGE: f"{name}, image {image}"}
+    (x, y, width, height), (columns, rows) = box, sizes[image]
+    shown = f"{name}, [{', '.join(f'{value:g}' for value in box)}]"
+    out = max(-x, -y, x + width - columns, y + height - rows, 0.0)
+    polygons, wrong = _outline(segmentation, columns, rows)
+    errors = {}
+    if category not in labels:
+        errors[NO_CATEGORY] = f"{name}, category {category}"
+    if min(width, height) <= 0:
+        errors[NO_AREA] = shown
+    elif out > ROUNDING:
+        errors[OUTSIDE] = f"{shown} in an image of {columns} x {rows}"
+    if wrong:
+        errors[wrong] = f"{name} of image {image}"
+    inside = x < columns and y < rows and x + width > 0 and y + height > 0
+    if NO_CATEGORY in errors or NO_AREA in errors or not inside or not segmentation:
+        return None, errors
+    return Object(image, number, labels[category], box, area, crowd, polygons, out, bool(errors)), errors
+
+
+def _outline(segmentation: Any, columns: int, rows: int) -> Tuple[List[np.ndarray], str]:
+    # The usable polygons of a segmentation and the kind of its first error, empty without one
+    if not segmentation:
+        return [], NO_OUTLINE
+    if isinstance(segmentation, dict):
+        return [], "" if _fits(segmentation, columns, rows) else BAD_RLE
+    if not isinstance(segmentation, list):
+        return [], BAD_POLYGON
+    errors = [_polygon_error(polygon) for polygon in segmentation]
+    kept = [np.array(polygon, np.float32) for polygon, error in zip(segmentation, errors) if not error]
+    return kept, next(filter(None, errors), "")
+
+
+def _polygon_error(polygon: Any) -> str:
+    is_list = isinstance(polygon, list) and len(polygon) % 2 == 0
+    if not is_list or not all(type(value) in (int, float) and math.isfinite(value) for value in polygon):
+        return BAD_POLYGON
+    return FEW_POINTS if len(polygon) < 6 else ""  # pycocotools takes four numbers for a box
+
+
+def _fits(rle: Mapping[str, Any], columns: int, rows: int) -> bool:
+    # Whether an RLE is of the image's height and width; compressed counts are not summed
+    counts = rle.get("counts")
+    if rle.get("size") != [rows, columns]:
+        return False
+    if isinstance(counts, list):
+        return all(type(count) is int and count >= 0 for count in counts) and sum(counts) == columns * rows
+    return isinstance(counts, str) and bool(counts)
+
+
+# -- arrays -----------------------------------------------------------------------------------------------
+
+
 def write_arrays(table: Table, part: str, scratch: Path) -> None:
-    """Write a part's images and objects."""
     found = table.objects
     polygons = [polygon for each in found for polygon in each.polygons]
     owners = np.searchsorted([entry.id for entry in table.entries], [each.image_id for each in found])

@@ -1,58 +1,54 @@
-"""Writes COCO's images and annotations: read the JSON files, look at every image, write the objects' arrays.
-
-Refused always: JSON files that are not COCO's, categories that differ between the parts, an id that comes twice.
-Refused unless ``--skip-flawed`` skips them: images without a file, files without an entry, damaged images, images of
-another size than their entry has, and annotations with an error that objects.py names.
-
-Only reported, because published COCO has them: images without objects (1,021 of train2017), boxes that reach out of
-their image by a pixel or less, images that are no JPEG but can be read. In COCO 2017 itself, which its counts identify,
-the errors of single objects that TOLERATED names are reported too: training skips what cannot be used, and the
-evaluation compares with the file as published.
-"""
+"""Writes a data set of COCO's form: checks annotations and images, places the files, and writes arrays and passport."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import shutil
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import PIL
+from PIL import Image, UnidentifiedImageError
 
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
+from benchmarks.common.data.files import read_facts, write_facts
 from benchmarks.common.data.passport import describe_file
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.common.data.workers import Workers
-from benchmarks.detection import objects, pictures, scenes, sources, tables
+from benchmarks.common.data.workers import Report, Workers
+from benchmarks.detection import scenes, sources, tables
 from benchmarks.detection.annotations import PARTS, array_file, boxes_file, images_folder, json_file, load
 from benchmarks.detection.preparation import ARRAYS, COCO, PUBLISHED, check_counts
-from benchmarks.detection.sources import AGAIN, Source
-from benchmarks.detection.tables import REACH_OUT, Table
+from benchmarks.detection.sources import AGAIN, Images, Source
+from benchmarks.detection.tables import REACH_OUT, Entry, Table
+
+Image.MAX_IMAGE_PIXELS = None
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 VERSION = "2"  # raise it when the same source and options give other bytes: unfinished parts are then made again
-TOLERATED = (objects.OUTSIDE, objects.NO_AREA, objects.FEW_POINTS)
+PART_IMAGES = 1024  # images of a task: about 170 MB and some ten seconds of one core for COCO, lost at most per worker
+TOLERATED = (tables.OUTSIDE, tables.NO_AREA, tables.FEW_POINTS)
 SHOWN = 5  # errors of one kind that a message names
 SKIP = "fix them, or add --skip-flawed to skip them: what is done already is kept"
 NameSets = Dict[str, FrozenSet[str]]  # names of images by part
 
 
 class Listing(NamedTuple):
-    """What there is to prepare."""
-
     source: Optional[Source]  # None for the toy data set, which is not written yet
     fingerprint: str
 
 
 class Task(NamedTuple):
-    """One preparation: from what and how."""
-
     source: Source
     tables: Dict[str, Table]
     name: str
@@ -62,14 +58,12 @@ class Task(NamedTuple):
     progress: Progress
 
     @property
-    def is_published(self) -> bool:
-        """Whether it is COCO 2017 itself, whose known errors are no reason to refuse it."""
-        return self.name == COCO
+    def drops_flawed(self) -> bool:
+        """Whether objects with errors are skipped; those of COCO 2017 itself are known and kept."""
+        return self.skips and self.name != COCO
 
     def without(self, skipped: NameSets) -> Dict[str, Table]:
-        """Return what is kept of both parts where some images are skipped."""
-        drops_wrong = self.skips and not self.is_published
-        return {part: table.without(skipped[part], drops_wrong) for part, table in self.tables.items()}
+        return {part: table.without(skipped[part], self.drops_flawed) for part, table in self.tables.items()}
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
@@ -83,22 +77,29 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Write images, annotations and arrays."""
     task = _plan(listing, args, scratch, progress)
     missing = _without_file(task)
     kept = task.without(missing)
     _check_objects(task, kept)
-    _check_counts(task, kept)
-    found = _write_pictures(task, kept)
-    damaged = _damaged(task, found)
-    skipped = {part: missing[part] | damaged[part] for part in PARTS}
-    train, val = ({name: found[part][name][1] for name in found[part] if name not in skipped[part]} for part in PARTS)
+    _count(task, kept)
+    found = _place_images(task, kept)
+    damaged = {part: [f"{name}: {why}" for name, why in found[part].items() if isinstance(why, str)] for part in PARTS}
+    lines = [line for part in PARTS for line in _line(f"{part}: images with errors", damaged[part])]
+    _refuse(task, lines, "images that can be decoded, of the size that their entries have")
+    usable = {
+        part: {name: facts for name, facts in found[part].items() if not isinstance(facts, str)} for part in PARTS
+    }
+    skipped = {part: missing[part] | (found[part].keys() - usable[part].keys()) for part in PARTS}
+    train, val = ({name: digest for name, (_, digest) in usable[part].items()} for part in PARTS)
     common = source_checks.overlap(val.items(), train.values(), "images", args.allow_overlap, progress)
     kept = task.without(skipped)
     for part in PARTS:
         tables.write_arrays(kept[part], part, scratch)
-        _write_image_facts(scratch, part, [found[part][entry.name] for entry in kept[part].entries])
-        _write_json(task, part, kept[part])
+        sizes, digests = zip(*(usable[part][entry.name] for entry in kept[part].entries))
+        checksums = np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(-1, 32)
+        write_array(scratch / array_file(part, "bytes"), np.array(sizes, np.int64))
+        write_array(scratch / array_file(part, "checksums"), checksums)
+        _place_json(task, part, kept[part])
         _write_boxes(scratch, part, kept[part])
     return _content(task, args, kept, skipped, common)
 
@@ -132,6 +133,7 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def _without_file(task: Task) -> NameSets:
+    # The names of the entries that have no file, where they are skipped
     missing: NameSets = {}
     lines: List[str] = []
     for part, table in task.tables.items():
@@ -153,7 +155,7 @@ def _check_objects(task: Task, kept: Mapping[str, Table]) -> None:
     for part, table in kept.items():
         for kind, errors in sorted(table.errors.items()):
             line = _line(f"{part}: {kind}", errors)
-            if task.is_published and kind in TOLERATED:
+            if task.name == COCO and kind in TOLERATED:
                 task.progress.note(f"published so, and kept for the evaluation: {line[0]}")
             else:
                 lines += line
@@ -168,14 +170,6 @@ def _check_objects(task: Task, kept: Mapping[str, Table]) -> None:
     for part, table in kept.items():
         if not table.objects:
             raise Problem(f"{part} has no object that can be used", "at least one", "look at its annotations")
-
-
-def _damaged(task: Task, found: Mapping[str, Mapping[str, Any]]) -> NameSets:
-    damaged = {part: {name: why for name, why in found[part].items() if isinstance(why, str)} for part in PARTS}
-    errors = {part: [f"{name}: {why}" for name, why in damaged[part].items()] for part in PARTS}
-    lines = [line for part in PARTS for line in _line(f"{part}: images with errors", errors[part])]
-    _refuse(task, lines, "images that can be decoded, of the size that their entries have")
-    return {part: frozenset(damaged[part]) for part in PARTS}
 
 
 def _refuse(task: Task, lines: Sequence[str], expected: str) -> None:
@@ -194,7 +188,7 @@ def _some(names: Sequence[str]) -> str:
     return "; ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _check_counts(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
+def _count(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
     # The counts that the passport states, by the names of PUBLISHED, which COCO itself must have
     counts = {"categories": len(kept["train"].categories)}
     for part, table in kept.items():
@@ -210,70 +204,129 @@ def _check_counts(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
 # -- images ---------------------------------------------------------------------------------------------
 
 
-def _write_pictures(task: Task, kept: Mapping[str, Table]) -> Dict[str, Dict[str, Any]]:
-    every: Dict[str, List[pictures.Pictures]] = {}
+@dataclass(frozen=True)
+class Pictures:
+    """Some images of a part; crosses to a worker process."""
+
+    images: Images
+    entries: Tuple[Entry, ...]
+    folder: Path  # where they go
+    done_path: Path  # the file of the facts, which is written last
+
+
+def _place_images(task: Task, kept: Mapping[str, Table]) -> Dict[str, Dict[str, Any]]:
+    # By part and name, bytes and sha256 or what is wrong
+    every: Dict[str, List[Pictures]] = {part: [] for part in PARTS}
     for part, table in kept.items():
-        folder = images_folder(part)
-        (task.scratch / folder).mkdir(exist_ok=True)
-        every[part] = pictures.plan(part, task.source.images[part], table.entries, task.scratch, folder)
+        folder, images = task.scratch / images_folder(part), task.source.images[part]
+        folder.mkdir(exist_ok=True)
+        for number, cut in enumerate(range(0, len(table.entries), PART_IMAGES)):
+            some = table.entries[cut : cut + PART_IMAGES]
+            own = images._replace(sizes={entry.name: images.sizes[entry.name] for entry in some})
+            every[part].append(Pictures(own, some, folder, task.scratch / f"{part}-images-{number:05}.json"))
     both = [each for part in PARTS for each in every[part]]
     waiting = [each for each in both if not each.done_path.exists()]
-    needed = sum(sum(each.images.sizes.values()) for each in waiting if not _can_link(each, task.scratch))
-    check_room(task.scratch.parent, needed)
+    check_room(
+        task.scratch.parent, sum(sum(each.images.sizes.values()) for each in waiting if not _links(each, task.scratch))
+    )
     pool = Workers(task.processes, task.scratch.parent, task.progress)
-    pool.run("images", "images", pictures.write_pictures, both, lambda each: len(each.entries))
-    facts = {part: [json.loads(each.done_path.read_text(encoding="utf-8")) for each in every[part]] for part in PARTS}
-    return {part: {name: each[name] for each in facts[part] for name in each} for part in PARTS}
+    pool.run("images", "images", write_pictures, both, lambda each: len(each.entries))
+    return {part: {k: v for each in every[part] for k, v in read_facts(each.done_path).items()} for part in PARTS}
 
 
-def _can_link(task: pictures.Pictures, scratch: Path) -> bool:
-    container = Path(task.images.container)
-    return not task.images.is_zip and container.stat().st_dev == scratch.stat().st_dev
+def _links(task: Pictures, scratch: Path) -> bool:
+    return not task.images.is_zip and Path(task.images.container).stat().st_dev == scratch.stat().st_dev
 
 
-def _write_image_facts(scratch: Path, part: str, facts: Sequence[Tuple[int, str]]) -> None:
-    write_array(scratch / array_file(part, "bytes"), np.array([size for size, _ in facts], np.int64))
-    digests = np.frombuffer(b"".join(bytes.fromhex(digest) for _, digest in facts), np.uint8).reshape(-1, 32)
-    write_array(scratch / array_file(part, "checksums"), digests)
+def write_pictures(task: Pictures, report: Report) -> Tuple[int, int]:
+    """Check and place the images of a task; a function of worker processes.
+
+    The facts are, by name, bytes and sha256 or else what is wrong.
+    """
+    sizes = {entry.name: (entry.width, entry.height) for entry in task.entries}
+    found: Dict[str, Any] = {}
+    total = 0
+    for name, data in sources.read_all(task.images, list(sizes)):
+        wrong = look_at(data, sizes[name])
+        if wrong is None:
+            _put(task, name, data)
+        found[name] = wrong or [len(data), hashlib.sha256(data).hexdigest()]
+        total += len(data)
+        report(len(found), total)
+    write_facts(task.done_path, found)
+    return len(task.entries), total
+
+
+def look_at(data: bytes, size: Tuple[int, int]) -> Optional[str]:
+    """Return what is wrong with an image, or None; its EXIF orientation is not applied, as pycocotools does not."""
+    if not data:
+        return "damaged: no bytes"
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            found = image.size
+            # At one eighth of the size the decoder still walks through every coded bit.
+            image.draft(None, (1, 1))
+            image.load()
+    except UnidentifiedImageError:
+        return "damaged: no image of a format that Pillow reads"
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
+        # What Pillow's many decoders raise on bytes that break their format.
+        return f"damaged: {error or type(error).__name__}"
+    if found != size:
+        return f"{found[0]} x {found[1]} pixels, its entry has {size[0]} x {size[1]}"
+    return None
+
+
+def _put(task: Pictures, name: str, data: bytes) -> None:
+    # As a hard link where the file system can, which takes no room, else as a copy
+    path = task.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if task.images.is_zip or not _linked(task.images.place(name).path, path):
+        temporary = task.done_path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(data)
+        temporary.replace(path)
+
+
+def _linked(source: str, path: Path) -> bool:
+    path.unlink() if path.exists() else None
+    with suppress(OSError):
+        os.link(os.path.realpath(source), path)
+        return True
+    return False
 
 
 # -- JSON files -----------------------------------------------------------------------------------------
 
 
-def _write_json(task: Task, part: str, kept: Table) -> None:
+def _place_json(task: Task, part: str, kept: Table) -> None:
+    # As it is, or without what is skipped
     place, path = kept.json, task.scratch / json_file(part)
     path.parent.mkdir(exist_ok=True)
     path.unlink() if path.exists() else None
-    drops_wrong = task.skips and not task.is_published and bool(kept.errors)
-    if drops_wrong or len(kept.entries) < len(task.tables[part].entries):
+    if (task.drops_flawed and kept.errors) or len(kept.entries) < len(task.tables[part].entries):
         content, images = tables.load(place), {entry.id for entry in kept.entries}
         content["images"] = [each for each in content["images"] if int(each["id"]) in images]
         # By their places: an annotation that cannot be used may have the id of one that can.
-        content["annotations"] = [
-            content["annotations"][place] for place in sorted(each.place for each in kept.objects)
-        ]
+        places = sorted(each.place for each in kept.objects)
+        content["annotations"] = [content["annotations"][each] for each in places]
         path.write_text(json.dumps(content), encoding="utf-8")
     elif place.member:
         with sources.opened(Path(place.path)) as archive, archive.open(place.member) as member, path.open("wb") as file:
             shutil.copyfileobj(member, file)
-    else:
-        try:
-            os.link(os.path.realpath(place.path), path)
-        except OSError:
-            shutil.copyfile(place.path, path)
+    elif not _linked(place.path, path):
+        shutil.copyfile(place.path, path)
 
 
 def _write_boxes(scratch: Path, part: str, kept: Table) -> None:
-    # Write images and boxes alone, which are a seventh of COCO's file, as v0.7's prepare-json.py does
+    # Images and boxes alone, which are a seventh of COCO's file, as v0.7's prepare-json.py does
     images = [
         {"id": each.id, "file_name": each.name, "width": each.width, "height": each.height} for each in kept.entries
     ]
+    # The shortest decimals that are the same number in fp32
+    boxes = ([*map(float, map(str, row))] for row in load(scratch, part, "boxes"))
     annotations = [
         {"id": number, "image_id": each.image_id, "category_id": kept.categories[each.label - 1][0], "bbox": box}
-        # The shortest decimals that are the same number in fp32.
-        for number, (each, box) in enumerate(
-            zip(kept.objects, ([*map(float, map(str, row))] for row in load(scratch, part, "boxes"))), 1
-        )
+        for number, (each, box) in enumerate(zip(kept.objects, boxes), 1)
     ]
     listed = [{"id": number, "name": name} for number, name in kept.categories]
     content = {"images": images, "annotations": annotations, "categories": listed}
@@ -286,7 +339,7 @@ def _write_boxes(scratch: Path, part: str, kept: Table) -> None:
 def _content(
     task: Task, args: argparse.Namespace, kept: Mapping[str, Table], skipped: NameSets, common: int
 ) -> Content:
-    counts, splits, described = _check_counts(task, kept), {}, []
+    counts, splits, described = _count(task, kept), {}, []
     for part in PARTS:
         texts = (json_file(part), boxes_file(part))
         described += [{**describe_file(task.scratch / name), "name": name} for name in texts]

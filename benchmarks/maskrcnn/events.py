@@ -18,7 +18,6 @@ WORDING = Wording("maskrcnn", accuracy_first=True, names={"box_ap": "BBOX", "mas
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Every hyperparameter event of a run, in the order in which it is logged."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.NUM_IMAGE_CANDIDATES: config.rpn_post_nms_top_n,

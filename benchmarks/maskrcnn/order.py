@@ -14,8 +14,6 @@ Shape = Tuple[int, int]  # height and width to which the images of a batch are p
 
 
 class Share(NamedTuple):
-    """Part of the images that a rank has."""
-
     rank: int
     ranks: int
 

@@ -9,8 +9,6 @@ BIAS_FACTOR = 2.0  # of the base value for biases (SOLVER.BIAS_LR_FACTOR)
 
 
 class Rates(NamedTuple):
-    """Learning rates of one step."""
-
     weights: float
     biases: float
 

@@ -19,7 +19,6 @@ GAMES = "actual_selfplay_games_per_generation"
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Every hyperparameter event of a run, in the order in which it is logged."""
     batch = config.batch_size * min(config.train_ranks or ranks, ranks)
     rates = [float(f"{config.learning_rate * factor:.6g}") for factor in config.rate_factors]
     boundaries = list(config.rate_boundaries)

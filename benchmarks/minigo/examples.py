@@ -1,9 +1,15 @@
-"""Positions to train on: of the window's games, or of the data set's, as planes, policy and value."""
+"""Positions to train on: of the window's games, or of the data set's, as planes, policy and value.
+
+In a prepared data set ``moves.npy`` (int16) has the moves of all games one after the other, ``starts.npy`` (int64)
+where each begins and the last one ends, ``outcomes.npy`` (int8) 1 where black won and -1 where white did. The last
+``held_out`` games are never trained on. ``target.npz`` is the target model.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, List, NamedTuple, Protocol, Sequence
+from typing import Any, List, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -12,16 +18,49 @@ from benchmarks.minigo import schedule
 from benchmarks.minigo.engine import Game, Position
 from benchmarks.minigo.models import PLANES
 from benchmarks.minigo.records import NOT_PLAYED_AGAIN, PLAYED_AGAIN, generation_folder, read_generation
-from benchmarks.minigo.rules import rules_of, soft_moves
+from benchmarks.minigo.schedule import rules_of, soft_moves
 
+FILES = ("moves.npy", "starts.npy", "outcomes.npy", "target.npz")
+TARGET = "target.npz"
 Array = Any
 
 
-class Games(Protocol):
-    """Games by their number: a list of records, or a data set that reads each one when it is asked for."""
+class GoGames:
+    """Games of a prepared folder, each as a record in which every move has one visit."""
+
+    def __init__(self, folder: Path, board_size: int) -> None:
+        """Open the folder; raises Problem if its games are of another board size."""
+        facts = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["facts"]
+        if facts["board_size"] != board_size:
+            found = f"{folder} has games on {facts['board_size']} x {facts['board_size']}"
+            raise Problem(found, f"{board_size} x {board_size}", "name another data set with --data, or set board_size")
+        self._moves, self._starts, self._outcomes = (np.load(str(folder / name), mmap_mode="r") for name in FILES[:3])
+        self._size, self.held_out = board_size, int(facts["held_out"])
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
 
     def __getitem__(self, number: int) -> Game:
-        """Return one game."""
+        moves = np.asarray(self._moves[self._starts[number] : self._starts[number + 1]])
+        visits = np.zeros((len(moves), self._size**2 + 1), np.uint16)
+        visits[np.arange(len(moves)), moves] = 1
+        outcome = float(self._outcomes[number])
+        return Game(int(number), moves, visits, np.zeros(len(moves), np.float32), outcome, 0.0, False, False)
+
+    def places(self, held_out: bool) -> Array:
+        """Return all positions of the held-out games, or of the others: (positions, 2) of game and ply."""
+        first = len(self) - self.held_out
+        games = range(first, len(self)) if held_out else range(first)
+        lengths = np.diff(self._starts)[games.start : games.stop]
+        plies = np.concatenate([np.arange(length) for length in lengths] or [np.zeros(0, np.int64)])
+        return np.stack([np.repeat(np.arange(games.start, games.stop), lengths), plies], 1)
+
+
+def open_data(folder: Path) -> Tuple[int, int]:
+    """Open a data set for a check; return how many games it trains on and holds out."""
+    facts = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["facts"]
+    games = GoGames(folder, facts["board_size"])
+    return len(games) - games.held_out, games.held_out
 
 
 class Examples(NamedTuple):
@@ -68,7 +107,7 @@ def own_part(places: Array, part: int, parts: int, batch: int) -> Array:
     return places.reshape(-1, parts, batch, 2)[:, part].reshape(-1, 2)
 
 
-def build(games: Games, places: Array, config: Any) -> Examples:
+def build(games: Union[List[Game], GoGames], places: Array, config: Any) -> Examples:
     """Replay the games up to the drawn positions."""
     size = config.board_size
     shape = (len(places), size, size, PLANES[config.features])
@@ -76,19 +115,17 @@ def build(games: Games, places: Array, config: Any) -> Examples:
     value = np.empty(len(places), np.float32)
     rules = rules_of(config)
     by_game = np.lexsort((places[:, 1], places[:, 0]))
-    at = 0
-    while at < len(by_game):
-        number = int(places[by_game[at], 0])
-        game, position, ply = games[number], Position(rules), 0
-        while at < len(by_game) and places[by_game[at], 0] == number:
-            row = by_game[at]
-            while ply < places[row, 1]:
-                position.play(int(game.moves[ply]))
-                ply += 1
-            position.planes(planes[row])
-            policy[row] = searched_policy(game.visits[ply], ply, config)
-            value[row] = game.outcome if ply % 2 == 0 else -game.outcome
-            at += 1
+    number = -1
+    for row in by_game:
+        if places[row, 0] != number:
+            number = int(places[row, 0])
+            game, position = games[number], Position(rules)
+        for move in game.moves[len(position.moves) : places[row, 1]]:
+            position.play(int(move))
+        ply = len(position.moves)
+        position.planes(planes[row])
+        policy[row] = searched_policy(game.visits[ply], ply, config)
+        value[row] = game.outcome if ply % 2 == 0 else -game.outcome
     return Examples(planes, policy, value)
 
 

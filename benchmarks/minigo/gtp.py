@@ -37,14 +37,14 @@ class Server:
             "list_commands": lambda _: "\n".join(self._commands),
             "quit": lambda _: "",
             "boardsize": self._boardsize,
-            "clear_board": self._clear_board,
+            "clear_board": lambda _: self._begin(Position(self._rules)),
             "komi": self._komi,
             "play": self._play,
             "genmove": self._genmove,
             "undo": self._undo,
-            "fixed_handicap": self._fixed_handicap,
-            "place_free_handicap": self._fixed_handicap,
-            "set_free_handicap": self._set_free_handicap,
+            "fixed_handicap": lambda words: self._place(fixed_handicap(self._rules.size, int(words[0]))),
+            "place_free_handicap": lambda words: self._place(fixed_handicap(self._rules.size, int(words[0]))),
+            "set_free_handicap": lambda words: self._place([_move(word, self._rules.size) for word in words]),
             "time_settings": lambda _: "",
             "time_left": lambda _: "",
             "final_score": self._final_score,
@@ -54,7 +54,6 @@ class Server:
         self._begin(Position(self._rules))
 
     def serve(self, commands: Iterable[str], answers: TextIO) -> None:
-        """Answer commands, one a line, until ``quit`` or their end."""
         for line in commands:
             words = line.partition("#")[0].split()
             if not words:
@@ -67,7 +66,6 @@ class Server:
                 return
 
     def answer(self, words: List[str]) -> "tuple[bool, str]":
-        """Return whether a command succeeded, and its answer."""
         command = self._commands.get(words[0]) if words else None
         if command is None:
             return False, "unknown command"
@@ -86,30 +84,26 @@ class Server:
     def _position(self) -> Position:
         return self._study.position
 
-    def _begin(self, position: Position) -> None:
+    def _begin(self, position: Position) -> str:
         self._study = Study(position, self._search, self._seed)
+        return ""
 
     def _boardsize(self, words: List[str]) -> str:
         if int(words[0]) != self._rules.size:
             # The protocol's own words, and then what to do about it.
             size = self._rules.size
             raise Refused(f"unacceptable size: the model plays on {size} x {size}; use a model of {words[0]}")
-        return self._clear_board([])
-
-    def _clear_board(self, _: List[str]) -> str:
-        self._begin(Position(self._rules))
-        return ""
+        return self._begin(Position(self._rules))
 
     def _komi(self, words: List[str]) -> str:
         self._rules = replace(self._rules, komi=float(words[0]))
-        self._replay(self._position, self._position.moves)
-        return ""
+        return self._replay(self._position, self._position.moves)
 
-    def _replay(self, start: Position, moves: Iterable[int]) -> None:
+    def _replay(self, start: Position, moves: Iterable[int]) -> str:
         position = start.beginning(self._rules)
         for move in moves:
             position.play(move)
-        self._begin(position)
+        return self._begin(position)
 
     def _turn(self, word: str) -> None:
         # Pass for the other side where it would be its turn: the protocol lets a side play twice
@@ -149,14 +143,7 @@ class Server:
     def _undo(self, _: List[str]) -> str:
         if not self._position.moves:
             raise Refused("cannot undo")
-        self._replay(self._position, self._position.moves[:-1])
-        return ""
-
-    def _fixed_handicap(self, words: List[str]) -> str:
-        return self._place(fixed_handicap(self._rules.size, int(words[0])))
-
-    def _set_free_handicap(self, words: List[str]) -> str:
-        return self._place([_move(word, self._rules.size) for word in words])
+        return self._replay(self._position, self._position.moves[:-1])
 
     def _place(self, points: List[int]) -> str:
         if self._position.moves or self._position.stones().any():
@@ -184,8 +171,7 @@ class Server:
             raise Refused(f"cannot load file: a board of {record.rules.size}, the model plays on {self._rules.size}")
         moves = record.moves[: int(words[1]) - 1] if len(words) > 1 else record.moves
         self._rules = replace(self._rules, komi=record.rules.komi)
-        self._replay(record.position(), moves)
-        return ""
+        return self._replay(record.position(), moves)
 
 
 def _move(word: str, size: int) -> int:
@@ -227,11 +213,10 @@ def evaluator_of(model: str, size: int, implementation: str, batch: int) -> "tup
         board_size=shape.board_size,
         features=shape.features,
     )
-    return importlib.import_module(f"{implementation}.evaluator").load_evaluator(Path(model), config), rules
+    return importlib.import_module(f"{implementation}.networks").load_evaluator(Path(model), config), rules
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Play over standard input and output."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help=f"file of a run's model, or {UNIFORM}")
     parser.add_argument("--implementation", default="benchmarks.minigo.tensorflow", help="package of its network")

@@ -42,18 +42,15 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any, black_value: bool = False) -> Shape:
-        """Return the shape of a configuration's network."""
         width, layers, hidden = config.conv_width, config.trunk_layers, config.fc_width
         return cls(config.board_size, config.features, width, layers, hidden, black_value)
 
 
 def unreadable(path: Path, reason: str) -> Problem:
-    """Return the error of a file that is no model."""
     return Problem(f"{path} cannot be read as a model: {reason}", "a network's weights, or a frozen graph", HINT)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes; Problem if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -73,8 +70,6 @@ def check_board(path: Path, found: int, wanted: int) -> None:
 
 
 class Start(NamedTuple):
-    """What a run begins with."""
-
     shape: Shape
     arrays: Arrays
     momenta: Arrays  # By the names of the weights; without any they are zeros
@@ -96,14 +91,15 @@ def weight_shapes(shape: Shape) -> Dict[str, Tuple[int, ...]]:
         conv_norm(f"block{block}.1", 3, width, width)
         conv_norm(f"block{block}.2", 3, width, width)
     conv_norm("policy", 1, width, POLICY_CHANNELS, scaled=False)
-    found["policy_dense.weight"], found["policy_dense.bias"] = (POLICY_CHANNELS * points, points + 1), (points + 1,)
+    found.update({"policy_dense.weight": (POLICY_CHANNELS * points, points + 1), "policy_dense.bias": (points + 1,)})
     conv_norm("value", 1, width, VALUE_CHANNELS, scaled=False)
-    found["value_hidden.weight"], found["value_hidden.bias"] = (
-        (VALUE_CHANNELS * points, shape.fc_width),
-        (shape.fc_width,),
-    )
-    found["value_dense.weight"], found["value_dense.bias"] = (shape.fc_width, 1), (1,)
-    return found
+    return {
+        **found,
+        "value_hidden.weight": (VALUE_CHANNELS * points, shape.fc_width),
+        "value_hidden.bias": (shape.fc_width,),
+        "value_dense.weight": (shape.fc_width, 1),
+        "value_dense.bias": (1,),
+    }
 
 
 def initial_weights(shape: Shape, seed: int) -> Arrays:

@@ -18,7 +18,6 @@ from benchmarks.common.data import prepare
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """Add what only games of Go have."""
     sizes, text = (5, 9, 13, 19), "games on other boards are left out; default: 5 for the toy data set, else 19"
     options.add_argument("--board-size", type=int, choices=sizes, help=text)
     options.add_argument("--target", type=Path, metavar="FILE", help="target model; default: one that knows nothing")
@@ -33,7 +32,7 @@ DATA_SET = prepare.DataSet(
     add_options=add_options,
     writer="benchmarks.minigo.writer",
     compares=False,
-    check=prepare.opens("benchmarks.minigo.data_set"),
+    check=prepare.opens("benchmarks.minigo.examples"),
 )
 main = partial(prepare.main, DATA_SET)
 

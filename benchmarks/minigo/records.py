@@ -7,6 +7,7 @@ their visits (uint16 each). A worker that was killed leaves at most one part of 
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import zlib
@@ -17,7 +18,8 @@ from typing import Any, Dict, Iterable, List, Tuple
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo.engine import Game
+from benchmarks.minigo.engine import Game, Position
+from benchmarks.minigo.schedule import rules_of
 
 PREFIX = struct.Struct("<II")
 HEAD = struct.Struct("<qiffi")
@@ -26,7 +28,6 @@ Array = Any
 
 
 def encode(game: Game) -> bytes:
-    """Return the record of a game."""
     plies = len(game.moves)
     flags = RESIGNED * bool(game.resigned) + MAY_RESIGN * bool(game.resignation_allowed)
     rows, moves = np.nonzero(game.visits)
@@ -42,7 +43,6 @@ def encode(game: Game) -> bytes:
 
 
 def decode(body: bytes, board_size: int) -> Game:
-    """Return the game of a record's body."""
     number, plies, outcome, margin, flags = HEAD.unpack_from(body)
     at = HEAD.size
 
@@ -57,16 +57,8 @@ def decode(body: bytes, board_size: int) -> Game:
     visited, times = take("<u2", searched), take("<u2", searched)
     visits = np.zeros((plies, board_size**2 + 1), np.uint16)
     visits[np.repeat(np.arange(plies), counts), visited] = times
-    return Game(
-        number,
-        moves,
-        visits,
-        values.astype(np.float32),
-        outcome,
-        margin,
-        bool(flags & RESIGNED),
-        bool(flags & MAY_RESIGN),
-    )
+    ends = (outcome, margin, bool(flags & RESIGNED), bool(flags & MAY_RESIGN))
+    return Game(number, moves, visits, values.astype(np.float32), *ends)
 
 
 PLAYED_AGAIN = "remove {}, and start the run again: its games are played again"
@@ -83,11 +75,8 @@ def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
         if len(body) < length:
             break
         if zlib.crc32(body) != checksum or length < HEAD.size:
-            raise Problem(
-                f"{path}: the record at byte {at} differs from its checksum",
-                "records as self-play wrote them",
-                hint.format(path.name),
-            )
+            found = f"{path}: the record at byte {at} differs from its checksum"
+            raise Problem(found, "records as self-play wrote them", hint.format(path.name))
         bodies.append(body)
         at += PREFIX.size + length
     return bodies, at
@@ -105,20 +94,17 @@ class GameFile:
         self.numbers = {HEAD.unpack_from(body)[0] for body in bodies}
 
     def add(self, games: Iterable[Any]) -> None:
-        """Append games that the file has not yet."""
         new: Dict[int, Any] = {game.number: game for game in games if game.number not in self.numbers}
         self._file.write(b"".join(map(encode, new.values())))
         self._file.flush()
         self.numbers |= set(new)
 
     def close(self) -> None:
-        """Write all to the disk."""
         os.fsync(self._file.fileno())
         self._file.close()
 
 
 def generation_folder(output: Path, generation: int) -> Path:
-    """Return where the games of a generation are, in the folder of a run."""
     return output / "games" / f"{generation:06d}"
 
 
@@ -131,8 +117,35 @@ def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> 
     paths = sorted(folder.glob("*.games"))
     games = [decode(body, board_size) for path in paths for body in _bodies(path, hint)[0]]
     games.sort(key=lambda game: game.number)
-    numbers = [game.number for game in games]
-    twice = [number for number, count in Counter(numbers).items() if count > 1]
-    if twice:
-        raise Problem(f"{folder}: game {twice[0]} is there twice", "each game once", f"remove {folder}")
+    ((number, count),) = Counter(game.number for game in games).most_common(1) or [(0, 0)]
+    if count > 1:
+        raise Problem(f"{folder}: game {number} is there twice", "each game once", f"remove {folder}")
     return games
+
+
+# -- one game of each generation with the position at its end, which `encore report` draws ----------------
+
+# In the folder of an experiment: one line a game; a resumed run may write that of a generation again
+SHOWN = "shown_games.jsonl"
+
+
+def show(output: Path, generation: int, game: Game, config: Any) -> None:
+    """Append a game of ``generation``, from 1: its moves, row * size + column from the top left, and the last stones.
+
+    Stones are 0 empty, 1 black and 2 white, in the order of the points; outcome and margin are black's.
+    """
+    position = Position(rules_of(config))
+    for move in game.moves.tolist():
+        position.play(move)
+    line = {
+        "generation": generation,
+        "game": game.number,
+        "size": config.board_size,
+        "moves": game.moves.tolist(),
+        "stones": position.stones().ravel().tolist(),
+        "outcome": game.outcome,
+        "margin": game.margin,
+        "resigned": game.resigned,
+    }
+    with (output / SHOWN).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

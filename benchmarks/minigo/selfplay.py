@@ -12,7 +12,7 @@ from benchmarks.minigo import schedule
 from benchmarks.minigo.engine import Evaluate, Game, Games
 from benchmarks.minigo.models import PLANES
 from benchmarks.minigo.records import GameFile, generation_folder
-from benchmarks.minigo.rules import match_search, rules_of, search_of
+from benchmarks.minigo.schedule import match_search, rules_of, search_of
 
 SLICE_SECONDS = 0.25  # Between two moments at which the ranks ask each other whether to stop
 Array = Any
@@ -59,11 +59,9 @@ class Worker:
 
     @property
     def missing(self) -> int:
-        """Games that are still to be played."""
         return len(self._left)
 
     def play(self, seconds: float = SLICE_SECONDS) -> None:
-        """Play for a while, or until all games are there."""
         if self._left:
             for game in play_for(seconds, self._games, [self._evaluate], self._planes, lambda: not self._left):
                 if game.number in self._left:
@@ -71,12 +69,10 @@ class Worker:
                     self._left.remove(game.number)
 
     def close(self) -> None:
-        """Write all games to the disk."""
         self._file.close()
 
 
 def outcomes(games: Sequence[Game]) -> Dict[str, float]:
-    """Return figures of a generation's games: their number and length, and how they ended."""
     count = len(games)
     return {
         "games": count,
@@ -86,18 +82,10 @@ def outcomes(games: Sequence[Game]) -> Dict[str, float]:
     }
 
 
-def rounds(remaining: Callable[[], float], work: Callable[[], None]) -> Iterator[None]:
-    """Work in slices until no rank has anything left; all ranks come to each slice together."""
-    while remaining() > 0:
-        work()
-        yield
-
-
 class MatchWorker:
     """Plays its share of a match between two networks, each of which has black in every other game."""
 
     def __init__(self, config: Any, evaluators: Tuple[Evaluate, Evaluate], games: range, seed: int) -> None:
-        """``games`` are the numbers of this rank's games."""
         self._evaluators, self._planes, self._count = evaluators, batch_of(config), len(games)
         # Games that are over, and those of them that the first network won; a draw counts half
         self.played, self.wins = 0, 0.0
@@ -114,11 +102,9 @@ class MatchWorker:
 
     @property
     def missing(self) -> int:
-        """Games that are still to be played."""
         return self._count - self.played
 
     def play(self, seconds: float = SLICE_SECONDS) -> None:
-        """Play for a while, or until all games are over."""
         if self.missing:
             for game in play_for(seconds, self._games, self._evaluators, self._planes, lambda: not self.missing):
                 self.played += 1

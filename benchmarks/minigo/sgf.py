@@ -33,7 +33,6 @@ class Record:
     result: str  # RE as it is in the file
 
     def position(self) -> Position:
-        """Return the position before the first move."""
         return Position(self.rules, self.black, self.white, self.to_play)
 
 

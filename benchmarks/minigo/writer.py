@@ -30,8 +30,6 @@ Game = Tuple[Array, int]  # Moves, and 1 where black won, -1 where white did
 
 
 class Listing(NamedTuple):
-    """The files that games are read from."""
-
     fingerprint: str
     paths: Sequence[Path]
 
@@ -53,7 +51,6 @@ def _digest(args: argparse.Namespace) -> str:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Read or generate the games, write them, and the target model."""
     size = args.board_size or (19 if listing.paths else 5)
     write_target = _target(args, size)
     left_out: Dict[str, int] = {}
@@ -76,10 +73,9 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     write_array(scratch / "moves.npy", np.concatenate([moves for moves, _ in games]).astype(np.int16))
     write_array(scratch / "starts.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
     write_array(scratch / "outcomes.npy", np.array([outcome for _, outcome in games], np.int8))
-    name = args.name or (args.origin.name if listing.paths else f"go-{size}x{size}")
     files = ("moves.npy", "starts.npy", "outcomes.npy")
     return Content(
-        name=name,
+        name=args.name or (args.origin.name if listing.paths else f"go-{size}x{size}"),
         splits={"train": Split(len(games) - held_out, files), "test": Split(held_out, ("target.npz",))},
         summary=f"{len(games) - held_out:,} + {held_out:,} games, {sum(lengths):,} moves",
         facts={"board_size": size, "held_out": held_out},
@@ -96,10 +92,10 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
     # What writes the target model, which can be read and is one for this board
     if args.target is not None and not models.is_archive(args.target):
-        from benchmarks.minigo.tensorflow import frozen  # TensorFlow, for such a graph alone
+        from benchmarks.minigo.tensorflow import networks  # TensorFlow, for such a graph alone
 
-        content = frozen.read(args.target, size)
-        return lambda path: frozen.save(path, *content)
+        content = networks.read(args.target, size)
+        return lambda path: networks.save(path, *content)
     if args.target is not None:
         shape, arrays = models.load(args.target, size)
         return lambda path: models.save(path, shape, arrays)

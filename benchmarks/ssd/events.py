@@ -17,7 +17,6 @@ WORDING = Wording("ssd", accuracy_first=True)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """What is known before the data are read, in the order in which it is logged."""
     return {
         constants.MODEL_BN_SPAN: config.batch_size * config.bn_group,
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,

@@ -118,7 +118,7 @@ def test_the_passport_states_the_counts(opened: DataSet) -> None:
     train = {"images": 7, "images with annotations": 6, "objects": 8, "crowds": 1}
     val = {"images": 3, "images with annotations": 2, "objects": 4, "crowds": 1}
     counts = {f"{what} in {part}": count for part, of in (("train", train), ("val", val)) for what, count in of.items()}
-    assert opened.facts["counts"] == {"categories": 3, **counts}
+    assert opened.passport["facts"]["counts"] == {"categories": 3, **counts}
     size = sum(path.stat().st_size for path in (opened.folder / "val2017").iterdir())
     assert opened.passport["splits"]["val"]["unlisted_bytes"] == size
 
@@ -400,7 +400,7 @@ def test_known_errors_of_the_published_set_are_reported_and_not_trained(source: 
 def test_images_that_were_done_are_not_read_again(source: Path, opened: DataSet, tmp_path: Path) -> None:
     """The last image of train vanishes while the second of three tasks of images is done."""
     victim = source / "train2017" / "000000000070.jpg"
-    small = "from benchmarks.detection import pictures, writer\npictures.PART_IMAGES = 3"
+    small = "from benchmarks.detection import writer\nwriter.PART_IMAGES = 3"
     move = f"pathlib.Path({str(victim)!r}).rename({str(tmp_path / 'kept')!r})"
     vanish = f"{small}\nimport pathlib\ndef vanish(*args):\n    {move}"
     code, lines = run(source, "-o", tmp_path / "to", before=f"{vanish}\nwriter._check_objects = vanish")

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo import events, examples, models, schedule
-from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.engine import Game
+from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo import gtp
 from benchmarks.minigo.engine import Game, Games, Position, Rules, Search, bench, build
-from benchmarks.minigo.rules import match_search, rules_of
+from benchmarks.minigo.schedule import match_search, rules_of
 from tests.benchmarks.test_minigo import config_of
 
 # -- search -----------------------------------------------------------------------------------------------

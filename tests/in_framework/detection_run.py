@@ -23,7 +23,7 @@ from benchmarks.common.run.timeline import by_epochs
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluator import Evaluator
-from benchmarks.detection.pytorch.gather import gathered
+from benchmarks.detection.pytorch.boxes import gathered
 from tests.in_framework.some_detections import noisy
 
 STEPS = 6

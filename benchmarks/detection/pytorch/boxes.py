@@ -1,4 +1,4 @@
-"""Boxes as tensors (..., 4) of left, top, right, bottom: overlaps, offsets from anchors, and detections.
+"""Boxes as tensors (..., 4) of left, top, right, bottom: overlaps, offsets from anchors, and detections of all ranks.
 
 Sizes are continuous: no pixel is added to them.
 """
@@ -6,13 +6,16 @@ Sizes are continuous: no pixel is added to them.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import Part
-from benchmarks.detection.detections import Detections
+from benchmarks.detection.detections import Detections, from_bytes, joined, to_bytes
 
 # Of a size's offset, so that its exponential stays finite (maskrcnn_benchmark/modeling/box_coder.py)
 LARGEST = math.log(1000 / 16)
@@ -29,7 +32,6 @@ def overlaps(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def area(boxes: torch.Tensor) -> torch.Tensor:
-    """Areas (...) of ``boxes`` (..., 4)."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
@@ -115,3 +117,28 @@ def detections(
         labels=found.labels.numpy().astype(np.int16),
         masks=masks,
     )
+
+
+def gathered(own: Detections, ranks: Ranks) -> Optional[Detections]:
+    """Return the detections of all ranks on rank 0, None on the others; call it on all ranks together.
+
+    Each rank gives any number, also none, and all give masks or none does. The images of a rank are its own: one that
+    fills a batch up must have been left out. The result is sorted by image id, so that it is the same for any number
+    of ranks.
+    """
+    parts = [own] if ranks.size == 1 else [from_bytes(data) for data in _of_all_ranks(to_bytes(own), ranks)]
+    return joined(parts) if ranks.rank == 0 else None
+
+
+def _of_all_ranks(own: bytes, ranks: Ranks) -> List[bytes]:
+    # Each rank's bytes on rank 0, nothing elsewhere; as tensors, since pickles run code
+    # Gloo gathers from the memory of the CPU alone.
+    device = ranks.context if dist.get_backend() == "nccl" else torch.device("cpu")
+    lengths = torch.zeros(ranks.size, dtype=torch.int64, device=device)
+    lengths[ranks.rank] = len(own)
+    dist.all_reduce(lengths, group=pytorch.eager())
+    filled = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=device)
+    filled[: len(own)] = torch.from_numpy(np.frombuffer(own, np.uint8).copy()).to(device)
+    found = [torch.empty_like(filled) for _ in range(ranks.size)] if ranks.rank == 0 else None
+    dist.gather(filled, found, dst=0, group=pytorch.eager())
+    return [each.cpu().numpy().tobytes()[:length] for each, length in zip(found or (), lengths.tolist())]

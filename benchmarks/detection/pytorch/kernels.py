@@ -63,7 +63,6 @@ def greedy(bits, alive, kept, count, words, WORDS: tl.constexpr, BITS: tl.conste
 
 
 def keep_of_groups(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """See nms.keep_of_groups."""
     groups, count = alive.shape
     kept = torch.zeros_like(alive, dtype=torch.uint8)
     if not alive.numel():

@@ -11,6 +11,8 @@ from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
+from benchmarks.common.torch import kernels
+
 BLOCK = 64  # candidates that are compared with all later ones of their group at a time
 CHUNK = 1 << 15  # overlaps that exist at a time: 128 KB in fp32, which stays in a CPU's caches
 
@@ -124,3 +126,27 @@ def overlapping(sides: Sequence[torch.Tensor], start: int, end: int, threshold: 
     height = torch.minimum(bottom[:, rows, None], bottom[:, None])
     height.sub_(torch.maximum(top[:, rows, None], top[:, None])).clamp_(min=0)
     return width.mul_(height) > share[:, rows, None] + share[:, None]
+
+
+# -- compared and chosen ----------------------------------------------------------------------------------
+
+
+def _suppression_example(
+    suppress: Suppress, device: torch.device, dtype: torch.dtype, groups: int, count: int
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    # Whole numbers and a threshold that no quotient of them is equal to: nothing depends on rounding.
+    drawn = torch.randint(0, 60, (groups, count, 4), generator=numbers, device=device).float()
+    boxes = torch.cat((drawn[..., :2], drawn[..., :2] + drawn[..., 2:] + 1), -1)
+    alive = torch.rand(groups, count, generator=numbers, device=device) < 0.9
+    return lambda: [suppress(boxes, alive, 0.5001).to(dtype)]
+
+
+OPERATORS = {  # with their Triton kernels: see benchmarks/common/torch/kernels.py
+    "suppression": kernels.Operator(
+        keep_of_groups,
+        "benchmarks.detection.pytorch.kernels:keep_of_groups",
+        _suppression_example,
+        ({"groups": 3, "count": 70}, {"groups": 1, "count": 1}, {"groups": 2, "count": 32}, {"groups": 0, "count": 8}),
+    )
+}

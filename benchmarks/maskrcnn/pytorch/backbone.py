@@ -52,7 +52,6 @@ class Bottleneck(nn.Module):
         self.downsample = Convolution(inputs, outputs, 1, stride) if inputs != outputs or stride > 1 else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, outputs, h, w) of ``x`` (B, inputs, H, W)."""
         y = functional.relu(self.conv1(x), inplace=True)
         y = functional.relu(self.conv2(y), inplace=True)
         shortcut = x if self.downsample is None else self.downsample(x)

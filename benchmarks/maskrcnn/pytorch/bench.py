@@ -12,21 +12,21 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List
+from typing import Callable, Dict, List
 
 import torch
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.detection.annotations import DataSet, open_data
+from benchmarks.detection.annotations import open_data
 from benchmarks.detection.pytorch.boxes import Found
-from benchmarks.maskrcnn.pytorch.choice import Chosen
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, TrainingInput, evaluation_input
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.model import Model
-from benchmarks.maskrcnn.pytorch.train import Training, build, train_step
+from benchmarks.maskrcnn.pytorch.operators import Chosen
+from benchmarks.maskrcnn.pytorch.train import build, train_step
 from benchmarks.maskrcnn.schedule import Rates
 
 TITLES = {
@@ -41,7 +41,6 @@ RATE = 1e-4  # so small that the weights, and with them the number of proposals,
 
 
 def plain_step(config: Config, classes: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
-    """Return a step of a plain loop with the same network and batch."""
     model = Model(replace(config, compile="none"), classes, Chosen({}), ranks.context)
     trained = [parameter for parameter in model.network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=RATE, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -54,15 +53,7 @@ def plain_step(config: Config, classes: int, ranks: Ranks, batch: Batch) -> Call
     return step
 
 
-def evaluated(training: Training, data: DataSet, batches: Iterator[EvaluationBatch]) -> None:
-    """Detect, and draw the masks, of one batch."""
-    batch = next(batches)
-    found, masks = training.model.detect(batch.images, batch.sizes)
-    in_images(data, batch, Found(*(each.cpu() for each in found)), masks.cpu().numpy(), training.config.edge)
-
-
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     data = open_data(folder)
     classes = len(data.categories) + 1
     orders, opened = Orders(config, data.train, ranks), ExitStack()
@@ -78,12 +69,17 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, Rates(RATE, RATE))
 
+    def evaluated() -> None:
+        batch = next(again)
+        found, masks = training.model.detect(batch.images, batch.sizes)
+        in_images(data, batch, Found(*(each.cpu() for each in found)), masks.cpu().numpy(), config.edge)
+
     loops: Dict[str, bench.Loop] = {
         "bare": bench.repeated(plain_step(config, classes, ranks, batch)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
         "input": bench.repeated(alone.next),
-        "evaluation": bench.repeated(lambda: evaluated(training, data, again)),
+        "evaluation": bench.repeated(evaluated),
     }
     title = (
         f"Mask R-CNN, stages {config.stages}, width {config.stem_width}, short side {config.short_side}, batch "

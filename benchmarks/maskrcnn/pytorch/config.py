@@ -110,7 +110,6 @@ class Config:
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
         return {"box_ap": self.box_target, "mask_ap": self.mask_target}
 
     @property

@@ -23,8 +23,6 @@ from benchmarks.maskrcnn.pytorch.operators import Outlines, outlines_of
 
 
 class Batch(NamedTuple):
-    """Images of a rank, padded to one shape, and their objects, padded to one number."""
-
     images: torch.Tensor  # uint8 (B, 3, H, W), in channels_last
     sizes: torch.Tensor  # float32 (B, 2): width and height before the padding
     boxes: torch.Tensor  # float32 (B, G, 4): left, top, right, bottom in pixels
@@ -36,7 +34,6 @@ class Batch(NamedTuple):
 
     @property
     def outlines(self) -> Outlines:
-        """The objects' outlines."""
         return Outlines(self.edges, self.polygons, self.offsets)
 
     def to(self, device: torch.device) -> "Batch":
@@ -128,10 +125,7 @@ class Orders:
         self.size = config.batch_size * ranks.size
         self.of_epoch: Callable[[int], List[ImageBatch]] = lru_cache(maxsize=2)(self._of_epoch)
 
-    @property
-    def steps(self) -> int:
-        """Steps of an epoch, the same on all ranks."""
-        return -(-len(self.part.with_objects) // self.size)
+        self.steps = -(-len(part.with_objects) // self.size)  # of an epoch, the same on all ranks
 
     def _of_epoch(self, epoch: int) -> List[ImageBatch]:
         config, listed = self.config, self.part.with_objects
@@ -150,7 +144,6 @@ class TrainingInput:
         self.close = self._batches.close
 
     def next(self) -> Batch:
-        """Return the next batch."""
         return next(self._batches).to(self._ranks.context)
 
     def make(self, step: int) -> Batch:
@@ -162,15 +155,12 @@ class TrainingInput:
         mine = slice(self._ranks.rank * config.batch_size, (self._ranks.rank + 1) * config.batch_size)
         drawn = random.random_sample(self._orders.size)[mine]
         seeds = random.randint(0, 1 << 31, self._orders.size)[mine]
-        images = [
-            self._image(position, bool(value < config.flip)) for position, value in zip(batch.positions.tolist(), drawn)
-        ]
+        images = []
+        for position, value in zip(batch.positions.tolist(), drawn):
+            part, size, mirrored = self._orders.part, tuple(self._orders.resized[position]), bool(value < config.flip)
+            found = read_objects(part, position, size, mirrored, config)
+            images.append(found._replace(pixels=read_image(part, position, size, mirrored, config)))
         return assembled(images, batch.shape, seeds.astype(np.int64), config).pinned(self._ranks.context)
-
-    def _image(self, position: int, mirrored: bool) -> Image8:
-        part, (width, height) = self._orders.part, self._orders.resized[position].tolist()
-        found = read_objects(part, position, (width, height), mirrored, self._config)
-        return found._replace(pixels=read_image(part, position, (width, height), mirrored, self._config))
 
 
 class EvaluationBatch(NamedTuple):
@@ -220,7 +210,10 @@ def synthetic_batch(
         size = (0.1 + 0.4 * random.rand(objects, 2)) * (width, height)
         boxes = np.concatenate((corner, corner + size), 1).astype(np.float32)
         labels = random.randint(1, classes, objects).astype(np.int64)
-        images.append(Image8(pixels, boxes, labels, [[_diamond(box)] for box in boxes]))
+        (left, top), (right, bottom) = boxes[:, :2].T, boxes[:, 2:].T
+        x, y = (left + right) / 2, (top + bottom) / 2
+        diamonds = np.stack((x, top, right, y, x, bottom, left, y), 1).reshape(-1, 4, 2)
+        images.append(Image8(pixels, boxes, labels, [[diamond] for diamond in diamonds]))
     seeds = random.randint(0, 1 << 31, config.batch_size).astype(np.int64)
     made = assembled(images, shape, seeds, config)
     more = max(0, edges - len(made.edges))
@@ -229,9 +222,3 @@ def synthetic_batch(
         polygons=torch.nn.functional.pad(made.polygons, (0, more)),
     )
     return padded.to(device)
-
-
-def _diamond(box: np.ndarray) -> np.ndarray:
-    left, top, right, bottom = box
-    x, y = (left + right) / 2, (top + bottom) / 2
-    return np.array([[x, top], [right, y], [x, bottom], [left, y]], dtype=np.float32)

@@ -13,8 +13,7 @@ from pycocotools import mask as coco_masks
 from benchmarks.detection.annotations import DataSet
 from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.pytorch import boxes
-from benchmarks.detection.pytorch.boxes import Found
-from benchmarks.detection.pytorch.gather import gathered
+from benchmarks.detection.pytorch.boxes import Found, gathered
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, evaluation_input
 from benchmarks.maskrcnn.pytorch.model import Model
 

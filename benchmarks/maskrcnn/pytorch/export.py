@@ -8,8 +8,9 @@ as evaluation.paste does it.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Tuple
+from typing import Any, Dict, Mapping
 
 import numpy as np
 import torch
@@ -23,11 +24,11 @@ from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap
 from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.maskrcnn.order import STRIDE, all_shapes
-from benchmarks.maskrcnn.pytorch.choice import Chosen
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import evaluation_input
 from benchmarks.maskrcnn.pytorch.evaluation import THRESHOLD, in_images
 from benchmarks.maskrcnn.pytorch.model import Model
+from benchmarks.maskrcnn.pytorch.operators import Chosen
 from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import QUALITIES
 
@@ -44,64 +45,39 @@ OUTPUTS = (
 )
 
 
-def trained(config: Config, saved: Mapping[str, Any], data: DataSet) -> Model:
-    """Return the training code with a checkpoint's network."""
-    model = Model(config, len(data.categories) + 1, Chosen({}), ALONE.context)
-    model.network.load_state_dict(saved["network"])
-    model.network.eval()
-    return model
-
-
-def padded(found: Found, masks: torch.Tensor, batch: int, limit: int) -> Arrays:
+def original(model: Model, *inputs: np.ndarray) -> Arrays:
     """Return the training code's detections in the form of the exported model's."""
-    counts = found.images.bincount(minlength=batch)
+    images, sizes = as_tensors(inputs)
+    found, masks = model.detect(images, sizes)
+    counts = found.images.bincount(minlength=len(images))
     place = torch.arange(len(found.images)) - (counts.cumsum(0) - counts)[found.images]
     outputs = []
     for values in (found.boxes, found.scores, found.labels, masks):
-        output = torch.zeros(batch, limit, *values.shape[1:], dtype=values.dtype)
+        output = torch.zeros(len(images), model.config.detections, *values.shape[1:], dtype=values.dtype)
         output[found.images, place] = values
         outputs.append(output.numpy())
     return tuple(outputs)
 
 
-def detections(outputs: Arrays) -> Tuple[Found, np.ndarray]:
-    """Return what an exported model found as the training code has it."""
-    boxes, scores, labels, masks = as_tensors(outputs)
-    there = labels > 0
-    images = there.nonzero()[:, 0]
-    return Found(images, boxes[there], scores[there], labels[there]), masks[there].numpy()
-
-
-def original(model: Model) -> Infer:
-    """Return the training code as a function of the exported model's inputs."""
-
-    def infer(*inputs: np.ndarray) -> Arrays:
-        images, sizes = as_tensors(inputs)
-        found, masks = model.detect(images, sizes)
-        return padded(found, masks, len(images), model.config.detections)
-
-    return infer
-
-
-def evaluate(config: Config, data: DataSet) -> Callable[[Infer], Dict[str, float]]:
-    """Return what gives COCO's average precision of boxes and masks over all validation images."""
-
-    def qualities(infer: Infer) -> Dict[str, float]:
-        parts = [empty(masks=True)]
-        for batch in evaluation_input(config, data, ALONE):
-            outputs = infer(batch.images.contiguous().numpy(), batch.sizes.numpy())
-            parts.append(in_images(data, batch, *detections(outputs), config.edge))
-        found = coco_ap(data, joined(parts), tuple(QUALITIES))
-        return {name: found[kind] for kind, name in QUALITIES.items()}
-
-    return qualities
+def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
+    """Return COCO's average precision of boxes and masks over all validation images."""
+    parts = [empty(masks=True)]
+    for batch in evaluation_input(config, data, ALONE):
+        outputs = as_tensors(infer(batch.images.contiguous().numpy(), batch.sizes.numpy()))
+        there = outputs[2] > 0
+        boxes, scores, labels, masks = (each[there] for each in outputs)
+        found = Found(there.nonzero()[:, 0], boxes, scores, labels)
+        parts.append(in_images(data, batch, found, masks.numpy(), config.edge))
+    precision = coco_ap(data, joined(parts), tuple(QUALITIES))
+    return {name: precision[kind] for kind, name in QUALITIES.items()}
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported."""
     config = on_cpu(config)
     data = open_data(folder)
-    model = trained(config, saved, data)
+    model = Model(config, len(data.categories) + 1, Chosen({}), ALONE.context)
+    model.network.load_state_dict(saved["network"])
+    model.network.eval()
     height, width = all_shapes(config.short_side, config.long_side, config.bucket_step)[-1]
     return Subject(
         model=Served(model).eval(),
@@ -109,7 +85,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         outputs=OUTPUTS,
         # Two sides that differ: axes of one size might be taken for the same.
         example=(np.zeros((2, 3, height, width + STRIDE), np.uint8), np.full((2, 2), height, np.float32)),
-        evaluate=evaluate(config, data),
+        evaluate=partial(evaluate, config, data),
         preprocessing={
             "resize_shorter": config.short_side,
             "longest": config.long_side,
@@ -121,7 +97,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
             "mask_threshold": THRESHOLD,
             "classes": [each.name for each in data.categories],
         },
-        original=original(model),
+        original=partial(original, model),
         any_size={"images": (2, 3)},
         tolerance=1e-3,
         turned=0.02,

@@ -156,7 +156,7 @@ def most_of_objects(objects, present, boxes, most, count, OBJECTS: tl.constexpr,
 def match_boxes(
     objects, present, boxes, most, matched, count, high, low, OBJECTS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The object of each box; see targets.match with ``rescue``."""
+    """The object of each box; see regions.match with ``rescue``."""
     image = tl.program_id(1).to(tl.int64)
     box = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = box < count
@@ -180,8 +180,6 @@ def match_boxes(
 
 
 class _Align(torch.autograd.Function):
-    """RoIAlign of the table of all levels' pixels."""
-
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, rois: torch.Tensor, places: torch.Tensor, bins: int) -> torch.Tensor:
         channels = table.shape[1]
@@ -210,7 +208,6 @@ class _Align(torch.autograd.Function):
 def roi_align(
     features: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int, edge: float = 0.0
 ) -> torch.Tensor:
-    """See operators.roi_align."""
     where = placed(rois, images, len(features[0]), [(each.shape[2], each.shape[3]) for each in features], edge)
     scaled = (rois * where.scale.unsqueeze(1)).float().contiguous()
     places = torch.stack((where.start, where.height, where.width), 1).contiguous()
@@ -218,7 +215,6 @@ def roi_align(
 
 
 def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor, size: int) -> torch.Tensor:
-    """See operators.project_masks."""
     drawn = torch.zeros(len(rois), size, size, dtype=torch.uint8, device=rois.device)
     if len(rois) and len(outlines.edges):
         draw_masks[(len(rois),)](
@@ -229,7 +225,6 @@ def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor,
 
 
 def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, high: float, low: float) -> torch.Tensor:
-    """See operators.match."""
     batch, count = len(objects), len(boxes)
     matched = torch.empty(batch, count, dtype=torch.int64, device=boxes.device)
     most = torch.zeros(batch, objects.shape[1], dtype=torch.int32, device=boxes.device)

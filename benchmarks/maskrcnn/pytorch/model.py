@@ -1,9 +1,9 @@
 """Mask R-CNN (He et al. 2017, arXiv 1703.06870) with a ResNet and a feature pyramid, as maskrcnn_benchmark has it.
 
-Images go in, the five losses or detections with their masks come out. What is sampled of anchors and proposals is in
-targets.py, how boxes become proposals and detections in proposals.py, and the operators with kernels of their own in
-operators.py. B is the images of a batch, A the anchors of a level, S the sampled boxes of an image, R the RoIs of all
-images, C the classes without the background.
+Images go in, the five losses or detections with their masks come out. What is sampled of anchors and proposals, and how
+boxes become proposals and detections, is in regions.py, the operators with kernels of their own in operators.py. B is
+the images of a batch, A the anchors of a level, S the sampled boxes of an image, R the RoIs of all images, C the
+classes without the background.
 
 Source: maskrcnn/implementations/pytorch/maskrcnn_benchmark/modeling of mlcommons/training_results_v0.6 and v0.7.
 """
@@ -20,12 +20,11 @@ from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.detection.pytorch.boxes import Found, encode, overlaps
-from benchmarks.maskrcnn.pytorch import anchors, backbone, targets
-from benchmarks.maskrcnn.pytorch.choice import Chosen
+from benchmarks.maskrcnn.pytorch import backbone, regions
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch
-from benchmarks.maskrcnn.pytorch.operators import BOX_BINS, MASK_BINS, MASK_SIZE, POOLED_LEVELS
-from benchmarks.maskrcnn.pytorch.proposals import Limits, Proposals, propose, trimmed
+from benchmarks.maskrcnn.pytorch.operators import BOX_BINS, MASK_BINS, MASK_SIZE, POOLED_LEVELS, Chosen
+from benchmarks.maskrcnn.pytorch.regions import Limits, Proposals, propose, sampled, take
 
 RPN_BETA = 1 / 9  # where the smooth L1 of the proposals turns from a square into a line; the head's turns at 1
 
@@ -38,7 +37,7 @@ class Scored(NamedTuple):
 
 
 class Rois(NamedTuple):
-    """Sampled boxes of a batch and what the heads should say of them; see targets.Sample for the slots."""
+    """Sampled boxes of a batch and what the heads should say of them; see regions.Sample for the slots."""
 
     boxes: torch.Tensor  # (B, S, 4)
     labels: torch.Tensor  # int64 (B, S): 0 for background
@@ -127,7 +126,6 @@ class MaskRCNN(nn.Module):
     """The layers, of which Model calls the heads."""
 
     def __init__(self, config: Config, classes: int) -> None:
-        """``classes`` counts the background."""
         super().__init__()
         self.backbone = backbone.ResNet(config.stages, config.stem_width, config.stride_in_1x1, config.frozen_stages)
         self.pyramid = backbone.Pyramid(self.backbone.widths, config.fpn_width)
@@ -173,39 +171,51 @@ class Model:
         self.is_static = device.type == "cuda"
         # Kept, since a copy of numbers to a device waits for it.
         self._grid: Callable[[Tuple[Tuple[int, int], ...]], List[torch.Tensor]] = lru_cache(maxsize=None)(
-            lambda shapes: anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, device)
+            lambda shapes: regions.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, device)
         )
 
     def losses(self, batch: Batch) -> Dict[str, torch.Tensor]:
         """Return the five losses of this rank's images by name; their sum is trained."""
-        present = batch.labels > 0
-        with pytorch.autocast(self.device, self.config.precision):
+        config, present = self.config, batch.labels > 0
+        with pytorch.autocast(self.device, config.precision):
             levels, scored = self._forward(batch.images)
         grid = self._grid(tuple((level.shape[2], level.shape[3]) for level in levels))
-        found = self._proposal_losses(scored, torch.cat(grid), batch, present)
-        rois = self._sampled(self._proposals(scored, grid, batch.sizes, training=True), batch, present)
-        found.update(self._box_losses(levels, rois))
-        found["mask"] = self._mask_loss(levels, rois, batch)
-        return found
 
-    def _proposal_losses(
-        self, scored: Scored, grid: torch.Tensor, batch: Batch, present: torch.Tensor
-    ) -> Dict[str, torch.Tensor]:
-        config = self.config
-        matched = self.operators.match(batch.boxes, present, grid, config.rpn_fg_iou, config.rpn_bg_iou)
-        usable = targets.inside(grid, batch.sizes)
-        sampled = targets.sample(matched, usable, batch.seeds, config.anchors_per_image, config.rpn_fg_fraction)
-        wanted = encode(
-            targets.of_objects(batch.boxes, targets.take(matched, sampled.positions)),
-            grid[sampled.positions],
-            anchors.RPN_WEIGHTS,
-        )
-        logits = targets.take(torch.cat(scored.scores, 1), sampled.positions).float()
-        offsets = targets.take(torch.cat(scored.offsets, 1), sampled.positions).float()
-        return {
-            "objectness": binary_loss(logits, sampled.positive, sampled.filled),
-            "proposals": box_loss(offsets, wanted, sampled.positive, sampled.filled, RPN_BETA),
+        # The anchors
+        every = torch.cat(grid)
+        matched = self.operators.match(batch.boxes, present, every, config.rpn_fg_iou, config.rpn_bg_iou)
+        usable = regions.inside(every, batch.sizes)
+        drawn = regions.sample(matched, usable, batch.seeds, config.anchors_per_image, config.rpn_fg_fraction)
+        objects = regions.of_objects(batch.boxes, take(matched, drawn.positions))
+        wanted = encode(objects, every[drawn.positions], regions.RPN_WEIGHTS)
+        logits, offsets = (take(torch.cat(each, 1), drawn.positions).float() for each in scored)
+        found = {
+            "objectness": binary_loss(logits, drawn.positive, drawn.filled),
+            "proposals": box_loss(offsets, wanted, drawn.positive, drawn.filled, RPN_BETA),
         }
+
+        # The boxes of the proposals
+        rois = self._sampled(self._proposals(scored, grid, batch.sizes, training=True), batch, present)
+        labels, filled, images = rois.labels.flatten(), rois.filled.flatten(), _images(rois.boxes)
+        with pytorch.autocast(self.device, config.precision):
+            logits, offsets = self._boxes(self._pooled(levels, rois.boxes.flatten(0, 1), images, BOX_BINS))
+        of_class = take(offsets.float(), labels.unsqueeze(1)).squeeze(1)
+        entropy = functional.cross_entropy(logits.float(), labels, reduction="none")
+        found["classes"] = weighted_mean(entropy, filled)
+        found["boxes"] = box_loss(of_class, rois.offsets.flatten(0, 1), labels > 0, filled, 1.0)
+
+        # The masks of those that are objects, which come first
+        slots = min(int(config.rois_per_image * config.roi_fg_fraction), rois.boxes.shape[1])
+        boxes, labels, objects = (each[:, :slots].flatten(0, 1) for each in (rois.boxes, rois.labels, rois.objects))
+        images = _images(rois.boxes[:, :slots])
+        if not self.is_static:
+            there = (labels > 0).nonzero().squeeze(1)
+            boxes, labels, objects, images = boxes[there], labels[there], objects[there], images[there]
+        with pytorch.autocast(self.device, config.precision):
+            logits = self._masks(self._pooled(levels, boxes, images, MASK_BINS), labels)
+        shapes = self.operators.project_masks(batch.outlines, sampled(boxes, config.edge), objects, MASK_SIZE)
+        found["mask"] = binary_loss(logits.float(), shapes, labels > 0)
+        return found
 
     def _proposals(
         self, scored: Scored, grid: Sequence[torch.Tensor], sizes: torch.Tensor, training: bool
@@ -215,7 +225,11 @@ class Model:
         if training:
             limits = Limits(config.rpn_pre_nms_top_n, config.rpn_post_nms_top_n, True, config.rpn_nms_iou)
         found = propose(scored.scores, scored.offsets, grid, sizes, limits, self.operators.suppress)
-        return found if self.is_static else trimmed(found)
+        if self.is_static:
+            return found
+        # Without the columns that no image fills, which waits for the device
+        most = max(1, int(found.valid.sum(1).max()))
+        return Proposals(found.boxes[:, :most], found.valid[:, :most])
 
     @torch.no_grad()
     def _sampled(self, proposals: Proposals, batch: Batch, present: torch.Tensor) -> Rois:
@@ -225,43 +239,18 @@ class Model:
         boxes = torch.cat((batch.boxes, proposals.boxes), 1)
         usable = torch.cat((present, proposals.valid), 1)
         quality = overlaps(batch.boxes, boxes)
-        matched = targets.match(quality, present, config.roi_fg_iou, config.roi_fg_iou, rescue=False)
-        drawn = targets.sample(matched, usable, batch.seeds + 1, config.rois_per_image, config.roi_fg_fraction)
-        boxes, matched = targets.take(boxes, drawn.positions), targets.take(matched, drawn.positions)
-        labels = targets.of_objects(batch.labels, matched).masked_fill(~drawn.positive, 0)
-        wanted = encode(targets.of_objects(batch.boxes, matched), boxes, anchors.HEAD_WEIGHTS)
+        matched = regions.match(quality, present, config.roi_fg_iou, config.roi_fg_iou, rescue=False)
+        drawn = regions.sample(matched, usable, batch.seeds + 1, config.rois_per_image, config.roi_fg_fraction)
+        boxes, matched = take(boxes, drawn.positions), take(matched, drawn.positions)
+        labels = regions.of_objects(batch.labels, matched).masked_fill(~drawn.positive, 0)
+        wanted = encode(regions.of_objects(batch.boxes, matched), boxes, regions.HEAD_WEIGHTS)
         first = torch.arange(len(boxes), device=boxes.device).unsqueeze(1) * batch.boxes.shape[1]
         objects = (matched + first).masked_fill(~drawn.positive, -1)
         return Rois(boxes, labels, wanted, objects, drawn.filled)
 
     def _pooled(self, levels: List[torch.Tensor], boxes: torch.Tensor, images: torch.Tensor, bins: int) -> torch.Tensor:
         edge = self.config.edge
-        return self.operators.roi_align(levels[:POOLED_LEVELS], anchors.sampled(boxes, edge), images, bins, edge)
-
-    def _box_losses(self, levels: List[torch.Tensor], rois: Rois) -> Dict[str, torch.Tensor]:
-        labels, filled = rois.labels.flatten(), rois.filled.flatten()
-        with pytorch.autocast(self.device, self.config.precision):
-            pooled = self._pooled(levels, rois.boxes.flatten(0, 1), _images(rois.boxes), BOX_BINS)
-            logits, offsets = self._boxes(pooled)
-        of_class = targets.take(offsets.float(), labels.unsqueeze(1)).squeeze(1)
-        return {
-            "classes": weighted_mean(functional.cross_entropy(logits.float(), labels, reduction="none"), filled),
-            "boxes": box_loss(of_class, rois.offsets.flatten(0, 1), labels > 0, filled, 1.0),
-        }
-
-    def _mask_loss(self, levels: List[torch.Tensor], rois: Rois, batch: Batch) -> torch.Tensor:
-        slots = min(int(self.config.rois_per_image * self.config.roi_fg_fraction), rois.boxes.shape[1])
-        boxes, labels, objects = (each[:, :slots].flatten(0, 1) for each in (rois.boxes, rois.labels, rois.objects))
-        images = _images(rois.boxes[:, :slots])
-        if not self.is_static:
-            there = (labels > 0).nonzero().squeeze(1)
-            boxes, labels, objects, images = boxes[there], labels[there], objects[there], images[there]
-        with pytorch.autocast(self.device, self.config.precision):
-            pooled = self._pooled(levels, boxes, images, MASK_BINS)
-            logits = self._masks(pooled, labels)
-        drawn = anchors.sampled(boxes, self.config.edge)
-        wanted = self.operators.project_masks(batch.outlines, drawn, objects, MASK_SIZE)
-        return binary_loss(logits.float(), wanted, labels > 0)
+        return self.operators.roi_align(levels[:POOLED_LEVELS], sampled(boxes, edge), images, bins, edge)
 
     @torch.no_grad()
     def detect(self, images: torch.Tensor, sizes: torch.Tensor) -> Tuple[Found, torch.Tensor]:

@@ -1,20 +1,28 @@
-"""What is made of sampled points: RoIAlign of a pyramid, and masks of polygons. PyTorch's operators alone.
+"""What is made of sampled points, RoIAlign of a pyramid and masks of polygons, and which implementation a run uses.
 
-The Triton kernels are in kernels.py; benchmarks/common/torch/kernels.py compares and chooses.
+Here are PyTorch's operators alone. The Triton kernels are in kernels.py; torchvision's operators are in NGC's images,
+and never required. benchmarks/common/torch/kernels.py compares and chooses; what gives other values is not used.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from functools import lru_cache
-from typing import Any, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional
 
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.common.torch.kernels import Operator
-from benchmarks.detection.pytorch.boxes import overlaps
-from benchmarks.maskrcnn.pytorch import targets
+from benchmarks.detection.pytorch import nms
+from benchmarks.detection.pytorch.boxes import Found, overlaps
+from benchmarks.maskrcnn.pytorch import regions
+from benchmarks.maskrcnn.pytorch.config import Config
 
 # Bins of RoIAlign for the two heads, and pixels of a mask, in each direction
 BOX_BINS, MASK_BINS, MASK_SIZE = 7, 14, 28
@@ -32,7 +40,7 @@ def levels_of(rois: torch.Tensor, edge: float = 0.0) -> torch.Tensor:
 
 
 def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, high: float, low: float) -> torch.Tensor:
-    """Return the object int64 (B, N) of each of ``boxes`` (N, 4), which all images have; see targets.match.
+    """Return the object int64 (B, N) of each of ``boxes`` (N, 4), which all images have; see regions.match.
 
     Args:
         objects: (B, G, 4).
@@ -41,7 +49,7 @@ def match(objects: torch.Tensor, present: torch.Tensor, boxes: torch.Tensor, hig
         high: least overlap of a match, but for those that overlap an object most.
         low: least overlap that is not background.
     """
-    return targets.match(overlaps(objects, boxes.unsqueeze(0)), present, high, low, rescue=True)
+    return regions.match(overlaps(objects, boxes.unsqueeze(0)), present, high, low, rescue=True)
 
 
 # -- RoIAlign -----------------------------------------------------------------------------------------
@@ -179,7 +187,8 @@ def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor,
     if not len(owner):
         return torch.zeros(count, size, size, dtype=torch.bool, device=device)
     edge = torch.arange(len(owner), device=device) - (lengths.cumsum(0) - lengths)[owner] + first[owner]
-    begins, ends = _in_grid(outlines.edges[edge], rois[owner], size)
+    corners, extent = rois[owner, :2], (rois[owner, 2:] - rois[owner, :2]).clamp(min=1)
+    begins, ends = ((points - corners) / extent * size for points in outlines.edges[edge].split(2, 1))
     # Each pair of a RoI and a polygon has a plane of its own.
     polygon = outlines.polygons[edge].long()
     starts_plane = torch.ones_like(owner, dtype=torch.bool)
@@ -201,14 +210,6 @@ def project_masks(outlines: Outlines, rois: torch.Tensor, objects: torch.Tensor,
     result = torch.zeros(count, size, size, dtype=torch.int32, device=device)
     result.index_add_(0, owner[starts_plane], drawn.to(torch.int32))
     return result > 0
-
-
-def _in_grid(edges: torch.Tensor, rois: torch.Tensor, size: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    # Begin and end, (E, 2) each, of ``edges`` (E, 4) in the grid of each one's RoI
-    extent = (rois[:, 2:] - rois[:, :2]).clamp(min=1)
-    begins = (edges[:, :2] - rois[:, :2]) / extent * size
-    ends = (edges[:, 2:] - rois[:, :2]) / extent * size
-    return begins, ends
 
 
 def outlines_of(objects: Sequence[Sequence[torch.Tensor]]) -> Outlines:
@@ -279,7 +280,8 @@ def _match_example(
 
 
 MODULE = "benchmarks.maskrcnn.pytorch.kernels"
-OPERATORS = {
+OPERATORS: Dict[str, Operator] = {
+    **nms.OPERATORS,
     "matching": Operator(
         match,
         f"{MODULE}:match",
@@ -302,3 +304,116 @@ OPERATORS = {
         ({"rois": 9, "points": 7, "size": 11}, {"rois": 0, "points": 3, "size": 4}),
     ),
 }
+
+
+class Chosen(NamedTuple):
+    names: Dict[str, str]
+    suppress: nms.Suppress = nms.keep_of_groups
+    match: Callable[..., torch.Tensor] = match
+    roi_align: Callable[..., torch.Tensor] = roi_align
+    project_masks: Callable[..., torch.Tensor] = project_masks
+    detect: Callable[..., Found] = regions.detect
+
+
+def torchvision_operators(found: Any) -> Dict[str, Any]:
+    """Return the operators that the module ``found``, torchvision.ops, offers; empty where it is None."""
+    if found is None:
+        return {}
+
+    def suppress(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+        group, place = alive.nonzero(as_tuple=True)
+        # The order within a group is that of the scores; torchvision takes any number that falls.
+        kept = found.batched_nms(boxes[group, place].float(), -place.float(), group, threshold)
+        result = torch.zeros_like(alive)
+        result[group[kept], place[kept]] = True
+        return result
+
+    def align(
+        levels: Sequence[torch.Tensor], rois: torch.Tensor, images: torch.Tensor, bins: int, edge: float = 0.0
+    ) -> torch.Tensor:
+        level = levels_of(rois, edge)
+        result = levels[0].new_zeros(len(rois), levels[0].shape[1], bins, bins)
+        for number, feature in enumerate(levels):
+            mine = (level == number).nonzero().squeeze(1)
+            listed = torch.cat((images[mine].to(rois.dtype).unsqueeze(1), rois[mine]), 1).to(feature.dtype)
+            scale = 0.25 / (1 << number)
+            pooled = found.roi_align(feature, listed, bins, scale, SAMPLES, aligned=False)
+            result = result.index_copy(0, mine, pooled.to(result.dtype))
+        return result.contiguous(memory_format=torch.channels_last)
+
+    return {"suppression": suppress, "roi_align": align}
+
+
+def find_torchvision() -> Any:
+    """Return the module torchvision.ops, or None where it is not installed or lacks its compiled part."""
+    try:
+        found = importlib.import_module("torchvision.ops")
+        found.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
+    # Next to a PyTorch of another build it fails in many ways.
+    except Exception:
+        return None
+    return found
+
+
+def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Optional[Any] = None) -> Chosen:
+    """Choose by measuring on the sizes of a step; ``saved`` is a checkpoint's choice, ``found`` torchvision.ops.
+
+    Raises ValueError where torchvision's operators are wanted and are not there.
+    """
+    theirs = torchvision_operators(found or find_torchvision())
+    theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, OPERATORS)}
+    if config.kernels == "torchvision" and not theirs:
+        raise choices.UnavailableError(
+            "kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto"
+        )
+    dtype, names = pytorch.DTYPES[config.precision], dict(saved)
+    if saved:  # a run that began when there were fewer
+        names = {**dict.fromkeys(OPERATORS, "plain"), **saved}
+    else:
+        wanted = "plain" if config.kernels == "torchvision" else config.kernels
+        names = kernels.choose(OPERATORS, wanted, ranks, dtype, sizes_of(config))
+    for name in theirs if not saved else ():
+        if config.kernels == "torchvision":
+            names[name] = "torchvision"
+        elif config.kernels == "auto":
+            other, sizes = kernels.Other("torchvision", theirs[name]), sizes_of(config)[name]
+            names[name] = kernels.or_other(name, OPERATORS[name], names[name], other, ranks, dtype, sizes)
+    choices.record("kernels", names)
+    implementations: List[Any] = [
+        theirs[name] if names[name] == "torchvision" else kernels.implementation(OPERATORS[name], names[name])
+        for name in OPERATORS
+    ]
+    return Chosen(names, *implementations)
+
+
+def is_captured(chosen: Chosen, asked: Any, ranks: Ranks) -> bool:
+    """Return whether a CUDA graph can hold a step with these operators: the others wait for the device.
+
+    Raises ValueError where ``asked`` is true, and not "auto", and it cannot.
+    """
+    waiting = [f"{name} {kind}" for name, kind in chosen.names.items() if kind != "triton" and name != "matching"]
+    if waiting and asked is True:
+        raise choices.UnavailableError(
+            f"cuda_graph=true needs the Triton kernels, and not {', '.join(waiting)}: set kernels=triton"
+        )
+    if waiting and ranks.rank == 0:
+        print(f"cuda_graph=false, which is slower: {', '.join(waiting)}, which wait for the device", file=sys.stderr)
+    choices.record("cuda_graph", not waiting)
+    return not waiting
+
+
+def sizes_of(config: Config) -> Dict[str, Mapping[str, Any]]:
+    """Return the sizes of a training step, by operator."""
+    groups = config.batch_size * len(config.anchor_sizes)
+    rois = config.batch_size * config.rois_per_image
+    side = max(32, config.short_side // 32 * 8)
+    positive = max(1, int(rois * config.roi_fg_fraction))
+    # Of the five levels, a third of the first one behind it.
+    anchors = len(config.anchor_ratios) * config.short_side * config.long_side // 16 * 4 // 3
+    align = {"batch": config.batch_size, "rois": rois, "channels": config.fpn_width, "side": side, "bins": BOX_BINS}
+    return {
+        "suppression": {"groups": groups, "count": config.rpn_pre_nms_top_n},
+        "matching": {"batch": config.batch_size, "objects": config.objects, "count": anchors},
+        "roi_align": align,
+        "project_masks": {"rois": positive, "points": 40, "size": MASK_SIZE},
+    }

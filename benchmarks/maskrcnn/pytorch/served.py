@@ -16,12 +16,11 @@ from torch.nn import functional
 
 from benchmarks.detection.pytorch import nms
 from benchmarks.detection.pytorch.boxes import Found, decode
-from benchmarks.maskrcnn.pytorch import anchors, operators
-from benchmarks.maskrcnn.pytorch.choice import Chosen
+from benchmarks.maskrcnn.pytorch import operators, regions
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.model import Model, Scored
-from benchmarks.maskrcnn.pytorch.operators import MASK_SIZE, Placed
-from benchmarks.maskrcnn.pytorch.proposals import Proposals
+from benchmarks.maskrcnn.pytorch.operators import MASK_SIZE, Chosen, Placed
+from benchmarks.maskrcnn.pytorch.regions import Proposals
 
 Outputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -47,7 +46,7 @@ class Served(nn.Module):
         config = self._model.config
         levels, scored = self.network(images)
         shapes = [(level.shape[2], level.shape[3]) for level in levels]
-        grid = anchors.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, sizes.device)
+        grid = regions.grid_anchors(shapes, config.anchor_sizes, config.anchor_ratios, sizes.device)
         # A level may have fewer anchors than candidates are taken: that many more are added, which are never chosen.
         more = config.rpn_pre_nms_top_n_test
         scored = Scored(
@@ -88,8 +87,8 @@ def detect(
     classes, limit = logits.shape[2] - 1, config.detections
     scores = logits.softmax(-1)[..., 1:]
     scores = scores.masked_fill(~proposals.valid.unsqueeze(-1) | (scores <= config.score_threshold), 0.0)
-    boxes = decode(offsets[:, :, 1:], proposals.boxes.unsqueeze(2), anchors.HEAD_WEIGHTS)
-    boxes = anchors.clip(boxes, sizes).flatten(1, 2)
+    boxes = decode(offsets[:, :, 1:], proposals.boxes.unsqueeze(2), regions.HEAD_WEIGHTS)
+    boxes = regions.clip(boxes, sizes).flatten(1, 2)
     picked = best_of_classes(boxes, scores, config.nms_iou, limit)
     values = scores.flatten(1).gather(1, picked.clamp(min=0)).masked_fill(picked < 0, 0.0)
     labels = (picked % classes + 1).masked_fill(picked < 0, 0)

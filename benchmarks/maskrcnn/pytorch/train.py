@@ -32,11 +32,11 @@ from benchmarks.detection.detections import Detections
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.maskrcnn import events
 from benchmarks.maskrcnn.order import Shape, all_shapes
-from benchmarks.maskrcnn.pytorch.choice import Chosen, choose, is_captured
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput, synthetic_batch
 from benchmarks.maskrcnn.pytorch.evaluation import detections
-from benchmarks.maskrcnn.pytorch.model import MaskRCNN, Model
+from benchmarks.maskrcnn.pytorch.model import Model
+from benchmarks.maskrcnn.pytorch.operators import Chosen, choose, is_captured
 from benchmarks.maskrcnn.schedule import Rates, rates
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}  # name of the quality of each kind of comparison
@@ -59,7 +59,10 @@ class Training:
         self.config, self.ranks, self.classes = config, ranks, classes
         self.model = Model(config, classes, operators, ranks.context, trained)
         self.network = self.model.network
-        matrices, biases = parameters(self.network)
+        parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        # Weights, which decay, and biases, which do not and have rates of their own
+        matrices = [each for each in parameters if each.dim() > 1]
+        biases = [each for each in parameters if each.dim() == 1]
         rule = ScaleRule(config.loss_scale, config.loss_scale_interval)
         candidates = sgd_candidates(config, matrices)
         if config.cuda_graph:
@@ -76,18 +79,6 @@ class Training:
         if config.cuda_graph:
             self.rates = [torch.zeros((), device=ranks.context) for _ in self.rates]
         self.graphs: Dict[Shape, Captured] = {}
-
-    def set_rates(self, rates: Rates) -> None:
-        """Give the next step its learning rates."""
-        held = [each for each in self.rates if isinstance(each, torch.Tensor)]
-        for tensor, rate in zip(held, rates):
-            tensor.fill_(rate)
-        self.rates = held or rates
-
-    def graph_of(self, batch: Batch) -> Optional[Captured]:
-        """Return the captured step for ``batch``; None where there is none, or the batch is more than it holds."""
-        height, width = batch.images.shape[2:]
-        return self.graphs.get((height, width)) if len(batch.edges) <= EDGES else None
 
 
 def build(
@@ -119,18 +110,20 @@ def build(
 
 def train_step(training: Training, batch: Batch, rates: Rates) -> torch.Tensor:
     """Train on one batch; return the sum of this rank's losses, still on the device."""
-    training.set_rates(rates)
-    graph = training.graph_of(batch)
-    if graph is not None:  # the same, captured
-        loss: torch.Tensor = graph(*batch)
-        return loss
-    return whole_step(training, batch)
+    held = [each for each in training.rates if isinstance(each, torch.Tensor)]
+    for tensor, rate in zip(held, rates):
+        tensor.fill_(rate)
+    training.rates = held or rates
+    # The same, captured, where there is a graph for the shape and the batch is no more than it holds.
+    graph = training.graphs.get(tuple(batch.images.shape[2:])) if len(batch.edges) <= EDGES else None
+    step = graph or partial(whole_step, training)
+    loss: torch.Tensor = step(*batch)
+    return loss
 
 
-def whole_step(training: Training, batch: Batch) -> torch.Tensor:
+def whole_step(training: Training, *batch: torch.Tensor) -> torch.Tensor:
     """Forward, backward and update on one batch, at the rates that are set; returns the sum of this rank's losses."""
-    losses = training.model.losses(batch)
-    loss = torch.stack(list(losses.values())).sum()
+    loss = torch.stack(list(training.model.losses(Batch(*batch)).values())).sum()
     training.optimizer.scaled(loss).backward()
     training.optimizer.step(training.rates, training.ranks.size)  # averaged over the ranks
     return loss.detach()
@@ -147,36 +140,32 @@ def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Detections
 def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
     """Take memory, compile, connect and capture on noise of each of ``shapes``, the largest first; changes nothing."""
     config = training.config
-    once = partial(_on_tensors, training)
+    once = partial(whole_step, training)
     repeat = repeated(once, config.warm_up_steps)
     # A CPU has nothing to compile or to set aside for a shape.
     listed = sorted(shapes, key=lambda shape: -shape[0] * shape[1])
     if training.ranks.context.type != "cuda":
         listed = listed[-1:]
     first: Optional[Captured] = None
+
+    def own_pass() -> None:
+        # Forward and backward pass whose gradients no other rank sees
+        torch.stack(list(training.model.losses(batch).values())).sum().backward()
+        training.optimizer.gradients.zero_()
+
     with unchanged(training.network, training.optimizer):
         for number, shape in enumerate(listed, start=1):
             if training.ranks.rank == 0 and len(listed) > 1:
                 print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
             batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=EDGES)
             if config.compile != "none":
-                abilities.compile_in_turns(partial(_own_pass, training, batch), training.ranks)
+                abilities.compile_in_turns(own_pass, training.ranks)
             if config.cuda_graph:
                 training.graphs[shape] = Captured(once, batch, repeat, first)
                 first = first or training.graphs[shape]
             else:
                 repeat(*batch)
     pytorch.total([0.0])
-
-
-def _own_pass(training: Training, batch: Batch) -> None:
-    # Forward and backward pass whose gradients no other rank sees
-    torch.stack(list(training.model.losses(batch).values())).sum().backward()
-    training.optimizer.gradients.zero_()
-
-
-def _on_tensors(training: Training, *tensors: torch.Tensor) -> torch.Tensor:
-    return whole_step(training, Batch(*tensors))
 
 
 def resolve(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Config, Chosen]:
@@ -189,12 +178,6 @@ def resolve(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Con
     if config.cuda_graph:
         config = dataclasses.replace(config, cuda_graph=is_captured(operators, asked, ranks))
     return config, operators
-
-
-def parameters(network: MaskRCNN) -> Tuple[List[torch.nn.Parameter], List[torch.nn.Parameter]]:
-    """Return what is trained: weights, which decay, and biases, which do not and have rates of their own."""
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return [each for each in trained if each.dim() > 1], [each for each in trained if each.dim() == 1]
 
 
 def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Dict[str, Build]:
@@ -217,8 +200,8 @@ def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Di
 
 def state_dict(training: Training) -> Dict[str, Any]:
     """What all ranks have in common, which is everything."""
-    names = {"operators": training.model.operators.names}
-    return {"network": training.network.state_dict(), **training.optimizer.state_dict(), **names}
+    state = {"network": training.network.state_dict(), "operators": training.model.operators.names}
+    return {**state, **training.optimizer.state_dict()}
 
 
 def main(argv: Optional[List[str]] = None) -> int:

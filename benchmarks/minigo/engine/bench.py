@@ -85,7 +85,6 @@ def measured(size: int, readouts: int, seconds: float, repeats: int, threads: in
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Print the figures of each board as a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[9, 19])
     parser.add_argument("--readouts", type=int, default=400)

@@ -25,7 +25,7 @@ FOLDER = "ENCORE_MINIGO_ENGINE"  # Environment variable: a folder with libraries
 def library() -> Path:
     """Return the compiled engine for this machine, and compile it first if it is nowhere.
 
-    Looked for in the folder of ``ENCORE_MINIGO_ENGINE``, then in the user's cache.
+    Looked for in the folder of ``ENCORE_MINIGO_ENGINE``, then in ``$XDG_CACHE_HOME/encore/engine``.
 
     Raises:
         Problem: no compiler, or it failed.
@@ -36,27 +36,18 @@ def library() -> Path:
         for name in (wanted, "plain"):
             if (Path(built) / file_name(name)).exists():
                 return Path(built) / file_name(name)
-    folder = cache_folder()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")) / "encore" / "engine"
     path = folder / file_name(wanted)
-    if not path.exists():
-        build(folder, wanted)
-    return path
+    return path if path.exists() else build(folder, wanted)
 
 
 def variant() -> str:
-    """Return the fastest variant that this machine runs."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return "plain"
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     return "avx2" if {"avx2", "bmi2", "popcnt"} <= set(flags) else "plain"
-
-
-def cache_folder() -> Path:
-    """Return the folder of compiled engines: ``$XDG_CACHE_HOME/encore/engine``, else ``~/.cache/encore/engine``."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "encore" / "engine"
 
 
 def file_name(name: str) -> str:
@@ -77,11 +68,8 @@ def build(folder: Path, name: str) -> Path:
             if not path.exists():
                 _compile(path, (*FLAGS, *VARIANTS[name]))
     except OSError as error:
-        raise Problem(
-            f"{folder}: {error.strerror or error}",
-            "a folder in which the compiled engine can be kept",
-            "set XDG_CACHE_HOME to a folder that you may write to",
-        ) from error
+        expected, hint = "a folder for the compiled engine", "set XDG_CACHE_HOME to a folder that you may write to"
+        raise Problem(f"{folder}: {error.strerror or error}", expected, hint) from error
     return path
 
 
@@ -109,7 +97,6 @@ def _compile(path: Path, flags: Tuple[str, ...]) -> None:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Compile the variants for this architecture into a folder, as a Dockerfile does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args(arguments).folder

@@ -9,9 +9,84 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo.engine.native import NativeSearch, NativeSummary, engine
-from benchmarks.minigo.engine.position import REASONS, Position, Rules, checked_planes, illegal
-from benchmarks.minigo.engine.search import Search
+from benchmarks.minigo.engine.position import (
+    REASONS,
+    NativeSearch,
+    NativeSummary,
+    Position,
+    Rules,
+    checked_planes,
+    engine,
+    illegal,
+)
+
+RANGES = {
+    "readouts": (0, 1 << 24),
+    "parallel_leaves": (1, 1024),
+    "fastplay_readouts": (1, 1 << 24),
+    "fastplay_frequency": (0, 1),
+    "noise_mix": (0, 1),
+    "dirichlet_alpha": (1e-4, 100),
+    "policy_softmax_temp": (0, 100),
+    "disable_resign_pct": (0, 1),
+    "min_resign_threshold": (-2, 2),
+    "max_resign_threshold": (-2, 2),
+    "c_puct_base": (1, 1e9),
+    "move_limit": (0, 1 << 20),
+    "cache_entries": (0, (1 << 31) - 1),
+}
+
+
+@dataclass(frozen=True)
+class Search:
+    """PUCT with the constants of cc/constants.h and ml_perf/flags/9/selfplay.flags (v0.7) unless a field says more."""
+
+    readouts: int = 240  # Visits added for each move; 0: the network's policy plays by itself
+    # Leaves of one game in a batch, each with a virtual loss until its value is there (flag virtual_losses)
+    parallel_leaves: int = 2
+    c_puct_init: float = 1.25
+    c_puct_base: float = 19652.0
+    value_init_penalty: float = 0.2  # Taken from the parent's value to start that of a move that was not visited
+    noise_mix: float = 0.3  # Share of Dirichlet noise in the priors of the root; 0: none, as in a match
+    dirichlet_alpha: Optional[float] = None  # None: 0.03 * 361 / points (cc/constants.h)
+    # Moves of a game that are drawn by their visits, the most visited one after that; None: points / 12, made even
+    soft_pick_cutoff: Optional[int] = None
+    policy_softmax_temp: float = 0.98  # Power of the visits of a drawn move
+    min_resign_threshold: float = -1.0
+    # A game's threshold is drawn between the two; v0.6's single --resign_threshold is both
+    max_resign_threshold: float = -0.8
+    disable_resign_pct: float = 1.0  # Share of games, from 0 to 1, that are played to their end
+    # Share of moves that are searched with fastplay_readouts, without noise, and not trained on
+    fastplay_frequency: float = 0.0
+    fastplay_readouts: int = 80
+    # Take visits away that the search would not have spent, had it known the values that it found
+    target_pruning: bool = True
+    allow_pass: bool = True
+    # Passes of the other side in a row after which no move is played into unconditional life; 0: never one
+    restrict_pass_alive_play_threshold: int = 4
+    reuse_tree: bool = True
+    # Evaluate each position under one of the eight symmetries, drawn by its hash and the game
+    random_symmetry: bool = True
+    move_limit: int = 0  # Moves after which a game is counted as it is; 0: twice the points (kMaxSearchDepth in v0.6)
+    # Evaluations that are kept for positions that come again, in any symmetry; all games share them
+    cache_entries: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise Problem(f"{name} {value}", f"from {low} to {high}", f"set another {name}")
+
+    def native(self, size: int) -> NativeSearch:
+        """Return the structure that crosses to the compiled engine, with what depends on the board's size."""
+        points = size**2
+        values = {name: getattr(self, name) for name, _ in NativeSearch._fields_}
+        if self.dirichlet_alpha is None:
+            values["dirichlet_alpha"] = 0.03 * 361 / points
+        if self.soft_pick_cutoff is None:
+            values["soft_pick_cutoff"] = points // 12 // 2 * 2
+        return NativeSearch(**values)
+
 
 Array = Any
 # From planes [n, N, N, planes] to policies [n, moves] (probabilities) and values [n] (of the side to move)
@@ -20,8 +95,6 @@ Evaluate = Callable[[Array], Tuple[Array, Array]]
 
 @dataclass(frozen=True)
 class Game:
-    """A game that ended."""
-
     number: int
     moves: Array  # int16 [plies]
     visits: Array  # uint16 [plies, size**2 + 1], after target pruning; a row of zeros where the search was a fast one
@@ -76,7 +149,6 @@ class Games:
 
     @property
     def running(self) -> bool:
-        """Whether a game is under way or still to be started."""
         return bool(engine().minigo_pool_running(self._handle))
 
     def leaves(self, planes: Array, player: int = 0) -> int:
@@ -88,13 +160,10 @@ class Games:
         """
         floats = checked_planes(planes, (self.rules.size, self.rules.size, self.rules.planes))
         if len(planes) < self._leaves[player]:
-            raise Problem(
-                f"a batch of {len(planes)}",
-                f"at least the {self._leaves[player]} leaves that one game searches at once",
-                "make the batch larger, or set fewer parallel_leaves",
-            )
-        rows = engine().minigo_pool_leaves(self._handle, player, planes.ctypes.data, len(planes), floats)
-        self._rows[player] = int(rows)
+            wanted = f"at least the {self._leaves[player]} leaves that one game searches at once"
+            raise Problem(f"a batch of {len(planes)}", wanted, "make the batch larger, or set fewer parallel_leaves")
+        arguments = (player, planes.ctypes.data, len(planes), floats)
+        self._rows[player] = int(engine().minigo_pool_leaves(self._handle, *arguments))
         return self._rows[player]
 
     def answer(self, policy: Array, value: Array, player: int = 0) -> List[Game]:
@@ -103,11 +172,8 @@ class Games:
         policy = np.ascontiguousarray(policy, np.float32).reshape(-1, self.rules.moves)
         value = np.ascontiguousarray(value, np.float32).reshape(-1)
         if len(policy) < rows or len(value) < rows:
-            raise Problem(
-                f"{len(policy)} policies and {len(value)} values for {rows} leaves",
-                "an evaluation for each leaf",
-                "evaluate the rows that leaves() filled",
-            )
+            found = f"{len(policy)} policies and {len(value)} values for {rows} leaves"
+            raise Problem(found, "an evaluation for each leaf", "evaluate the rows that leaves() filled")
         if not (np.isfinite(policy[:rows]).all() and np.isfinite(value[:rows]).all()):
             raise Problem("an evaluation that is not finite", "numbers", "see why the network returns NaN or infinity")
         count = engine().minigo_pool_answer(self._handle, player, policy.ctypes.data, value.ctypes.data)
@@ -194,5 +260,4 @@ class Study:
 
     @property
     def value(self) -> float:
-        """The root's value, from black's side."""
         return float(engine().minigo_study_value(self._handle))

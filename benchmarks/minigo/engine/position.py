@@ -1,15 +1,21 @@
-"""The rules of Go as the reference of MLPerf has them, and a position to play moves on."""
+"""The rules of Go as the reference of MLPerf has them, a position to play moves on, and the compiled engine.
+
+The engine's functions are called by ctypes, which gives the interpreter lock away during each call.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
+from ctypes import POINTER, c_float, c_int, c_int16, c_int32, c_uint16, c_uint64, c_void_p
 from dataclasses import dataclass
-from typing import Any, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.minigo.engine.native import NativeRules, engine
+from benchmarks.minigo.engine import build
 
 SIZES = (5, 9, 13, 19)
 BLACK, WHITE = 1, 2
@@ -27,14 +33,115 @@ REASONS = (
 Array = Any
 
 
+# -- the compiled engine ---------------------------------------------------------------------------------
+
+
+# options.h: Rules, Search and Summary
+class NativeRules(ctypes.Structure):
+    _fields_ = (
+        ("size", c_int32),
+        ("komi", c_float),
+        ("superko", c_int32),
+        ("pass_alive", c_int32),
+        ("features", c_int32),
+    )
+
+
+class NativeSearch(ctypes.Structure):
+    _fields_ = (
+        ("readouts", c_int32),
+        ("parallel_leaves", c_int32),
+        ("soft_pick_cutoff", c_int32),
+        ("reuse_tree", c_int32),
+        ("random_symmetry", c_int32),
+        ("allow_pass", c_int32),
+        ("target_pruning", c_int32),
+        ("restrict_pass_alive_play_threshold", c_int32),
+        ("fastplay_readouts", c_int32),
+        ("move_limit", c_int32),
+        ("cache_entries", c_int32),
+        ("c_puct_init", c_float),
+        ("c_puct_base", c_float),
+        ("value_init_penalty", c_float),
+        ("policy_softmax_temp", c_float),
+        ("noise_mix", c_float),
+        ("dirichlet_alpha", c_float),
+        ("min_resign_threshold", c_float),
+        ("max_resign_threshold", c_float),
+        ("disable_resign_pct", c_float),
+        ("fastplay_frequency", c_float),
+    )
+
+
+class NativeSummary(ctypes.Structure):
+    _fields_ = (
+        ("number", c_int32),
+        ("plies", c_int32),
+        ("outcome", c_float),
+        ("margin", c_float),
+        ("resigned", c_int32),
+        ("resignation_allowed", c_int32),
+        ("black", c_int32),
+    )
+
+
+_RULES, _SEARCH = POINTER(NativeRules), POINTER(NativeSearch)
+_FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
+    "minigo_position": (c_void_p, [_RULES]),
+    "minigo_position_copy": (c_void_p, [c_void_p]),
+    "minigo_position_free": (None, [c_void_p]),
+    "minigo_position_setup": (None, [c_void_p, c_void_p, c_int]),
+    "minigo_position_play": (c_int, [c_void_p, c_int]),
+    "minigo_position_legal": (None, [c_void_p, c_void_p]),
+    "minigo_position_stones": (None, [c_void_p, c_void_p]),
+    "minigo_position_held": (None, [c_void_p, c_void_p]),
+    "minigo_position_liberties": (c_int, [c_void_p, c_int]),
+    "minigo_position_area": (c_int, [c_void_p, c_int]),
+    "minigo_position_to_play": (c_int, [c_void_p]),
+    "minigo_position_over": (c_int, [c_void_p]),
+    "minigo_position_planes": (None, [c_void_p, c_void_p, c_int, c_int, c_int]),
+    "minigo_study": (c_void_p, [_RULES, _SEARCH, c_uint64, c_void_p, c_int]),
+    "minigo_study_free": (None, [c_void_p]),
+    "minigo_study_play": (c_int, [c_void_p, c_int]),
+    "minigo_study_begin": (None, [c_void_p]),
+    "minigo_study_leaves": (c_int, [c_void_p, c_void_p, c_int, c_int]),
+    "minigo_study_answer": (None, [c_void_p, c_void_p, c_void_p]),
+    "minigo_study_choose": (c_int, [c_void_p, c_int]),
+    "minigo_study_value": (c_float, [c_void_p]),
+    "minigo_study_visits": (None, [c_void_p, c_void_p]),
+    "minigo_pool": (c_void_p, [_RULES, _SEARCH, c_int, c_int, c_uint64, c_int, c_int, c_void_p, c_int]),
+    "minigo_pool_free": (None, [c_void_p]),
+    "minigo_pool_leaves": (c_int, [c_void_p, c_int, c_void_p, c_int, c_int]),
+    "minigo_pool_answer": (c_int, [c_void_p, c_int, c_void_p, c_void_p]),
+    "minigo_pool_take": (
+        c_int,
+        [c_void_p, POINTER(NativeSummary), POINTER(POINTER(c_int16)), POINTER(POINTER(c_uint16)),
+         POINTER(POINTER(c_float))],
+    ),
+    "minigo_pool_stop": (None, [c_void_p, c_int]),
+    "minigo_pool_running": (c_int, [c_void_p]),
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=None)
+def engine() -> Any:
+    """Return the library with the types of its functions set; compiles it where needed (Problem if it cannot)."""
+    loaded = ctypes.CDLL(str(build.library()))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+# -- rules and positions --------------------------------------------------------------------------------
+
+
 class IllegalMove(Problem):
     """A move that the rules do not allow."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is played: board, komi and the choices that rule sets differ in."""
-
     size: int = 9
     komi: float = 7.5
     # Positional superko, as cc/position.h of the reference has it; without it the simple ko rule alone
@@ -44,25 +151,23 @@ class Rules:
     features: str = "agz"
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise Problem(f"size {self.size}", "5, 9, 13 or 19", "set a board size that the engine has")
-        if not math.isfinite(self.komi):
-            raise Problem(f"komi {self.komi}", "a number such as 7.5", "set another komi")
-        if self.features not in FEATURES:
-            raise Problem(f"features {self.features!r}", " or ".join(FEATURES), "set one of them")
+        for is_wrong, found, expected in (
+            (self.size not in SIZES, f"size {self.size}", "5, 9, 13 or 19"),
+            (not math.isfinite(self.komi), f"komi {self.komi}", "a number such as 7.5"),
+            (self.features not in FEATURES, f"features {self.features!r}", " or ".join(FEATURES)),
+        ):
+            if is_wrong:
+                raise Problem(found, expected, f"set another {found.split()[0]}")
 
     @property
     def moves(self) -> int:
-        """Number of moves: points, and the pass as the last."""
         return self.size**2 + 1
 
     @property
     def planes(self) -> int:
-        """Channels of the network's input."""
         return FEATURES[self.features]
 
     def native(self) -> NativeRules:
-        """Return the structure that crosses to the compiled engine."""
         features = list(FEATURES).index(self.features)
         return NativeRules(self.size, self.komi, self.superko, self.pass_alive, features)
 
@@ -79,13 +184,9 @@ def fixed_handicap(size: int, stones: int) -> List[int]:
         raise Problem(f"handicap {stones} on {size} x {size}", "0, or 2 to 9 from 9 x 9 on", "set another handicap")
     low = 3 if size >= 13 else 2
     high, middle = size - 1 - low, size // 2
-    places = [(high, low), (low, high), (low, low), (high, high)][: min(stones, 4)]
-    if stones >= 6:
-        places += [(middle, low), (middle, high)]
-    if stones >= 8:
-        places += [(high, middle), (low, middle)]
-    if stones in (5, 7, 9):
-        places.append((middle, middle))
+    places = [(high, low), (low, high), (low, low), (high, high)]
+    places += [(middle, low), (middle, high), (high, middle), (low, middle)]
+    places = places[:3] if stones == 3 else places[: stones // 2 * 2] + [(middle, middle)] * (stones % 2)
     return [row * size + column for row, column in places]
 
 
@@ -116,11 +217,8 @@ class Position:
         self._handle = engine().minigo_position(rules.native())
         engine().minigo_position_setup(self._handle, self.start.ctypes.data, self.first)
         if not np.array_equal(self.stones().ravel(), self.start):
-            raise Problem(
-                "stones without a liberty in the position to start from",
-                "each chain with a liberty",
-                "take the captured stones away",
-            )
+            found = "stones without a liberty in the position to start from"
+            raise Problem(found, "each chain with a liberty", "take the captured stones away")
 
     def __del__(self) -> None:
         handle = self.__dict__.get("_handle")
@@ -128,7 +226,6 @@ class Position:
             engine().minigo_position_free(handle)
 
     def copy(self) -> "Position":
-        """Return a position that can be played on by itself."""
         other = object.__new__(Position)
         other.__dict__.update(self.__dict__, _handle=engine().minigo_position_copy(self._handle))
         return other
@@ -149,26 +246,24 @@ class Position:
             raise illegal(move, self.rules.size, self.to_play, REASONS[refused], len(self.moves))
         self.moves = (*self.moves, move)
 
+    def _filled(self, name: str, shape: Tuple[int, ...], kind: Any = np.int8) -> Array:
+        out = np.empty(shape, kind)
+        getattr(engine(), f"minigo_position_{name}")(self._handle, out.ctypes.data)
+        return out
+
     def legal(self) -> Array:
         """Return bool (size**2 + 1,): the moves that may be played; the pass always may."""
-        out = np.empty(self.rules.moves, np.uint8)
-        engine().minigo_position_legal(self._handle, out.ctypes.data)
-        return out.astype(bool)
+        return self._filled("legal", (self.rules.moves,), np.uint8).astype(bool)
 
     def stones(self) -> Array:
         """Return int8 (size, size): 0 empty, 1 black, 2 white."""
-        out = np.empty((self.rules.size, self.rules.size), np.int8)
-        engine().minigo_position_stones(self._handle, out.ctypes.data)
-        return out
+        return self._filled("stones", (self.rules.size, self.rules.size))
 
     def held(self) -> Array:
         """Return int8 (size, size): 1 where black holds the point by unconditional life (Benson 1976), 2 white."""
-        out = np.empty((self.rules.size, self.rules.size), np.int8)
-        engine().minigo_position_held(self._handle, out.ctypes.data)
-        return out
+        return self._filled("held", (self.rules.size, self.rules.size))
 
     def liberties(self, point: int) -> int:
-        """Return the liberties of the chain on a point; 0 where it is empty."""
         return int(engine().minigo_position_liberties(self._handle, point))
 
     def score(self) -> float:
@@ -177,7 +272,6 @@ class Position:
 
     @property
     def to_play(self) -> int:
-        """1 black, 2 white."""
         return int(engine().minigo_position_to_play(self._handle))
 
     @property
@@ -195,10 +289,8 @@ class Position:
 
 def illegal(move: int, size: int, to_play: int, reason: str, played: int) -> IllegalMove:
     """Return the error of a move that is refused, by its name and its reason."""
-    color = "black" if to_play == BLACK else "white"
-    return IllegalMove(
-        f"move {played + 1}, {color} {name_of(move, size)}: {reason}", "a legal move", "play another, or pass"
-    )
+    found = f"move {played + 1}, {'black' if to_play == BLACK else 'white'} {name_of(move, size)}: {reason}"
+    return IllegalMove(found, "a legal move", "play another, or pass")
 
 
 def checked_planes(out: Array, shape: Tuple[int, ...]) -> bool:

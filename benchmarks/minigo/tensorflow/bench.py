@@ -20,13 +20,14 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.minigo import models
-from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.engine import Games
-from benchmarks.minigo.rules import rules_of, search_of
+from benchmarks.minigo.examples import GoGames
+from benchmarks.minigo.schedule import rules_of, search_of
+from benchmarks.minigo.selfplay import batch_of
 from benchmarks.minigo.tensorflow import data as tensors
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.data import Batch, synthetic_batch
-from benchmarks.minigo.tensorflow.evaluator import Evaluator
+from benchmarks.minigo.tensorflow.networks import Evaluator
 from benchmarks.minigo.tensorflow.train import build, train_step
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
@@ -35,7 +36,6 @@ KERAS_POLICIES = {"fp32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16"
 
 
 def bare_network(config: Config) -> Any:
-    """The tower of Keras's layers."""
     layers = tf.keras.layers
     tf.keras.mixed_precision.set_global_policy(KERAS_POLICIES[config.precision])
 
@@ -57,7 +57,6 @@ def bare_network(config: Config) -> Any:
 
 
 def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
-    """A step of a plain loop over one batch."""
     network = bare_network(config)
     variables: List[Any] = network.trainable_variables
     sgd = tf.keras.optimizers.SGD(0.01, momentum=config.momentum)
@@ -86,8 +85,7 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
         config.seed,
         threads=config.selfplay_threads,
     )
-    size = config.board_size
-    planes = np.zeros((config.inference_batch, size, size, models.PLANES[config.features]), np.uint8)
+    planes = batch_of(config)
 
     def play() -> None:
         evaluated = 0
@@ -100,7 +98,6 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    """What is measured."""
     batch, training = synthetic_batch(config), build(config, ranks, {})
     real = tensors.supervised(config, GoGames(data, config.board_size), 0, 1)
     graph = tf.function(partial(train_step, training))

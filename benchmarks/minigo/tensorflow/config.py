@@ -93,7 +93,6 @@ class Config:
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
         return {"win_rate": self.quality_target}
 
     @property
@@ -103,7 +102,6 @@ class Config:
 
     @property
     def rates(self) -> Tuple[float, ...]:
-        """Learning rates, one after the other."""
         return tuple(float(f"{self.learning_rate * factor:.6g}") for factor in self.rate_factors)
 
     def __post_init__(self) -> None:
@@ -145,7 +143,6 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        """Return why the ranks cannot train on a data set."""
         size, board = manifest["facts"]["board_size"], f"{self.board_size} x {self.board_size}"
         if size == self.board_size:
             return []

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.minigo import examples, models
-from benchmarks.minigo.data_set import GoGames
-from benchmarks.minigo.examples import Examples
+from benchmarks.minigo.examples import Examples, GoGames
 from benchmarks.minigo.schedule import share
 from benchmarks.minigo.tensorflow.config import Config
 
@@ -18,8 +17,6 @@ Batch = Tuple[tf.Tensor, tf.Tensor, tf.Tensor]  # Planes (batch, N, N, planes), 
 
 
 class Positions(NamedTuple):
-    """What a rank trains on in a generation."""
-
     own: Examples  # Empty on a rank that does not train
     steps: int  # The same on every rank
 
@@ -32,7 +29,6 @@ def batches(config: Config, found: Positions, generator: Any) -> Iterator[Batch]
 
 
 def as_tensors(part: Examples) -> Batch:
-    """Return examples as tensors."""
     return tf.constant(part.planes), tf.constant(part.policy), tf.constant(part.value)
 
 
@@ -50,7 +46,8 @@ def held_out(config: Config, games: GoGames, ranks: Ranks) -> Tuple[Iterator[Tup
     Every rank has the same number of batches, whose last ones may be filled up with positions that do not count.
     """
     places = games.places(held_out=True)
-    mine = places[slice(*_bounds(share(len(places), ranks.rank, ranks.size)))]
+    own = share(len(places), ranks.rank, ranks.size)
+    mine = places[own.start : own.stop]
     longest = -(-len(places) // ranks.size)
 
     def one_pass() -> Iterator[Tuple[tf.Tensor, Any, int]]:
@@ -64,12 +61,7 @@ def held_out(config: Config, games: GoGames, ranks: Ranks) -> Tuple[Iterator[Tup
     return one_pass(), len(places)
 
 
-def _bounds(part: range) -> Tuple[int, int]:
-    return part.start, part.stop
-
-
 def synthetic_batch(config: Config) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return one synthetic batch, of the types of the real one."""
     generator, size = np.random.RandomState(config.seed % 2**32), config.board_size
     planes = generator.randint(0, 2, (config.batch_size, size, size, models.PLANES[config.features]))
     policy = generator.dirichlet(np.ones(size**2 + 1), config.batch_size)

@@ -19,13 +19,13 @@ from benchmarks.common.export.export import Infer, Subject, Value, on_cpu
 from benchmarks.common.export.tensorflow import TOOLS, Evaluating
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.minigo import models
-from benchmarks.minigo.data_set import GoGames
 from benchmarks.minigo.engine import Evaluate
+from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.selfplay import MatchWorker
 from benchmarks.minigo.tensorflow import data, model
 from benchmarks.minigo.tensorflow.config import Config
-from benchmarks.minigo.tensorflow.evaluator import Evaluator
 from benchmarks.minigo.tensorflow.generations import EVALUATIONS, open_target
+from benchmarks.minigo.tensorflow.networks import Evaluator
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
@@ -38,12 +38,6 @@ PLANES = {
 }
 POLICY = "probability of each move: row x board_size + column, the last one is a pass"
 VALUE = "what the side to move may expect: -1 is a loss, 1 a win"
-
-
-def probabilities(found: Tuple[tf.Tensor, tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Return (B, N x N + 1) and (B,) of the network's logits and values."""
-    logits, value = found
-    return tf.nn.softmax(logits), value
 
 
 def read(experiment: Path, framework: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
@@ -87,7 +81,6 @@ def predicted(config: Config, games: GoGames, infer: Infer) -> float:
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported."""
     config = on_cpu(config)
     network = model.build(config, *saved["model"])
     games = GoGames(folder, config.board_size)
@@ -101,7 +94,8 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
 
     planes = models.PLANES[config.features]
     return Subject(
-        model=Evaluating(network, probabilities),
+        # (B, N x N + 1) and (B,)
+        model=Evaluating(network, lambda found: (tf.nn.softmax(found[0]), found[1])),
         inputs=(Value("planes", PLANES[config.features]),),
         outputs=(Value("policy", POLICY), Value("value", VALUE)),
         example=(np.zeros((2, config.board_size, config.board_size, planes), np.uint8),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,14 +13,14 @@ import tensorflow as tf
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.run import Run
-from benchmarks.minigo import events, examples, models, schedule, selfplay, shown
-from benchmarks.minigo.data_set import TARGET, GoGames
+from benchmarks.minigo import events, examples, models, records, schedule, selfplay
 from benchmarks.minigo.engine import Evaluate
+from benchmarks.minigo.examples import TARGET, GoGames
 from benchmarks.minigo.records import generation_folder, read_generation
 from benchmarks.minigo.selfplay import MatchWorker, Worker
 from benchmarks.minigo.tensorflow import data, model
 from benchmarks.minigo.tensorflow.data import Batch, Positions
-from benchmarks.minigo.tensorflow.evaluator import Evaluator, load_evaluator
+from benchmarks.minigo.tensorflow.networks import Evaluator, load_evaluator
 
 if TYPE_CHECKING:
     from benchmarks.minigo.tensorflow.train import Training
@@ -34,9 +34,9 @@ class Generations:
 
     def __init__(self, training: Training, step: Step, run: Run) -> None:
         self.training, self.step, self.run, self.config = training, step, run, run.config
-        self.player = model.build(run.config, training.network.shape, _values(training.network))
+        self.player = model.build(run.config, training.network.shape, training.network.values())
         if run.saved:
-            _assign(self.player, {name: run.saved[f"player/{name}"] for name in self.player.variables})
+            self.player.assign({name: run.saved[f"player/{name}"] for name in self.player.variables})
         self.evaluate = Evaluator(self.player, run.config.inference_batch)
         # One for all generations: XLA compiles each evaluator's pass anew.
         self.challenger = Evaluator(training.network, run.config.inference_batch)
@@ -47,7 +47,7 @@ class Generations:
 
     def keep(self) -> None:
         """Remember the present state as what a checkpoint holds: that at the end of a generation."""
-        player = {f"player/{name}": variable.numpy() for name, variable in self.player.variables.items()}
+        player = {f"player/{name}": each for name, each in self.player.values().items()}
         self._state = {**self.training.state_dict(), **player}
 
     def state_dict(self) -> Dict[str, Any]:
@@ -65,18 +65,14 @@ class Generations:
                 (self.run.output / EVALUATIONS).unlink(missing_ok=True)
         tensorflow.barrier()
         if self.run.position == 0 and self.config.supervised_steps:
-            self._start_supervised()
-
-    def _start_supervised(self) -> None:
-        training, roles = self.training, self.training.roles
-        games = GoGames(self.run.data, self.config.board_size)
-        mine = data.supervised(self.config, games, self.run.ranks.rank, len(roles.training))
-        for _ in self.run.interruptible(range(self.config.supervised_steps)):
-            if training.trains:
-                self._train_on(next(mine))
-        training.share()
-        _assign(self.player, _values(training.network))
-        self.keep()
+            training, games = self.training, GoGames(self.run.data, self.config.board_size)
+            mine = data.supervised(self.config, games, self.run.ranks.rank, len(training.roles.training))
+            for _ in self.run.interruptible(range(self.config.supervised_steps)):
+                if training.trains:
+                    self._train_on(next(mine))
+            training.share()
+            self.player.assign(training.network.values())
+            self.keep()
 
     def generation(self, number: int) -> Optional[Tuple[tf.Tensor, float, int]]:
         """Make generation ``number``, from 1: loss, learning rate and samples; None if the run is to stop."""
@@ -99,8 +95,11 @@ class Generations:
                 return None
         if run.ranks.rank == 0:
             self.training.save_model(self._model(number))
-            self._note({"generation": number, **facts, **found})
-            shown.write(run.output, number, games[0], self.config)
+            # For whoever follows the run; a resumed run writes some again.
+            line = {name: round(float(value), 5) for name, value in {"generation": number, **facts, **found}.items()}
+            with open(run.output / "generations.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            records.show(run.output, number, games[0], self.config)
         self.keep()
         size, trainers = run.ranks.size, len(self.training.roles.training)
         loss = found["loss"] * size / trainers if self.training.trains else 0.0
@@ -110,10 +109,6 @@ class Generations:
     def _model(self, number: int) -> Path:
         return self.models / f"{number:06d}.npz"
 
-    def _note(self, facts: Mapping[str, Any]) -> None:
-        with open(self.run.output / "generations.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({name: round(float(value), 5) for name, value in facts.items()}) + "\n")
-
     def _play(self, number: int) -> None:
         run, roles = self.run, self.training.roles
         worker: Any = None
@@ -122,8 +117,8 @@ class Generations:
         tensorflow.barrier()
         if self.training.plays:
             part = run.ranks.rank - roles.selfplay.start
-            make = (self.config, run.output, number, part, len(roles.selfplay), self.evaluate)
-            worker = Worker(*make, {game.number for game in there})
+            done = {game.number for game in there}
+            worker = Worker(self.config, run.output, number, part, len(roles.selfplay), self.evaluate, done)
         tensorflow.barrier()
         self._together(worker)
         if worker is not None:
@@ -133,14 +128,14 @@ class Generations:
     def _together(self, worker: Any) -> None:
         # Let a worker, if this rank has one, play until no rank has games left, or the run is to stop
 
-        def remaining() -> float:
-            return tensorflow.total([float(worker.missing) if worker is not None else 0.0])[0]
+        def rounds() -> Iterator[None]:
+            # All ranks come to each slice together.
+            while tensorflow.total([float(worker.missing) if worker is not None else 0.0])[0] > 0:
+                if worker is not None:
+                    worker.play()
+                yield
 
-        def play() -> None:
-            if worker is not None:
-                worker.play()
-
-        for _ in self.run.interruptible(selfplay.rounds(remaining, play)):
+        for _ in self.run.interruptible(rounds()):
             pass
 
     def _train(self, number: int) -> Optional[Dict[str, float]]:
@@ -171,9 +166,9 @@ class Generations:
         games = examples.read_window(self.run.output, self.config, number)
         places = examples.sample(games, self.config, number, batch * len(roles.training))
         steps = len(places) // (batch * len(roles.training))
-        if not self.training.trains:
-            return Positions(examples.build(games, places[:0], self.config), steps)
-        mine = examples.own_part(places, self.run.ranks.rank, len(roles.training), batch)
+        mine = places[:0]
+        if self.training.trains:
+            mine = examples.own_part(places, self.run.ranks.rank, len(roles.training), batch)
         return Positions(examples.build(games, mine, self.config), steps)
 
     def _promote(self, number: int) -> bool:
@@ -183,7 +178,7 @@ class Generations:
             won = self.match(self.challenger, self.evaluate, config.gating_games, number)
             if won is None or won < config.gating_win_rate:
                 return won is not None
-        _assign(self.player, _values(self.training.network))
+        self.player.assign(self.training.network.values())
         return True
 
     def match(self, first: Evaluate, second: Evaluate, games: int, seed: int) -> Optional[float]:
@@ -232,7 +227,7 @@ class Generations:
             network = model.build(self.config, *models.load(self._model(number), self.config.board_size))
             self._saved = network, Evaluator(network, self.config.inference_batch)
         else:
-            _assign(self._saved[0], models.load(self._model(number), self.config.board_size)[1])
+            self._saved[0].assign(models.load(self._model(number), self.config.board_size)[1])
         return self._saved[1]
 
     def _evaluate_model(self, number: int, target: Evaluate) -> Optional[Dict[str, float]]:
@@ -249,16 +244,6 @@ class Generations:
 
 
 def open_target(folder: Path, config: Any) -> Evaluate:
-    """Return the evaluator of a data set's target model."""
     if not (folder / TARGET).exists():
         raise Problem(f"{folder} has no {TARGET}", "a target model", "prepare the data set again")
     return load_evaluator(folder / TARGET, config)
-
-
-def _values(network: model.Network) -> models.Arrays:
-    return {name: variable.numpy() for name, variable in network.variables.items()}
-
-
-def _assign(network: model.Network, values: Mapping[str, Any]) -> None:
-    for name, variable in network.variables.items():
-        variable.assign(values[name])

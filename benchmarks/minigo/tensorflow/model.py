@@ -8,7 +8,7 @@ flows between the layers have that type, and batch-norm's statistics, the heads'
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
 import tensorflow as tf
 
@@ -33,11 +33,6 @@ class Network:
         """What the optimizer changes, in the order of the network."""
         return {name: each for name, each in self.variables.items() if not name.endswith(("mean", "variance"))}
 
-    @property
-    def statistics(self) -> List[tf.Variable]:
-        """The running means and variances of batch-norm."""
-        return [variable for name, variable in self.variables.items() if name.endswith(("mean", "variance"))]
-
     def __call__(self, planes: tf.Tensor, training: bool) -> Tuple[tf.Tensor, tf.Tensor]:
         """Logits (batch, moves) and values (batch,) of the side to move, in fp32, of planes (batch, N, N, planes).
 
@@ -55,6 +50,15 @@ class Network:
             black = tf.cast(planes[:, 0, 0, models.BLACK_TO_PLAY[self.shape.features]], tf.float32)
             value *= 2.0 * black - 1.0
         return logits, value
+
+    def values(self) -> models.Arrays:
+        """Return the weights and statistics by their names."""
+        return {name: variable.numpy() for name, variable in self.variables.items()}
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Take over what ``values`` of such a network returned."""
+        for name, variable in self.variables.items():
+            variable.assign(values[name])
 
     def _conv_norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
         x = tf.nn.conv2d(x, tf.cast(self.variables[f"{name}.weight"], x.dtype), 1, "SAME")
@@ -82,7 +86,6 @@ class Network:
 
 
 def build(config: Config, shape: models.Shape, arrays: Mapping[str, Any]) -> Network:
-    """The network of a shape with the weights of a model file."""
     variables = {name: tf.Variable(array, name=name.replace(".", "_")) for name, array in arrays.items()}
     return Network(config, shape, variables)
 

@@ -25,13 +25,12 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.minigo import events, models
-from benchmarks.minigo.data_set import GoGames
+from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.schedule import Roles
 from benchmarks.minigo.tensorflow import data, model
-from benchmarks.minigo.tensorflow.checkpoint import read_start
 from benchmarks.minigo.tensorflow.config import Config
-from benchmarks.minigo.tensorflow.evaluator import check_planes
 from benchmarks.minigo.tensorflow.generations import Generations, open_target
+from benchmarks.minigo.tensorflow.networks import check_planes, read_start
 
 Array = Any
 # Read as Horovod starts: the ranks that train average among themselves.
@@ -50,14 +49,10 @@ class Training:
         self.steps = 0  # Steps that are done, over all generations
         every = len(self.roles.training) == ranks.size
         self._group = None if every else tensorflow.process_set(list(self.roles.training))
-        self._functions: Dict[Callable[..., Any], Any] = {}
-        self.update = tf.function(self._update, jit_compile=config.compiles)
-
-    def compiled(self, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
-        """``function(self, *tensors)`` as a graph, traced at the first call."""
-        if function not in self._functions:
-            self._functions[function] = tf.function(partial(function, self), jit_compile=self.config.compiles)
-        return self._functions[function](*tensors)
+        self.update, self.gradients, self.predict = (
+            tf.function(partial(function, self), jit_compile=config.compiles)
+            for function in (update, forward_backward, predict)
+        )
 
     def average(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """Return the mean of each gradient over the ranks that train."""
@@ -67,46 +62,24 @@ class Training:
         options = {"op": hvd.Average, "compression": compression, "process_set": self._group}
         return [hvd.allreduce(g, name=f"gradient.{n}", **options) for n, g in enumerate(gradients)]
 
-    def _update(self, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
-        # v <- momentum v + g, w <- w - rate v: tf.train.MomentumOptimizer of the submissions
-        for (name, variable), gradient in zip(self.network.trained.items(), gradients):
-            tf.raw_ops.ResourceApplyMomentum(
-                var=variable.handle,
-                accum=self.momenta[name].handle,
-                lr=rate,
-                grad=gradient / self.config.loss_scale,
-                momentum=self.config.momentum,
-            )
-
     def share(self) -> None:
         """Give all ranks the network that the training ranks have; batch-norm's statistics are those of rank 0."""
         tensorflow.broadcast(list(self.network.variables.values()))
 
     def state_dict(self) -> Dict[str, Array]:
-        """Return weights, momenta and the count of steps."""
-        weights = {f"weights/{name}": each.numpy() for name, each in self.network.variables.items()}
+        weights = {f"weights/{name}": each for name, each in self.network.values().items()}
         momenta = {f"momenta/{name}": each.numpy() for name, each in self.momenta.items()}
         return {**weights, **momenta, "steps": np.array(float(self.steps))}
 
-    def begin(self, start: models.Start) -> None:
-        """Take over momenta and count of steps, as tf.train.Saver restores a checkpoint whole in the submissions."""
-        for name, value in start.momenta.items():
-            self.momenta[name].assign(value)
-        self.steps = start.steps
-
     def restore(self, saved: Mapping[str, Array]) -> None:
-        """Take over what ``state_dict`` returned."""
-        for name, variable in self.network.variables.items():
-            variable.assign(saved[f"weights/{name}"])
+        self.network.assign({name: saved[f"weights/{name}"] for name in self.network.variables})
         for name, variable in self.momenta.items():
             variable.assign(saved[f"momenta/{name}"])
         self.steps = int(saved["steps"])
 
     def save_model(self, path: Path) -> None:
-        """Write the network as a model file."""
-        arrays = {name: variable.numpy() for name, variable in self.network.variables.items()}
         momenta = {f"{models.MOMENTA}{name}": variable.numpy() for name, variable in self.momenta.items()}
-        models.save(path, self.network.shape, {**arrays, **momenta, models.STEPS: np.array(self.steps)})
+        models.save(path, self.network.shape, {**self.network.values(), **momenta, models.STEPS: np.array(self.steps)})
 
 
 def build(config: Config, ranks: Ranks, saved: Mapping[str, Array], folder: Path = Path()) -> Training:
@@ -121,7 +94,10 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Array], folder: Path
         start = read_start(config, path)
         check_planes(path, start.shape, config)
     training = Training(model.build(config, start.shape, start.arrays), config, ranks)
-    training.begin(start)
+    # Momenta and count of steps as well, as tf.train.Saver restores a checkpoint whole in the submissions.
+    for name, value in start.momenta.items():
+        training.momenta[name].assign(value)
+    training.steps = start.steps
     if saved:
         training.restore(saved)
     return training
@@ -131,7 +107,7 @@ def train_step(
     training: Training, planes: tf.Tensor, policy: tf.Tensor, value: tf.Tensor, rate: tf.Tensor
 ) -> Tuple[tf.Tensor, ...]:
     """Forward, backward, all-reduce over the training ranks and update, traced as one graph; return the losses."""
-    found, gradients = training.compiled(forward_backward, planes, policy, value)
+    found, gradients = training.gradients(planes, policy, value)
     training.update(training.average(gradients), rate)
     return found
 
@@ -148,18 +124,29 @@ def forward_backward(
     return found, tape.gradient(scaled, list(network.trained.values()))
 
 
+def update(training: Training, gradients: Sequence[tf.Tensor], rate: tf.Tensor) -> None:
+    """v <- momentum v + g, w <- w - rate v: tf.train.MomentumOptimizer of the submissions."""
+    for (name, variable), gradient in zip(training.network.trained.items(), gradients):
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=training.momenta[name].handle,
+            lr=rate,
+            grad=gradient / training.config.loss_scale,
+            momentum=training.config.momentum,
+        )
+
+
 def evaluate(training: Training, games: GoGames, run: Run) -> Optional[Dict[str, float]]:
     """Share of the held-out professional moves that the network finds best (v0.5); None if the run is to stop."""
     batches, total = data.held_out(run.config, games, run.ranks)
     hits = counted = 0
     for planes, moves, valid in run.interruptible(batches):
-        hits += int((training.compiled(predict, planes).numpy() == moves)[:valid].sum())
+        hits += int((training.predict(planes).numpy() == moves)[:valid].sum())
         counted += valid
     return None if run.interrupted else {"win_rate": run.total([float(hits), float(counted)], total)[0] / total}
 
 
 def predict(training: Training, planes: tf.Tensor) -> tf.Tensor:
-    """The move that the network finds best in each position."""
     return tf.argmax(training.network(planes, training=False)[0], axis=1)
 
 

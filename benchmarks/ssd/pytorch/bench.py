@@ -22,15 +22,14 @@ from benchmarks.detection.annotations import open_data
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, TrainingInput, synthetic_batch, synthetic_images
-from benchmarks.ssd.pytorch.train import Training, build, train_step
+from benchmarks.ssd.pytorch.train import build, train_step
 
 TITLES = {"bare": "plain PyTorch loop, synthetic data"}
 
 
 def plain_step(config: Config, classes: int, device: torch.device) -> Callable[[], None]:
-    """A step of a plain loop with the same network, NCHW in fp32."""
     config = replace(config, layout="NCHW", pad_channels=False, precision="fp32")
-    network = model.build(config, classes, norms.norm_of(None, device)).to(device)
+    network = model.SSD(config, classes, norms.norm_of(None, device)).to(device)
     optimizer = torch.optim.SGD(
         network.parameters(), lr=bench.RATE, momentum=config.momentum, weight_decay=config.weight_decay
     )
@@ -44,15 +43,7 @@ def plain_step(config: Config, classes: int, device: torch.device) -> Callable[[
     return step
 
 
-def evaluated(training: Training, images: torch.Tensor) -> None:
-    """Detect objects in a batch."""
-    training.network.eval()
-    model.detect(training.network, images, training.defaults, training.config)
-    training.network.train()
-
-
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     config = abilities.resolve(config, ranks)
     data = open_data(folder)
     classes = len(data.categories) + 1
@@ -64,12 +55,17 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, bench.RATE)
 
+    def evaluated() -> None:
+        training.network.eval()
+        model.detect(training.network, images, training.defaults, config)
+        training.network.train()
+
     loops = {
         "bare": bench.repeated(plain_step(config, classes, ranks.context)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: noise),
         "real": bench.training_loop(pytorch, config, ranks, step, real.next),
         "input": bench.repeated(alone.next),
-        bench.EVALUATION: bench.repeated(lambda: evaluated(training, images)),
+        bench.EVALUATION: bench.repeated(evaluated),
     }
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"
     title = (

@@ -30,11 +30,6 @@ def map_sizes(image_size: int) -> List[int]:
     return sizes
 
 
-def boxes_per_position(maps: int) -> List[int]:
-    """Return the default boxes at each position of each of the first ``maps`` feature maps."""
-    return [2 + 2 * len(ratios) for ratios in RATIOS[:maps]]
-
-
 @dataclass(frozen=True)
 class Config:
     """Everything that train.py needs to know, except where the data and the results are."""
@@ -106,7 +101,6 @@ class Config:
 
     @property
     def targets(self) -> Dict[str, float]:
-        """Target of each quality, by the names of benchmark.toml."""
         return {"map": self.quality_target}
 
     def __post_init__(self) -> None:
@@ -145,7 +139,6 @@ class Config:
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        """Return why that number of ranks cannot train, on whatever data set."""
         hint = "set bn_group=1, or take another number of ranks"
         wrong = ranks % self.bn_group != 0
         return [(f"bn_group={self.bn_group} with {ranks} ranks", f"a divisor of {ranks}", hint)] * wrong

@@ -1,4 +1,10 @@
-"""Batches of the DALI pipelines of one rank as tensors, and a batch of noise."""
+"""The input of SSD: one pipeline in DALI for CPU and GPU, its batches as tensors, and a batch of noise.
+
+Training: read COCO's images and objects by shards, crop at random by the overlap with the objects (Liu et al. 2016,
+arXiv 1512.02325, section 2.2), flip, resize, twist the colours, normalize, match objects with the default boxes.
+Evaluation: resize and normalize; every image exactly once. Values are those of NVIDIA's v0.7 submission
+(data/dali_iterator.py).
+"""
 
 from __future__ import annotations
 
@@ -8,19 +14,162 @@ from typing import Any, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Tu
 
 import numpy as np
 import torch
+from nvidia.dali import fn, pipeline_def, types
 
+from benchmarks.common.data.dali import EXECUTOR, resampling
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.dali import to_tensor
 from benchmarks.detection.annotations import Part
-from benchmarks.ssd.pytorch import pipeline
 from benchmarks.ssd.pytorch.config import Config
-from benchmarks.ssd.pytorch.default_boxes import default_boxes
-from benchmarks.ssd.pytorch.model import COLOURS
+from benchmarks.ssd.pytorch.model import COLOURS, VARIANCES, default_boxes
+
+# Of ImageNet, per colour, on the scale 0..255: data_normalization_mean and _std of the v0.5 logs.
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
+# From which an image's least overlap of a crop with its objects is drawn; or the whole image is taken
+OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+MATCHED = 0.5  # intersection over union above which a default box has an object
+SEEDS = {"reader": 0, "crop": 1, "flip": 2, "saturation": 3, "contrast": 4, "brightness": 5, "hue": 6}
+
+
+def _seed(config: Config, ranks: Ranks, name: str) -> int:
+    # Other crops and colours for each rank
+    return config.seed + 1000 * ranks.rank + SEEDS[name]
+
+
+def _normalize(images: Any, config: Config, mirror: Any) -> Any:
+    return fn.crop_mirror_normalize(
+        images,
+        dtype=types.FLOAT16 if config.precision == "fp16" else types.FLOAT,
+        output_layout=config.layout.replace("N", ""),
+        mean=list(MEAN),
+        std=list(STD),
+        mirror=mirror,
+        pad_output=config.pad_channels,
+    )
+
+
+def _resized(images: Any, config: Config, antialias: bool) -> Any:
+    return fn.resize(images, resize_x=config.image_size, resize_y=config.image_size, **resampling(antialias))
+
+
+def _moved(output: Any, config: Config) -> Any:
+    return output.gpu() if config.device == "gpu" else output
+
+
+def _decoded(jpegs: Any, crop: Optional[Tuple[Any, Any]], config: Config) -> Any:
+    # Decode whole images, or only what is cropped unless a cache keeps whole ones
+    options: Dict[str, Any] = {"device": "cpu", "output_type": types.RGB}
+    if config.device == "gpu" and config.decoder == "gpu":
+        # Not affine: DALI would tie the threads of each rank to the same cores.
+        options.update(device="mixed", hw_decoder_load=config.dali_hw_decoder_load, affine=False)
+        if config.dali_decoder_cache_mb:
+            options.update(cache_size=config.dali_decoder_cache_mb, cache_type="threshold", cache_threshold=0)
+    if crop is None or config.dali_decoder_cache_mb:
+        images = _moved(fn.decoders.image(jpegs, **options), config)
+        return images if crop is None else fn.slice(images, *crop)
+    return _moved(fn.decoders.image_slice(jpegs, *crop, **options), config)
+
+
+def _read(config: Config, part: Part, ranks: Ranks) -> Any:
+    # Read encoded images, boxes and labels of this rank's shard, which is another one in each epoch
+    # DALI shuffles with a seed of its own, the same in every run: what it begins with is in the run's order.
+    order = np.random.RandomState(config.seed % 2**32).permutation(part.with_objects)
+    options: Dict[str, Any] = {"shuffle_after_epoch": True}
+    if config.dali_decoder_cache_mb:
+        # As submitted: the cache hits only if a rank has the same images in every epoch, and then needs no file.
+        options = {"random_shuffle": True, "stick_to_shard": True, "skip_cached_images": True, "lazy_init": True}
+    return fn.readers.coco(
+        file_root=str(part.folder),
+        annotations_file=str(part.boxes_json),
+        images=[part.files[position] for position in order.tolist()],
+        ltrb=True,
+        ratio=True,
+        skip_empty=True,
+        shard_id=ranks.rank,
+        num_shards=ranks.size,
+        seed=config.seed + SEEDS["reader"],
+        name="reader",
+        **options,
+    )
+
+
+@pipeline_def
+def _training(config: Config, part: Part, ranks: Ranks) -> Any:
+    jpegs, boxes, labels = _read(config, part, ranks)
+    crop, mirror = None, 0
+    if config.crop:
+        *crop, boxes, labels = fn.random_bbox_crop(
+            boxes,
+            labels,
+            aspect_ratio=[0.5, 2.0],
+            thresholds=list(OVERLAPS),
+            scaling=[0.3, 1.0],
+            bbox_layout="xyXY",
+            allow_no_crop=True,
+            num_attempts=1,
+            seed=_seed(config, ranks, "crop"),
+        )
+    if config.flip:
+        mirror = fn.random.coin_flip(probability=0.5, seed=_seed(config, ranks, "flip"))
+        boxes = fn.bb_flip(boxes, ltrb=True, horizontal=mirror)
+    images = _resized(_decoded(jpegs, crop, config), config, config.antialias)
+    if config.colour:
+        # Within the ranges of the submissions; the hue in degrees
+        ranges = {"saturation": (0.5, 1.5), "contrast": (0.5, 1.5), "brightness": (0.875, 1.125), "hue": (-0.5, 0.5)}
+        drawn = {name: fn.random.uniform(range=each, seed=_seed(config, ranks, name)) for name, each in ranges.items()}
+        images = fn.color_twist(images, **drawn)
+    offsets, labels = fn.box_encoder(
+        _moved(boxes, config),
+        _moved(labels, config),
+        anchors=default_boxes(config.image_size, config.box_scales).reshape(-1).tolist(),
+        criteria=MATCHED,
+        offset=True,
+        stds=list(VARIANCES),
+        scale=float(config.image_size),
+    )
+    return _normalize(images, config, mirror), offsets, labels
+
+
+@pipeline_def
+def _evaluation(config: Config, part: Part, ranks: Ranks) -> Any:
+    # Every evaluation sees the same shard, padded to the same number of batches on all ranks;
+    # the padding is not counted.
+    jpegs, positions = fn.readers.file(
+        file_root=str(part.folder),
+        files=[part.files[position] for position in part.with_objects.tolist()],
+        labels=part.with_objects.tolist(),
+        shard_id=ranks.rank,
+        num_shards=ranks.size,
+        stick_to_shard=True,
+        pad_last_batch=True,
+        name="reader",
+    )
+    images = _moved(fn.decoders.image(jpegs, device="cpu", output_type=types.RGB), config)
+    # All submissions evaluate on images that Pillow resized, which antialiases.
+    return _normalize(_resized(images, config, antialias=True), config, 0), positions
+
+
+def _build(definition: Any, config: Config, part: Part, ranks: Ranks, **options: Any) -> Any:
+    pipeline = definition(
+        config,
+        part,
+        ranks,
+        num_threads=config.dali_threads,
+        # Slurm may show each rank its own GPU alone, which is then number 0.
+        device_id=(ranks.context.index or 0) if config.device == "gpu" else None,
+        seed=config.seed + 1000 * ranks.rank,
+        **EXECUTOR,
+        **options,
+    )
+    pipeline.build()
+    return pipeline
+
+
+# -- as tensors -----------------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
-    """What a training step takes."""
-
     images: torch.Tensor  # (N, 3 or 4, S, S), normalized, in the memory order of config.layout
     offsets: torch.Tensor  # (N, boxes, 4) from the default boxes, where there is an object
     labels: torch.Tensor  # int32 (N, boxes), 0 for the background
@@ -37,7 +186,16 @@ class TrainingInput:
     def __init__(self, config: Config, part: Part, ranks: Ranks, saved: Optional[Mapping[str, Any]] = None) -> None:
         self._config, self._device = config, ranks.context
         state = saved["input"] if saved else None
-        self._pipeline = pipeline.training_pipeline(config, part, ranks, state)
+        self._pipeline = _build(
+            _training,
+            config,
+            part,
+            ranks,
+            batch_size=config.batch_size * config.dali_batches,
+            prefetch_queue_depth=config.dali_prefetch,
+            enable_checkpointing=True,
+            checkpoint=state,
+        )
         self._ready: Deque[Batch] = deque()
         # Before the batches that are ready, of which some were handed out.
         self._state, self._handed_out = b"", 0
@@ -45,20 +203,16 @@ class TrainingInput:
             self.next()
 
     def next(self) -> Batch:
-        """Return the next batch, on this rank's device."""
         if not self._ready:
-            self._fill()
+            count = self._config.dali_batches
+            # DALI's state is that after the last output: where an output is many batches, keep the one before it.
+            self._state = self._pipeline.checkpoint() if count > 1 else b""
+            images, offsets, labels = (to_tensor(self._device, output) for output in self._pipeline.run())
+            parts = (_renamed(images, self._config).chunk(count), offsets.chunk(count), labels.chunk(count))
+            self._ready.extend(Batch(*each) for each in zip(*parts))
+            self._handed_out = 0
         self._handed_out += 1
         return self._ready.popleft()
-
-    def _fill(self) -> None:
-        count = self._config.dali_batches
-        # DALI's state is that after the last output: where an output is many batches, keep the one before it.
-        self._state = self._pipeline.checkpoint() if count > 1 else b""
-        images, offsets, labels = (to_tensor(self._device, output) for output in self._pipeline.run())
-        parts = (_renamed(images, self._config).chunk(count), offsets.chunk(count), labels.chunk(count))
-        self._ready.extend(Batch(*each) for each in zip(*parts))
-        self._handed_out = 0
 
     def state_dict(self) -> Dict[str, Any]:
         """State after the last batch handed out."""
@@ -74,10 +228,11 @@ class EvaluationInput:
         self._config, self._device = config, ranks.context
         self.part = part
         self.total = len(part.with_objects)
-        self._mine = pipeline.shard_size(self.total, ranks.rank, ranks.size)
+        # As DALI cuts the images into shards
+        self._mine = self.total * (ranks.rank + 1) // ranks.size - self.total * ranks.rank // ranks.size
         # All ranks run as many batches as the largest shard needs, so that they stay together.
         self.batches = ceil(ceil(self.total / ranks.size) / config.eval_batch_size)
-        self._pipeline = pipeline.evaluation_pipeline(config, part, ranks)
+        self._pipeline = _build(_evaluation, config, part, ranks, batch_size=config.eval_batch_size)
 
     def one_pass(self) -> Iterator[Tuple[torch.Tensor, np.ndarray]]:
         """Yield images and the positions in the part of those of them that count, which come first."""
@@ -85,10 +240,8 @@ class EvaluationInput:
         for number in range(self.batches):
             valid = max(0, min(size, self._mine - number * size))
             images, positions = self._pipeline.run()
-            yield (
-                _renamed(to_tensor(self._device, images), self._config),
-                np.array(positions.as_array()).reshape(-1)[:valid],
-            )
+            counted = np.array(positions.as_array()).reshape(-1)[:valid]
+            yield _renamed(to_tensor(self._device, images), self._config), counted
 
 
 def _renamed(images: torch.Tensor, config: Config) -> torch.Tensor:
@@ -108,7 +261,6 @@ def synthetic_images(config: Config, device: torch.device, count: int) -> torch.
 
 
 def synthetic_batch(config: Config, classes: int, device: torch.device) -> Batch:
-    """One training batch of noise, with as many matched default boxes as an image of COCO has, about one of 300."""
     boxes = len(default_boxes(config.image_size, config.box_scales))
     labels = torch.randint(1, classes, (config.batch_size, boxes)) * (torch.rand(config.batch_size, boxes) < 1 / 300)
     offsets = torch.randn(config.batch_size, boxes, 4) * (labels > 0)[..., None]

@@ -24,9 +24,7 @@ from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
-from benchmarks.ssd.pytorch.data import EvaluationInput
-from benchmarks.ssd.pytorch.default_boxes import default_boxes
-from benchmarks.ssd.pytorch.pipeline import MEAN, STD
+from benchmarks.ssd.pytorch.data import MEAN, STD, EvaluationInput
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 IMAGES = "RGB, (value 0..255 - mean) / std of each colour, resized to a square whatever its shape"
@@ -59,12 +57,11 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported."""
     config = on_cpu(config, layout="NCHW", bn_group=1)
     data = open_data(folder)
-    network = model.build(config, len(data.categories) + 1, norms.norm_of(None, ALONE.context))
+    network = model.SSD(config, len(data.categories) + 1, norms.norm_of(None, ALONE.context))
     network.load_state_dict(saved["network"])
-    defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales))
+    defaults = torch.from_numpy(model.default_boxes(config.image_size, config.box_scales))
     side = config.image_size
     return Subject(
         model=Served(network, defaults, int(config.pad_channels)).eval(),

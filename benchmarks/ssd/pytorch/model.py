@@ -9,6 +9,7 @@ instead of 2: at 300 x 300 it gives 38 x 38 positions (resnet34 and SSD300 of th
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import sqrt
 from pathlib import Path
 from typing import Tuple
 
@@ -25,7 +26,7 @@ from benchmarks.detection.detections import Detections
 from benchmarks.detection.pytorch import boxes
 from benchmarks.detection.pytorch.boxes import Found, best_of_images, decode
 from benchmarks.detection.pytorch.nms import nms
-from benchmarks.ssd.pytorch.config import HALVED, Config, boxes_per_position, map_sizes
+from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, Config, map_sizes
 from benchmarks.ssd.pytorch.norms import Norm
 
 MULTIPLE = 8  # of the outputs of a head with pad_channels: what tensor cores want of fp16
@@ -107,13 +108,14 @@ class SSD(nn.Module):
     """Images to offsets and logits of all default boxes."""
 
     def __init__(self, config: Config, classes: int, norm: Norm) -> None:
-        """Draw the weights from PyTorch's generator; ``classes`` count the background."""
+        """Initialize the weights from config.seed, in fp32 on the CPU; ``classes`` count the background."""
         super().__init__()
+        torch.manual_seed(config.seed)
         maps, width = len(map_sizes(config.image_size)), config.width
         channels = [4 * width, 8 * width, 8 * width, 4 * width, 4 * width, 4 * width][:maps]
         inner = [4 * width, 4 * width, 2 * width, 2 * width, 2 * width]
         self._outputs = 4 + classes
-        self._boxes = boxes_per_position(maps)
+        self._boxes = [2 + 2 * len(ratios) for ratios in RATIOS[:maps]]  # at each position of each map
         self.backbone = backbone(config, norm)
         self.extras = nn.ModuleList(
             _extra(before, inside, after, number)
@@ -124,7 +126,7 @@ class SSD(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(N, 3 or 4, S, S) to (N, boxes, 4 + classes), the boxes in the order of default_boxes.py."""
+        """(N, 3 or 4, S, S) to (N, boxes, 4 + classes), the boxes in the order of ``default_boxes``."""
         features = self.backbone(images)
         found = [self._predictions(features, 0)]
         for number, extra in enumerate(self.extras, 1):
@@ -133,7 +135,6 @@ class SSD(nn.Module):
         return torch.cat(found, 1)
 
     def loss(self, images: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean over the images; see ``multibox_loss``."""
         return multibox_loss(self(images), offsets, labels)
 
     def _predictions(self, features: torch.Tensor, number: int) -> torch.Tensor:
@@ -141,12 +142,6 @@ class SSD(nn.Module):
         # Where the layout is NHWC nothing moves here: positions, boxes of a position, outputs of a box.
         outputs = self.heads[number](features).permute(0, 2, 3, 1)[..., : boxes * self._outputs]
         return outputs.reshape(features.shape[0], -1, self._outputs)
-
-
-def build(config: Config, classes: int, norm: Norm) -> SSD:
-    """Build the network on the CPU in fp32, its weights initialized from config.seed."""
-    torch.manual_seed(config.seed)
-    return SSD(config, classes, norm)
 
 
 WEIGHTS = "a ResNet-34 in torchvision's names (resnet34-333f7ec4.pth and later ones)"
@@ -169,6 +164,40 @@ def load_backbone(network: SSD, path: Path) -> None:
                 found = "nothing" if theirs is None else f"shape {tuple(theirs.shape)}"
                 raise Problem(f"{path}: {found} for {name}", f"{WEIGHTS}: {tuple(ours.shape)}", hint)
             place.copy_(theirs)
+
+
+# -- default boxes ----------------------------------------------------------------------------------------
+
+
+def default_boxes(image_size: int, scales: Tuple[float, ...]) -> np.ndarray:
+    """Return where each position of each map looks for objects: left, top, right, bottom, float32 (boxes, 4).
+
+    As the MLPerf reference has them for 300 x 300 (dboxes300_coco in box_coder.py of the submissions): six maps of 38,
+    19, 10, 5, 3 and 1 positions a side and 8,732 boxes. Other image sizes follow the same rules. In contrast to the
+    reference the boxes of one position are next to each other, as a channels_last convolution writes its outputs.
+
+    Args:
+        image_size: pixels a side.
+        scales: size of the smaller square box of each map, and one more, as shares of the image, as the result is.
+    """
+    found = []
+    for number, size in enumerate(map_sizes(image_size)):
+        # Positions a side, of which the last one may reach out of the image
+        cells = image_size / (FIRST_STRIDE << number) if number < HALVED else size
+        scale = scales[number]
+        middle = sqrt(scale * scales[number + 1])
+        shapes = [(scale, scale), (middle, middle)]
+        for ratio in RATIOS[number]:
+            wide, narrow = scale * sqrt(ratio), scale / sqrt(ratio)
+            shapes += [(wide, narrow), (narrow, wide)]
+        centres = (np.arange(size) + 0.5) / cells
+        y, x, shape = np.meshgrid(centres, centres, np.arange(len(shapes)), indexing="ij")
+        sides = np.array(shapes)[shape]
+        found.append(np.stack((x, y, sides[..., 0], sides[..., 1]), -1).reshape(-1, 4))
+    # As the reference: neither a centre nor a size is larger than the image, but the corners may be outside.
+    boxes = np.concatenate(found).clip(0.0, 1.0)
+    half = boxes[:, 2:] / 2
+    return np.concatenate((boxes[:, :2] - half, boxes[:, :2] + half), 1).astype(np.float32)
 
 
 # -- loss -------------------------------------------------------------------------------------------------
@@ -228,7 +257,7 @@ def decoded(predictions: torch.Tensor, defaults: torch.Tensor) -> Tuple[torch.Te
 
     Args:
         predictions: (N, boxes, 4 + C + 1), of ``SSD.forward``.
-        defaults: (boxes, 4), of default_boxes.py.
+        defaults: (boxes, 4), of ``default_boxes``.
     """
     predictions = predictions.float()
     weights = [1 / variance for variance in VARIANCES]

@@ -66,8 +66,6 @@ def group_of(size: int, ranks: Ranks) -> Optional[Any]:
 
 
 def norm_of(group: Optional[Any], device: torch.device) -> Norm:
-    """Return what makes the network's batch-norms."""
-
     def make(channels: int) -> nn.Module:
         if group is None:
             norm: nn.Module = nn.BatchNorm2d(channels)

@@ -26,12 +26,11 @@ from benchmarks.common.torch.flat_optimizer import FlatOptimizer, unchanged
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.evaluator import Evaluator
-from benchmarks.detection.pytorch.gather import gathered
+from benchmarks.detection.pytorch.boxes import gathered
 from benchmarks.ssd import events
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, steps_per_epoch, synthetic_batch
-from benchmarks.ssd.pytorch.default_boxes import default_boxes
 from benchmarks.ssd.pytorch.norms import PLAIN
 from benchmarks.ssd.schedule import learning_rate
 
@@ -46,11 +45,11 @@ class Training:
         self.config, self.classes, self.ranks = config, classes, ranks
         # Of a checkpoint from before there was a choice, plain.
         self.norm, norm = norms.choose(config, ranks, saved.get("norm", PLAIN) if saved else None)
-        network = model.build(config, classes, norm)
+        network = model.SSD(config, classes, norm)
         if backbone is not None:
             model.load_backbone(network, backbone)
         self.network = network.to(device=ranks.context, memory_format=networks.memory_format(config.layout))
-        self.defaults = torch.from_numpy(default_boxes(config.image_size, config.box_scales)).to(ranks.context)
+        self.defaults = torch.from_numpy(model.default_boxes(config.image_size, config.box_scales)).to(ranks.context)
         apex = None if config.cuda_graph else optimizers.find_apex()
         candidates = optimizers.sgd_candidates(config.learning_rate, config.momentum, config.weight_decay, apex)
         if config.cuda_graph:
@@ -65,13 +64,6 @@ class Training:
         self.graph: Optional[Captured] = None
         loss = self.network.loss
         self.loss = loss if config.compile == "none" else torch.compile(loss, mode=config.compile, dynamic=False)
-
-    def set_rate(self, rate: float) -> None:
-        """Give the next step its learning rate."""
-        if isinstance(self.rate, torch.Tensor):
-            self.rate.fill_(rate)
-        else:
-            self.rate = rate
 
 
 def build(
@@ -94,23 +86,24 @@ def build(
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     """Train on one batch; return the mean loss of this rank, still on the device."""
-    training.set_rate(rate)
-    if training.graph is not None:  # the same, captured
-        loss: torch.Tensor = training.graph(*batch)
-        return loss
-    return whole_step(training, batch)
+    if isinstance(training.rate, torch.Tensor):
+        training.rate.fill_(rate)
+    else:
+        training.rate = rate
+    step = training.graph or partial(whole_step, training)  # the same, captured
+    loss: torch.Tensor = step(*batch)
+    return loss
 
 
-def whole_step(training: Training, batch: Batch) -> torch.Tensor:
-    """Forward, backward and update on one batch, at the rate that is set; returns the mean loss of this rank."""
-    loss = local_loss(training, batch)
+def whole_step(training: Training, *batch: torch.Tensor) -> torch.Tensor:
+    """Forward, backward and update on a batch at the rate that is set; return the mean loss of this rank."""
+    loss = local_loss(training, *batch)
     (loss * training.loss_scale).backward()
     training.optimizer.step(training.rate, training.ranks.size * training.loss_scale)
     return loss.detach()
 
 
-def local_loss(training: Training, batch: Batch) -> torch.Tensor:
-    """Return the mean over this rank's images."""
+def local_loss(training: Training, *batch: torch.Tensor) -> torch.Tensor:
     with pytorch.autocast(training.ranks.context, training.config.precision):
         loss: torch.Tensor = training.loss(*batch)
     return loss
@@ -136,23 +129,14 @@ def warm_up(training: Training) -> None:
     with unchanged(training.network, training.optimizer):
         # Batch-norm over several ranks has collectives in the forward pass.
         if config.compile != "none" and config.bn_group == 1:
-            abilities.compile_in_turns(lambda: local_loss(training, batch).backward(), training.ranks)
+            abilities.compile_in_turns(lambda: local_loss(training, *batch).backward(), training.ranks)
             training.optimizer.gradients.zero_()
-        once = partial(_on_tensors, training)
+        once = partial(whole_step, training)
         repeat = repeated(once, config.warm_up_steps)
         if config.cuda_graph:
             training.graph = Captured(once, batch, repeat)
         else:
             repeat(*batch)
-
-
-def _on_tensors(training: Training, *tensors: torch.Tensor) -> torch.Tensor:
-    return whole_step(training, Batch(*tensors))
-
-
-def backbone_file(config: Config, data: Path) -> Optional[Path]:
-    """Return the file with the first weights, which a relative path has in the data folder."""
-    return data / config.backbone if config.backbone else None
 
 
 def state_dict(training: Training) -> Dict[str, Any]:
@@ -170,7 +154,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
     config, ranks, saved = run.config, run.ranks, run.saved
     data = run.open(lambda: open_data(run.data))
-    backbone = backbone_file(config, run.data)
+    backbone = run.data / config.backbone if config.backbone else None
     with run.initialization():
         training = run.open(lambda: build(config, len(data.categories) + 1, ranks, saved, backbone))
     run.log(events.hyperparameters(config, ranks.size))

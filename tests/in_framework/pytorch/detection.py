@@ -15,7 +15,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import DTYPES, empty, joined, to_bytes
 from benchmarks.detection.evaluation import KINDS, coco_ap
-from benchmarks.detection.pytorch.gather import gathered
+from benchmarks.detection.pytorch.boxes import gathered
 from benchmarks.ssd import prepare
 from tests.in_framework.some_detections import noisy
 
@@ -69,7 +69,7 @@ def test_arrays_are_what_pycocotools_reads(data):
 
 
 def test_generated_scenes_have_what_coco_has(data):
-    counts = data.facts["counts"]
+    counts = data.passport["facts"]["counts"]
     assert (data.passport["name"], len(data.train), len(data.val), len(data.categories)) == (
         "digit-scenes",
         200,

@@ -17,7 +17,7 @@ from benchmarks.ssd import prepare
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config, map_sizes
 from benchmarks.ssd.pytorch.data import EvaluationInput, TrainingInput, synthetic_batch
-from benchmarks.ssd.pytorch.default_boxes import default_boxes
+from benchmarks.ssd.pytorch.model import default_boxes
 from benchmarks.ssd.pytorch.train import build, train_step
 
 torch.set_num_threads(1)
@@ -126,7 +126,7 @@ def test_detections_are_those_of_loops():
 
 def test_network_has_the_submitted_sizes():
     with torch.device("meta"):
-        network = model.build(Config(), 81, PLAIN)
+        network = model.SSD(Config(), 81, PLAIN)
         found = network(torch.empty(2, 4, 300, 300))
     assert found.shape == (2, 8732, 4 + 81)
     # torchvision's ResNet-34 without its fourth stage (13,114,368) and last layer (513,000), and 64 x 49 weights more.
@@ -135,8 +135,8 @@ def test_network_has_the_submitted_sizes():
 
 
 def test_padded_channels_last_is_the_same_network():
-    plain = model.build(SMALL, CLASSES, PLAIN).eval()
-    padded = model.build(dataclasses.replace(SMALL, layout="NHWC", pad_channels=True), CLASSES, PLAIN).eval()
+    plain = model.SSD(SMALL, CLASSES, PLAIN).eval()
+    padded = model.SSD(dataclasses.replace(SMALL, layout="NHWC", pad_channels=True), CLASSES, PLAIN).eval()
     with torch.no_grad():
         for name, tensor in padded.state_dict().items():
             theirs = plain.state_dict()[name]
@@ -180,7 +180,7 @@ def test_backbone_comes_from_a_file_in_torchvisions_names(tmp_path):
     more = {"layer4.0.conv1.weight": torch.zeros(1), "bn1.num_batches_tracked": torch.tensor(7)}
     torch.save({**given, **more}, tmp_path / "resnet34.pth")
     for padded in (False, True):
-        network = model.build(dataclasses.replace(SMALL, pad_channels=padded), CLASSES, PLAIN)
+        network = model.SSD(dataclasses.replace(SMALL, pad_channels=padded), CLASSES, PLAIN)
         model.load_backbone(network, tmp_path / "resnet34.pth")
         state = network.backbone.state_dict()
         state["conv1.weight"] = state["conv1.weight"][:, :3]

@@ -10,9 +10,9 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.minigo import gtp, models, schedule
-from benchmarks.minigo.tensorflow import frozen, model
+from benchmarks.minigo.tensorflow import model, networks
 from benchmarks.minigo.tensorflow.data import synthetic_batch
-from benchmarks.minigo.tensorflow.evaluator import Evaluator, load_evaluator
+from benchmarks.minigo.tensorflow.networks import Evaluator, load_evaluator
 from benchmarks.minigo.tensorflow.train import build, train_step
 from tests.in_framework.minigo import config_of, frozen_graph
 
@@ -135,7 +135,7 @@ def test_precisions_agree(training):
 def as_minigo(graph, **about):
     """The file of v0.7: magic, version, size of the file, size of the JSON, the JSON and the graph."""
     text = json.dumps({"engine": "tf", "board_size": 5, **about}).encode()
-    return b"<minigo>" + frozen.HEADER.pack(1, 32 + len(text) + len(graph), len(text)) + text + graph
+    return b"<minigo>" + networks.HEADER.pack(1, 32 + len(text) + len(graph), len(text)) + text + graph
 
 
 def test_frozen_graphs_of_both_rounds_play_and_others_are_refused(generator, tmp_path):
@@ -147,7 +147,7 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_refused(generator, tmp
     path, kept = tmp_path / "target", tmp_path / "target.npz"
     for content in (frozen_graph(weights, "nhwc", tf.float32), of_v07):
         path.write_bytes(content)
-        frozen.save(kept, *frozen.read(path, 5))
+        networks.save(kept, *networks.read(path, 5))
         policies, values = load_evaluator(kept, CONFIG)(planes)
         assert np.abs(policies - softmax(linear[:, :26])).max() < 1e-5
         assert np.abs(values - np.tanh(linear[:, 26]) * np.where(planes[:, 0, 0, 16], 1, -1)).max() < 1e-5
@@ -159,7 +159,7 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_refused(generator, tmp
     ):
         path.write_bytes(content)
         with pytest.raises(Problem, match=words):
-            frozen.read(path, size)
+            networks.read(path, size)
 
 
 def test_models_that_cannot_be_used_are_named(tmp_path):
@@ -167,7 +167,7 @@ def test_models_that_cannot_be_used_are_named(tmp_path):
     models.save(tmp_path / "nine.npz", other, models.initial_weights(other, 0))
     (tmp_path / "broken.npz").write_bytes((tmp_path / "nine.npz").read_bytes()[:-100])
     graph = frozen_graph(np.zeros((425, 27)), "nhwc", tf.float32)
-    frozen.save(tmp_path / "frozen.npz", frozen.About(5, "mlperf07", "nhwc"), graph)
+    networks.save(tmp_path / "frozen.npz", networks.About(5, "mlperf07", "nhwc"), graph)
     for name, words in (
         ("nine.npz", "model for 9 x 9"),
         ("broken.npz", "cannot be read as a model"),

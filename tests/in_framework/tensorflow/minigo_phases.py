@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.run import Run
-from benchmarks.minigo import examples, prepare, shown
+from benchmarks.minigo import examples, prepare, records
 from benchmarks.minigo.records import GameFile, encode, generation_folder, read_generation
 from benchmarks.minigo.selfplay import MatchWorker
 from benchmarks.minigo.tensorflow import generations, train
@@ -72,7 +72,7 @@ def phases(output):
         "in the training": (Generations, "_train_on", after(Generations._train_on, 2)),
         "after the training": (Training, "share", after(Training.share, 1)),
         "in the match with the present model": (MatchWorker, "play", lambda *_: die()),
-        "after the model is written": (shown, "write", after(shown.write, 1)),
+        "after the model is written": (records, "show", after(records.show, 1)),
         "after the checkpoint": (Run, "_save", after(Run._save, 1)),
         "in the match with the target": (MatchWorker, "play", torn_evaluation),
     }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.minigo.tensorflow import evaluator, generations, train
+from benchmarks.minigo.tensorflow import generations, networks, train
 from benchmarks.minigo.tensorflow.generations import Generations
 from tests.in_framework.minigo import TINY, config_of
 
@@ -40,12 +40,12 @@ def total(values, expected):
 def test_ranks_of_different_roles_train_and_evaluate_together(together, monkeypatch):
     compiled = []
 
-    class Counted(evaluator.Evaluator):
+    class Counted(networks.Evaluator):
         def __init__(self, *values):
             super().__init__(*values)
             compiled.append(self._pass)
 
-    for module in (generations, evaluator):
+    for module in (generations, networks):
         monkeypatch.setattr(module, "Evaluator", Counted)
     mine = train.build(CONFIG, ranks, {})
     assert (mine.trains, mine.plays) == (ranks.rank < 2, ranks.rank > 0)

@@ -1,10 +1,14 @@
-"""Frozen graphs of the submissions as networks that play: MLPerf's target models, and how a data set keeps one.
+"""Files of networks: MLPerf's frozen graphs as networks that play, its checkpoints as what a run begins with.
 
 A graph comes as ``target.pb`` (v0.6, the graph alone) or as ``target.minigo.tf`` (v0.7, minigo_model.py: a header, a
 line of JSON and the graph). A data set keeps it as ``target.npz``, an archive with the bytes of the graph and what
 they describe. Its input is ``pos_tensor``, floats or booleans, its outputs are ``policy_output``, probabilities, and
 ``value_output`` from black's side (cc/dual_net/tf_dual_net.cc, v0.7). Networks here have logits and the value of the
 side to move.
+
+``model.ckpt-5672`` (v0.7, train.py) and ``model.ckpt-9383`` (v0.6, train.py) are of TensorFlow 1, restored whole by
+``tf.train.Saver``: the learning rate continues at that step. The variables have the names that tf.layers gives in the
+order of the network (model_inference_fn in dual_net.py); momenta are theirs with ``/Momentum``.
 """
 
 from __future__ import annotations
@@ -14,17 +18,25 @@ import struct
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.minigo import models
 from benchmarks.minigo.engine import FEATURES
-from benchmarks.minigo.models import BLACK_TO_PLAY, HINT, check_board, read_bytes, unreadable
+from benchmarks.minigo.models import BLACK_TO_PLAY, HINT, Shape, Start, check_board, read_bytes, unreadable
+from benchmarks.minigo.tensorflow import model
 from benchmarks.minigo.tensorflow.config import Config
 
+PARTS = {
+    "gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance", "bias": "bias",
+    "weight": "kernel",
+}  # fmt: skip
+# Features of the round whose graph flattens the heads as channels, rows, columns (input_layout=nchw of v0.7)
+CHANNELS_FIRST = ("mlperf07",)
 MAGIC = b"<minigo>"
 HEADER = struct.Struct("<QQQ")  # Version, size of the file, size of the JSON; after MAGIC
 GRAPH, ABOUT = "graph", "about"
@@ -43,8 +55,6 @@ class About:
 
 @dataclass(frozen=True)
 class FrozenNetwork:
-    """Called as model.Network is, but never trained."""
-
     config: Config
     shape: About
     forward: Callable[[tf.Tensor], Any]
@@ -56,8 +66,7 @@ class FrozenNetwork:
         return tf.math.log(policy), tf.reshape(value, (-1,)) * (2.0 * black - 1.0)
 
 
-def build(config: Config, about: About, graph: bytes) -> FrozenNetwork:
-    """Return the network of a graph's bytes."""
+def frozen_network(config: Config, about: About, graph: bytes) -> FrozenNetwork:
     return FrozenNetwork(config, about, _imported(about, tf.compat.v1.GraphDef.FromString(graph)))
 
 
@@ -139,7 +148,6 @@ def _imported(about: About, graph: Any) -> Callable[[tf.Tensor], Any]:
 
 
 def save(path: Path, about: About, graph: bytes) -> None:
-    """Write a graph as a data set keeps it."""
     text = np.frombuffer(json.dumps(asdict(about)).encode(), np.uint8)
     arrays: Dict[str, Any] = {ABOUT: text, GRAPH: np.frombuffer(graph, np.uint8)}
     with open(path, "wb") as file:
@@ -165,3 +173,99 @@ def load(path: Path, board_size: int) -> Tuple[About, bytes]:
         raise unreadable(path, str(error)) from None
     check_board(path, about.board_size, board_size)
     return about, graph
+
+
+# -- a network as the engine asks it ---------------------------------------------------------------------
+
+
+class Evaluator:
+    """A network as the engine asks it, in passes of one size: XLA compiles, and cuDNN chooses, for one only."""
+
+    def __init__(self, network: Union[model.Network, FrozenNetwork], batch: int) -> None:
+        size, planes = network.shape.board_size, models.PLANES[network.shape.features]
+        self._filled = np.zeros((batch, size, size, planes), np.uint8)
+
+        def evaluate(planes: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+            logits, value = network(planes, training=False)
+            return tf.nn.softmax(logits), value
+
+        self._pass = tf.function(evaluate, jit_compile=network.config.compiles)
+
+    def __call__(self, planes: Any) -> Tuple[Any, Any]:
+        # Policies (batch, moves) and values (batch,) of planes (batch, N, N, planes), at most one pass
+        count = len(planes)
+        if count == 0:
+            return np.zeros((0, self._filled.shape[1] ** 2 + 1), np.float32), np.zeros(0, np.float32)
+        if count < len(self._filled):
+            self._filled[:count] = planes
+            planes = self._filled
+        policy, value = self._pass(tf.constant(planes))
+        return policy.numpy()[:count], value.numpy()[:count]
+
+
+def load_evaluator(path: Path, config: Config) -> Evaluator:
+    """Return the evaluator of a model file, or of a frozen graph that a data set keeps.
+
+    Raises:
+        Problem: it is none, is for another board, or sees other planes than the games here fill.
+    """
+    network: Union[model.Network, FrozenNetwork]
+    if holds_graph(path):
+        network = frozen_network(config, *load(path, config.board_size))
+    else:
+        network = model.build(config, *models.load(path, config.board_size))
+    check_planes(path, network.shape, config)
+    return Evaluator(network, config.inference_batch)
+
+
+def check_planes(path: Path, shape: Union[models.Shape, About], config: Config) -> None:
+    """Raise Problem where the model of ``path`` sees other planes than those of ``config``."""
+    if shape.features != config.features:
+        found, hint = f"{path} sees the planes of {shape.features}", "name another model, or set features"
+        raise Problem(found, f"those of {config.features}", hint)
+
+
+# -- what a run begins with ------------------------------------------------------------------------------
+
+
+def read_start(config: Config, path: Path) -> Start:
+    """Return what ``initial_weights`` holds: a checkpoint by its ``.index`` file, or a model file of a run.
+
+    Raises:
+        Problem: it cannot be read, or is of another network.
+    """
+    if path.suffix != ".index":
+        return models.load_start(path, config.board_size)
+    # The value head of the submissions is black's.
+    shape = Shape.of(config, black_value=True)
+    try:
+        reader = tf.train.load_checkpoint(str(path.with_suffix("")))
+        arrays = {name: _tensor(reader, shape, name, theirs) for name, theirs in names(shape)}
+        trained = {name: theirs for name, theirs in names(shape) if not name.endswith(("mean", "variance"))}
+        momenta = {name: _tensor(reader, shape, name, f"{theirs}/Momentum") for name, theirs in trained.items()}
+        return Start(shape, arrays, momenta, int(reader.get_tensor("global_step")))
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        found = f"{path} cannot be read as a checkpoint of this network: {str(error).splitlines()[0]}"
+        wanted = "a checkpoint of TensorFlow 1 (.index and .data-00000-of-00001) with the configuration's network"
+        raise Problem(found, wanted, "name model.ckpt-N.index of MLPerf's checkpoint, or a model of a run") from None
+
+
+def names(shape: Shape) -> Iterator[Tuple[str, str]]:
+    """Yield each array of the network with its name in a checkpoint: tf.layers counts the layers of each kind."""
+    seen: Dict[str, Dict[str, int]] = {"conv2d": {}, "batch_normalization": {}, "dense": {}}
+    for name in models.weight_shapes(shape):
+        layer, part = name.rsplit(".", 1)
+        dense = layer.endswith(("_dense", "_hidden"))
+        kind = "dense" if dense else "conv2d" if part == "weight" else "batch_normalization"
+        number = seen[kind].setdefault(layer, len(seen[kind]))
+        yield name, f"{kind}_{number}/{PARTS[part]}" if number else f"{kind}/{PARTS[part]}"
+
+
+def _tensor(reader: Any, shape: Shape, name: str, theirs: str) -> Any:
+    found, wanted = reader.get_tensor(theirs), models.weight_shapes(shape)[name]
+    if found.shape != wanted:
+        raise ValueError(f"{theirs} has shape {found.shape}, not {wanted}")
+    if shape.features in CHANNELS_FIRST and name in ("policy_dense.weight", "value_hidden.weight"):
+        points = shape.board_size**2
+        return np.ascontiguousarray(found.reshape(-1, points, wanted[1]).swapaxes(0, 1)).reshape(wanted)
+    return found
