@@ -120,7 +120,9 @@ def draw_scene(
     digits: Digits, width: int, height: int, generator: np.random.Generator
 ) -> Tuple[np.ndarray, List[Dict[str, Any]]]:
     """Return the pixels, uint8 (height, width, 3), and the objects as COCO's annotations have them."""
-    pixels = _background(width, height, generator)
+    # Soft spots of dark colours
+    spots = Image.fromarray(generator.integers(0, 90, size=(5, 5, 3), dtype=np.uint8))
+    pixels = np.asarray(spots.resize((width, height), Image.BICUBIC)).astype(np.float32)
     if generator.random() < EMPTY_SHARE:
         return pixels.round().astype(np.uint8), []
     crowd = _crowd(digits, width, height, generator) if generator.random() < CROWD_SHARE else []
@@ -136,15 +138,20 @@ def draw_scene(
         for before in seen:
             before &= ~mask
         seen.append(mask)
-    objects = [_outlined(patch, mask) for patch, mask in zip(patches, seen[len(crowd) :])]
+    objects = []
+    for patch, mask in zip(patches, seen[len(crowd) :]):
+        found = outlines(mask)
+        area = sum(map(_doubled_area, found)) / 2
+        objects.append(_annotation(patch.label, [outline.ravel().tolist() for outline in found], mask, area, 0))
     if crowd:
-        objects.append(_run_length(crowd[0].label, np.logical_or.reduce(seen[: len(crowd)])))
+        mask = np.logical_or.reduce(seen[: len(crowd)])
+        # COCO's RLE counts pixels column by column, and begins with those outside.
+        flat = mask.ravel(order="F")
+        bounds = np.concatenate(([0], np.flatnonzero(np.diff(flat)) + 1, [len(flat)]))
+        counts = [0] * int(flat[0]) + np.diff(bounds).tolist()
+        segmentation = {"counts": counts, "size": list(mask.shape)}
+        objects.append(_annotation(crowd[0].label, segmentation, mask, float(mask.sum()), 1))
     return pixels.round().clip(0, 255).astype(np.uint8), objects
-
-
-def _background(width: int, height: int, generator: np.random.Generator) -> np.ndarray:
-    spots = generator.integers(0, 90, size=(5, 5, 3), dtype=np.uint8)
-    return np.asarray(Image.fromarray(spots).resize((width, height), Image.BICUBIC)).astype(np.float32)
 
 
 def _enlarge(digit: np.ndarray, rows: int, columns: int) -> np.ndarray:
@@ -208,22 +215,6 @@ def _annotation(label: int, segmentation: Any, mask: np.ndarray, area: float, cr
         "area": area,
         "iscrowd": crowd,
     }
-
-
-def _outlined(patch: Patch, mask: np.ndarray) -> Dict[str, Any]:
-    found = outlines(mask)
-    area = sum(_doubled_area(outline) for outline in found) / 2
-    return _annotation(patch.label, [outline.ravel().tolist() for outline in found], mask, area, 0)
-
-
-def _run_length(label: int, mask: np.ndarray) -> Dict[str, Any]:
-    # A crowd; COCO's RLE counts pixels column by column, and begins with those outside
-    flat = mask.ravel(order="F")
-    changes = np.flatnonzero(np.diff(flat)) + 1
-    bounds = np.concatenate(([0], changes, [len(flat)]))
-    counts = np.diff(bounds).tolist()
-    segmentation = {"counts": [0, *counts] if flat[0] else counts, "size": list(mask.shape)}
-    return _annotation(label, segmentation, mask, float(mask.sum()), 1)
 
 
 def outlines(mask: np.ndarray) -> List[np.ndarray]:

@@ -40,7 +40,7 @@ def object_of(number: int, image: int, category: int, box: list[float], segmenta
 
 
 def content_of(part: str) -> Content:
-    """Return a part's JSON: images in falling order of their ids, one without objects, one with three."""
+    # A part's JSON: images in falling order of their ids, one without objects, one with three
     count = IMAGES[part]
     images = [
         {"id": 10 * n, "file_name": f"{10 * n:012}.jpg", "width": WIDTH, "height": HEIGHT} for n in range(count, 0, -1)
@@ -59,7 +59,7 @@ def write_json(root: Path, part: str, content: Content) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy data set laid out as COCO is published, in folders."""
+    # A toy data set laid out as COCO is published, in folders
     root = tmp_path_factory.mktemp("published")
     for part in IMAGES:
         content = content_of(part)
@@ -73,7 +73,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(published: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change; the files keep their times."""
+    # A copy that a test may change; the files keep their times
     return Path(shutil.copytree(published, tmp_path / "raw"))
 
 
@@ -109,18 +109,15 @@ def test_arrays_hold_what_the_json_file_has(opened: DataSet) -> None:
         assert all(part.path(n).name == part.files[n] == f"{10 * (n + 1):012}.jpg" for n in range(count))
         outlines = [[polygon.ravel().tolist() for polygon in part.polygons(number)] for number in range(4)]
         assert outlines == [TWO_SQUARES, CORNER, [], TWO_SQUARES]
-    # Linked and not copied.
-    assert (opened.folder / "annotations" / "instances_val2017.json").stat().st_nlink > 1
-    assert opened.train.path(0).stat().st_nlink > 1
-
-
-def test_the_passport_states_the_counts(opened: DataSet) -> None:
     train = {"images": 7, "images with annotations": 6, "objects": 8, "crowds": 1}
     val = {"images": 3, "images with annotations": 2, "objects": 4, "crowds": 1}
     counts = {f"{what} in {part}": count for part, of in (("train", train), ("val", val)) for what, count in of.items()}
     assert opened.passport["facts"]["counts"] == {"categories": 3, **counts}
     size = sum(path.stat().st_size for path in (opened.folder / "val2017").iterdir())
     assert opened.passport["splits"]["val"]["unlisted_bytes"] == size
+    # Linked and not copied.
+    assert (opened.folder / "annotations" / "instances_val2017.json").stat().st_nlink > 1
+    assert opened.train.path(0).stat().st_nlink > 1
 
 
 def test_one_data_set_serves_both_benchmarks(published: Path, opened: DataSet, tmp_path: Path) -> None:
@@ -195,7 +192,7 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
 
 
 def refused_then_skipped(source: Path, to: Path, *wanted: str) -> DataSet:
-    """Check that errors are refused by name, and return the data set without them."""
+    # Check that errors are refused by name, and return the data set without them
     code, lines = run(source, "-o", to)
     error = lines[-1]["error"]
     assert code == 2
@@ -351,11 +348,11 @@ AS_PUBLISHED = {
     "images with annotations in val": 2,
     "categories": 3,
 }
+# Takes the toy data set's counts for those of COCO 2017
 SMALLER = (
     f"from benchmarks.detection import preparation\npreparation.PUBLISHED.update({AS_PUBLISHED})\n"
     "from benchmarks.common.data import published\npublished.known = dict"
 )
-"""Takes the toy data set's counts for those of COCO 2017."""
 
 
 def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path) -> None:
@@ -398,7 +395,7 @@ def test_known_errors_of_the_published_set_are_reported_and_not_trained(source: 
 
 
 def test_images_that_were_done_are_not_read_again(source: Path, opened: DataSet, tmp_path: Path) -> None:
-    """The last image of train vanishes while the second of three tasks of images is done."""
+    # The last image of train vanishes while the second of three tasks of images is done
     victim = source / "train2017" / "000000000070.jpg"
     small = "from benchmarks.detection import writer\nwriter.PART_IMAGES = 3"
     move = f"pathlib.Path({str(victim)!r}).rename({str(tmp_path / 'kept')!r})"
@@ -432,7 +429,7 @@ def test_verify_names_changed_images(published: Path, tmp_path: Path, how: tuple
 
 
 def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(opened: DataSet, tmp_path: Path) -> None:
-    """Training opens it before the clock starts."""
+    # Training opens it before the clock starts
     open_data(with_other_offsets(opened.folder, tmp_path / "copy"))
 
 
@@ -450,7 +447,7 @@ def test_arrays_that_do_not_fit_are_refused(opened: DataSet, tmp_path: Path) -> 
 
 
 def painted(outline: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return the pixels whose middle is inside an outline, by the even-odd rule: an independent way to fill it."""
+    # The pixels whose middle is inside an outline, by the even-odd rule: an independent way to fill it
     y, x = np.mgrid[:height, :width] + 0.5
     inside = np.zeros((height, width), bool)
     for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
@@ -490,7 +487,7 @@ def test_the_same_seed_generates_the_same_scenes(pytorch_python: Path, tmp_path:
 
 
 def test_train_and_val_show_different_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every digit is drawn as a tone of its own number; the two parts draw none in common."""
+    # Every digit is drawn as a tone of its own number; the two parts draw none in common
     numbers = np.arange(1797)
     every = scenes.Digits(np.ones((1797, 8, 8)) * numbers[:, None, None], numbers % 10)
     seen: dict[str, set[int]] = {}

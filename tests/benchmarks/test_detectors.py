@@ -67,12 +67,11 @@ def test_submitted_systems_have_the_submitted_global_batch() -> None:
 
 # -- training --------------------------------------------------------------------------------------------
 
-EPOCH = {"ssd": 31, "maskrcnn": 12}
-"""Steps of an epoch; SSD's evaluation comes within its first one."""
+EPOCH = {"ssd": 31, "maskrcnn": 12}  # Steps of an epoch; SSD's evaluation comes within its first one
 
 
 def settings(benchmark: str, ranks: int) -> tuple[str, ...]:
-    """Two epochs that cannot reach their target, with one global batch for any number of ranks."""
+    # Two epochs that cannot reach their target, with one global batch for any number of ranks
     both = ("epochs=2", "log_interval=1")
     if benchmark == "ssd":
         # As v0.5 and v0.6 count, of 32 images: evaluations inside the first epoch and at the end, a drop between.
@@ -85,7 +84,7 @@ def settings(benchmark: str, ranks: int) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The toy data set, which both read, and 96 scenes of it for Mask R-CNN's short runs."""
+    # The toy data set, which both read, and 96 scenes of it for Mask R-CNN's short runs
     folder = tmp_path_factory.mktemp("scenes")
     data.prepare("ssd", folder / "ssd", data.Preparation(), pytorch_python)
     few = ["-m", "benchmarks.maskrcnn.prepare", "-o", str(folder / "maskrcnn"), "--scenes", "96"]
@@ -95,8 +94,7 @@ def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.fixture(scope="module")
 def start(pytorch_python: Path, scenes: dict[str, Path]) -> Start:
-    """Starts the ranks of a short run."""
-
+    # Starts the ranks of a short run
     def started(benchmark: str, output: Path, ranks: int, *more: str) -> list[subprocess.Popen[str]]:
         chosen = (*settings(benchmark, ranks), *more)
         config = write_small_config(output.with_suffix(".json"), benchmark, ranks, chosen, seed=7)
@@ -108,8 +106,7 @@ def start(pytorch_python: Path, scenes: dict[str, Path]) -> Start:
 
 @pytest.fixture(scope="module")
 def uninterrupted(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    """Makes each short run once; returns its output."""
-
+    # Makes each short run once; returns its output
     @cache
     def run(benchmark: str, ranks: int) -> Path:
         output = tmp_path_factory.mktemp(benchmark) / "run"
@@ -192,8 +189,7 @@ def test_log_has_what_the_checker_asks_for(
 
 @pytest.fixture(scope="module")
 def reached(encore: Encore, scenes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Runs the small system on two ranks until it reaches its target, once; its folder."""
-
+    # Runs the small system on two ranks until it reaches its target, once; its folder
     @cache
     def run(benchmark: str) -> Path:
         results = tmp_path_factory.mktemp(benchmark)

@@ -40,7 +40,7 @@ def config_of(system: str, round_: str, *changes: str) -> SimpleNamespace:
 
 
 def game(number: int, plies: int = 6) -> Game:
-    """A game on 5 x 5 in which every second move was searched."""
+    # A game on 5 x 5 in which every second move was searched
     generator = np.random.RandomState(number)
     moves = generator.permutation(25)[:plies].astype(np.int16)
     visits = generator.randint(0, 9, (plies, 26)).astype(np.uint16)
@@ -118,6 +118,17 @@ def test_positions_are_drawn_once_and_shared_out(tmp_path: Path) -> None:
     config = config_of("cpu", "v0.7", "window=2", "sample_share=0.5", "games=20")
     for generation in (1, 2, 3):
         write_games(generation_folder(tmp_path, generation), schedule.game_numbers(config, generation, 0, 1)[:20])
+    path = next(generation_folder(tmp_path, 2).glob("*.games"))
+    whole = path.read_bytes()
+    for content, words in (
+        (whole[:-3], "has 19 games"),
+        (whole[:60] + bytes([whole[60] ^ 1]) + whole[61:], "differs from its checksum"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(Problem, match=words) as caught:
+            examples.read_window(tmp_path, config, 3)
+        assert "begin a new run" in caught.value.hint
+    path.write_bytes(whole)
     games = examples.read_window(tmp_path, config, 3)
     assert len(games) == 40, "of the last two generations"
     places = examples.sample(games, config, 3, 12)
@@ -149,7 +160,7 @@ def test_a_turned_position_has_its_policy_turned_as_well() -> None:
 
 @pytest.fixture(scope="module")
 def toy_data_set(tensorflow_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small data set."""
+    # The small data set
     folder = tmp_path_factory.mktemp("go") / "minigo"
     data.prepare("minigo", folder, data.Preparation(), tensorflow_python)
     return folder
@@ -229,8 +240,7 @@ def test_games_with_flaws_are_all_named_and_left_out(tmp_path: Path, tensorflow_
 
 
 def killed_when(started: Started, holds: Callable[[Path], bool], what: str, rank: int | None) -> Path:
-    """Kill a rank, or stop the whole run by SIGTERM, once something holds; returns the experiment's folder."""
-
+    # Kill a rank, or stop the whole run by SIGTERM, once something holds; returns the experiment's folder
     def there() -> bool:
         assert started.process.poll() is None, started.process.communicate()[0]
         found = list(started.results.glob("**/[!.]*/experiment_0"))
@@ -249,7 +259,7 @@ def killed_when(started: Started, holds: Callable[[Path], bool], what: str, rank
 
 @pytest.fixture(scope="module")
 def broken(toy_data_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two ranks, one of which trains and one plays, killed in each phase and resumed to its end."""
+    # A run on two ranks, one of which trains and one plays, killed in each phase and resumed to its end
     results = tmp_path_factory.mktemp("broken")
     # Long enough for the signal that stops the run in the second of its two evaluations.
     changes = settings({**SMALL, **ROLES, "eval_readouts": "120"})
@@ -262,6 +272,8 @@ def broken(toy_data_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     run = only_run(results)
     killed_when(Started.again(run), lambda folder: generation_folder(folder, 2).exists(), "generation 2", rank=0)
     killed_when(Started.again(run), lambda folder: (folder / "evaluations.jsonl").exists(), "an evaluation", rank=None)
+    with (run / "experiment_0" / "evaluations.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"generation": 2, "win_')  # as a run that is killed there leaves it
     code, output = Started.again(run).end()
     assert code == 3, output
     return run / "experiment_0"

@@ -18,15 +18,14 @@ from encore.errors import EncoreError
 from encore.run import programs
 
 GAMES = paths.ROOT.parent / "shared" / "data" / "go_sgf_9x9.tar.xz"
-EVERY_GAME = 12
-"""Every so many of the shared games are replayed here; all of them were once, by the same function."""
+EVERY_GAME = 12  # Every so many of the shared games are replayed here; all of them were once, by the same function
 
 
 # -- sgf --------------------------------------------------------------------------------------------------
 
 
 def test_the_main_line_of_a_game_is_read() -> None:
-    """Properties in any order, escapes, comments, passes, a side that plays twice, and no variation."""
+    # Properties in any order, escapes, comments, passes, a side that plays twice, and no variation
     text = "(;GM[1]FF[4]SZ[9]KM[6.5]RE[W+12.5]AB[cc][gg:hh]C[a \\] b]\n;W[ee]BL[3](;B[];W[tt];W[ab])(;B[aa]))"
     record = sgf.parse(text, features="mlperf07")
     assert record == sgf.Record(
@@ -62,7 +61,7 @@ def test_damaged_sgf_is_named_with_a_hint(tmp_path: Path, text: str, found: str)
 
 @pytest.mark.skipif(not GAMES.exists(), reason="shared/data/go_sgf_9x9.tar.xz is not next to the project")
 def test_shared_games_replay_and_scores_agree() -> None:
-    """Without positional superko all replay; a program's count of a finished game is the engine's."""
+    # Without positional superko all replay; a program's count of a finished game is the engine's
     counted = 0
     with tarfile.open(GAMES) as archive:
         files = [each for each in archive if each.name.endswith(".sgf")]

@@ -1,7 +1,7 @@
 """A run on any number of ranks without a network, whose detections are moved less after each epoch.
 
-Arguments: a prepared data set, the run's folder, and JSON: targets, "concurrently", "names" of the qualities in the
-log, "spreads" of the epochs, "seconds" of a step. Logs what mlperf-logging's checker asks of Mask R-CNN.
+Arguments: a prepared data set, the run's folder, and JSON: targets, "concurrently", "spreads" of the epochs, and
+"seconds" of a step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Config:
 
 
 def detect(data, run, spread):
-    """Detections in all images, each by one rank."""
+    # Detections in all images, each by one rank
     parts = [
         noisy(data, position, spread)
         for position in run.interruptible(range(run.ranks.rank, len(data.val), run.ranks.size))
@@ -55,21 +55,11 @@ def detect(data, run, spread):
 def main() -> int:
     options = json.loads(sys.argv[3])
     config = Config(options["targets"], len(options["spreads"]))
-    wording = Wording("maskrcnn", accuracy_first=True, names=options.get("names") or {})
+    wording = Wording("maskrcnn", accuracy_first=True)
     run = Run(config, pytorch, Path(sys.argv[1]), Path(sys.argv[2]), wording)
     data = run.open(lambda: open_data(run.data))
     with run.initialization():
-        run.log({"cache_clear": True})
-    run.log(
-        {
-            "submission_org": "o", "submission_platform": "p", "submission_division": "closed",
-            "submission_status": "onprem", "submission_benchmark": "maskrcnn", "global_batch_size": 32,
-            "opt_name": "sgd_with_momentum", "opt_base_learning_rate": 0.04, "opt_learning_rate_warmup_steps": 500,
-            "opt_learning_rate_warmup_factor": 0.01, "num_image_candidates": 2000,
-            "opt_learning_rate_decay_factor": 0.1, "opt_learning_rate_decay_steps": [9000, 12000],
-            "min_image_size": 800, "max_image_size": 1333,
-        }
-    )  # fmt: skip
+        pass
     concurrently = options.get("concurrently", True)
     with run.timed(by_epochs(config, STEPS, lambda epoch: True, evaluates_concurrently=concurrently)):
         run.log(samples(len(data.train), len(data.val)))

@@ -33,7 +33,7 @@ def in_numpy(tensor):
 
 
 def converted(config, device):
-    """What data.py makes of a batch, compared with DALI's, after DALI has filled its memory again."""
+    # What data.py makes of a batch, compared with DALI's, after DALI has filled its memory again
     source = pipeline.training_pipeline(config, data, ranks)
     images, labels = source.run()
     wanted = [np.array(output.as_tensor()) for output in (images, labels)]
@@ -55,8 +55,7 @@ def converted(config, device):
 
 
 class Labels:
-    """Read by a thread; the copy of its batch is done once the step that comes after it is queued, as on a busy GPU."""
-
+    # Read by a thread; the copy of its batch is done once the step that comes after it is queued, as on a busy GPU
     def __init__(self, calls):
         self.calls, self.step_is_queued = calls, threading.Event()
 
@@ -91,8 +90,7 @@ STEPS, STEP, TRIES = 6, 0.05, 3
 
 
 class Sleeps:
-    """Sleeps, which take longer than asked for on a busy machine: how long they took."""
-
+    # Sleeps, which take longer than asked for on a busy machine: how long they took
     def __init__(self, seconds):
         self.seconds, self.took = seconds, []
 
@@ -103,7 +101,7 @@ class Sleeps:
 
 
 def make_step(sleep):
-    """A step that keeps the device busy, queued where the framework queues."""
+    # A step that keeps the device busy, queued where the framework queues
     if name != "mxnet":
         return lambda batch: (sleep(), scalar())[1]
     mx = importlib.import_module("mxnet")
@@ -132,8 +130,7 @@ def scalar():
 
 
 class Stream:
-    """A CUDA stream whose work takes known times, and its events."""
-
+    # A CUDA stream whose work takes known times, and its events
     def __init__(self):
         self.busy_until = 0.0
 
@@ -150,7 +147,7 @@ class Stream:
 
 
 def on_a_stream(fetch):
-    """The share of the same loop over a GPU that is simulated: by events in PyTorch, else by the watcher."""
+    # The share of the same loop over a GPU that is simulated: by events in PyTorch, else by the watcher
     stream = Stream()
     if name == "pytorch":
         framework.torch.cuda, kept = SimpleNamespace(Event=stream.event), framework.torch.cuda

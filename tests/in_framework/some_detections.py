@@ -22,10 +22,8 @@ def _annotations(path):
 
 
 def noisy(data, position: int, spread: float) -> Detections:
-    """The objects, moved by ``spread`` of their size (standard deviation), and as many in wrong places if it is not 0.
-
-    A pure function of the image, whichever rank makes it.
-    """
+    # The objects, moved by ``spread`` of their size (standard deviation), and as many in wrong places if it is not 0. A
+    # pure function of the image, whichever rank makes it
     image = int(data.val.image_ids[position])
     width, height = data.val.sizes[position].tolist()
     places = {each.id: place for place, each in enumerate(data.categories, start=1)}

@@ -35,18 +35,22 @@ def _extent(rois, roi):
 
 
 @triton.jit
+def _bin_of(rois, places, BINS: tl.constexpr):
+    # The RoI of a program with its extent, the bin's row and column, and first pixel, height and width of the level
+    program = tl.program_id(0).to(tl.int64)
+    roi = program // (BINS * BINS)
+    row, column = (program // BINS % BINS).to(tl.int32), (program % BINS).to(tl.int32)
+    left, top, width, height = _extent(rois, roi)
+    rows, columns = tl.load(places + roi * 3 + 1).to(tl.int32), tl.load(places + roi * 3 + 2).to(tl.int32)
+    return program, row, column, left, top, width, height, tl.load(places + roi * 3), rows, columns
+
+
+@triton.jit
 def align_forward(
     table, rois, places, pooled, CHANNELS: tl.constexpr, BINS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One bin of one RoI, all channels: the mean of its points, each between four pixels."""
-    program = tl.program_id(0).to(tl.int64)
-    roi = program // (BINS * BINS)
-    row = (program // BINS % BINS).to(tl.int32)
-    column = (program % BINS).to(tl.int32)
-    left, top, width, height = _extent(rois, roi)
-    start = tl.load(places + roi * 3)
-    rows = tl.load(places + roi * 3 + 1).to(tl.int32)
-    columns = tl.load(places + roi * 3 + 2).to(tl.int32)
+    program, row, column, left, top, width, height, start, rows, columns = _bin_of(rois, places, BINS)
     channel = tl.arange(0, BLOCK)
     mask = channel < CHANNELS
     total = tl.zeros([BLOCK], tl.float32)
@@ -70,14 +74,7 @@ def align_backward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One bin of one RoI: its gradient goes to the pixels of its points, in fp32 and in any order."""
-    program = tl.program_id(0).to(tl.int64)
-    roi = program // (BINS * BINS)
-    row = (program // BINS % BINS).to(tl.int32)
-    column = (program % BINS).to(tl.int32)
-    left, top, width, height = _extent(rois, roi)
-    start = tl.load(places + roi * 3)
-    rows = tl.load(places + roi * 3 + 1).to(tl.int32)
-    columns = tl.load(places + roi * 3 + 2).to(tl.int32)
+    program, row, column, left, top, width, height, start, rows, columns = _bin_of(rois, places, BINS)
     channel = tl.arange(0, BLOCK)
     mask = channel < CHANNELS
     given = tl.load(gradient + program * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)

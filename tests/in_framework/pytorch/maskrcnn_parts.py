@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import torch
 from benchmarks.detection.pytorch.boxes import decode, encode, overlaps
 from benchmarks.detection.pytorch.nms import nms
 from benchmarks.maskrcnn import order
-from benchmarks.maskrcnn.pytorch import anchors, evaluation, model, operators, served, targets
-from benchmarks.maskrcnn.pytorch.proposals import Limits, propose
+from benchmarks.maskrcnn.pytorch import evaluation, model, operators, regions, served
+from benchmarks.maskrcnn.pytorch.regions import Limits, propose
 
 torch.set_num_threads(1)
 
@@ -54,15 +53,15 @@ def test_suppression_keeps_what_one_by_one_keeps(count, groups, threshold):
 
 
 def test_anchors_are_the_published_ones():
-    """The table in the docstring of Detectron's generate_anchors: stride 16, sizes 128, 256, 512; whole pixels."""
+    # The table in the docstring of Detectron's generate_anchors: stride 16, sizes 128, 256, 512; whole pixels
     table = {128: [[-83, -39, 100, 56], [-55, -55, 72, 72], [-35, -79, 52, 96]],
              256: [[-175, -87, 192, 104], [-119, -119, 136, 136], [-79, -167, 96, 184]],
              512: [[-359, -183, 376, 200], [-247, -247, 264, 264], [-167, -343, 184, 360]]}  # fmt: skip
     # That table counts the first pixel as 1 and rounds away from it: its windows are 1 to the right of anchor - 0.5.
     for size, rows in table.items():
-        found = anchors.cell_anchors(16, size, (0.5, 1.0, 2.0))
+        found = regions.grid_anchors([(1, 1)] * 3, (size,) * 3, (0.5, 1.0, 2.0), torch.device("cpu"))[2]
         assert found.tolist() == (torch.tensor(rows) - torch.tensor([1.0, 1, 0, 0])).tolist()
-    grid = anchors.grid_anchors([(2, 3)], (128,), (1.0,), torch.device("cpu"))[0]
+    grid = regions.grid_anchors([(2, 3)], (128,), (1.0,), torch.device("cpu"))[0]
     assert grid[-1].tolist() == [8 + 2 - 64, 4 + 2 - 64, 8 + 2 + 64, 4 + 2 + 64]
 
 
@@ -95,32 +94,32 @@ def test_boxes_are_matched_by_their_overlaps(rescue):
     wanted = []
     for column in zip(*table[:4], strict=True):  # the fifth is not there
         best = max(range(4), key=column.__getitem__)
-        wanted.append(best if column[best] >= 0.5 else targets.BETWEEN if column[best] >= 0.2 else targets.BACKGROUND)
+        wanted.append(best if column[best] >= 0.5 else regions.BETWEEN if column[best] >= 0.2 else regions.BACKGROUND)
         if rescue and any(value == max(row) for value, row in zip(column, table[:4], strict=True)):
             wanted[-1] = best
     present = torch.tensor([[True, True, True, True, False]])
-    assert targets.match(quality, present, 0.5, 0.2, rescue).tolist() == [wanted]
-    assert (targets.match(quality, ~present & present, 0.5, 0.2, rescue) == targets.BACKGROUND).all()
+    assert regions.match(quality, present, 0.5, 0.2, rescue).tolist() == [wanted]
+    assert (regions.match(quality, ~present & present, 0.5, 0.2, rescue) == regions.BACKGROUND).all()
     point = torch.zeros(1, 4)
     assert overlaps(point, point).tolist() == [[0.0]]
 
 
 def test_samples_are_of_each_image_and_the_same_for_any_ranks():
-    matched = torch.full((3, 400), targets.BACKGROUND)
-    matched[0, :150], matched[1, :7], matched[2, 10:] = 0, 3, targets.BETWEEN
+    matched = torch.full((3, 400), regions.BACKGROUND)
+    matched[0, :150], matched[1, :7], matched[2, 10:] = 0, 3, regions.BETWEEN
     usable = (torch.arange(400) < 390).expand(3, 400)
-    drawn, again = (targets.sample(matched, usable, torch.tensor([1, seed, 3]), 64, 0.25) for seed in (2, 5))
-    alone = targets.sample(matched[1:2], usable[1:2], torch.tensor([2]), 64, 0.25)
+    drawn, again = (regions.sample(matched, usable, torch.tensor([1, seed, 3]), 64, 0.25) for seed in (2, 5))
+    alone = regions.sample(matched[1:2], usable[1:2], torch.tensor([2]), 64, 0.25)
     assert drawn.positive.sum(1).tolist() == [16, 7, 0]
     assert drawn.filled.sum(1).tolist() == [64, 64, 10]
     for row, there in zip(drawn.positions, drawn.filled, strict=True):
         assert len(set(row[there].tolist())) == there.sum()
-    of_samples = targets.take(matched, drawn.positions)
-    assert (of_samples[drawn.positive] >= 0).all() and targets.take(usable, drawn.positions)[drawn.filled].all()
-    assert (of_samples[drawn.filled & ~drawn.positive] == targets.BACKGROUND).all()
+    of_samples = regions.take(matched, drawn.positions)
+    assert (of_samples[drawn.positive] >= 0).all() and regions.take(usable, drawn.positions)[drawn.filled].all()
+    assert (of_samples[drawn.filled & ~drawn.positive] == regions.BACKGROUND).all()
     assert torch.equal(drawn.positions[0], again.positions[0]) and torch.equal(drawn.positions[1:2], alone.positions)
     assert not torch.equal(drawn.positions[1], again.positions[1])
-    values = targets.keys(torch.arange(50), 2000).double() / 2**31
+    values = regions.keys(torch.arange(50), 2000).double() / 2**31
     assert (float(values.mean()), float(values.std())) == pytest.approx((0.5, 1 / math.sqrt(12)), abs=0.005)
 
 
@@ -150,7 +149,7 @@ def test_proposals_are_kept_level_by_level_and_limited_over_the_batch():
 
 
 def point_weights(length, place):
-    """The two pixels of an axis and their weights, as bilinear_interpolate_gradient of ROIAlign_cuda.cu has them."""
+    # The two pixels of an axis and their weights, as bilinear_interpolate_gradient of ROIAlign_cuda.cu has them
     if place < -1 or place > length:
         return []
     place = max(place, 0.0)
@@ -162,7 +161,7 @@ def point_weights(length, place):
 
 @pytest.mark.parametrize("edge", [0.0, 1.0], ids=["continuous", "inclusive"])
 def test_pooling_is_the_submitted_kernels_formula(edge):
-    """Values and gradients next to LevelMapper, RoIAlignForward and RoIAlignBackwardFeature, also of what is served."""
+    # Values and gradients next to LevelMapper, RoIAlignForward and RoIAlignBackwardFeature, also of what is served
     torch.manual_seed(2)
     levels = [torch.randn(2, 2, 20 >> n, 28 >> n, dtype=torch.float64, requires_grad=True) for n in range(4)]
     boxes = torch.cat((random_boxes(8, extent=90, seed=12), torch.tensor(
@@ -185,7 +184,7 @@ def test_pooling_is_the_submitted_kernels_formula(edge):
                 values[number, :, row, column] += a * b / 4 * levels[level].detach()[image, :, i, j]
                 gradients[level][image, :, i, j] += a * b / 4 * top[number, :, row, column]
     assert set(used) == {0, 1, 2, 3} and used[8] == 1
-    sampled = anchors.sampled(boxes, edge)
+    sampled = regions.sampled(boxes, edge)
     for align in (operators.roi_align, served.roi_align):
         found = align(levels, sampled, images, bins, edge)
         torch.testing.assert_close(found, values)
@@ -273,7 +272,7 @@ def test_a_box_without_area_changes_no_gradient():
 
 
 def as_sampled(sizes, positions, batch, share):
-    """The full batches of a rank by the submitted rule, image by image."""
+    # The full batches of a rank by the submitted rule, image by image
     shuffled = np.random.RandomState([3, 0]).permutation(positions).tolist()
     each = -(-len(shuffled) // share.ranks)
     mine = itertools.islice(itertools.cycle(shuffled), share.rank * each, (share.rank + 1) * each)
@@ -319,18 +318,3 @@ def test_sizes_are_rounded_as_the_submitted_code_rounds():
 
 
 # -- cuDNN ------------------------------------------------------------------------------------------------
-
-
-def test_evaluation_lets_cudnn_measure_nothing(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as frameworks/pytorch.py sets it
-    found = []
-
-    def fails(batches):
-        found.append(torch.backends.cudnn.benchmark)
-        raise KeyboardInterrupt
-
-    run = SimpleNamespace(interruptible=fails, ranks=None)
-    monkeypatch.setattr(evaluation, "evaluation_input", lambda *given: ())
-    with pytest.raises(KeyboardInterrupt):
-        evaluation.detections(SimpleNamespace(config=SimpleNamespace(threads=1)), None, run)
-    assert (found, torch.backends.cudnn.benchmark) == ([False], True)

@@ -58,8 +58,7 @@ def test_statistics_are_averaged_before_an_evaluation(ranks, average, value):
 
 
 class Groupbn(nn.Module):
-    """apex's layer as its callers see it: (N, h, w, C), groups of neighbours by their size alone; computed by ours."""
-
+    # apex's layer as its callers see it: (N, h, w, C), groups of neighbours by their size alone; computed by ours
     def __init__(self, num_features, bn_group):
         super().__init__()
         group = norms.group_of(bn_group, Ranks(dist.get_rank(), dist.get_world_size(), 0, 1, CPU))
@@ -74,8 +73,7 @@ class Groupbn(nn.Module):
 
 
 class WrongNorm(Groupbn):
-    """The other one takes channels_last."""
-
+    # The other one takes channels_last
     def __init__(self, num_features, group_size):
         super().__init__(num_features, group_size)
 

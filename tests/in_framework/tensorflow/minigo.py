@@ -1,6 +1,7 @@
 """Minigo's network and step in TensorFlow against their equations in NumPy and float64, and the files of models."""
 
 import dataclasses
+import hashlib
 import json
 from functools import partial
 
@@ -9,7 +10,7 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import tensorflow
-from benchmarks.minigo import gtp, models, schedule
+from benchmarks.minigo import gtp, models, prepare, schedule
 from benchmarks.minigo.tensorflow import model, networks
 from benchmarks.minigo.tensorflow.data import synthetic_batch
 from benchmarks.minigo.tensorflow.networks import Evaluator, load_evaluator
@@ -30,7 +31,7 @@ def generator():
 
 @pytest.fixture
 def training(generator):
-    """A network whose weights, norms and statistics are all random."""
+    # A network whose weights, norms and statistics are all random
     training = build(CONFIG, RANKS_HERE, {})
     for variable in training.network.variables.values():
         variable.assign_add(tf.constant(np.abs(generator.standard_normal(variable.shape) * 0.1), tf.float32))
@@ -45,7 +46,7 @@ def values_of(network):
 
 
 def conv(x, weight):
-    """Convolution (batch, N, N, in) with zeros around, as sums over shifted boards."""
+    # Convolution (batch, N, N, in) with zeros around, as sums over shifted boards
     edge, size = weight.shape[0] // 2, x.shape[1]
     padded = np.pad(x, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
     places = [(i, j) for i in range(weight.shape[0]) for j in range(weight.shape[1])]
@@ -53,7 +54,7 @@ def conv(x, weight):
 
 
 def layer(weights, x, name, batch):
-    """Convolution and batch-norm, by the batch or by the running statistics."""
+    # Convolution and batch-norm, by the batch or by the running statistics
     x = conv(x, weights[f"{name}.weight"])
     mean, variance = (weights[f"{name}.mean"], weights[f"{name}.variance"])
     mean, variance = (x.mean((0, 1, 2)), x.var((0, 1, 2))) if batch else (mean, variance)
@@ -62,7 +63,7 @@ def layer(weights, x, name, batch):
 
 
 def equations(weights, planes, batch, channels_first=False):
-    """Logits and values; the heads are flattened as rows, columns, channels, or as channels, rows, columns."""
+    # Logits and values; the heads are flattened as rows, columns, channels, or as channels, rows, columns
     x = np.maximum(layer(weights, planes.astype(np.float64), "stem", batch), 0)
     for first, second in (BLOCKS[:2], BLOCKS[2:]):
         inner = np.maximum(layer(weights, x, first, batch), 0)
@@ -83,7 +84,7 @@ def softmax(logits):
 
 
 def losses(weights, planes, policy, value):
-    """Policy, value and L2 losses of a batch."""
+    # Policy, value and L2 losses of a batch
     logits, expected = equations(weights, planes.numpy(), batch=True)
     regular = [w for name, w in weights.items() if not name.endswith(("bias", "beta", "mean", "variance"))]
     entropy = -(policy.numpy() * np.log(softmax(logits))).sum(1).mean()
@@ -91,7 +92,7 @@ def losses(weights, planes, policy, value):
 
 
 def total(weights, batch):
-    """The loss that a step differentiates."""
+    # The loss that a step differentiates
     policy, value, l2 = losses(weights, *batch)
     return policy + CONFIG.value_cost_weight * value + CONFIG.l2_strength * l2
 
@@ -133,7 +134,7 @@ def test_precisions_agree(training):
 
 
 def as_minigo(graph, **about):
-    """The file of v0.7: magic, version, size of the file, size of the JSON, the JSON and the graph."""
+    # The file of v0.7: magic, version, size of the file, size of the JSON, the JSON and the graph
     text = json.dumps({"engine": "tf", "board_size": 5, **about}).encode()
     return b"<minigo>" + networks.HEADER.pack(1, 32 + len(text) + len(graph), len(text)) + text + graph
 
@@ -145,12 +146,19 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_refused(generator, tmp
     linear = planes.reshape(40, -1) @ weights
     of_v07 = as_minigo(frozen_graph(weights, "nchw", tf.bool), input_layout="nchw")
     path, kept = tmp_path / "target", tmp_path / "target.npz"
-    for content in (frozen_graph(weights, "nhwc", tf.float32), of_v07):
+    for content in (of_v07, frozen_graph(weights, "nhwc", tf.float32)):
         path.write_bytes(content)
         networks.save(kept, *networks.read(path, 5))
         policies, values = load_evaluator(kept, CONFIG)(planes)
         assert np.abs(policies - softmax(linear[:, :26])).max() < 1e-5
         assert np.abs(values - np.tanh(linear[:, 26]) * np.where(planes[:, 0, 0, 16], 1, -1)).max() < 1e-5
+    with pytest.raises(Problem, match="sees the planes of agz"):
+        load_evaluator(kept, dataclasses.replace(CONFIG, features="mlperf07"))
+    path.write_bytes(frozen_graph(weights, "nhwc", tf.float32))
+    assert prepare.main(["-o", str(tmp_path / "data"), "--target", str(path)]) == 0
+    assert (tmp_path / "data" / "target.npz").read_bytes() == kept.read_bytes()
+    passport = json.loads((tmp_path / "data" / "dataset.json").read_text())
+    assert passport["how"]["target"] == hashlib.sha256(path.read_bytes()).hexdigest()
     for content, size, words in (
         (of_v07[:-9], 5, "bytes; version 1 is known"),
         (b"no graph at all", 5, "neither a NumPy archive nor a graph"),
@@ -162,27 +170,11 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_refused(generator, tmp
             networks.read(path, size)
 
 
-def test_models_that_cannot_be_used_are_named(tmp_path):
-    other = models.Shape(9, "agz", 8, 1, 8)
-    models.save(tmp_path / "nine.npz", other, models.initial_weights(other, 0))
-    (tmp_path / "broken.npz").write_bytes((tmp_path / "nine.npz").read_bytes()[:-100])
-    graph = frozen_graph(np.zeros((425, 27)), "nhwc", tf.float32)
-    networks.save(tmp_path / "frozen.npz", networks.About(5, "mlperf07", "nhwc"), graph)
-    for name, words in (
-        ("nine.npz", "model for 9 x 9"),
-        ("broken.npz", "cannot be read as a model"),
-        ("none.npz", "cannot be read as a model"),
-        ("frozen.npz", "sees the planes of mlperf07"),
-    ):
-        with pytest.raises(Problem, match=words):
-            load_evaluator(tmp_path / name, CONFIG)
-
-
 # -- what a run begins with --------------------------------------------------------------------------------
 
 
 def checkpoint_names():
-    """Our name of each array with its name by tf.layers in the order of dual_net.py's model_inference_fn."""
+    # Our name of each array with its name by tf.layers in the order of dual_net.py's model_inference_fn
     parts = {"gamma": "gamma", "beta": "beta", "mean": "moving_mean", "variance": "moving_variance"}
     found = {}
     for number, name in enumerate(("stem", *BLOCKS, "policy", "value")):
@@ -197,7 +189,7 @@ def checkpoint_names():
 
 @pytest.mark.parametrize(("features", "step"), [("mlperf07", 5672), ("agz", 9383)])
 def test_a_run_begins_where_the_submissions_checkpoint_is(features, step, generator, tmp_path):
-    """Step, momenta, the order of the heads' weights and whose outcome the value is; and from a model file."""
+    # Step, momenta, the order of the heads' weights and whose outcome the value is; and from a model file
     shape = models.Shape(5, features, CONFIG.conv_width, 2, CONFIG.fc_width)
     sizes, theirs = models.weight_shapes(shape), checkpoint_names()
     arrays = {name: (generator.standard_normal(size) * 0.2).astype(np.float32) for name, size in sizes.items()}

@@ -23,7 +23,7 @@ ranks = tensorflow.start(CONFIG)
 
 
 def interruptible(batches):
-    """As Run.interruptible: after each part all ranks vote on whether to stop."""
+    # As Run.interruptible: after each part all ranks vote on whether to stop
     votes = tensorflow.LaggedSums(ranks, "votes")
     for batch in batches:
         yield batch
