@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.detection.annotations import PARTS, images_folder, json_file
@@ -42,11 +41,6 @@ class Images(NamedTuple):
     @property
     def is_zip(self) -> bool:
         return Path(self.container).is_file()
-
-    def place(self, name: str) -> Place:
-        if self.is_zip:
-            return Place(self.container, self.prefix + name, self.sizes[name])
-        return Place(os.path.join(self.container, name), "", self.sizes[name])  # noqa: PTH118 - 100,000 times
 
 
 class Source(NamedTuple):
@@ -134,21 +128,19 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise Problem(f"{path} is no whole zip: {error}", "the whole file", AGAIN) from None
 
 
-@contextmanager
-def opened_text(place: Place) -> Iterator[IO[str]]:
+def content(place: Place) -> bytes:
+    """Return the content of a file or of a zip's member."""
     if not place.member:
-        with open(place.path, encoding="utf-8") as file:
-            yield file
-        return
-    with opened(Path(place.path)) as archive, archive.open(place.member) as member:
-        yield io.TextIOWrapper(member, encoding="utf-8")
+        return Path(place.path).read_bytes()
+    with opened(Path(place.path)) as archive:
+        return archive.read(place.member)
 
 
 def read_all(images: Images, names: Sequence[str]) -> Iterator[Tuple[str, bytes]]:
     """Yield name and bytes of some images of a part; damaged members of a zip have no bytes."""
     if not images.is_zip:
         for name in names:
-            yield name, _read_file(Path(images.place(name).path), images.sizes[name])
+            yield name, _read_file(Path(images.container, name), images.sizes[name])
         return
     with opened(Path(images.container)) as archive:
         for name in names:

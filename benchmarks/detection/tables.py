@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection.annotations import array_file
-from benchmarks.detection.sources import AGAIN, Place, opened_text
+from benchmarks.detection.sources import AGAIN, Place, content
 
 # Kinds of errors of an annotation
 OUTSIDE = "box outside its image"
@@ -84,13 +84,12 @@ class Table(NamedTuple):
 def load(place: Place) -> Dict[str, Any]:
     """Return a JSON file's content; Problem if it is no whole JSON object."""
     try:
-        with opened_text(place) as file:
-            content = json.load(file)
-        if not isinstance(content, dict):
-            raise ValueError(f"a {type(content).__name__} where an object is expected")
+        found = json.loads(content(place))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__} where an object is expected")
     except ValueError as error:
         raise Problem(f"{place} cannot be read: {error}", "COCO's JSON of instances", AGAIN) from None
-    return content
+    return found
 
 
 def read(place: Place) -> Table:
@@ -99,9 +98,9 @@ def read(place: Place) -> Table:
     Raises:
         Problem: the file is no whole JSON object of COCO's form, or an id of an image or category comes twice.
     """
-    content = load(place)
+    whole, keys = load(place), ("images", "categories", "annotations")
     try:
-        images, kinds, annotations = (list(content.get(key, ())) for key in ("images", "categories", "annotations"))
+        images, kinds, annotations = (list(whole.get(key, ())) for key in keys)
         entries = [
             Entry(int(each["id"]), str(each["file_name"]), int(each["width"]), int(each["height"])) for each in images
         ]
@@ -109,8 +108,8 @@ def read(place: Place) -> Table:
     except (ValueError, KeyError, TypeError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else error
         raise Problem(f"{place} cannot be read: {why}", "COCO's JSON of instances", AGAIN) from None
-    for key in ("images", "categories", "annotations"):
-        if not content.get(key):
+    for key in keys:
+        if not whole.get(key):
             raise Problem(f"{place} has no {key}", "COCO's JSON of instances", AGAIN)
     _refuse_twice(place, "image id", [entry.id for entry in entries])
     _refuse_twice(place, "image file", [entry.name for entry in entries])

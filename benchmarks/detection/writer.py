@@ -281,13 +281,13 @@ def _put(task: Pictures, name: str, data: bytes) -> None:
     # As a hard link where the file system can, which takes no room, else as a copy
     path = task.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if task.images.is_zip or not _linked(task.images.place(name).path, path):
+    if task.images.is_zip or not _linked(Path(task.images.container, name), path):
         temporary = task.done_path.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(data)
         temporary.replace(path)
 
 
-def _linked(source: str, path: Path) -> bool:
+def _linked(source: Path, path: Path) -> bool:
     path.unlink() if path.exists() else None
     with suppress(OSError):
         os.link(os.path.realpath(source), path)
@@ -311,9 +311,8 @@ def _place_json(task: Task, part: str, kept: Table) -> None:
         content["annotations"] = [content["annotations"][each] for each in places]
         path.write_text(json.dumps(content), encoding="utf-8")
     elif place.member:
-        with sources.opened(Path(place.path)) as archive, archive.open(place.member) as member, path.open("wb") as file:
-            shutil.copyfileobj(member, file)
-    elif not _linked(place.path, path):
+        path.write_bytes(sources.content(place))
+    elif not _linked(Path(place.path), path):
         shutil.copyfile(place.path, path)
 
 

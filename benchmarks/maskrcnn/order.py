@@ -54,7 +54,7 @@ def shapes(sizes: np.ndarray, short_side: int, long_side: int, step: int) -> np.
 def all_shapes(short_side: int, long_side: int, step: int) -> List[Shape]:
     """Return every shape that a batch can have, the largest first."""
     short, most = _multiple(short_side, STRIDE), _multiple(long_side, STRIDE)
-    sides = sorted({min(max(short, longer), most) for longer in range(step, most + step, step)}, reverse=True)
+    sides = {min(max(short, longer), most) for longer in range(step, most + step, step)}
     pairs = {(most, most), *((short, side) for side in sides), *((side, short) for side in sides)}
     return sorted(pairs, key=lambda shape: (-shape[0] * shape[1], shape))
 

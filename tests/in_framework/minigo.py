@@ -1,6 +1,5 @@
 """Minigo's small configuration, for tests in its framework."""
 
-import dataclasses
 from pathlib import Path
 
 import tensorflow as tf
