@@ -1,4 +1,4 @@
-// The C interface that native.py binds. No function needs Python's interpreter lock.
+// The C interface that position.py binds. No function needs Python's interpreter lock.
 #include "pool.h"
 
 namespace minigo {

@@ -1,4 +1,4 @@
-// What crosses from Python; native.py has the same structures, field for field.
+// What crosses from Python; position.py has the same structures, field for field.
 #pragma once
 
 #include <cstdint>

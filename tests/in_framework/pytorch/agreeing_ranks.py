@@ -12,7 +12,7 @@ import torch
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.torch import abilities, kernels, optimizers
 from benchmarks.language.pytorch import attention
-from benchmarks.maskrcnn.pytorch import choice as maskrcnn
+from benchmarks.maskrcnn.pytorch import operators as maskrcnn
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.translation.pytorch import operators as translation
 

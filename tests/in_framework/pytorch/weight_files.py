@@ -91,7 +91,7 @@ def test_torchvisions_tar_of_2017_is_read_and_loaded(tmp_path):
     reference, read = torch.load(path, weights_only=False), files.tensors_of(files.load(path, "", ""))
     assert list(read) == list(given)
     assert [name for name in given if not torch.equal(read[name], reference[name])] == []
-    network = model.build(SsdConfig(), 81, norms.norm_of(None, CPU))
+    network = model.SSD(SsdConfig(), 81, norms.norm_of(None, CPU))
     model.load_backbone(network, path)
     state = network.backbone.state_dict()
     padding = state["conv1.weight"][:, 3:]
