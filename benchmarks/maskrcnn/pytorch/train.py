@@ -14,7 +14,7 @@ import sys
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import torch
 
@@ -93,7 +93,14 @@ def build(
 
     ``shapes`` are those of the images to come; default: all that there may be.
     """
-    config, operators = resolve(config, ranks, saved.get("operators", {}))
+    # What "auto" leaves open: compilation, operators, graph
+    asked = config.cuda_graph
+    if config.optimizer_kernel == "plain" or not config.warm_up_steps:
+        config = dataclasses.replace(config, cuda_graph=False)
+    config = abilities.resolve(config, ranks)
+    operators = choose(config, ranks, saved.get("operators", {}))
+    if config.cuda_graph:
+        config = dataclasses.replace(config, cuda_graph=is_captured(operators, asked, ranks))
     with torch.random.fork_rng([ranks.context] if ranks.context.type == "cuda" else []):
         torch.manual_seed(config.seed)
         kernel = saved.get("kernel", config.optimizer_kernel)
@@ -166,18 +173,6 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
             else:
                 repeat(*batch)
     pytorch.total([0.0])
-
-
-def resolve(config: Config, ranks: Ranks, saved: Mapping[str, str]) -> Tuple[Config, Chosen]:
-    """Choose what "auto" leaves open: compilation, graph, operators; ``saved`` are a checkpoint's operators."""
-    asked = config.cuda_graph
-    if config.optimizer_kernel == "plain" or not config.warm_up_steps:
-        config = dataclasses.replace(config, cuda_graph=False)
-    config = abilities.resolve(config, ranks)
-    operators = choose(config, ranks, saved)
-    if config.cuda_graph:
-        config = dataclasses.replace(config, cuda_graph=is_captured(operators, asked, ranks))
-    return config, operators
 
 
 def sgd_candidates(config: Config, matrices: Sequence[torch.nn.Parameter]) -> Dict[str, Build]:

@@ -66,10 +66,6 @@ class FrozenNetwork:
         return tf.math.log(policy), tf.reshape(value, (-1,)) * (2.0 * black - 1.0)
 
 
-def frozen_network(config: Config, about: About, graph: bytes) -> FrozenNetwork:
-    return FrozenNetwork(config, about, _imported(about, tf.compat.v1.GraphDef.FromString(graph)))
-
-
 def unpacked(path: Path) -> Tuple[Dict[str, Any], bytes]:
     """Return what the header of a file says, which may be nothing, and the graph's bytes; Problem if it is cut off."""
     data = read_bytes(path)
@@ -102,37 +98,29 @@ def read(path: Path, board_size: int) -> Tuple[About, bytes]:
     missing = [name for name in (INPUT, *OUTPUTS) if name not in nodes]
     if missing:
         raise unreadable(path, f"its graph of {len(nodes)} nodes has no {' and no '.join(missing)}")
-    about = _about(path, nodes[INPUT], said)
-    check_board(path, about.board_size, board_size)
-    _check_outputs(path, about, graph)
-    return about, data
-
-
-def _about(path: Path, node: Any, said: Dict[str, Any]) -> About:
-    shape: List[int] = [each.size for each in node.attr["shape"].shape.dim][1:] if "shape" in node.attr else []
-    planes = {count: features for features, count in FEATURES.items()}
+    attributes, features = nodes[INPUT].attr, {count: name for name, count in FEATURES.items()}
+    shape: List[int] = [each.size for each in attributes["shape"].shape.dim][1:] if "shape" in attributes else []
     layouts = {}
-    if len(shape) == 3 and shape[0] == shape[1] and shape[2] in planes:
-        layouts["nhwc"] = About(shape[0], planes[shape[2]], "nhwc")
-    if len(shape) == 3 and shape[1] == shape[2] and shape[0] in planes:
-        layouts["nchw"] = About(shape[1], planes[shape[0]], "nchw")
+    if len(shape) == 3:
+        for layout, planes, sides in (("nhwc", shape[2], shape[:2]), ("nchw", shape[0], shape[1:])):
+            if sides[0] == sides[1] and planes in features:
+                layouts[layout] = About(sides[0], features[planes], layout)
     if not layouts:
         found, wanted = f"{path}: {INPUT} has shape {shape}", "a board with 17 planes (v0.6) or 13 (v0.7)"
         raise Problem(found, wanted, HINT)
     # 13 planes on 13 x 13 are either; the header of v0.7 says which.
-    return layouts.get(said.get("input_layout", ""), next(iter(layouts.values())))
-
-
-def _check_outputs(path: Path, about: About, graph: Any) -> None:
+    about = layouts.get(said.get("input_layout", ""), next(iter(layouts.values())))
     size, moves = about.board_size, about.board_size**2 + 1
+    check_board(path, size, board_size)
     try:
-        planes = tf.TensorSpec((None, size, size, FEATURES[about.features]), tf.uint8)
-        outputs = tf.function(_imported(about, graph)).get_concrete_function(planes).outputs
+        given = tf.TensorSpec((None, size, size, FEATURES[about.features]), tf.uint8)
+        outputs = tf.function(_imported(about, graph)).get_concrete_function(given).outputs
     except (ValueError, tf.errors.OpError) as error:
         # Such as TRTEngineOp: a graph that was converted for TensorRT.
         raise unreadable(path, str(error).splitlines()[0]) from None
     if outputs[0].shape[-1] not in (None, moves):
         raise Problem(f"{path}: {OUTPUTS[0]} has {outputs[0].shape[-1]} moves", f"{moves}", HINT)
+    return about, data
 
 
 def _imported(about: About, graph: Any) -> Callable[[tf.Tensor], Any]:
@@ -211,7 +199,8 @@ def load_evaluator(path: Path, config: Config) -> Evaluator:
     """
     network: Union[model.Network, FrozenNetwork]
     if holds_graph(path):
-        network = frozen_network(config, *load(path, config.board_size))
+        about, graph = load(path, config.board_size)
+        network = FrozenNetwork(config, about, _imported(about, tf.compat.v1.GraphDef.FromString(graph)))
     else:
         network = model.build(config, *models.load(path, config.board_size))
     check_planes(path, network.shape, config)

@@ -169,28 +169,25 @@ def fastest(plain: Norm, others: Dict[str, Norm], ranks: Ranks, dtype: torch.dty
         shape: (N, C, h, w) of a rank's activations that are measured.
     """
 
-    def seconds(made: Norm) -> float:
-        return kernels.seconds(_example(made, ranks.context, dtype, shape))
-
     operator = kernels.Operator(plain, "", _example, ({"shape": (4, 64, 8, 8)}, {"shape": (2, 128, 5, 7)}))
-    measures = {PLAIN: partial(seconds, plain)}
-    words = []
-    for name in pytorch.everywhere(others, CLASSES):
+
+    def measure(made: Norm) -> float:
         try:
-            wrong = kernels.distance_of(operator, others[name], ranks.context, dtype)
+            wrong = kernels.distance_of(operator, made, ranks.context, dtype)
         # Refuses this GPU, type or size of a group, or lacks its compiled part.
         except Exception as problem:
             print(f"apex: {type(problem).__name__}: {problem}", file=sys.stderr)
             wrong = float("inf")
         # A layer that one rank alone measures would wait for the others.
         if pytorch.total([float(wrong > kernels.tolerance(ranks.context, dtype))])[0]:
-            words.append(f"{name} wrong by {wrong:.3g} of the largest value")
-        else:
-            measures[name] = partial(seconds, others[name])
-    chosen, times = kernels.fastest(measures, ranks.context)
+            raise ArithmeticError(f"wrong by {wrong:.3g} of the largest value")
+        return kernels.seconds(_example(made, ranks.context, dtype, shape))
+
+    candidates = {PLAIN: plain, **{name: others[name] for name in pytorch.everywhere(others, CLASSES)}}
+    chosen, found = kernels.fastest({name: partial(measure, made) for name, made in candidates.items()}, ranks.context)
     if ranks.rank == 0:
-        words += [f"{name} {text}" for name, text in times.items()]
-        print(f"batch-norm over groups: {chosen} ({', '.join(words)})", file=sys.stderr, flush=True)
+        words = ", ".join(f"{name} {text}" for name, text in found.items())
+        print(f"batch-norm over groups: {chosen} ({words})", file=sys.stderr, flush=True)
     return chosen
 
 
