@@ -1,7 +1,6 @@
 """``encore plan``: how to share a machine among benchmarks, from measured curves."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,12 +8,9 @@ import typer
 from encore.cli import options
 from encore.cli.layout import console, put, say, text, write_json
 from encore.errors import EncoreError
-from encore.lab.scaling.curves import DEFAULT, Curve, load_curves
-from encore.lab.scaling.curves import options as options_of
-from encore.lab.scaling.plots import gantt
-from encore.lab.scaling.proposals import schedule_table, sentences, steady_table
-from encore.lab.scaling.sharing import Job, Schedule, one_by_one, shortest
-from encore.lab.scaling.steady import SteadyState, most_runs, rounds_one_by_one
+from encore.lab.scaling import curves as scaling_curves
+from encore.lab.scaling import sharing
+from encore.lab.scaling.sharing import Job
 from encore.names import unknown
 from encore.results.report.report import Report, write_files
 from encore.results.rules import canonical
@@ -48,19 +44,33 @@ def plan(
       encore plan 8 resnet --curves results/20261120T101500Z-sweep-resnet --extrapolate
     """
     check_gpus(gpus)
-    sources = curves or [DEFAULT]
-    jobs = _jobs(benchmarks, gpus, sources, load_curves(sources), extrapolate)
-    schedule, steady = shortest(jobs, gpus), most_runs(jobs, gpus)
+    sources = curves or [scaling_curves.DEFAULT]
+    jobs = _jobs(benchmarks, gpus, sources, extrapolate)
+    schedule, steady = sharing.shortest(jobs, gpus), sharing.most_runs(jobs, gpus)
+    tables = (sharing.schedule_table(schedule), sharing.steady_table(steady))
     if as_json:
-        write_json(_as_json(jobs, sources, schedule, steady))
+        shortest = {
+            "minutes": schedule.makespan,
+            "lower_bound": schedule.bound,
+            "is_shortest": schedule.is_shortest,
+            "one_after_the_other": sharing.one_by_one(jobs),
+            "runs": [asdict(each) for each in schedule.placements],
+        }
+        most = {**asdict(steady), "rounds_one_after_the_other": sharing.rounds_one_by_one(jobs)}
+        asked = {"gpus": schedule.gpus, "curves": sources, "benchmarks": [asdict(job) for job in jobs]}
+        write_json({**asked, "shortest": shortest, "most_runs": most})
     else:
-        _print(jobs, sources, schedule, steady)
+        put(tables, as_json=False)
+        for line in sharing.sentences(jobs, schedule, steady):
+            say(console(), text(line))
+        say(console(), text(f"curves: {', '.join(sources)}", "dim"))
     if output is not None:
-        _write(schedule, steady, output)
+        files = write_files(Report(tables=tables, figures=(sharing.gantt(schedule, tables[0]),)), output)
+        say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))
 
 
-def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Curve], extrapolate: bool) -> list[Job]:
-    counts: dict[str, int] = {}
+def _jobs(wanted: list[str], gpus: int, sources: list[str], extrapolate: bool) -> list[Job]:
+    curves, counts = scaling_curves.load_curves(sources), dict[str, int]()
     for word in wanted:
         name, equals, number = word.partition("=")
         if equals and not (number.isdigit() and 1 <= int(number) <= 1000):
@@ -76,37 +86,6 @@ def _jobs(wanted: list[str], gpus: int, sources: list[str], curves: dict[str, Cu
             raise unknown("benchmark", name, curves)
         counts[benchmark] = counts.get(benchmark, 0) + int(number or 1)
     return [
-        Job(benchmark=name, options=options_of(curves[name], gpus, extrapolate), count=count)
+        Job(benchmark=name, options=scaling_curves.options(curves[name], gpus, extrapolate), count=count)
         for name, count in counts.items()
     ]
-
-
-def _print(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> None:
-    screen = console()
-    put((schedule_table(schedule), steady_table(steady)), as_json=False)
-    for line in sentences(jobs, schedule, steady):
-        say(screen, text(line))
-    say(screen, text(f"curves: {', '.join(sources)}", "dim"))
-
-
-def _as_json(jobs: list[Job], sources: list[str], schedule: Schedule, steady: SteadyState) -> dict[str, object]:
-    return {
-        "gpus": schedule.gpus,
-        "curves": sources,
-        "benchmarks": [asdict(job) for job in jobs],
-        "shortest": {
-            "minutes": schedule.makespan,
-            "lower_bound": schedule.bound,
-            "is_shortest": schedule.is_shortest,
-            "one_after_the_other": one_by_one(jobs),
-            "runs": [asdict(each) for each in schedule.placements],
-        },
-        "most_runs": {**asdict(steady), "rounds_one_after_the_other": rounds_one_by_one(jobs)},
-    }
-
-
-def _write(schedule: Schedule, steady: SteadyState, folder: Path) -> None:
-    table = schedule_table(schedule)
-    report = Report(tables=(table, steady_table(steady)), figures=(gantt(schedule, table),))
-    files = write_files(report, folder)
-    say(console(), text(f"{files[0]} and {len(files) - 1} files next to it"))

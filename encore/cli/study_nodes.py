@@ -9,7 +9,7 @@ from encore import paths
 from encore.cli.layout import console, put, say, text, write_json
 from encore.cli.sweep import hooks_of
 from encore.errors import ExitCode
-from encore.lab.scaling import plots
+from encore.lab.scaling import sharing as plots
 from encore.lab.studies import folder as folders
 from encore.lab.studies import nodes, sweep, throughput
 from encore.lab.studies.servers_report import page

@@ -9,8 +9,7 @@ import pytest
 
 from encore.errors import EncoreError
 from encore.lab.scaling import validation
-from encore.lab.scaling.cost_model import Algorithm, Point, fit_epochs, fit_steps
-from encore.lab.scaling.fitting import Prior, fit
+from encore.lab.scaling.cost_model import Algorithm, Point, Prior, fit, fit_epochs, fit_steps
 from encore.results.published.published import load_published
 
 # Seconds: a ResNet-50 on V100s, about.

@@ -11,9 +11,7 @@ from scipy.optimize import linprog
 
 from encore.errors import EncoreError
 from encore.lab.scaling.curves import Curve, Option, interpolated, load_curves, options
-from encore.lab.scaling.proposals import schedule_table
-from encore.lab.scaling.sharing import Job, Schedule, one_by_one, shortest
-from encore.lab.scaling.steady import most_runs, rounds_one_by_one
+from encore.lab.scaling.sharing import Job, Schedule, most_runs, one_by_one, rounds_one_by_one, schedule_table, shortest
 from encore.run import run_folder
 from tests.conftest import Encore
 from tests.results.result_logs import resnet_v07

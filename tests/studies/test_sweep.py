@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from encore import catalogue
 from encore.errors import EncoreError, ExitCode
-from encore.lab.scaling import plots
+from encore.lab.scaling import sharing as plots
 from encore.lab.studies import definition, releases, sweep, sweep_report, throughput
 from encore.lab.studies import folder as folders
 from encore.lab.studies.folder import Folder

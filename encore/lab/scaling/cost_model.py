@@ -19,24 +19,123 @@ communication and backward pass has no term: what is measured is what it leaves 
 
 Convergence is another factor: time to target = epochs(global batch) * steps per epoch * time of a step, with
 epochs(B) = least * (1 + B / critical) (McCandlish et al. 2018, arXiv 1812.06162).
+
+Both are sums of positive terms, fitted to few values: ``sum_j row_j * exp(theta_j)``, whose parameters are positive by
+their form. ``scipy.optimize.least_squares`` minimizes the squared relative errors together with the squared distances
+of the parameters from their priors, which are wide, and without which fewer points than parameters would determine
+nothing. An interval is a profile likelihood's: a value is inside when a point that measured it, added to the points
+that there are, costs the best fit no more than the chi-square quantile. No random numbers take part.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from encore.errors import EncoreError
-from encore.lab.scaling.fitting import LEVEL, PositiveSum, Prediction, Prior, fit
 
-Algorithm = Literal["ring", "tree", "hierarchical"]
-
+LEVEL = 0.95
+_WIDEST = 40.0  # search for the ends of an interval no further than this in natural logarithms
 # Standard deviation that a point is given where its own is not known or is smaller: no model is better.
 RELATIVE_ERROR = 0.05
 # Priors: fixed costs and one transfer of the gradient take a tenth of the shortest measured time, a hop a ten-
 # thousandth (15 us of a step of 150 ms); each give or take a factor of 10.
 _SHARE, _HOP_SHARE, _FACTOR = 0.1, 1e-4, 10.0
 _COMPUTE_FACTOR = 100.0
+
+Algorithm = Literal["ring", "tree", "hierarchical"]
+Row = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is assumed of a parameter before anything was measured: log-normal."""
+
+    median: float
+    factor: float  # one standard deviation up multiplies the median by this, one down divides it
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predicted value in the unit of the fitted ones, and where a measurement of it would be."""
+
+    value: float
+    low: float
+    high: float
+
+    def holds(self, measured: float) -> bool:
+        return self.low <= measured <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositiveSum:
+    rows: tuple[Row, ...]
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
+    priors: tuple[Prior, ...]
+    parameters: tuple[float, ...]
+
+    def predict(self, row: Row, error: float) -> Prediction:
+        """Return the value at ``row``, and the interval of a measurement with this relative error."""
+        from scipy.optimize import brentq
+        from scipy.stats import chi2
+
+        middle, start = float(np.log(np.dot(row, self.parameters))), np.log(self.parameters)
+        allowed = float(chi2.ppf(LEVEL, 1))
+        least = _minimize(self.rows, self.values, self.errors, self.priors, start)[1]
+        rows, errors = (*self.rows, tuple(row)), (*self.errors, error)
+
+        def end(direction: float) -> float:
+            def excess(distance: float) -> float:
+                values = (*self.values, float(np.exp(middle + direction * distance)))
+                return _minimize(rows, values, errors, self.priors, start)[1] - least - allowed
+
+            reach = 2 * error
+            while excess(reach) < 0:
+                reach *= 2
+                if reach > _WIDEST:
+                    return float(np.exp(middle + direction * _WIDEST))
+            return float(np.exp(middle + direction * float(brentq(excess, 0.0, reach, xtol=1e-4))))
+
+        return Prediction(value=float(np.exp(middle)), low=end(-1.0), high=end(1.0))
+
+
+def fit(rows: Sequence[Row], values: Sequence[float], errors: Sequence[float], priors: Sequence[Prior]) -> PositiveSum:
+    """Fit one parameter per column of ``rows``; ``errors`` are relative standard deviations of ``values``."""
+    given = (tuple(rows), tuple(values), tuple(errors), tuple(priors))
+    best, _ = _minimize(*given, np.log([prior.median for prior in priors]))
+    parameters = tuple(float(each) for each in np.exp(best))
+    return PositiveSum(rows=given[0], values=given[1], errors=given[2], priors=given[3], parameters=parameters)
+
+
+def _minimize(
+    rows: Sequence[Row], values: Sequence[float], errors: Sequence[float], priors: tuple[Prior, ...], start: Any
+) -> tuple[Any, float]:
+    # Logarithms of the best parameters, and their sum of squares.
+    from scipy.optimize import least_squares
+
+    matrix, logs, scale = np.array(rows, float), np.log(values), np.array(errors)
+    centres, widths = _logs(priors)
+
+    def residuals(theta: Any) -> Any:
+        misfits = (np.log(matrix @ np.exp(theta)) - logs) / scale
+        return np.concatenate([misfits, (theta - centres) / widths])
+
+    def jacobian(theta: Any) -> Any:
+        terms = matrix * np.exp(theta)
+        slopes = terms / terms.sum(axis=1, keepdims=True) / scale[:, None]
+        return np.concatenate([slopes, np.diag(1 / widths)])
+
+    found = least_squares(residuals, start, jac=jacobian, method="lm", xtol=1e-10, ftol=1e-10)
+    return found.x, float(2 * found.cost)
+
+
+@functools.lru_cache(maxsize=64)
+def _logs(priors: tuple[Prior, ...]) -> tuple[Any, Any]:
+    return np.log([prior.median for prior in priors]), np.log([prior.factor for prior in priors])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +145,6 @@ class Point:
     time: float = math.nan  # measured time, in any unit that all points share
     nodes: int = 1
     relative_error: float = RELATIVE_ERROR
-
-    @property
-    def gpus_per_node(self) -> float:
-        """GPUs of a node; a fraction where they are not spread evenly."""
-        return self.gpus / self.nodes
 
 
 @dataclass(frozen=True)
@@ -63,16 +157,17 @@ class StepModel:
     @property
     def parameters(self) -> dict[str, float]:
         """By name: compute (per sample), fixed, latency (per hop), transfer (of the whole gradient)."""
-        return dict(zip(_names(self.algorithm), self.fitted.parameters, strict=True))
+        names = ("compute", "fixed", "latency", "transfer", "transfer between nodes")
+        return dict(zip(names, self.fitted.parameters, strict=False))
 
     def parts(self, point: Point) -> dict[str, float]:
         """Return the time of a step at ``point`` by its causes."""
-        terms = zip(_row(point, self.algorithm), self.fitted.parameters, strict=True)
-        return {name: a * b for name, (a, b) in zip(_names(self.algorithm), terms, strict=True)}
+        row = _row(point, self.algorithm)
+        return {name: a * b for (name, b), a in zip(self.parameters.items(), row, strict=True)}
 
-    def predict(self, point: Point, level: float = LEVEL) -> Prediction:
+    def predict(self, point: Point) -> Prediction:
         """Return the time at ``point``, with the interval of a measurement there."""
-        return self.fitted.predict(_row(point, self.algorithm), point.relative_error, level)
+        return self.fitted.predict(_row(point, self.algorithm), point.relative_error)
 
 
 def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> StepModel:
@@ -86,93 +181,78 @@ def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> St
     for point in points:
         if not (point.time > 0 and math.isfinite(point.time)):
             raise EncoreError(f"the time on {point.gpus} GPUs is {point.time}", expected="a positive time")
-    several = any(point.nodes > 1 for point in points)
-    chosen: Algorithm = algorithm or ("hierarchical" if several else "tree")
+    chosen: Algorithm = algorithm or ("hierarchical" if any(point.nodes > 1 for point in points) else "tree")
     shortest = min(point.time for point in points)
-    per_sample = min(point.time / point.samples_per_gpu for point in points)
-    share = Prior(median=_SHARE * shortest, factor=_FACTOR)
-    priors = [
-        Prior(median=per_sample, factor=_COMPUTE_FACTOR),
-        share,
-        Prior(median=_HOP_SHARE * shortest, factor=_FACTOR),
-        share,
-        *([share] if chosen == "hierarchical" else []),
-    ]
+    per_sample = Prior(min(point.time / point.samples_per_gpu for point in points), _COMPUTE_FACTOR)
+    share = Prior(_SHARE * shortest, _FACTOR)
+    priors = [per_sample, share, Prior(_HOP_SHARE * shortest, _FACTOR), share]
     fitted = fit(
         rows=[_row(point, chosen) for point in points],
         values=[point.time for point in points],
         errors=[point.relative_error for point in points],
-        priors=priors,
+        priors=[*priors, share] if chosen == "hierarchical" else priors,
     )
-    return StepModel(algorithm=chosen, fitted=fitted)
+    return StepModel(chosen, fitted)
 
 
-def _names(algorithm: Algorithm) -> tuple[str, ...]:
-    between = ("transfer between nodes",) if algorithm == "hierarchical" else ()
-    return ("compute", "fixed", "latency", "transfer", *between)
+def strong(minutes: dict[int, float]) -> StepModel:
+    """Fit minutes of a whole training by GPUs, its work divided among them; see `share_of`."""
+    return fit_steps([share_of(gpus, minutes[gpus]) for gpus in sorted(minutes)])
+
+
+def share_of(gpus: int, time: float = math.nan) -> Point:
+    """Return the point of a training that is divided among this many GPUs."""
+    return Point(gpus=gpus, samples_per_gpu=1 / gpus, time=time)
 
 
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
-    # The factors of compute, fixed, latency and transfer at a point.
+    # Factors of compute, fixed, latency, transfer, and of the transfer between nodes where there is a hierarchy.
     n = point.gpus
     if algorithm == "hierarchical":
-        g, nodes = point.gpus_per_node, point.nodes
+        g, nodes = point.gpus / point.nodes, point.nodes
         hops = 2 * (g - 1) + 2 * math.ceil(math.log2(nodes))
-        within, between = 2 * (g - 1) / g, 2 * (nodes - 1) / nodes / g
-        return (point.samples_per_gpu, 1.0, hops, within, between)
+        return (point.samples_per_gpu, 1.0, hops, 2 * (g - 1) / g, 2 * (nodes - 1) / nodes / g)
     hops = 2.0 * (n - 1) if algorithm == "ring" else 2.0 * math.ceil(math.log2(n))
     return (point.samples_per_gpu, 1.0, hops, 2 * (n - 1) / n)
 
 
 @dataclass(frozen=True)
 class EpochModel:
-    """Epochs to the target by global batch."""
+    """Epochs to the target by global batch: ``least`` of a small batch, twice as many of ``critical_batch``."""
 
     fitted: PositiveSum
 
     @property
     def least(self) -> float:
-        """Epochs that a small batch needs."""
         return self.fitted.parameters[0]
 
     @property
     def critical_batch(self) -> float:
-        """Global batch that needs twice as many epochs as a small one."""
         return self.fitted.parameters[0] / self.fitted.parameters[1]
 
-    def predict(self, batch: float, level: float = LEVEL) -> Prediction:
+    def predict(self, batch: float) -> Prediction:
         """Return epochs with this global batch, and the interval of a measurement."""
-        return self.fitted.predict((1.0, batch), RELATIVE_ERROR, level)
+        return self.fitted.predict((1.0, batch), RELATIVE_ERROR)
 
 
 def fit_epochs(measured: Sequence[tuple[float, float]]) -> EpochModel:
     """Fit epochs over global batch from pairs of both; one pair will do, with a wide interval."""
     if not measured:
         raise EncoreError("no epochs were measured", hint="run to the target on at least one number of GPUs")
-    largest = max(batch for batch, _ in measured)
     fewest = min(epochs for _, epochs in measured)
-    priors = [
-        Prior(median=fewest, factor=_COMPUTE_FACTOR),
-        Prior(median=_SHARE * fewest / largest, factor=_FACTOR),
-    ]
+    by_batch = Prior(_SHARE * fewest / max(batch for batch, _ in measured), _FACTOR)
     fitted = fit(
         rows=[(1.0, batch) for batch, _ in measured],
         values=[epochs for _, epochs in measured],
         errors=[RELATIVE_ERROR] * len(measured),
-        priors=priors,
+        priors=[Prior(fewest, _COMPUTE_FACTOR), by_batch],
     )
-    return EpochModel(fitted=fitted)
+    return EpochModel(fitted)
 
 
-@dataclass(frozen=True)
-class Product:
-    """Two predictions multiplied: their relative errors add in quadrature, each side for itself."""
-
-    parts: tuple[Prediction, ...]
-
-    @property
-    def prediction(self) -> Prediction:
-        value = math.prod(part.value for part in self.parts)
-        down = math.hypot(*(math.log(part.value / part.low) for part in self.parts))
-        up = math.hypot(*(math.log(part.high / part.value) for part in self.parts))
-        return Prediction(value=value, low=value * math.exp(-down), high=value * math.exp(up))
+def product(parts: Sequence[Prediction], factor: float) -> Prediction:
+    """Return predictions and a factor multiplied: relative errors add in quadrature, each side for itself."""
+    value = math.prod(part.value for part in parts)
+    down = math.hypot(*(math.log(part.value / part.low) for part in parts))
+    up = math.hypot(*(math.log(part.high / part.value) for part in parts))
+    return Prediction(value * factor, value * math.exp(-down) * factor, value * math.exp(up) * factor)

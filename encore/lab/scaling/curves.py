@@ -7,14 +7,14 @@ for option in options(load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8):
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 from encore.errors import EncoreError
-from encore.lab.scaling.cost_model import Point, fit_steps
+from encore.lab.scaling.cost_model import share_of, strong
 from encore.lab.scaling.printed_tables import MICROWAY
 from encore.results.compare.sides import load_sides
 from encore.results.published.published import load_studies
@@ -142,33 +142,24 @@ def options(curve: Curve, gpus: int, extrapolate: bool = False) -> tuple[Option,
     """
     measured = dict(curve.points)
     found = [Option(gpus=n, minutes=minutes) for n, minutes in curve.points if n <= gpus]
-    for n in _candidates(gpus):
-        if n in measured:
-            continue
+    powers = {2**power for power in range(gpus.bit_length())}
+    for n in sorted({*powers, gpus} - set(measured)):
         if curve.least < n < curve.most:
             found.append(Option(gpus=n, minutes=interpolated(curve, n), how="interpolated"))
         elif extrapolate:
-            found.append(_predicted(curve, n))
+            guess = strong(measured).predict(share_of(n))
+            found.append(Option(gpus=n, minutes=guess.value, how="predicted", low=guess.low, high=guess.high))
     if not found:
         raise EncoreError(
             f"{curve.benchmark} was measured on {curve.least} to {curve.most} GPUs, and there are {gpus}",
             expected=f"at least {curve.least} GPUs",
             hint="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
         )
-    return tuple(_useful(found))
-
-
-def _candidates(gpus: int) -> list[int]:
-    powers = [2**power for power in range(gpus.bit_length()) if 2**power <= gpus]
-    return sorted({*powers, gpus})
-
-
-def _useful(found: Iterable[Option]) -> Iterator[Option]:
-    fastest = math.inf
+    useful: list[Option] = []
     for option in sorted(found, key=lambda each: each.gpus):
-        if option.minutes < fastest:
-            fastest = option.minutes
-            yield option
+        if not useful or option.minutes < useful[-1].minutes:
+            useful.append(option)
+    return tuple(useful)
 
 
 def interpolated(curve: Curve, gpus: int) -> float:
@@ -178,10 +169,3 @@ def interpolated(curve: Curve, gpus: int) -> float:
             share = math.log(gpus / below) / math.log(above / below)
             return math.exp(math.log(slow) + share * (math.log(fast) - math.log(slow)))
     raise ValueError(f"{gpus} GPUs are outside {curve.least} to {curve.most}")
-
-
-def _predicted(curve: Curve, gpus: int) -> Option:
-    # Minutes by the cost model, with the work of the whole training divided among the GPUs.
-    model = fit_steps([Point(gpus=n, samples_per_gpu=1 / n, time=minutes) for n, minutes in curve.points])
-    found = model.predict(Point(gpus=gpus, samples_per_gpu=1 / gpus))
-    return Option(gpus=gpus, minutes=found.value, how="predicted", low=found.low, high=found.high)

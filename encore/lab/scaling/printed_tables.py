@@ -10,7 +10,7 @@ A figure follows when it is within what its own rounding and that of the figures
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from encore.results.published.published import StudyFigure, load_figures
@@ -41,7 +41,7 @@ class Span:
 
     def __mul__(self, other: Span | float) -> Span:
         low, high = (other.low, other.high) if isinstance(other, Span) else (other, other)
-        return Span(low=self.low * low, high=self.high * high)
+        return Span(self.low * low, self.high * high)
 
     def __truediv__(self, other: Span) -> Span:
         return Span(low=self.low / other.high, high=self.high / other.low)
@@ -132,6 +132,18 @@ def _figures(source: str, **wanted: object) -> list[StudyFigure]:
     ]
 
 
+def _verdict(figure: StudyFigure, what: str, computed: float, follows: bool, note: str = "") -> Check:
+    return Check(
+        source=figure.source,
+        place=figure.place,
+        what=what,
+        printed=figure.printed,
+        computed=computed,
+        follows=follows,
+        note="" if follows else note,
+    )
+
+
 def _check(figure: StudyFigure, what: str, computed: Span, note: str = "") -> Check:
     middle = (computed.low + computed.high) / 2
     follows = computed.meets(span_of(figure))
@@ -139,15 +151,7 @@ def _check(figure: StudyFigure, what: str, computed: Span, note: str = "") -> Ch
         decimals = len(figure.printed.partition(".")[2])
         cut = int(middle * 10**decimals) / 10**decimals
         note = "cut off, not rounded" if abs(cut - figure.value) < 10.0 ** -(decimals + 3) else ""
-    return Check(
-        source=figure.source,
-        place=figure.place,
-        what=what,
-        printed=figure.printed,
-        computed=middle,
-        follows=follows,
-        note=note if not follows else "",
-    )
+    return _verdict(figure, what, middle, follows, note)
 
 
 def _totals() -> dict[tuple[str, int | None], Span]:
@@ -179,141 +183,96 @@ def _running_text() -> Iterator[Check]:
             follows = {">": total.high > figure.value, "<": total.low < figure.value}.get(
                 figure.relation, total.meets(span_of(figure))
             )
-            yield Check(
-                source=MICROWAY,
-                place="text",
-                what=f"{figure.model}, {figure.gpus} GPUs, minutes {figure.relation}",
-                printed=figure.printed,
-                computed=(total.low + total.high) / 2,
-                follows=follows,
-            )
+            what = f"{figure.model}, {figure.gpus} GPUs, minutes {figure.relation}"
+            yield _verdict(figure, what, (total.low + total.high) / 2, follows)
+
+
+def _percent(ratio: Span) -> Span:
+    return Span((ratio.low - 1) * 100, (ratio.high - 1) * 100)
 
 
 def _memory() -> Iterator[Check]:
     # Compare GPU 0 with the others, and each batch with the smallest.
     place = "backup: memory usage"
     memory = {
-        (figure.model, figure.batch, figure.context): figure
+        (figure.model, figure.batch, figure.context): span_of(figure)
         for figure in _figures(BARC, place=place, quantity="memory_training")
     }
     for figure in _figures(BARC, place=place):
         first = memory.get((figure.model, figure.batch, "GPU0"))
-        if figure.quantity == "memory_gpu0_more_percent" and first is not None:
-            ratio = span_of(first) / span_of(memory[figure.model, figure.batch, "GPUx"])
-        elif figure.quantity == "memory_growth_percent" and first is not None:
-            ratio = span_of(first) / span_of(memory[figure.model, 16, "GPU0"])
-        else:
-            continue
-        percent = Span(low=(ratio.low - 1) * 100, high=(ratio.high - 1) * 100)
-        yield _check(figure, f"{figure.model}, batch {figure.batch}, {figure.context}", percent)
+        bases = {
+            "memory_gpu0_more_percent": (figure.model, figure.batch, "GPUx"),
+            "memory_growth_percent": (figure.model, 16, "GPU0"),
+        }
+        if first is not None and figure.quantity in bases:
+            ratio = _percent(first / memory[bases[figure.quantity]])
+            yield _check(figure, f"{figure.model}, batch {figure.batch}, {figure.context}", ratio)
 
 
 def _layers() -> Iterator[Check]:
-    # Check that convolution, Inception and fully connected layers add up to the network's, a module being several.
+    # Convolution and fully connected layers add up to the network's. How many an Inception module counts for is not
+    # printed.
     by_model: dict[str, dict[str, StudyFigure]] = {}
     for figure in _figures(BARC, place="slide: workloads"):
         by_model.setdefault(figure.model, {})[figure.quantity] = figure
     for model, parts in by_model.items():
-        if parts["inception_layers"].value:
-            # How many layers a module counts for is not printed.
-            continue
-        total = parts["conv_layers"].value + parts["fc_layers"].value
-        yield _check(parts["layers"], f"layers of {model}", Span(low=total, high=total))
+        if not parts["inception_layers"].value:
+            total = parts["conv_layers"].value + parts["fc_layers"].value
+            yield _check(parts["layers"], f"layers of {model}", Span(total, total))
 
 
 def _precision_and_scaling() -> Iterator[Check]:
-    # Check that the gain of fp16 on 16 GPUs follows from the gain on one and from both speed-ups.
+    # The gain of fp16 on 16 GPUs follows from the gain on one and from both speed-ups.
     for framework in ("MXNet", "Caffe2"):
-        gains = {
-            figure.relation: figure
-            for figure in _figures(MULTINODE, quantity="gain_percent")
-            if framework in figure.context
-        }
-        speed = {
-            figure.precision: span_of(figure)
-            for figure in _figures(MULTINODE, quantity="speedup", gpus=16)
-            if framework in figure.context
-        }
+        ours = [figure for figure in _figures(MULTINODE) if framework in figure.context]
+        gains = {figure.relation: figure for figure in ours if figure.quantity == "gain_percent"}
+        on_16 = [figure for figure in ours if (figure.quantity, figure.gpus) == ("speedup", 16)]
+        speed = {figure.precision: span_of(figure) for figure in on_16}
         top = span_of(gains["<="])
-        factor = Span(low=1 + top.low / 100, high=1 + top.high / 100) * (speed["fp16"] / speed["fp32"])
-        computed = Span(low=(factor.low - 1) * 100, high=(factor.high - 1) * 100)
-        yield _check(gains[">="], f"{framework}, fp16 on 16 GPUs by the largest gain and both speed-ups", computed)
-    headline = {figure.relation: figure for figure in _figures(BARC, model="all", place="slide: NCCL overhead")}
-    every = [f for f in _figures(BARC, place="slide: NCCL overhead") if f.relation == "="]
-    for relation, figure in (
-        (">=", min(every, key=lambda f: f.value)), ("<=", max(every, key=lambda f: f.value)),
-    ):  # fmt: skip
+        factor = Span(1 + top.low / 100, 1 + top.high / 100) * (speed["fp16"] / speed["fp32"])
+        what = f"{framework}, fp16 on 16 GPUs by the largest gain and both speed-ups"
+        yield _check(gains[">="], what, _percent(factor))
+    overheads = _figures(BARC, place="slide: NCCL overhead")
+    headline = {figure.relation: figure for figure in overheads if figure.model == "all"}
+    every = sorted((figure for figure in overheads if figure.relation == "="), key=lambda figure: figure.value)
+    for relation, figure in ((">=", every[0]), ("<=", every[-1])):
         yield _check(headline[relation], f"NCCL overhead {relation}", span_of(figure))
 
 
 def _servers() -> Iterator[Check]:
-    # Yield figures of all GPUs of a server together, from those of one.
+    # All GPUs of a server together are that many times what one is.
     single = {
         (figure.system, figure.quantity): span_of(figure)
         for figure in _figures(DELL, place="slide: PCIe and SXM2", gpus=1)
     }
     for figure in _figures(DELL, place="backup: GPU scaling"):
-        one = single.get(("Tesla V100 PCIe", figure.quantity))
+        one, note = single.get(("Tesla V100 PCIe", figure.quantity)), ""
         if "xV100 " not in figure.system or figure.gpus is None or one is None:
             continue
-        if figure.quantity == "gpu_memory":
-            # Two sizes are sold.
-            one = Span(low=16.0, high=32.0)
-        elif figure.quantity == "interconnect_bandwidth":
-            yield _check(figure, f"{figure.system}, {figure.quantity}", one)
-            continue
+        if figure.quantity == "interconnect_bandwidth":
+            computed = one
+        elif figure.quantity == "gpu_memory":
+            computed = Span(16.0, 32.0) * figure.gpus  # two sizes are sold
         else:
-            sxm = single["Tesla V100 SXM2", figure.quantity]
-            ends = [one * figure.gpus, sxm * figure.gpus]
-            nearest = min(ends, key=lambda span: abs(span.low - figure.value))
-            yield _check(
-                figure,
-                f"{figure.system}, {figure.quantity}",
-                nearest,
-                "between the figures of PCIe and SXM2, neither of which it is a multiple of",
-            )
-            continue
-        yield _check(figure, f"{figure.system}, {figure.quantity}", one * figure.gpus)
+            ends = [one * figure.gpus, single["Tesla V100 SXM2", figure.quantity] * figure.gpus]
+            computed = min(ends, key=lambda span: abs(span.low - figure.value))
+            note = "between the figures of PCIe and SXM2, neither of which it is a multiple of"
+        yield _check(figure, f"{figure.system}, {figure.quantity}", computed, note)
 
 
 def _contradictions() -> Iterator[Check]:
-    # Yield statements of one study that exclude each other.
+    # Statements of one study that exclude each other.
     for figure in _figures(DELL, place="slide: time to accuracy", model="maskrcnn"):
-        yield Check(
-            source=DELL,
-            place=figure.place,
-            what="longest training, minutes; the next line says under 8 hours for all models",
-            printed=figure.printed,
-            computed=float(_WORK_DAY_MINUTES),
-            follows=figure.value < _WORK_DAY_MINUTES,
-            note="the two lines exclude each other",
-        )
+        what = "longest training, minutes; the next line says under 8 hours for all models"
+        follows = figure.value < _WORK_DAY_MINUTES
+        yield _verdict(figure, what, float(_WORK_DAY_MINUTES), follows, "the two lines exclude each other")
     for figure in _figures(BARC, quantity="largest_batch", model="resnet"):
-        yield Check(
-            source=BARC,
-            place=figure.place,
-            what="largest batch of ResNet",
-            printed=figure.printed,
-            computed=64.0,
-            follows=False,
-            note="a backup slide says 64 and 128 in one sentence",
-        )
-    yield from _datasets()
-
-
-def _datasets() -> Iterator[Check]:
-    # Check weak scaling: twice the GPUs, twice the images.
-    sizes: Iterable[StudyFigure] = _figures(BARC, place="slide: datasets", quantity="train_samples")
-    weak = {figure.gpus: figure for figure in sizes if figure.gpus}
+        yield _verdict(figure, "largest batch of ResNet", 64.0, False, "a backup slide says 64 and 128 in one sentence")
+    # Weak scaling: twice the GPUs, twice the images.
+    weak = {each.gpus: each for each in _figures(BARC, place="slide: datasets", quantity="train_samples") if each.gpus}
     for gpus, figure in weak.items():
         computed = weak[1].value * (gpus or 1)
         # "1M" and "2M" are printed to a million, the others to a thousand.
         unit = 1_000_000 if figure.value % 1_000_000 == 0 else 1_000
-        yield Check(
-            source=BARC,
-            place=figure.place,
-            what=f"images on {gpus} GPUs, weak scaling",
-            printed=figure.printed,
-            computed=computed,
-            follows=abs(computed - figure.value) <= unit / 2,
-        )
+        follows = abs(computed - figure.value) <= unit / 2
+        yield _verdict(figure, f"images on {gpus} GPUs, weak scaling", computed, follows)

@@ -1,16 +1,27 @@
-"""How to share a machine among benchmarks so that all of them are done soonest.
+"""How to share a machine among benchmarks, from their minutes over GPUs: all done soonest, and the most runs a day.
 
-    from encore.lab.scaling.sharing import Job, shortest
-    jobs = [Job(benchmark="ssd", options=...), Job(benchmark="ncf", options=...)]
-    print(shortest(jobs, gpus=8).makespan)
+    from encore.lab.scaling.curves import load_curves, options
+    from encore.lab.scaling.sharing import Job, most_runs, shortest
+    jobs = [Job(benchmark="ssd", options=options(load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8))]
+    print(shortest(jobs, gpus=8).makespan, most_runs(jobs, gpus=8).rounds_per_day)
 
 What scales badly should share: a run on fewer GPUs takes longer and costs fewer GPU-minutes.
+
+The steady state of a machine that is parted into slots, differently at different hours, is a linear program
+(``scipy.optimize.linprog``): rounds a day are made as many as possible, no benchmark runs more than there are
+slots of its size. Its columns are ways to part the machine. There are many, so they are made when they are
+wanted (Gilmore and Gomory, "A linear programming approach to the cutting-stock problem", Operations Research 9,
+1961): the next one is the knapsack that is worth most at the current prices of slots.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from encore.lab.scaling.curves import Option
+from encore.results.report.figures import WIDTH, Figure, over_gpus
+from encore.results.report.panel import SERIES, Panel
+from encore.results.table import Table
 
 STATES = 400_000  # states of single GPUs that the search looks at before it stops and reports that it did
 _MOST_RUNS = 100  # of more runs than this no schedule is searched: the list schedule is kept
@@ -151,29 +162,18 @@ def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
     "Approximate algorithms scheduling parallelizable tasks", SPAA 1992); the longest run starts first, or the
     widest.
     """
-    deadlines = sorted({option.minutes for job in jobs for option in job.options})
-    best: list[_Choice] = []
-    for deadline in deadlines:
+    found = []
+    slowest_of_all = max(min(option.minutes for option in job.options) for job in jobs)
+    for deadline in sorted({option.minutes for job in jobs for option in job.options}):
+        if deadline < slowest_of_all:
+            continue
         runs: list[_Choice] = []
         for number, job in enumerate(jobs):
             meeting = [option for option in job.options if option.minutes <= deadline]
-            if not meeting:
-                break
             runs += [(number, min(meeting, key=lambda option: option.work))] * job.count
-        else:
-            for key in (_by_minutes, _by_gpus):
-                ordered = sorted(runs, key=key)
-                if not best or _makespan(ordered, gpus) < _makespan(best, gpus):
-                    best = ordered
-    return best
-
-
-def _by_minutes(choice: _Choice) -> tuple[float, int]:
-    return (-choice[1].minutes, -choice[1].gpus)
-
-
-def _by_gpus(choice: _Choice) -> tuple[int, float]:
-    return (-choice[1].gpus, -choice[1].minutes)
+        found.append(sorted(runs, key=lambda run: (-run[1].minutes, -run[1].gpus)))
+        found.append(sorted(runs, key=lambda run: (-run[1].gpus, -run[1].minutes)))
+    return min(found, key=lambda each: _makespan(each, gpus))
 
 
 def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterator[Placement]:
@@ -187,3 +187,229 @@ def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterat
         for gpu in taken:
             free[gpu] = start + option.minutes
         yield Placement(benchmark=jobs[number].benchmark, option=option, start=start, on_gpus=tuple(taken))
+
+
+_MINUTES_A_DAY = 1440
+_NOTHING = 1e-7
+
+_Use = tuple[int, Option]  # index of a job, and the option it runs by
+_Parting = tuple[int, ...]  # slots of each size
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a benchmark is run in the steady state."""
+
+    benchmark: str
+    option: Option
+    busy: float  # slots of this size that it keeps busy, averaged over the day
+
+    @property
+    def runs_per_day(self) -> float:
+        return self.busy * _MINUTES_A_DAY / self.option.minutes
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the day in which the machine is parted in one way."""
+
+    share: float  # of the day, 0 to 1
+    slots: tuple[tuple[int, int], ...]  # how many slots, and of how many GPUs
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """What a machine can do day after day."""
+
+    gpus: int
+    rounds_per_day: float  # how often a day every benchmark is run as often as wanted
+    phases: tuple[Phase, ...]
+    shares: tuple[Share, ...]
+
+
+def rounds_one_by_one(jobs: Sequence[Job]) -> float:
+    """Return rounds a day where every run has the machine for itself."""
+    return _MINUTES_A_DAY / one_by_one(jobs)
+
+
+def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
+    """Return the steady state with the most rounds a day; in a round each benchmark is run ``count`` times."""
+    sizes = sorted({option.gpus for job in jobs for option in job.options})
+    uses = [(number, option) for number, job in enumerate(jobs) for option in job.options]
+    partings = [tuple(gpus // size if size == each else 0 for each in sizes) for size in sizes]
+    while True:
+        found = _solved(jobs, sizes, uses, partings)
+        # Signs: linprog gives the change of the minimum by each right-hand side, which is never positive.
+        prices, worth = -found.ineqlin.marginals[len(jobs) : -1], -found.ineqlin.marginals[-1]
+        best, value = _dearest(sizes, [float(price) for price in prices], gpus)
+        if value <= worth * (1 + _NOTHING) + _NOTHING or best in partings:
+            break
+        partings.append(best)
+    rounds, busy, shares = found.x[0], found.x[1 : 1 + len(uses)], found.x[1 + len(uses) :]
+    return SteadyState(
+        gpus=gpus,
+        rounds_per_day=float(rounds),
+        phases=tuple(
+            Phase(
+                share=float(share),
+                slots=tuple((count, size) for count, size in zip(parting, sizes, strict=True) if count),
+            )
+            for parting, share in zip(partings, shares, strict=True)
+            if share > _NOTHING
+        ),
+        shares=tuple(
+            Share(benchmark=jobs[number].benchmark, option=option, busy=float(amount))
+            for (number, option), amount in zip(uses, busy, strict=True)
+            if amount > _NOTHING
+        ),
+    )
+
+
+def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Use], partings: list[_Parting]) -> Any:
+    # The best use of these partings. Unknowns: rounds, slots kept busy by each use, share of each parting. Rows: the
+    # runs of each job, the slots of each size, the day.
+    import numpy as np
+    from scipy.optimize import linprog
+
+    matrix = np.zeros((len(jobs) + len(sizes) + 1, 1 + len(uses) + len(partings)))
+    matrix[: len(jobs), 0] = [job.count for job in jobs]
+    for place, (number, option) in enumerate(uses, 1):
+        matrix[number, place] = -_MINUTES_A_DAY / option.minutes
+        matrix[len(jobs) + sizes.index(option.gpus), place] = 1.0
+    matrix[len(jobs) : -1, 1 + len(uses) :] = -np.transpose(partings)
+    matrix[-1, 1 + len(uses) :] = 1.0
+    goal, limits = np.zeros(matrix.shape[1]), np.zeros(matrix.shape[0])
+    goal[0], limits[-1] = -1.0, 1.0
+    return linprog(goal, A_ub=matrix, b_ub=limits, method="highs")
+
+
+def _dearest(sizes: list[int], prices: list[float], gpus: int) -> tuple[_Parting, float]:
+    # The parting whose slots are worth most: an unbounded knapsack, by dynamic programming.
+    values: list[tuple[float, int | None]] = [(0.0, None)]
+    for total in range(1, gpus + 1):
+        best: tuple[float, int | None] = (values[total - 1][0], None)
+        for place, size in enumerate(sizes):
+            if size <= total and values[total - size][0] + prices[place] > best[0] + 1e-12:
+                best = (values[total - size][0] + prices[place], place)
+        values.append(best)
+    counts, total = [0] * len(sizes), gpus
+    while total > 0:
+        chosen = values[total][1]
+        total -= 1 if chosen is None else sizes[chosen]
+        if chosen is not None:
+            counts[chosen] += 1
+    return tuple(counts), values[gpus][0]
+
+
+def _source(option: Option) -> str:
+    return option.how if option.low is None else f"{option.how}, {option.low:.3g} to {option.high:.3g}"
+
+
+def schedule_table(schedule: Schedule) -> Table:
+    """Return the runs by start; those of one benchmark that start together on as many GPUs share a row."""
+    together: dict[tuple[str, Option, float], list[Placement]] = {}
+    for each in sorted(schedule.placements, key=lambda each: (each.start, each.on_gpus)):
+        together.setdefault((each.benchmark, each.option, each.start), []).append(each)
+    return Table(
+        title="Shortest total time",
+        columns=("benchmark", "runs", "GPUs each", "on GPUs", "start", "end", "minutes", "minutes are"),
+        formats={"start": ".2f", "end": ".2f", "minutes": ".2f"},
+        rows=tuple(
+            (
+                benchmark,
+                len(runs),
+                option.gpus,
+                _ranges(sorted(gpu for run in runs for gpu in run.on_gpus)),
+                start,
+                runs[0].end,
+                option.minutes,
+                _source(option),
+            )
+            for (benchmark, option, start), runs in together.items()
+        ),
+        note="Minutes from the first start.",
+    )
+
+
+def steady_table(steady: SteadyState) -> Table:
+    """Return how each benchmark is run where the machine works day after day."""
+    return Table(
+        title="Most runs a day",
+        columns=("benchmark", "GPUs of a run", "at a time", "runs a day", "GPU-hours a run", "minutes are"),
+        formats={"at a time": ".2f", "runs a day": ".2f", "GPU-hours a run": ".3f"},
+        rows=tuple(
+            (
+                each.benchmark,
+                each.option.gpus,
+                each.busy,
+                each.runs_per_day,
+                each.option.work / 60,
+                _source(each.option),
+            )
+            for each in steady.shares
+        ),
+        note="Runs at a time are averaged over the day. The machine is parted as "
+        + "; ".join(
+            f"{phase.share:.1%} of the day {' and '.join(f'{n} x {size}' for n, size in phase.slots)} GPUs"
+            for phase in steady.phases
+        )
+        + ".",
+    )
+
+
+def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> Iterator[str]:
+    """Say what is gained over one run after the other, and how sure the proposal is."""
+    proof = "no schedule of these choices is shorter"
+    if not schedule.is_shortest:
+        proof = f"the search was cut short: no schedule is shorter than {schedule.bound:.2f} minutes"
+    rounds = rounds_one_by_one(jobs)
+    yield (
+        f"all done after {schedule.makespan:.2f} minutes ({proof}); "
+        f"one after the other, each on what is fastest for it: {one_by_one(jobs):.2f}"
+    )
+    yield (
+        f"rounds of all a day: {steady.rounds_per_day:.2f}; one after the other: {rounds:.2f}, "
+        f"{steady.rounds_per_day / rounds - 1:+.0%}"
+    )
+    if any(each.option.how == "predicted" for each in (*schedule.placements, *steady.shares)):
+        yield "some minutes are the cost model's, outside of what was measured: measure them before you rely on them"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    # ``0-3, 6``.
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in parts)
+
+
+def speed_up(lines: Mapping[str, Sequence[tuple[float, float]]], table: Table, devices: str = "GPUs") -> Figure | None:
+    """Return the throughput over the one on the fewest GPUs, or other ``devices``: these and speed-up, by name."""
+    several = [(name, points) for name, points in lines.items() if len(points) > 1]
+    if not several:
+        return None
+    ends = [min(p[0][0] for _, p in several), max(p[-1][0] for _, p in several)]
+    linear = [(x, x / ends[0]) for x in ends]
+    title = "Speed-up of the throughput"
+    return over_gpus("speed-up", title, several, table, "speed-up", linear=linear, axis=devices)
+
+
+def gantt(schedule: Schedule, table: Table) -> Figure:
+    """Return each GPU's time, one colour per benchmark."""
+    names = list(dict.fromkeys(each.benchmark for each in schedule.placements))
+    row = max(12.0, min(26.0, 480 / schedule.gpus))
+    panel = Panel(WIDTH, row * schedule.gpus + 60)
+    panel.axes((0.0, schedule.makespan or 1.0), None, "minutes", "GPU")
+    for gpu in range(schedule.gpus):
+        panel.text(panel.left - 6, panel.top + row * (gpu + 0.5) + 4, str(gpu), "end")
+    for each in schedule.placements:
+        style = f"phase s{names.index(each.benchmark) % SERIES + 1}"
+        for gpu in each.on_gpus:
+            panel.bar((each.start, each.start + each.option.minutes), panel.top + row * gpu + 1, row - 2, style)
+    for number, name in enumerate(names, 1):
+        panel.name(number, name)
+    title = "Who has which GPU when"
+    return Figure("gantt", title, panel.svg(title), table)

@@ -8,12 +8,11 @@ The table in docs/scaling.md is made by this module, through ``python -m encore.
 
 import functools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from encore.errors import EncoreError
-from encore.lab.scaling.cost_model import Point, Product, fit_epochs, fit_steps
-from encore.lab.scaling.fitting import Prediction
+from encore.lab.scaling.cost_model import Point, Prediction, fit_epochs, fit_steps, product
 from encore.names import unknown
 from encore.results.compare.digest import submission
 from encore.results.published.published import PublishedResult, load_published
@@ -61,11 +60,9 @@ class Check:
     """A published result and what the smaller ones of its series predict."""
 
     series: Series
-    benchmark: str
     fitted_on: tuple[int, ...]
     measured: Measured
     step: Prediction  # seconds per step
-    epochs: Prediction
     minutes: Prediction
 
     @property
@@ -126,34 +123,29 @@ def checks(benchmark: str) -> tuple[Check, ...]:
     return tuple(found)
 
 
-def _predicted(series: Series, benchmark: str, measured: Iterable[Measured], counts: list[int]) -> Iterable[Check]:
-    every = list(measured)
+def _predicted(series: Series, benchmark: str, every: list[Measured], counts: list[int]) -> Iterable[Check]:
     small = [each for each in every if each.point.gpus in counts]
     # A hierarchy of one node's GPUs and of nodes, but for TPUs, whose pods of every size are one node in v0.6.
     nodes_known = any((each.cell.hardware.nodes or 1) > 1 for each in every)
     steps = fit_steps([each.point for each in small], "hierarchical" if nodes_known else "tree")
     epochs = fit_epochs([(each.batch, each.epochs) for each in small])
-    for each in every:
-        if each.point.gpus in counts:
-            continue
+    for each in (each for each in every if each.point.gpus not in counts):
         step, needed = steps.predict(each.point), epochs.predict(each.batch)
-        per_epoch = train_samples()[benchmark] / each.batch / 60
-        product = Product(parts=(step, needed)).prediction
-        minutes = Prediction(
-            value=product.value * per_epoch, low=product.low * per_epoch, high=product.high * per_epoch
-        )
         yield Check(
             series=series,
-            benchmark=benchmark,
             fitted_on=tuple(counts),
             measured=each,
             step=step,
-            epochs=needed,
-            minutes=minutes,
+            minutes=product((step, needed), train_samples()[benchmark] / each.batch / 60),
         )
 
 
 def error_table(benchmark: str) -> Table:
+    found = checks(benchmark)
+    steps = statistics.median(abs(each.step_error) for each in found)
+    minutes = statistics.median(abs(each.minutes_error) for each in found)
+    held = sum(each.step.holds(each.measured.point.time) for each in found)
+    minutes_held = sum(each.minutes.holds(each.measured.minutes) for each in found)
     return Table(
         title=f"Predicted and published: {benchmark}",
         columns=(
@@ -175,22 +167,11 @@ def error_table(benchmark: str) -> Table:
                 f"{each.minutes.value:.3g}",
                 f"{each.minutes_error:+.0%}",
             )
-            for each in checks(benchmark)
+            for each in found
         ),
-        note=_summary(checks(benchmark)),
+        note=f"Median error, whatever its sign: {steps:.0%} of a step, {minutes:.0%} of the minutes to the target. "
+        f"Inside the 95 % interval: {held} of {len(found)} steps, {minutes_held} of {len(found)} times.",
     )  # fmt: skip
-
-
-def _summary(found: Sequence[Check]) -> str:
-    # How large the errors are, and how often the intervals held.
-    steps = statistics.median(abs(each.step_error) for each in found)
-    minutes = statistics.median(abs(each.minutes_error) for each in found)
-    held = sum(each.step.holds(each.measured.point.time) for each in found)
-    minutes_held = sum(each.minutes.holds(each.measured.minutes) for each in found)
-    return (
-        f"Median error, whatever its sign: {steps:.0%} of a step, {minutes:.0%} of the minutes to the target. "
-        f"Inside the 95 % interval: {held} of {len(found)} steps, {minutes_held} of {len(found)} times."
-    )
 
 
 def _two(number: float) -> str:

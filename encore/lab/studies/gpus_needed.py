@@ -6,7 +6,7 @@ print(gpus_needed(runs).as_markdown())
 
 from collections.abc import Sequence
 
-from encore.lab.scaling.cost_model import Point, StepModel, fit_steps
+from encore.lab.scaling.cost_model import share_of, strong
 from encore.lab.studies.servers import ServerRun
 from encore.results.table import Cell, Table
 
@@ -25,18 +25,17 @@ def gpus_needed(runs: Sequence[ServerRun]) -> Table:
         if each.gpus and each.minutes:
             points = grouped.setdefault((each.benchmark, run.server), {})
             points[each.gpus] = min(each.minutes, points.get(each.gpus, each.minutes))
-    rows: list[tuple[Cell, ...]] = []
-    for (benchmark, server), points in sorted(grouped.items()):
-        counts = ", ".join(map(str, sorted(points)))
-        for name, limit in LIMITS:
-            rows.append((benchmark, server, counts, name, *_fewest(points, limit)))
     return Table(
         title="GPUs for a day, four hours, two hours",
         columns=(
             "benchmark", "server", "measured on", "within", "GPUs", "minutes", "95 % from", "95 % to",
             "GPUs to be sure", "how",
         ),
-        rows=tuple(rows),
+        rows=tuple(
+            (benchmark, server, ", ".join(map(str, sorted(points))), name, *_fewest(points, limit))
+            for (benchmark, server), points in sorted(grouped.items())
+            for name, limit in LIMITS
+        ),
         note="GPUs: the fewest, a power of two, with which the expected minutes are within the limit; to be sure: with "
         "which the upper end of the 95 % interval is. The model takes as many epochs for every number of GPUs: where a "
         "larger batch needs more, more GPUs are needed.",
@@ -46,25 +45,16 @@ def gpus_needed(runs: Sequence[ServerRun]) -> Table:
 def _fewest(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
     if len(points) < 2:
         ((gpus, minutes),) = points.items()
-        within = minutes <= limit
-        how = "measured" if within else "not enough; measure on another number of GPUs for the model"
-        return (gpus if within else None, minutes, None, None, None, how)
-    model = fit_steps([Point(gpus=n, samples_per_gpu=1 / n, time=minutes) for n, minutes in sorted(points.items())])
+        if minutes <= limit:
+            return (gpus, minutes, None, None, None, "measured")
+        return (None, minutes, None, None, None, "not enough; measure on another number of GPUs for the model")
+    model = strong(points)
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
-    found = next((n for n in counts if _expected(model, n) <= limit), None)
     # An interval takes a search: only where the expected minutes are within the limit can its upper end be.
-    likely = [n for n in counts if n >= (found or 0) and _expected(model, n) <= limit]
-    sure = next((n for n in likely if _minutes(model, n)[2] <= limit), None)
-    if found is None:
+    likely = [n for n in counts if sum(model.parts(share_of(n)).values()) <= limit]
+    if not likely:
         return (None, None, None, None, None, f"not with {MOST_GPUS} GPUs")
-    how = "model, measured there" if found in points else "model"
-    return (found, *_minutes(model, found), sure, how)
-
-
-def _expected(model: StepModel, gpus: int) -> float:
-    return sum(model.parts(Point(gpus=gpus, samples_per_gpu=1 / gpus)).values())
-
-
-def _minutes(model: StepModel, gpus: int) -> tuple[float, float, float]:
-    predicted = model.predict(Point(gpus=gpus, samples_per_gpu=1 / gpus))
-    return predicted.value, predicted.low, predicted.high
+    fewest, sure = likely[0], next((n for n in likely if model.predict(share_of(n)).high <= limit), None)
+    found = model.predict(share_of(fewest))
+    how = "model, measured there" if fewest in points else "model"
+    return (fewest, found.value, found.low, found.high, sure, how)

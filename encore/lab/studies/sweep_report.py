@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from encore.lab.scaling.plots import speed_up
+from encore.lab.scaling.sharing import speed_up
 from encore.lab.studies import releases
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import Sweep

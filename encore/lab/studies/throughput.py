@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from encore import files
-from encore.lab.scaling.cost_model import Point, fit_steps
-from encore.lab.scaling.fitting import Prediction
+from encore.lab.scaling.cost_model import Point, Prediction, fit_steps
 from encore.lab.studies.folder import Folder, State
 from encore.lab.studies.sweep import GridPoint, Sweep
 from encore.results.logs.run_log import read_run
