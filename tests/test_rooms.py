@@ -64,7 +64,11 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         ("encore.job", "import encore.machine.node", ["encore.machine.node"]),
         ("encore.containers.images", "run('-m', 'encore.slurm.requeue')", ["encore.slurm.requeue"]),
         ("encore.run.judge", "from encore.results.logs.run_log import read_run", []),
-        ("encore.run.judge", "from encore.lab.studies import page", ["encore.lab.studies", "encore.lab.studies.page"]),
+        (
+            "encore.run.judge",
+            "from encore.lab.studies import answers",
+            ["encore.lab.studies", "encore.lab.studies.answers"],
+        ),
     ],
 )
 def test_an_arrow_that_climbs_is_seen(module: str, line: str, up: list[str]) -> None:

@@ -81,9 +81,9 @@ def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_js
     # Measure a step and the machine's ceilings into a folder, and show everything that is in it.
     # The lab's plots take half a second to load.
     from encore.cli.study import keep, show_report
-    from encore.lab.studies import machine_links, roofline, servers_report
+    from encore.lab.studies import machine, roofline, servers
 
-    counted = machine_links.own_framework()
+    counted = machine.own_framework()
     if (framework := catalogue.choose(request.name).implementation.framework) != counted:
         every = [each for each, choice in catalogue.choices().items() if choice.implementation.framework == counted]
         raise EncoreError(
@@ -98,4 +98,4 @@ def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_js
         result = programs.measure(request, program, words, screen.print, on_update)
     keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
     keep(folder, f"{request.name}.json", result)
-    show_report(servers_report.roofline_report(roofline.load(folder)), folder, as_json)
+    show_report(servers.roofline_report(roofline.load(folder)), folder, as_json)

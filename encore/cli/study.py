@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from encore import paths
-from encore.cli import options, study_nodes
+from encore.cli import options
 from encore.cli.layout import (
     console,
     print_result,
@@ -18,18 +18,24 @@ from encore.cli.layout import (
     text,
     write_json,
 )
+from encore.cli.sweep import hooks_of
 from encore.errors import EncoreError, ExitCode
 from encore.files import read_json
-from encore.lab.studies import definition, kernels_in_common, machine_links, measuring, roofline, servers_report
+from encore.lab.studies import definition, measuring, nodes, roofline, servers, sweep, throughput
 from encore.lab.studies import folder as folders
+from encore.lab.studies import machine as machines
+from encore.lab.studies.answers import build
 from encore.lab.studies.definition import Study
 from encore.lab.studies.folder import Folder
-from encore.lab.studies.page import build
-from encore.lab.studies.published_servers import published_tables
+from encore.lab.studies.sweep import Sweep
 from encore.machine import node
 from encore.results.report.report import Report, write_files
+from encore.run import hints, planning, runner
 from encore.run.planning import Request
+from encore.run.supervise import Limits
+from encore.ssh import hosts as ssh_hosts
 
+NODES = "multi-node"  # the study that is a sweep of training runs
 OF_POINTS = ("point", "python", "submit", "partition")
 # Options of the one kind of study that the other does not take.
 OF_NODES = ("hosts", "system", "round_name", "data_folder")
@@ -73,53 +79,35 @@ def run(
 
       encore study run multi-node --system dgxa100 --runtime apptainer --image PyTorch=torch.sif --dry-run
     """
-    unfit = OF_POINTS if study == study_nodes.NAME else OF_NODES
+    unfit = OF_POINTS if study == NODES else OF_NODES
     given = [f"--{name.partition('_')[0]}" for name in unfit if context.params[name]]
     if given:
         raise EncoreError(f"{given[0]} with the study {study or resume}", hint="see --help")
-    if study == study_nodes.NAME:
-        study_nodes.measure(
-            small=small, hosts=hosts, system=system, round_name=round_name, data=data_folder, results=results,
-            settings=settings or (), runtime=runtime, images=image or (), resume=resume, dry_run=dry_run,
-            as_json=as_json,
+    root = (results or paths.default_results()).absolute()
+    if study == NODES:
+        request = Request(
+            name="", gpus=None, system=system, round=round_name, data=data_folder.absolute() if data_folder else None,
+            runtime=runtime, settings=tuple(settings or ()), hosts=ssh_hosts.parse(hosts) if hosts else (),
         )  # fmt: skip
+        _measure_nodes(request, image or [], small, resume, root, dry_run, as_json)
         return
     if (study is None) == (resume is None):
         raise EncoreError("neither or both of STUDY and --resume", hint="give a study, or the folder of one")
-    if resume is not None and settings:
-        raise EncoreError("--set with --resume", hint="leave it out: the points are those of the study")
     if resume is not None:
-        wanted = folders.open_folder(resume, Study).study
+        if settings:
+            raise EncoreError("--set with --resume", hint="leave it out: the points are those of the study")
+        folder = folders.open_folder(resume, Study)
     else:
         wanted = definition.changed(definition.load(str(study), small), settings or ())
-        wanted = wanted.model_copy(update={"request": _request(runtime, image, python)})
-    _measure(wanted, resume, results, submit, partition, point, dry_run, as_json)
-
-
-def _request(runtime: str | None, images: list[str] | None, python: Path | None) -> Request:
-    image, file = images[-1] if images else None, python.absolute() if python else None
-    return Request(name="", gpus=None, runtime=runtime or "host", image=image, python=file)
-
-
-def _measure(
-    study: Study,
-    resume: Path | None,
-    results: Path | None,
-    submit: bool,
-    partition: str | None,
-    point: str | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    root = (results or paths.default_results()).absolute()
-    label = f"study-{study.name}"
-    folder = Folder(Path(resume).absolute() if resume else root / label, study)
+        own = python.absolute() if python else None
+        request = Request(name="", gpus=None, runtime=runtime or "host", image=image[-1] if image else None, python=own)
+        folder = Folder(root / f"study-{wanted.name}", wanted.model_copy(update={"request": request}))
     only = _named(folder, point)
     if dry_run:
         _print_points(folder, as_json)
         return
     if resume is None:
-        folder = folders.create(study, label, root)
+        folder = folders.create(folder.study, f"study-{folder.study.name}", root)
     screen = console(stderr=as_json, soft_wrap=True)
     screen.print(f"study folder: {folder.path}")
     if submit:
@@ -132,14 +120,13 @@ def _measure(
 
 
 def _named(folder: Folder[Study], point: str | None) -> str | None:
-    if point is None:
-        return None
+    # The key of the point that was named by its key or its number.
     keys = [each.key for each in folder.study.points()]
+    if point is None or point in keys:
+        return point
     if point.isdigit() and int(point) < len(keys):
         return keys[int(point)]
-    if point not in keys:
-        raise EncoreError(f"no point {point}", expected=f"a number below {len(keys)}, or a name", hint="see --dry-run")
-    return point
+    raise EncoreError(f"no point {point}", expected=f"a number below {len(keys)}, or a name", hint="see --dry-run")
 
 
 def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
@@ -157,27 +144,79 @@ def _measure_points(folder: Folder[Study], only: str | None) -> ExitCode:
 
 
 def _print_points(folder: Folder[Study], as_json: bool) -> None:
-    # Print every point with its command and the time that all will take; make nothing.
-    left, seconds = folder.left(), measuring.seconds_left(folder)
+    # Every point with its command and the time that all will take.
+    study, left, seconds = folder.study, folder.left(), measuring.seconds_left(folder)
+    commands = {each.key: " ".join(measuring.command(folder, each, None).argv) for each in study.points()}
     if as_json:
-        commands = {each.key: " ".join(measuring.command(folder, each, None).argv) for each in folder.study.points()}
         write_json({**folder.as_json(), "minutes": seconds / 60, "commands": commands})
         return
-    screen = console()
-    rows = (
-        (number, each.key, folder.state(each), " ".join(measuring.command(folder, each, None).argv))
-        for number, each in enumerate(folder.study.points())
-    )
-    show(screen, folder.study.title, ("no.", "point", "state", "command"), rows)
-    measured = len(folder.study.points()) * folder.study.passes - len(left)
-    by = (
-        f"the {measured} measured, each by those that are most like it"
-        if measured
-        else f"{folder.study.program.seconds:.0f} s a point, which the study estimates"
-    )
+    points = enumerate(study.points())
+    rows = ((number, each.key, folder.state(each), commands[each.key]) for number, each in points)
+    show(console(), study.title, ("no.", "point", "state", "command"), rows)
+    measured = len(commands) * study.passes - len(left)
+    by = f"{study.program.seconds:.0f} s a point, which the study estimates"
+    if measured:
+        by = f"the {measured} measured, each by those that are most like it"
     time = f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} s"
-    passes = f", each point {folder.study.passes} times" if folder.study.passes > 1 else ""
-    say(screen, text(f"{len(left)} to measure{passes}: about {time} on one machine, by {by}"))
+    passes = f", each point {study.passes} times" if study.passes > 1 else ""
+    say(console(), text(f"{len(left)} to measure{passes}: about {time} on one machine, by {by}"))
+
+
+def _measure_nodes(
+    request: Request, images: list[str], small: bool, resume: Path | None, root: Path, dry_run: bool, as_json: bool
+) -> None:
+    # Two frameworks on one to sixteen GPUs, by one sweep.
+    study = nodes.load(NODES)
+    grid = nodes.sweep_of(study, small, request, dict(each.partition("=")[::2] for each in images))
+    if dry_run:
+        _print_nodes(study, grid, small, as_json)
+        return
+    screen = console(stderr=as_json, soft_wrap=True)
+    if resume is not None:
+        folder = folders.open_folder(resume, Sweep)
+    else:
+        for point, check in sweep.refuse(grid, root, False):
+            say(screen, text(f"warning: {point.key}: {check.name}: {check.found}"))
+        folder = folders.create(grid, f"study-{NODES}", root)
+    say(screen, text(f"study folder: {folder.path}"))
+    code = sweep.run(folder, hooks_of(screen), Limits())
+    found = throughput.measured(folder)
+    tables, what = nodes.tables(study, found), throughput.devices(found)
+    lines = {
+        f"{name}, {line}": points
+        for name, each in nodes.by_framework(study, found).items()
+        for line, points in throughput.speed_ups(each).items()
+    }
+    figure = throughput.speed_up_figure(lines, tables[1], what)
+    page = servers.page(study.title, tables, (figure,) if figure else (), on_cpus=what == "ranks")
+    write_files(page, folder.path / "report")
+    put((table for table in tables if table.rows or as_json), as_json)
+    if code != ExitCode.REACHED and folder.may_resume():
+        say(screen, text(f"resume with: {hints.command('study', 'run', NODES, '--resume', folder.path)}"))
+    raise typer.Exit(code)
+
+
+def _print_nodes(study: nodes.NodeStudy, grid: Sweep, small: bool, as_json: bool) -> None:
+    # A point that Slurm would run has no command here, nor one whose system depends on GPUs that are not here.
+    found, names = [], {each.benchmark: each.name for each in study.frameworks}
+    is_open = grid.request.system is None and not small and not node.this_node().gpus
+    for point in grid.points():
+        command, why = "", "its command depends on the GPUs, of which there are none here: name them by --system"
+        if sweep.is_submitted(grid, point, False):
+            why = "a job of the scheduler: encore submit shows it"
+        elif not is_open:
+            plan = planning.make_plan(sweep.request_of(grid, point, paths.default_results()))
+            command, why = runner.as_shell(runner.dry_run_command(plan)), ""
+        known = {"framework": names[point.benchmark], "point": point.key, "batch": point.batch}
+        found.append({**known, "command": command, "why": why})
+    if as_json:
+        write_json(found)
+        return
+    for each in found:
+        typer.echo(f"{each['framework']} {each['point']}, {each['batch']} a GPU:\n  {each['command'] or each['why']}")
+    seconds = (study.small if small else study).seconds
+    time = f"about {len(found) * seconds / 60:.0f} minutes" if seconds else "how long is known once a point has run"
+    typer.echo(f"{len(found)} points: {time}")
 
 
 def report(
@@ -213,17 +252,17 @@ def report(
     if isinstance(asked, dict) and "program" in asked:
         _report_study(paths_of[0], as_json)
     elif len(inputs) == 2 and all(path.is_file() for path in paths_of):
-        tables = [kernels_in_common.in_common(*map(kernels_in_common.read_kernels, paths_of))]
-        tables += [table for table in published_tables() if "kernels" in table.title]
+        tables = [roofline.in_common(*map(roofline.read_kernels, paths_of))]
+        tables += [table for table in servers.published_tables() if "kernels" in table.title]
         put(tables, as_json)
     else:
-        machines = [path for path in paths_of if (path / machine_links.FILE).is_file()]
+        described = [path for path in paths_of if (path / machines.FILE).is_file()]
         rooflines = [path for path in paths_of if (path / roofline.PEAKS).is_file()]
-        runs = [each for each, path in zip(inputs, paths_of, strict=True) if path not in (*machines, *rooflines)]
+        runs = [each for each, path in zip(inputs, paths_of, strict=True) if path not in (*described, *rooflines)]
         if rooflines and inputs == [str(rooflines[0])]:
-            made = servers_report.roofline_report(roofline.load(rooflines[0]))
+            made = servers.roofline_report(roofline.load(rooflines[0]))
         else:
-            made = servers_report.servers_report(runs, base=baseline, machines=machines, rooflines=rooflines)
+            made = servers.servers_report(runs, base=baseline, machines=described, rooflines=rooflines)
         show_report(made, output, as_json)
 
 
@@ -242,10 +281,10 @@ def machine(
       encore study machine 8 -o machine                      and how fast they are
     """
     screen = console(stderr=as_json)
-    found = machine_links.describe(node.this_node(), gpus, screen.print, python)
-    made = servers_report.machine_report(found)
+    found = machines.describe(node.this_node(), gpus, screen.print, python)
+    made = servers.machine_report(found)
     if output is not None:
-        keep(output, machine_links.FILE, found.as_json())
+        keep(output, machines.FILE, found.as_json())
     if as_json:
         write_json(found.as_json())
     else:

@@ -191,12 +191,12 @@ def _run(
 
 
 def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_json: bool) -> None:
-    from encore.lab.studies import sweep_report, throughput
+    from encore.lab.studies import throughput
 
     results = throughput.measured(study)
-    tables = sweep_report.tables_of(study, results, predict)
+    tables = throughput.tables_of(study, results, predict)
     runs = [study.run_of(each.point) for each in results if each.state == "done"]
-    written = sweep_report.write(study, results, tables) if runs else []
+    written = throughput.write(study, results, tables) if runs else []
     if as_json:
         write_json({"study": str(study.path), "tables": tables_as_json(tables)})
         return

@@ -13,17 +13,9 @@ from encore import paths
 from encore.cli import bench
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.studies import (
-    gpus_needed,
-    kernels_in_common,
-    machine_links,
-    roofline,
-    server_picture,
-    servers,
-    utilisation,
-)
-from encore.lab.studies.published_servers import PLACES, published_tables
-from encore.lab.studies.servers import ServerRun
+from encore.lab.studies import machine as machines
+from encore.lab.studies import roofline, servers
+from encore.lab.studies.servers import PLACES, ServerRun, published_tables
 from encore.machine.links import parse_topology
 from encore.results.table import Table
 from tests.results.result_logs import START_MS, resnet_v07
@@ -105,7 +97,7 @@ def test_tables_of_servers_and_of_settings_of_one(
         "links that the runs found": [run.links for run in runs], "several": plain(servers.tables(several, "a")),
         "labels": [run.measured.label for run in box], "box": plain(servers.tables(box)),
         "epochs": plain([servers.first_epochs([two_epochs])]),
-        "use": {run.server: utilisation.utilisation_of(run.side.logs) for run in runs},
+        "use": {run.server: servers.utilisation_of(run.side.logs) for run in runs},
     })  # fmt: skip
     with pytest.raises(EncoreError, match="base"):
         servers.tables(runs, "newer")
@@ -115,7 +107,7 @@ def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
     """A training that takes 2,000 minutes on a GPU and scales well needs two for a day, sixteen or so for two hours."""
     every = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
     every.append(variant(runs[0], "b", gpus=8, minutes=130.0))
-    found = {(row["server"], row["within"]): row for row in rows(gpus_needed.gpus_needed(every))}
+    found = {(row["server"], row["within"]): row for row in rows(servers.gpus_needed(every))}
     assert found["a", "a day"]["GPUs"] == 2
     assert found["a", "a day"]["95 % from"] < 2000 / 2 < found["a", "a day"]["95 % to"]
     assert 16 <= found["a", "two hours"]["GPUs"] <= 64
@@ -126,7 +118,7 @@ def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100"])
 def test_picture_has_every_device_and_link(name: str) -> None:
     server = parse_topology((TOPOLOGY / f"{name}.txt").read_text(encoding="utf-8"))
-    svg = server_picture.picture(server).svg
+    svg = machines.picture(server).svg
     assert all(f">{gpu}<" in svg for gpu in server.gpus)
     assert svg.count(">switch<") == 4
     assert svg.count('class="l s') == (8 if server.has_nvswitch else len(server.nvlinks))
@@ -135,7 +127,7 @@ def test_picture_has_every_device_and_link(name: str) -> None:
 def test_rows_of_nccl_tests() -> None:
     text = "#  size  count type redop root time algbw busbw\n"
     text += "   65536  16384  float  sum  -1  25.67  2.55  4.47  0\n"
-    assert machine_links.parse_nccl_tests(text) == [[65536.0, 4.47e9]]
+    assert machines.parse_nccl_tests(text) == [[65536.0, 4.47e9]]
 
 
 def step(**changed: Any) -> dict[str, Any]:
@@ -188,18 +180,18 @@ def test_kernels_in_common(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
     report = "Processing\n\nTime (%),Total Time (ns),Instances,Name\n45.0,450000000,3,gemm\n55.0,550000000,1,sort\n"
     (tmp_path / "b.csv").write_text(report, encoding="utf-8")
-    read = [kernels_in_common.read_kernels(tmp_path / name) for name in ("a.json", "b.csv")]
-    assert kernels_in_common.in_common(*read).rows == (("gemm", 0.8, pytest.approx(0.45)),)
+    read = [roofline.read_kernels(tmp_path / name) for name in ("a.json", "b.csv")]
+    assert roofline.in_common(*read).rows == (("gemm", 0.8, pytest.approx(0.45)),)
     (tmp_path / "c.csv").write_text("no table", encoding="utf-8")
     with pytest.raises(EncoreError, match="no table of kernels"):
-        kernels_in_common.read_kernels(tmp_path / "c.csv")
+        roofline.read_kernels(tmp_path / "c.csv")
 
 
 def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
     """The whole command, with a machine of this one's kind: marked where it has no GPUs."""
     server = parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
-    machine = machine_links.Machine(replace(server, name="new"))
-    (tmp_path / machine_links.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
+    machine = machines.Machine(replace(server, name="new"))
+    (tmp_path / machines.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
     named = [f"{name}={path}" for name, path in folders.items()]
     out = tmp_path / "page"
     done = CliRunner().invoke(app, ["study", "report", *named, str(tmp_path), "-o", str(out), "--json"])

@@ -10,8 +10,10 @@ import pytest
 from encore import paths
 from encore.errors import EncoreError
 from encore.lab.scaling.printed_tables import BARC, checks
+from encore.lab.studies import answers as page
 from encore.lab.studies import folder as folders
-from encore.lab.studies import measuring, page, traffic
+from encore.lab.studies import machine as traffic
+from encore.lab.studies import measuring
 from encore.lab.studies.definition import Point, Study, changed, load
 from encore.lab.studies.folder import MEASUREMENT, Folder
 from encore.machine.links import parse_topology

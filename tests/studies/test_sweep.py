@@ -12,8 +12,7 @@ from filelock import FileLock
 
 from encore import catalogue
 from encore.errors import EncoreError, ExitCode
-from encore.lab.scaling import sharing as plots
-from encore.lab.studies import definition, releases, sweep, sweep_report, throughput
+from encore.lab.studies import definition, sweep, throughput
 from encore.lab.studies import folder as folders
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import GridPoint, Sweep, batch_settings, request_of
@@ -157,19 +156,19 @@ def test_releases_are_points_listed_without_an_engine_and_shown_next_to_the_publ
     study = folders.create(grid, "sweep", tmp_path)
     for point, speed in zip(grid.points(), (100.0, 150.0), strict=True):
         made_point(study, point, speed)
-    table = sweep_report.tables_of(study, throughput.measured(study))[1]
+    table = throughput.tables_of(study, throughput.measured(study))[1]
     assert [(row[0], *row[2:]) for row in table.rows] == [
-        ("25.12", 100.0, 1.0, releases.MEASURED),
-        ("21.11", 150.0, 1.5, releases.MEASURED),
+        ("25.12", 100.0, 1.0, throughput.MEASURED),
+        ("21.11", 150.0, 1.5, throughput.MEASURED),
         ("20.03", None, 1.0, "published"),
         ("20.06", None, 2.1, "published"),
         ("20.06", None, 4.9, "published"),
     ]
     assert "not measured here" in table.note
-    figure = releases.releases_figure(table)
+    figure = throughput.releases_figure(table)
     assert figure is not None and "published" in figure.svg and ">1.50<" in figure.svg
-    assert releases.releases_figure(releases.releases_table([], releases.published("bert-squad"))) is None
-    assert releases.published("resnet") is None
+    assert throughput.releases_figure(throughput.releases_table([], throughput.published("bert-squad"))) is None
+    assert throughput.published("resnet") is None
 
 
 # -- real points ----------------------------------------------------------------------------------------
@@ -344,7 +343,8 @@ def test_ranks_of_a_cpu_are_no_gpus_and_positions_no_samples(tmp_path: Path) -> 
     for table in (throughput.throughput_table(results), predicted):
         assert "GPU" not in f"{table.title} {table.columns} {table.note}" and "samples/s" not in table.columns
         assert "token positions/s" in table.columns
-    assert plots.speed_up(throughput.speed_ups(results), predicted, throughput.devices(results)).svg.count(">ranks<")
+    figure = throughput.speed_up_figure(throughput.speed_ups(results), predicted, throughput.devices(results))
+    assert figure is not None and figure.svg.count(">ranks<")
 
 
 def test_predicted_throughput_meets_what_was_measured(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ wanted (Gilmore and Gomory, "A linear programming approach to the cutting-stock 
 1961): the next one is the knapsack that is worth most at the current prices of slots.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from encore.lab.scaling.curves import Option
-from encore.results.report.figures import WIDTH, Figure, over_gpus
+from encore.results.report.figures import WIDTH, Figure
 from encore.results.report.panel import SERIES, Panel
 from encore.results.table import Table
 
@@ -371,7 +371,8 @@ def sentences(jobs: Sequence[Job], schedule: Schedule, steady: SteadyState) -> I
         f"rounds of all a day: {steady.rounds_per_day:.2f}; one after the other: {rounds:.2f}, "
         f"{steady.rounds_per_day / rounds - 1:+.0%}"
     )
-    if any(each.option.how == "predicted" for each in (*schedule.placements, *steady.shares)):
+    used = [each.option for each in schedule.placements] + [each.option for each in steady.shares]
+    if any(option.how == "predicted" for option in used):
         yield "some minutes are the cost model's, outside of what was measured: measure them before you rely on them"
 
 
@@ -384,17 +385,6 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in parts)
-
-
-def speed_up(lines: Mapping[str, Sequence[tuple[float, float]]], table: Table, devices: str = "GPUs") -> Figure | None:
-    """Return the throughput over the one on the fewest GPUs, or other ``devices``: these and speed-up, by name."""
-    several = [(name, points) for name, points in lines.items() if len(points) > 1]
-    if not several:
-        return None
-    ends = [min(p[0][0] for _, p in several), max(p[-1][0] for _, p in several)]
-    linear = [(x, x / ends[0]) for x in ends]
-    title = "Speed-up of the throughput"
-    return over_gpus("speed-up", title, several, table, "speed-up", linear=linear, axis=devices)
 
 
 def gantt(schedule: Schedule, table: Table) -> Figure:

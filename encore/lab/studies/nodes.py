@@ -15,8 +15,7 @@ from encore.lab.studies.results import in_percent, ratio
 from encore.lab.studies.sweep import Sweep
 from encore.lab.studies.throughput import Result, devices
 from encore.results.published.published import StudyFigure, load_figures
-from encore.results.statistics import Sample
-from encore.results.table import Cell, Table
+from encore.results.table import Cell, Table, grouped
 from encore.run.planning import Request
 
 
@@ -73,75 +72,67 @@ def by_framework(study: NodeStudy, results: Sequence[Result]) -> dict[str, list[
 
 
 def tables(study: NodeStudy, results: Sequence[Result]) -> list[Table]:
-    found = by_framework(study, results)
+    """Return the study's table 2 and the tables behind its figures 2 and 3, from the points of each framework."""
+    inputs: list[tuple[Cell, ...]] = []
+    speeds: list[tuple[Cell, ...]] = []
+    gains: list[tuple[Cell, ...]] = []
     figures = [each for each in load_figures() if each.source == study.source]
-    what = devices(results)
-    return [make(study, found, figures, what) for make in (_inputs, _speeds, _gains)]
-
-
-def _inputs(
-    study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure], what: str
-) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for each in study.frameworks:
-        for precision in dict.fromkeys(result.point.precision for result in found[each.name]):
-            batch = next(r.point.batch for r in found[each.name] if r.point.precision == precision)
-            own = [f for f in figures if f.context == each.printed and f.precision == precision]
-            printed = [next((f.printed for f in own if f.quantity == q), "") for q in ("batch_per_gpu", "epochs")]
-            rows.append((each.name, precision, batch, each.printed, *printed))
-    each_has = "batch of a rank" if what == "ranks" else "batch of a GPU"
-    columns = ("framework", "precision", each_has, "printed of", "printed batch", "printed epochs")
-    return Table(title="Inputs (table 2)", columns=columns, rows=tuple(rows))
-
-
-def _speeds(
-    study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure], what: str
-) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for each in study.frameworks:
-        speeds = {(r.point.precision, r.point.gpus): r.samples_per_second for r in found[each.name]}
-        for result in found[each.name]:
-            point, base = result.point, speeds.get((result.point.precision, 1))
-            own = result.samples_per_second
-            value, low, high = ratio(own, base) if own and base and point.gpus > 1 else (None, None, None)
-            printed = _printed(figures, "speedup", each, point.precision, point.gpus)
-            rows.append((
-                each.name, point.precision, point.nodes, point.gpus, own.estimate if own else None, value, low, high,
-                value / point.gpus if value else None, printed, result.state,
+    for framework in study.frameworks:
+        name = framework.name
+        own = [each for each in figures if each.context.startswith(framework.printed)]
+        ours = by_framework(study, results)[name]
+        known = {(r.point.nodes, r.point.gpus, r.point.precision): r.samples_per_second for r in ours}
+        for precision, same in grouped(ours, lambda each: each.point.precision).items():
+            batch, epochs = (
+                _printed(own, quantity=quantity, precision=precision, context=framework.printed)
+                for quantity in ("batch_per_gpu", "epochs")
+            )
+            inputs.append((name, precision, same[0].point.batch, framework.printed, batch, epochs))
+        for each in ours:
+            point, speed, base = each.point, each.samples_per_second, known.get((1, 1, each.point.precision))
+            value, low, high = ratio(speed, base) if speed and base and point.gpus > 1 else (None, None, None)
+            speeds.append((
+                name, point.precision, point.nodes, point.gpus, speed.estimate if speed else None, value, low, high,
+                value / point.gpus if value else None,
+                _printed(own, quantity="speedup", precision=point.precision, gpus=point.gpus), each.state,
             ))  # fmt: skip
-    columns = (
-        "framework", "precision", "nodes", what, "images/s", "speed-up", "from", "to", "efficiency",
-        "printed speed-up", "state",
-    )  # fmt: skip
+        percents = [each for each in own if each.quantity == "gain_percent"]
+        ends = " to ".join(each.printed for each in percents if each.gpus is None)
+        for nodes, gpus in dict.fromkeys((r.point.nodes, r.point.gpus) for r in ours):
+            half, single = known.get((nodes, gpus, "fp16")), known.get((nodes, gpus, "fp32"))
+            if half and single:
+                printed = _printed(percents, gpus=gpus) or ends
+                gains.append((name, nodes, gpus, *map(in_percent, ratio(half, single)), printed))
+    what = devices(results)
+    each_has = "batch of a rank" if what == "ranks" else "batch of a GPU"
     note = (
         f"Against one of the {what}, with the same batch of each; without the first epoch. Nothing else is printed as a"
         " number."
     )
-    return Table(title="Performance and speed-up (figures 2 and 3)", columns=columns, rows=tuple(rows), note=note)
+    return [
+        Table(
+            title="Inputs (table 2)",
+            columns=("framework", "precision", each_has, "printed of", "printed batch", "printed epochs"),
+            rows=tuple(inputs),
+        ),
+        Table(
+            title="Performance and speed-up (figures 2 and 3)",
+            columns=(
+                "framework", "precision", "nodes", what, "images/s", "speed-up", "from", "to", "efficiency",
+                "printed speed-up", "state",
+            ),
+            rows=tuple(speeds),
+            note=note,
+        ),
+        Table(
+            title="What fp16 gains",
+            columns=("framework", "nodes", what, "fp16 over fp32, %", "from", "to", "printed, %"),
+            rows=tuple(gains),
+        ),
+    ]  # fmt: skip
 
 
-def _gains(study: NodeStudy, found: Mapping[str, Sequence[Result]], figures: Sequence[StudyFigure], what: str) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for each in study.frameworks:
-        by_point: dict[tuple[int, int], dict[str | None, Sample]] = {}
-        for result in found[each.name]:
-            if result.samples_per_second:
-                place = (result.point.nodes, result.point.gpus)
-                by_point.setdefault(place, {})[result.point.precision] = result.samples_per_second
-        own = [f for f in figures if f.quantity == "gain_percent" and f.context.startswith(each.printed)]
-        ends = " to ".join(f.printed for f in own if f.gpus is None)
-        for (nodes, gpus), speeds in by_point.items():
-            if {"fp16", "fp32"} <= set(speeds):
-                found_ratio = ratio(speeds["fp16"], speeds["fp32"])
-                alone = next((f.printed for f in own if f.gpus == gpus), ends)
-                rows.append((each.name, nodes, gpus, *map(in_percent, found_ratio), alone))
-    columns = ("framework", "nodes", what, "fp16 over fp32, %", "from", "to", "printed, %")
-    return Table(title="What fp16 gains", columns=columns, rows=tuple(rows))
-
-
-def _printed(
-    figures: Sequence[StudyFigure], quantity: str, framework: Framework, precision: str | None, gpus: int
-) -> str:
-    wanted = (quantity, precision, gpus)
-    same = (each for each in figures if (each.quantity, each.precision, each.gpus) == wanted)
-    return next((each.printed for each in same if each.context.startswith(framework.printed)), "")
+def _printed(figures: Sequence[StudyFigure], **wanted: object) -> str:
+    # As it is printed of what is wanted; empty where it is not.
+    same = (f for f in figures if all(getattr(f, name) == value for name, value in wanted.items()))
+    return next((figure.printed for figure in same), "")

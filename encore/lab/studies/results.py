@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 from encore.lab.studies.definition import Study, Value
@@ -122,22 +121,14 @@ def drift(results: Sequence[Result]) -> Drift | None:
     return Drift(math.sqrt(squares / freedom), freedom) if freedom else None
 
 
-def chosen(results: Sequence[Result], where: Mapping[str, Value]) -> list[Result]:
-    """Return the timed results with these values; of points outside of the grid only those that ``where`` names."""
-    return [
-        each
-        for each in results
-        if each.is_timed
-        and all(each.axes.get(name) == value for name, value in where.items())
-        and set(each.axes) <= {*each.study.grid, *where}
-    ]
+Interval = tuple[float, float | None, float | None]  # a value, and where it is from and to
 
 
 def in_series(results: Sequence[Result], series: Sequence[str]) -> dict[tuple[Value, ...], list[Result]]:
     return grouped(results, lambda each: tuple(each.axes[axis] for axis in series))
 
 
-def ratio(over: Sample, under: Sample) -> tuple[float, float | None, float | None]:
+def ratio(over: Sample, under: Sample) -> Interval:
     """Return over / under and its interval, which is None and None without a spread."""
     found = ratio_of(over, under)
     if found is None:
@@ -167,62 +158,56 @@ class Ours:
     quantity: str = ""  # of the printed figures; empty: the question's
 
 
-class Standing(str, Enum):
-    """How a printed figure compares with our interval."""
-
-    WITHIN = "within"
-    BEYOND = "beyond"
-    NO_INTERVAL = "no_interval"
-    NOT_MEASURED = "not_measured"
-
-
 @dataclass(frozen=True)
 class Printed:
-    """A printed figure as a row of a table, and how it compares with ours."""
+    """A printed figure and our value at the same point; None where that was not measured."""
 
-    row: tuple[Any, ...]
-    standing: Standing
+    figure: StudyFigure
+    ours: Ours | None
+
+    @property
+    def has_interval(self) -> bool:
+        return self.ours is not None and self.ours.low is not None and self.ours.high is not None
+
+    def is_beyond(self) -> bool:
+        """Return whether our whole interval is on the wrong side of the figure."""
+        return self.difference.startswith("beyond")
+
+    @property
+    def difference(self) -> str:
+        """How the figure compares with our interval, or with our value where that has none."""
+        if self.ours is None:
+            return "not measured here"
+        low, high, value, printed = self.ours.low, self.ours.high, self.ours.value, self.figure.value
+        if low is None or high is None:
+            compared = f"ours is {value / printed:.2f} times the printed" if printed else f"printed is {printed:g}"
+            return f"no interval: {compared}"
+        if self.figure.relation in ("<", "<="):
+            return "agrees" if low <= printed else f"beyond the interval: ours is above {printed:g}"
+        if self.figure.relation in (">", ">="):
+            return "agrees" if high >= printed else f"beyond the interval: ours is below {printed:g}"
+        if low <= printed <= high:
+            return "within the interval"
+        return f"beyond the interval: ours is {'larger' if value > printed else 'smaller'}"
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """Model, GPUs, batch, context, printed, our point, ours, from, to, difference."""
+        figure, ours = self.figure, self.ours
+        text = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
+        values = (", ".join(map(str, ours.axes.values())), ours.value, ours.low, ours.high) if ours else (None,) * 4
+        return (figure.model, figure.gpus, figure.batch, figure.context, text, *values, self.difference)
 
 
-def next_to_printed(study: Study, quantity: str, ours: Sequence[Ours]) -> list[Printed]:
-    """Return rows of the printed figures of a quantity, each with our value where the point is the same.
-
-    Columns: model, GPUs, batch, context, printed, our point, ours, from, to, difference.
-    """
+def printed(study: Study, quantity: str, ours: Sequence[Ours]) -> list[Printed]:
+    """Return the printed figures of a quantity, each with our value where the point is the same."""
     if study.published is None or not quantity:
         return []
-    rows: list[Printed] = []
-    for figure in load_figures():
-        if figure.source != study.published.source or figure.quantity != quantity:
-            continue
-        same = next((each for each in ours if _is_same(study, figure, each.axes)), None)
-        printed = f"{'' if figure.relation == '=' else figure.relation + ' '}{figure.printed} {figure.unit}".strip()
-        place = (figure.model, figure.gpus, figure.batch, figure.context)
-        if same is None:
-            row = (*place, printed, None, None, None, None, "not measured here")
-            rows.append(Printed(row, Standing.NOT_MEASURED))
-        else:
-            point = ", ".join(map(str, same.axes.values()))
-            standing, words = difference(figure, same)
-            rows.append(Printed((*place, printed, point, same.value, same.low, same.high, words), standing))
-    return rows
-
-
-def difference(figure: StudyFigure, ours: Ours) -> tuple[Standing, str]:
-    """Return how a printed figure compares with our interval, or with our value where that has none; and a message."""
-    low, high, value = ours.low, ours.high, figure.value
-    if low is None or high is None:
-        ratio_words = f"ours is {ours.value / value:.2f} times the printed" if value else f"printed is {value:g}"
-        return Standing.NO_INTERVAL, f"no interval: {ratio_words}"
-    if figure.relation in ("<", "<="):
-        agrees, words = low <= value, f"beyond the interval: ours is above {value:g}"
-        return (Standing.WITHIN, "agrees") if agrees else (Standing.BEYOND, words)
-    if figure.relation in (">", ">="):
-        agrees, words = high >= value, f"beyond the interval: ours is below {value:g}"
-        return (Standing.WITHIN, "agrees") if agrees else (Standing.BEYOND, words)
-    if low <= value <= high:
-        return Standing.WITHIN, "within the interval"
-    return Standing.BEYOND, f"beyond the interval: ours is {'larger' if ours.value > value else 'smaller'}"
+    return [
+        Printed(figure, next((each for each in ours if _is_same(study, figure, each.axes)), None))
+        for figure in load_figures()
+        if figure.source == study.published.source and figure.quantity == quantity
+    ]
 
 
 def _is_same(study: Study, figure: StudyFigure, axes: Mapping[str, Value]) -> bool:

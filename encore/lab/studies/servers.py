@@ -1,19 +1,43 @@
-"""Servers, or settings of one, compared with each other by runs of the suite: the tables of the study.
+"""Servers, or settings of one, compared with each other by runs of the suite: tables, figures and the page.
 
-from encore.lab.studies.servers import load_runs, tables
+from encore.lab.studies.servers import load_runs, servers_report, tables
 for table in tables(load_runs(["a=results/a", "b=results/b"]), base=None):
     print(table.as_markdown())
+report = servers_report(["a=results/a", "b=results/b"], base="a")
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from encore.errors import EncoreError
+from encore.lab.scaling.cost_model import share_of, strong
+from encore.lab.scaling.printed_tables import DELL
+from encore.lab.studies import roofline
+from encore.lab.studies.machine import (
+    Machine,
+    collectives_table,
+    load_machine,
+    matrix,
+    pairs_table,
+    peer_table,
+    picture,
+    speeds_figure,
+)
+from encore.machine.links import from_json
 from encore.names import unknown
 from encore.results.compare.sides import Side, load_sides
+from encore.results.logs.run_log import RunLog
+from encore.results.published.published import load_figures
 from encore.results.published.systems import family
+from encore.results.report.figures import Figure, bars, efficiency, quality_curves, time_over_gpus
 from encore.results.report.measurements import Measurement, of_side, relative_to, scaling_efficiency
+from encore.results.report.report import Report
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Cell, Table, grouped, whole
 from encore.results.words import percent
@@ -21,6 +45,8 @@ from encore.results.words import percent
 BASE_FAMILY = "P100"  # the accelerator that the study takes as the base, as the first round of MLPerf did
 PCIE, NVLINK = "PCIe", "NVLink"
 SINGLE = ("fp32",)
+LIMITS = (("a day", 1440.0), ("four hours", 240.0), ("two hours", 120.0))  # minutes that the study asks for
+MOST_GPUS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +64,7 @@ class ServerRun:
         return (each.benchmark, each.framework, each.gpus, each.precision, each.batch)
 
 
-def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> list[ServerRun]:
+def load_runs(named: Sequence[str], links: Mapping[str, str] = {}) -> list[ServerRun]:
     """Return every set below the folders ``NAME=FOLDER`` or ``FOLDER``; ``links``: NVLink or PCIe by server or host."""
     found = []
     for text in named:
@@ -46,19 +72,15 @@ def load_runs(named: Sequence[str], links: Mapping[str, str] | None = None) -> l
         if not Path(path).exists():
             raise EncoreError(f"there is no {path}", expected="RUN or NAME=RUN", hint="name a run folder")
         for side in load_sides(path):
-            measured = of_side(side)
-            server = name or _name(side, measured)
-            batch = measured.batch or _configured_batch(side)
-            named_so = replace(measured, label=server, system=server, batch=batch)
-            kind = _given(links or {}, server, side) or _links_of(side)
-            found.append(ServerRun(server=server, side=side, measured=named_so, links=kind))
+            measured, host = of_side(side), side.settings.get("node.hostname")
+            server = name or (f"{host}, {measured.system}" if host else measured.system)
+            # Logs of the first rounds have no batch: that of all ranks by the run's configuration.
+            own, ranks = side.settings.get("configuration.batch_size"), side.ranks
+            batch = measured.batch or (float(own) * ranks if isinstance(own, int) and ranks else None)
+            measured = replace(measured, label=server, system=server, batch=batch)
+            kind = links.get(server) or links.get(str(host)) or _links_of(side)
+            found.append(ServerRun(server=server, side=side, measured=measured, links=kind))
     return _distinct(found)
-
-
-def _configured_batch(side: Side) -> float | None:
-    # The batch of all ranks by the run's configuration: logs of the first rounds have none.
-    batch = side.settings.get("configuration.batch_size")
-    return float(batch) * side.ranks if isinstance(batch, int) and side.ranks else None
 
 
 def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
@@ -68,27 +90,17 @@ def _distinct(runs: Sequence[ServerRun]) -> list[ServerRun]:
     for run in runs:
         own, same = _setting(run), by_server[run.server, run.measured.benchmark]
         # Where a training is scaled strongly, the batch of a GPU follows from their number.
-        as_many = [other for other in same if other.measured.gpus == run.measured.gpus]
-        among = (same, same, as_many)
+        among = (same, same, [other for other in same if other.measured.gpus == run.measured.gpus])
         words = [own[at] for at in range(3) if len({_setting(other)[at] for other in among[at]}) > 1]
         found.append(replace(run, measured=replace(run.measured, label=", ".join([run.server, *filter(None, words)]))))
     return found
 
 
 def _setting(run: ServerRun) -> tuple[str, str, str]:
+    # Framework, precision and batch of a GPU.
     each = run.measured
     batch = f"batch {each.batch / each.gpus:,.0f} a GPU" if each.batch and each.gpus else ""
     return each.framework or "", each.precision, batch
-
-
-def _name(side: Side, measured: Measurement) -> str:
-    # The machine's name and accelerator of a run that was given without a name.
-    host = side.settings.get("node.hostname")
-    return f"{host}, {measured.system}" if host else measured.system
-
-
-def _given(links: Mapping[str, str], server: str, side: Side) -> str:
-    return links.get(server) or links.get(str(side.settings.get("node.hostname")), "")
 
 
 def _links_of(side: Side) -> str:
@@ -153,35 +165,32 @@ def time_to_target(runs: Sequence[ServerRun]) -> Table:
     for run in sorted(runs, key=lambda run: (run.measured.benchmark, run.server, run.measured.gpus or 0)):
         each, side = run.measured, run.side
         span = interval(side.score) if side.score else None
-        ranks = side.ranks if side.is_cpu else None
-        rows.append(
-            (
-                each.benchmark, run.server, each.framework, each.gpus, ranks, run.links,
-                each.precision, whole(each.batch), each.minutes, span[0] if span else None, span[1] if span else None,
-                each.minutes_per_epoch,
-                each.epochs, f"{side.converged} of {side.runs}",
-            )
-        )  # fmt: skip
-    bounds = (f"{percent(LEVEL)} from", f"{percent(LEVEL)} to")
+        rows.append((
+            each.benchmark, run.server, each.framework, each.gpus, side.ranks if side.is_cpu else None, run.links,
+            each.precision, whole(each.batch), each.minutes, *(span or (None, None)), each.minutes_per_epoch,
+            each.epochs, f"{side.converged} of {side.runs}",
+        ))  # fmt: skip
     columns = (
-        "benchmark", "server", "framework", "GPUs", "CPU ranks", "links", "precision", "batch", "minutes", *bounds,
-        "minutes per epoch", "epochs", "reached",
+        "benchmark", "server", "framework", "GPUs", "CPU ranks", "links", "precision", "batch", "minutes",
+        f"{percent(LEVEL)} from", f"{percent(LEVEL)} to", "minutes per epoch", "epochs", "reached",
     )  # fmt: skip
-    note = "Batch: of all GPUs together."
-    return Table(title="Time to the target", columns=columns, rows=tuple(rows), note=note)
+    return Table(title="Time to the target", columns=columns, rows=tuple(rows), note="Batch: of all GPUs together.")
 
 
 def by_links(runs: Sequence[ServerRun]) -> Table:
-    rows = tuple(
-        (
-            pcie.measured.benchmark, pcie.measured.gpus, pcie.server, nvlink.server, slow, fast,
-            (slow / fast - 1) * 100, slow - fast,
-        )
-        for same in grouped(runs, lambda run: run.where).values()
-        for pcie, nvlink, slow, fast in _pairs(same, lambda run: run.links == PCIE, lambda run: run.links == NVLINK)
+    """Return PCIe against NVLink, where all else is equal but the server."""
+    return Table(
+        title="PCIe against NVLink",
+        columns=("benchmark", "GPUs", "PCIe", "NVLink", "PCIe min", "NVLink min", "speed-up %", "saved min"),
+        rows=tuple(
+            (
+                pcie.measured.benchmark, pcie.measured.gpus, pcie.server, nvlink.server, slow, fast,
+                (slow / fast - 1) * 100, slow - fast,
+            )
+            for same in grouped(runs, lambda run: run.where).values()
+            for pcie, nvlink, slow, fast in _pairs(same, lambda run: run.links == PCIE, lambda run: run.links == NVLINK)
+        ),
     )  # fmt: skip
-    columns = ("benchmark", "GPUs", "PCIe", "NVLink", "PCIe min", "NVLink min", "speed-up %", "saved min")
-    return Table(title="PCIe against NVLink", columns=columns, rows=rows)
 
 
 def by_precision(runs: Sequence[ServerRun]) -> Table:
@@ -191,7 +200,11 @@ def by_precision(runs: Sequence[ServerRun]) -> Table:
     """
     rows: list[tuple[Cell, ...]] = []
     for same in grouped(runs, lambda run: (run.server, *run.where[:3])).values():
-        pairs = list(_pairs(same, _is_single, lambda run: bool(run.measured.precision) and not _is_single(run)))
+        pairs = _pairs(
+            same,
+            lambda run: run.measured.precision in SINGLE,
+            lambda run: run.measured.precision not in ("", None, *SINGLE),
+        )
         equal = [pair for pair in pairs if pair[0].measured.batch == pair[1].measured.batch]
         rows += [
             (
@@ -226,40 +239,45 @@ def first_epochs(runs: Sequence[ServerRun]) -> Table:
 
 def by_framework(runs: Sequence[ServerRun]) -> Table:
     """Return frameworks against each other on one server: epochs, time of an epoch, time to the target."""
-    rows: list[tuple[Cell, ...]] = []
-    for same in grouped(runs, lambda run: (run.server, run.measured.benchmark, run.measured.gpus)).values():
-        known = _several(same, lambda each: each.framework)
-        slowest = max((minutes for _, minutes in known), default=0.0)
-        rows += [
+    same = grouped(runs, lambda run: (run.server, run.measured.benchmark, run.measured.gpus)).values()
+    return Table(
+        title="Frameworks against each other",
+        columns=(
+            "benchmark", "server", "GPUs", "framework", "precision", "epochs", "minutes per epoch", "minutes",
+            "times as fast",
+        ),
+        rows=tuple(
             (
                 each.benchmark, each.system, each.gpus, each.framework, each.precision, each.epochs,
-                each.minutes_per_epoch, minutes, slowest / minutes,
+                each.minutes_per_epoch, minutes, max(slow for _, slow in known) / minutes,
             )
+            for known in (_several(group, lambda each: each.framework) for group in same)
             for each, minutes in known
-        ]  # fmt: skip
-    columns = (
-        "benchmark", "server", "GPUs", "framework", "precision", "epochs", "minutes per epoch", "minutes",
-        "times as fast",
+        ),
     )  # fmt: skip
-    return Table(title="Frameworks against each other", columns=columns, rows=tuple(rows))
 
 
 def by_batch(runs: Sequence[ServerRun]) -> Table:
     """Return what a larger batch does to epochs and minutes, all else being equal."""
-    rows: list[tuple[Cell, ...]] = []
-    for same in grouped(runs, lambda run: (run.server, *run.where[:4])).values():
-        known = sorted(_several(same, lambda each: each.batch), key=lambda pair: pair[0].batch or 0.0)
-        rows += [
+    same = grouped(runs, lambda run: (run.server, *run.where[:4])).values()
+    by_size = (
+        sorted(_several(group, lambda each: each.batch), key=lambda pair: pair[0].batch or 0.0) for group in same
+    )
+    return Table(
+        title="Batch variants",
+        columns=(
+            "benchmark", "server", "GPUs", "batch", "epochs", "minutes per epoch", "minutes",
+            "speed-up over the smallest",
+        ),
+        rows=tuple(
             (
                 each.benchmark, each.system, each.gpus, whole(each.batch), each.epochs, each.minutes_per_epoch,
                 minutes, known[0][1] / minutes,
             )
+            for known in by_size
             for each, minutes in known
-        ]  # fmt: skip
-    columns = (
-        "benchmark", "server", "GPUs", "batch", "epochs", "minutes per epoch", "minutes", "speed-up over the smallest",
+        ),
     )  # fmt: skip
-    return Table(title="Batch variants", columns=columns, rows=tuple(rows))
 
 
 def _several(runs: Iterable[ServerRun], value: Callable[[Measurement], object]) -> list[tuple[Measurement, float]]:
@@ -268,13 +286,260 @@ def _several(runs: Iterable[ServerRun], value: Callable[[Measurement], object]) 
     return known if len({value(each) for each, _ in known}) > 1 else []
 
 
-def _is_single(run: ServerRun) -> bool:
-    return run.measured.precision in SINGLE
-
-
 def _pairs(
     runs: Iterable[ServerRun], first: Callable[[ServerRun], bool], second: Callable[[ServerRun], bool]
-) -> Iterator[tuple[ServerRun, ServerRun, float, float]]:
-    # Yield each pair of a first and a second run that both ended, with their minutes.
+) -> list[tuple[ServerRun, ServerRun, float, float]]:
+    # Each pair of a first and a second run that both ended, with their minutes.
     known = [(run, run.measured.minutes) for run in runs if run.measured.minutes]
-    yield from ((one, other, slow, fast) for one, slow in known if first(one) for other, fast in known if second(other))
+    return [(one, other, slow, fast) for one, slow in known if first(one) for other, fast in known if second(other)]
+
+
+def gpus_needed(runs: Sequence[ServerRun]) -> Table:
+    """Return the fewest GPUs, a power of two, per benchmark and server, and the interval of the minutes on them.
+
+    Where one number of GPUs was measured there is no model: what was measured is compared with the limit.
+    """
+    ended = [run for run in runs if run.measured.gpus and run.measured.minutes]
+    rows: list[tuple[Cell, ...]] = []
+    for (benchmark, server), same in sorted(grouped(ended, lambda run: (run.measured.benchmark, run.server)).items()):
+        points: dict[int, float] = {}
+        for gpus, minutes in ((run.measured.gpus or 0, run.measured.minutes or 0.0) for run in same):
+            points[gpus] = min(minutes, points.get(gpus, minutes))
+        counts = ", ".join(map(str, sorted(points)))
+        rows += [(benchmark, server, counts, name, *_fewest(points, limit)) for name, limit in LIMITS]
+    return Table(
+        title="GPUs for a day, four hours, two hours",
+        columns=(
+            "benchmark", "server", "measured on", "within", "GPUs", "minutes", "95 % from", "95 % to",
+            "GPUs to be sure", "how",
+        ),
+        rows=tuple(rows),
+        note="GPUs: the fewest, a power of two, with which the expected minutes are within the limit; to be sure: with "
+        "which the upper end of the 95 % interval is. The model takes as many epochs for every number of GPUs: where a "
+        "larger batch needs more, more GPUs are needed.",
+    )  # fmt: skip
+
+
+def _fewest(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
+    if len(points) < 2:
+        ((gpus, minutes),) = points.items()
+        if minutes <= limit:
+            return (gpus, minutes, None, None, None, "measured")
+        return (None, minutes, None, None, None, "not enough; measure on another number of GPUs for the model")
+    model = strong(points)
+    counts = [2**power for power in range(MOST_GPUS.bit_length())]
+    # An interval takes a search: only where the expected minutes are within the limit can its upper end be.
+    likely = [n for n in counts if sum(model.parts(share_of(n)).values()) <= limit]
+    if not likely:
+        return (None, None, None, None, None, f"not with {MOST_GPUS} GPUs")
+    fewest, sure = likely[0], next((n for n in likely if model.predict(share_of(n)).high <= limit), None)
+    found = model.predict(share_of(fewest))
+    how = "model, measured there" if fewest in points else "model"
+    return (fewest, found.value, found.low, found.high, sure, how)
+
+
+# -- how busy a machine was while a run's clock was running, from the telemetry of its run folder -------------------
+
+TELEMETRY = "telemetry.jsonl"
+_KIB_PER_MIB = 1024.0
+# Columns, and what a reading calls them: of the machine, then of one GPU; counters run on.
+_OF_MACHINE = {"CPU %": "cpu_percent", "memory MiB": "memory_used_mib"}
+_OF_GPUS = {
+    "GPU %": "use_percent", "GPU memory MiB": "memory_mib", "GPU watts": "power_watts",
+    "PCIe sent": "pcie_sent_kib_s", "PCIe received": "pcie_received_kib_s",
+}  # fmt: skip
+_COUNTERS = {"NVLink sent": "nvlink_sent_kib", "NVLink received": "nvlink_received_kib"}
+_COLUMNS = ("minutes", *_OF_MACHINE, "GPUs", *_OF_GPUS, *_COUNTERS)
+
+
+def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
+    """Return the means over the timed part of a set of runs, by column; empty where nothing was read meanwhile."""
+    parts = [_timed(log) for log in logs]
+    readings = [reading for part in parts for reading in part]
+    if not readings:
+        return {}
+    cards = [card for reading in readings for card in reading.get("gpus", ())]
+    means = {column: _mean(each.get(name) for each in readings) for column, name in _OF_MACHINE.items()}
+    for column, name in _OF_GPUS.items():
+        mean = _mean(each.get(name) for each in cards)
+        means[column] = mean / _KIB_PER_MIB if mean is not None and name.endswith("_kib_s") else mean
+    seconds = sum((log.elapsed_minutes or 0.0) * 60 for log in logs if _telemetry(log) and log.start_s is not None)
+    return {
+        "minutes": seconds / 60,
+        "GPUs": max(len(reading.get("gpus", ())) for reading in readings),
+        **means,
+        **{column: _rate(parts, name) for column, name in _COUNTERS.items()},
+    }
+
+
+def utilisation_table(runs: Iterable[ServerRun]) -> Table:
+    """Return one row per run that has telemetry."""
+    found = [(run.measured, utilisation_of(run.side.logs)) for run in runs]
+    return Table(
+        title="Utilisation over the timed part",
+        columns=("server", "benchmark", *_COLUMNS),
+        formats=dict.fromkeys((*_OF_MACHINE, *_OF_GPUS), ".1f"),
+        rows=tuple(
+            (each.label, each.benchmark, *(means[column] for column in _COLUMNS)) for each, means in found if means
+        ),
+        note="Means of the samples between run_start and run_stop, one a second; of a GPU the mean over all; traffic "
+        "in MiB/s per GPU. GPU %: share of the time in which a kernel ran, not of its units that were busy.",
+    )
+
+
+def _telemetry(run: RunLog) -> Path | None:
+    # Next to the log, or in the experiment's folder that its number names.
+    places = (run.path.parent, run.path.parent / f"experiment_{run.path.stem.rpartition('_')[2]}")
+    return next((place / TELEMETRY for place in places if (place / TELEMETRY).is_file()), None)
+
+
+def _timed(run: RunLog) -> list[dict[str, Any]]:
+    # The readings while the clock was running.
+    path, found = _telemetry(run), []
+    if path is None or run.start_s is None:
+        return []
+    stop = run.stop_s if run.stop_s is not None else float("inf")
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        # The last line of a run that was killed may be cut.
+        with suppress(ValueError, KeyError, TypeError):
+            reading = json.loads(line)
+            if run.start_s <= reading["time"] <= stop:
+                found.append(reading)
+    return found
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _rate(parts: Sequence[list[dict[str, Any]]], name: str) -> float | None:
+    # MiB/s per GPU by a counter in KiB that runs on, from the first and the last reading of each part.
+    rates = []
+    for readings in parts:
+        for gpu in range(min((len(reading.get("gpus", ())) for reading in readings), default=0)):
+            known = [(r["time"], r["gpus"][gpu].get(name)) for r in readings if r["gpus"][gpu].get(name) is not None]
+            if len(known) > 1 and known[-1][0] > known[0][0]:
+                rates.append((known[-1][1] - known[0][1]) / _KIB_PER_MIB / (known[-1][0] - known[0][0]))
+    return _mean(rates)
+
+
+# -- what the study printed, and the pages -------------------------------------------------------------------------
+
+# Places of the study with figures that a table of ours is compared with, in its order.
+PLACES = (
+    ("slide: time to accuracy", "Published: time to the target"),
+    ("slide: PCIe and SXM2", "Published: PCIe and SXM2, one GPU"),
+    ("slide: precision", "Published: single against mixed precision"),
+    ("slide: framework comparison", "Published: frameworks"),
+    ("slide: GPU kernels", "Published: kernels in common"),
+    ("slide: GPU scaling", "Published: scaling efficiency"),
+    ("slide: NVLink bridge", "Published: NVLink"),
+    ("slide: key messages", "Published: NVLink, key messages"),
+    ("backup: memory sizes", "Published: batch variants"),
+)
+ON_CPUS = (
+    "Measured on CPUs: ranks stand for GPUs, Gloo for NCCL. These figures are of this machine, and reproduce no "
+    "published one."
+)
+
+
+def published_tables() -> list[Table]:
+    """Return the study's figures by slide."""
+    columns = ("benchmark", "system", "GPUs", "batch", "precision", "figure", "printed", "unit", "context")
+    by_place = grouped((each for each in load_figures() if each.source == DELL), lambda each: each.place)
+    return [
+        Table(
+            title=title,
+            columns=columns,
+            rows=tuple(
+                (
+                    figure.model, figure.system, figure.gpus, figure.batch, figure.precision,
+                    figure.quantity.replace("_", " "), f"{figure.relation} {figure.printed}".removeprefix("= "),
+                    figure.unit, figure.context,
+                )
+                for figure in by_place[place]
+            ),
+            note=f"{DELL}, {place}.",
+        )
+        for place, title in PLACES
+        if place in by_place
+    ]  # fmt: skip
+
+
+def servers_report(
+    runs: Sequence[str], *, base: str | None = None, machines: Sequence[Path] = (), rooflines: Sequence[Path] = ()
+) -> Report:
+    """Read runs, machines and rooflines, and say everything that can be said of them."""
+    described = [load_machine(path) for path in machines]
+    found = load_runs(runs, {each.server.name: each.server.kind for each in described})
+    known = {each.server.name for each in described}
+    for run in found:
+        # A run of an earlier version of Encore, or somebody else's, has none.
+        with suppress(KeyError, TypeError, AttributeError):
+            server = from_json(run.side.passport["links"])
+            if server.name not in known:
+                described.append(Machine(server))
+                known.add(server.name)
+    measured = [roofline.load(folder) for folder in rooflines]
+    parts = [machine_report(each) for each in described] + [roofline_report(each) for each in measured]
+    compared = [*tables(found, base), gpus_needed(found), utilisation_table(found)]
+    figures = [*_figures(found, base), *(figure for part in parts for figure in part.figures)]
+    # Several machines share keys, and each is the name of a file.
+    keys = Counter[str]()
+    for number, figure in enumerate(figures):
+        keys[figure.key] += 1
+        if keys[figure.key] > 1:
+            figures[number] = replace(figure, key=f"{figure.key}-{keys[figure.key]}")
+    on_cpus = any(run.side.is_cpu for run in found) or any(part.notices for part in parts)
+    every = [*compared, *(table for part in parts for table in part.tables)]
+    return replace(page("Servers compared", every, figures, on_cpus=on_cpus), studies=tuple(published_tables()))
+
+
+def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
+    measured = [run.measured for run in runs]
+    named = [replace(each, label=f"{each.label}, {each.gpus or '?'}") for each in measured]
+    lines = [
+        replace(each, benchmark=", ".join(filter(None, (each.benchmark, each.system, each.precision))))
+        for each in measured
+    ]
+    found: list[Figure | None] = [
+        *(each for name in dict.fromkeys(m.benchmark for m in named) for each in quality_curves(named, name)),
+        *time_over_gpus(lines),
+        efficiency(measured),
+        bars("relative", relative_scores(runs, base), (0, 1, 2), 4, "times as fast as the base"),
+        bars("links-speed-up", by_links(runs), label=(0, 1, 3), value=6, axis="speed-up of NVLink, %"),
+        bars("precision-speed-up", by_precision(runs), label=(0, 1, 3), value=6, axis="speed-up, %"),
+        bars("frameworks", by_framework(runs), label=(0, 1, 3), value=8, axis="times as fast as the slowest"),
+        bars("batches", by_batch(runs), label=(0, 1, 3), value=7, axis="speed-up over the smallest batch"),
+    ]
+    return [figure for figure in found if figure is not None]
+
+
+def machine_report(machine: Machine) -> Report:
+    """Return the page of one machine: picture, links, bandwidths."""
+    links, figures = [matrix(machine.server)] if machine.server.gpus else [], [picture(machine.server)]
+    speeds, title = speeds_figure(machine), f"The machine {machine.server.name}"
+    return page(
+        title,
+        [*links, pairs_table(machine), peer_table(machine), collectives_table(machine)],
+        [*figures, speeds] if speeds else figures,
+        on_cpus=not machine.server.gpus,
+    )
+
+
+def roofline_report(measured: roofline.Measured) -> Report:
+    """Return the page of a roofline: ceilings, steps, kernels."""
+    figure = roofline.roofline_figure(measured)
+    makers = (roofline.peaks_table, roofline.roofline_table, roofline.classes_table, roofline.kernels_table)
+    return page("Roofline", [make(measured) for make in makers], [figure] if figure else [], on_cpus=measured.is_cpu)
+
+
+def page(title: str, tables: Sequence[Table], figures: Sequence[Figure], *, on_cpus: bool) -> Report:
+    """Return a page without sets of runs."""
+    return Report(
+        title=title,
+        tables=tuple(table.filled() for table in tables if table.rows),
+        figures=tuple(replace(figure, table=figure.table.filled()) for figure in figures),
+        notices=(ON_CPUS,) if on_cpus else (),
+    )

@@ -1,0 +1,398 @@
+"""What a machine is, and how fast its links are: measured, tabulated, and drawn as an SVG.
+
+    from encore.lab.studies.machine import describe, picture
+    machine = describe(node.this_node(), ranks=2, on_step=print)
+    print(picture(machine.server).alone())
+
+The bandwidths are those of ranks that exchange data as a training does; where nccl-tests is installed, its all-reduce
+and all-to-all are measured as well.
+"""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from encore import catalogue, environment, launchers
+from encore.containers import renderers
+from encore.errors import EncoreError, ExitCode
+from encore.job import Job
+from encore.lab.studies.definition import DATA
+from encore.machine import links
+from encore.machine.links import Server
+from encore.machine.node import Node
+from encore.results.report.figures import Figure, over_gpus
+from encore.results.report.panel import escaped
+from encore.results.table import Cell, Table, grouped
+
+FILE = "machine.json"
+NCCL_TESTS = {"all-reduce": "all_reduce_perf", "all-to-all": "alltoall_perf"}
+_SECONDS = 600
+_ROW = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+\S+\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)")
+
+
+@dataclass(frozen=True)
+class Machine:
+    server: Server
+    # What benchmarks/common/checks/link_speeds.py wrote; empty where nothing was measured.
+    speeds: Mapping[str, Any] = field(default_factory=dict)
+    # Bytes and bus bandwidth in bytes per second by nccl-tests, by kind.
+    by_tool: Mapping[str, list[list[float]]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"server": self.server.as_json(), "speeds": dict(self.speeds), "nccl_tests": dict(self.by_tool)}
+
+
+def load_machine(path: Path) -> Machine:
+    """Return what ``encore study machine`` wrote into a folder or file."""
+    file = path / FILE if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return Machine(links.from_json(content["server"]), content["speeds"], content["nccl_tests"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EncoreError(
+            f"{file} is no description of a machine: {error}", expected=FILE, hint="encore study machine -o FOLDER"
+        ) from error
+
+
+def describe(machine: Node, ranks: int, on_step: Callable[[str], None], python: Path | None = None) -> Machine:
+    """Return this machine; with two or more ranks also what they measure."""
+    server = links.this_server(machine)
+    if ranks < 2:
+        return Machine(server)
+    return Machine(server, measure(machine, ranks, on_step, python), nccl_tests(ranks) if machine.gpus else {})
+
+
+def own_framework() -> str:
+    """Return the framework whose library measures machines and counts steps: the one that brings its own launcher."""
+    frameworks = sorted({choice.implementation.framework for choice in catalogue.choices().values()})
+    return next(name for name in frameworks if not launchers.by_horovod(name))
+
+
+def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: Path | None = None) -> dict[str, Any]:
+    """Start ranks that exchange data; on a machine without GPUs they are on the CPU."""
+    framework = own_framework()
+    program = python or environment.ensure_environment(framework, on_step)
+    threads = {} if machine.gpus else {"OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="encore-links-") as folder:
+        launch = launchers.on_one_node(framework, ranks, folder)
+        result = Path(folder) / "links.json"
+        where = ("--device", "gpu" if machine.gpus else "cpu", "--output", str(result))
+        job = Job(
+            argv=(*launch.inner, "python", "-m", "benchmarks.common.checks.link_speeds", *where),
+            environment={"PYTHONUNBUFFERED": "1", **launch.environment, **threads},
+            mounts=(),
+            ranks=ranks,
+            gpus=ranks if machine.gpus else 0,
+        )
+        command = renderers.host(job, program, os.environ, given=python is not None)
+        done = subprocess.run(
+            command.argv, env=dict(command.environment), cwd=command.working_directory, stdout=subprocess.PIPE,
+            text=True, check=False, timeout=_SECONDS,
+        )  # fmt: skip
+        if done.returncode != 0 or not result.is_file():
+            raise EncoreError(
+                f"the ranks ended with exit code {done.returncode}",
+                hint="read their output above, or leave out the number of GPUs: it then measures nothing",
+                exit_code=ExitCode.FAILED,
+            )
+        measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return measured
+
+
+def nccl_tests(gpus: int) -> dict[str, list[list[float]]]:
+    """Return what nccl-tests measures from 64 KiB to 256 MiB; empty where it is not installed or fails."""
+    sizes, found = ("-b", "64K", "-e", "256M", "-f", "16", "-g", str(gpus)), {}
+    for kind, program in NCCL_TESTS.items():
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run([program, *sizes], capture_output=True, text=True, timeout=_SECONDS, check=True)
+            found[kind] = parse_nccl_tests(done.stdout)
+    return found
+
+
+def parse_nccl_tests(text: str) -> list[list[float]]:
+    """Return bytes and bus bandwidth in bytes per second of each row, out of place."""
+    rows = (_ROW.match(line) for line in text.splitlines() if not line.startswith("#"))
+    return [[float(row[1]), float(row[4]) * 1e9] for row in rows if row is not None]
+
+
+def pairs_table(machine: Machine) -> Table:
+    """Return the bandwidth from each rank to each other."""
+    pairs = machine.speeds.get("pairs") or []
+    names = [f"rank {number}" for number in range(len(pairs))]
+    size, backend = machine.speeds.get("pair_bytes", 0) / 2**20, machine.speeds.get("backend", "?").upper()
+    return Table(
+        title=f"Bandwidth between two ranks of {machine.server.name}, GB/s",
+        columns=("from", *names),
+        formats=dict.fromkeys(names, ".2f"),
+        rows=tuple(
+            (name, *(value / 1e9 if value is not None else None for value in row))
+            for name, row in zip(names, pairs, strict=True)
+        ),
+        note=f"{size:.0f} MiB sent through {backend}, row to column, one way.",
+    )
+
+
+def peer_table(machine: Machine) -> Table:
+    """Return which GPUs read each other's memory without the host."""
+    access = machine.speeds.get("peer_access") or []
+    names = [f"GPU{number}" for number in range(len(access))]
+    rows = tuple((name, *("yes" if each else "no" for each in row)) for name, row in zip(names, access, strict=True))
+    return Table(title=f"Peer access on {machine.server.name}", columns=("GPU", *names), rows=rows)
+
+
+def collectives_table(machine: Machine) -> Table:
+    """Return the time and the bus bandwidth of all-reduce and all-to-all by size."""
+    rows: list[tuple[Cell, ...]] = [
+        (each["kind"], int(each["bytes"]), each["seconds"] * 1e6, each["rate"] / 1e9, machine.speeds["backend"])
+        for each in machine.speeds.get("collectives", ())
+    ]
+    rows += [
+        (kind, int(size), None, rate / 1e9, "nccl-tests")
+        for kind, measured in machine.by_tool.items()
+        for size, rate in measured
+    ]
+    return Table(
+        title=f"Exchange between {machine.speeds.get('ranks', 0)} ranks of {machine.server.name}",
+        columns=("kind", "bytes", "microseconds", "GB/s", "by"),
+        formats={"microseconds": ".1f", "GB/s": ".3f"},
+        rows=tuple(rows),
+        note="GB/s: bus bandwidth, as nccl-tests counts it, which does not depend on the number of ranks.",
+    )
+
+
+def speeds_figure(machine: Machine) -> Figure | None:
+    table = collectives_table(machine)
+    lines = {
+        f"{kind}, {by}": [(float(size or 0) / 2**20, float(rate or 0)) for _, size, _, rate, _ in rows]
+        for (kind, by), rows in grouped(table.rows, lambda row: (row[0], row[4])).items()
+    }
+    axis, label = "MiB of a rank", "GB/s, bus bandwidth"
+    return over_gpus("links", table.title, list(lines.items()), table, label, axis=axis) if lines else None
+
+
+def machine_tables(machine: Machine) -> list[Table]:
+    return [each for each in (pairs_table(machine), peer_table(machine), collectives_table(machine)) if each.rows]
+
+
+# -- the picture --------------------------------------------------------------------------------------------------
+
+_GPU, _GAP, _EDGE = 58.0, 8.0, 10.0
+_TALL, _CPU_TOP, _SWITCH_TOP, _GPU_TOP = 30.0, 26.0, 92.0, 158.0
+
+
+def _box(left: float, top: float, width: float, label: str, height: float = _TALL) -> str:
+    shape = f'<path class="axis" d="M{left:g} {top:g}h{width:g}v{height:g}h-{width:g}z"/>'
+    return shape + _text(left + width / 2, top + height / 2 + 4, label, "mid")
+
+
+def _line(start: tuple[float, float], end: tuple[float, float], style: str = "axis") -> str:
+    return f'<path class="{style}" d="M{start[0]:g} {start[1]:g}L{end[0]:g} {end[1]:g}"/>'
+
+
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    return f'<text class="{style}" x="{x:g}" y="{y:g}">{escaped(text)}</text>'
+
+
+def picture(server: Server) -> Figure:
+    """Return sockets, PCIe switches, GPUs, network adapters and links as an SVG, with the matrix of the links."""
+    columns = server.near or ((),)
+    at: dict[str, float] = {}
+    left, width = _EDGE, _EDGE
+    centres = []
+    for gpus in columns:
+        wide = max(2, len(gpus)) * (_GPU + _GAP) - _GAP
+        centres.append(left + wide / 2)
+        at.update({gpu: left + number * (_GPU + _GAP) + _GPU / 2 for number, gpu in enumerate(gpus)})
+        left, width = left + wide + 3 * _GAP, left + wide + _EDGE
+    low = _GPU_TOP + _TALL
+    if not server.gpus:
+        # It still has its sockets.
+        centres = [_EDGE + 60 + number * 150 for number in range(server.sockets or 1)]
+        width, low = centres[-1] + 60 + _EDGE, _CPU_TOP + _TALL
+    what = f"{len(server.gpus)} x {server.gpu_model or 'GPU'}" if server.gpus else "no GPU"
+    links_drawn, low = _nvlinks(server, at, low) if server.nvlinks else ([], low)
+    parts = [
+        *_sockets(server, centres),
+        *(part for gpus, centre in zip(columns, centres, strict=False) for part in _switches(server, gpus, at, centre)),
+        *links_drawn,
+        _text(0, 12, ", ".join(filter(None, (server.name, what))), "strong"),
+    ]
+    width, title = max(width, 340.0), f"Links of {server.name or 'the server'}"
+    shape = f'viewBox="0 0 {width:g} {low + 14:g}" role="img" aria-label="{escaped(title)}"'
+    # As wide as its GPUs: a page may make it smaller, and does not blow it up.
+    svg = f'<svg {shape} style="max-width:{width:g}px">{"".join(parts)}</svg>'
+    name = "".join(each if each.isalnum() else "-" for each in server.name.lower()).strip("-") or "this"
+    return Figure(f"server-{name}", title, svg, matrix(server))
+
+
+def matrix(server: Server) -> Table:
+    """Return the links of all pairs, as nvidia-smi names them."""
+    devices = (*server.gpus, *server.adapters)
+    return Table(
+        title=f"Links of {server.name or 'the server'}",
+        columns=("device", *devices, "CPUs near", "NUMA node"),
+        rows=tuple(
+            (one, *(server.link(one, other) for other in devices), server.cpus.get(one, ""), server.numa.get(one, ""))
+            for one in devices
+        ),
+        note="NV4: four NVLinks; PIX: one PCIe switch; PXB: several; PHB: a CPU's host bridge; NODE: several of one "
+        "NUMA node; SYS: the connection between NUMA nodes.",
+    )
+
+
+def _sockets(server: Server, centres: Sequence[float]) -> Iterator[str]:
+    middle = _CPU_TOP + _TALL / 2
+    for number, centre in enumerate(centres):
+        node = server.numa.get(server.near[number][0], "") if server.gpus else ""
+        yield _box(centre - 45, _CPU_TOP, 90, f"NUMA node {node}" if node.isdigit() else f"CPU {number}")
+        if number:
+            yield _line((centres[number - 1] + 45, middle), (centre - 45, middle))
+            yield _text((centres[number - 1] + centre) / 2, middle - 5, "SYS", "mid quiet")
+
+
+def _switches(server: Server, gpus: Sequence[str], at: Mapping[str, float], centre: float) -> Iterator[str]:
+    # The GPUs of a socket, with the switches that are between them and it.
+    switched: set[str] = set()
+    for group in server.switches:
+        mine = [each for each in group if each in gpus]
+        if not mine:
+            continue
+        adapters = [each for each in group if each in server.adapters]
+        spot = sum(at[each] for each in mine) / len(mine)
+        yield _box(spot - 34, _SWITCH_TOP, 68, "switch", 24)
+        yield _line((centre, _CPU_TOP + _TALL), (spot, _SWITCH_TOP))
+        if adapters:
+            yield _text(spot, _SWITCH_TOP - 5, ", ".join(adapters), "mid quiet halo")
+        yield from (_line((spot, _SWITCH_TOP + 24), (at[each], _GPU_TOP)) for each in mine)
+        switched.update(mine)
+    yield from (_line((centre, _CPU_TOP + _TALL), (at[each], _GPU_TOP)) for each in gpus if each not in switched)
+    yield from (_box(at[each] - _GPU / 2, _GPU_TOP, _GPU, each) for each in gpus)
+
+
+def _nvlinks(server: Server, at: Mapping[str, float], low: float) -> tuple[list[str], float]:
+    # The NVLinks below the GPUs, and the lower edge.
+    if server.has_nvswitch:
+        top, left, right = low + 46, min(at.values()) - _GPU / 2, max(at.values()) + _GPU / 2
+        count = next(iter(server.nvlinks.values()))
+        parts = [_line((spot, low), (spot, top), "l s1") for spot in at.values()]
+        parts.append(_text(left + _GPU / 2 + 5, low + 28, f"{count} links each", "halo"))
+        return [*parts, _box(left, top, right - left, "NVSwitch")], top + _TALL
+    parts, deepest = [], 0.0
+    by_width = sorted(server.nvlinks.items(), key=lambda link: abs(at[link[0][0]] - at[link[0][1]]))
+    for (one, other), count in by_width:
+        middle, depth = (at[one] + at[other]) / 2, 10 + 0.24 * abs(at[one] - at[other]) + 3 * math.log2(count + 1)
+        arc = f"M{at[one]:g} {low:g}Q{middle:g} {low + 2 * depth:g} {at[other]:g} {low:g}"
+        parts.append(f'<path class="l s{min(count, 8)}" style="stroke-width:{0.8 + count:g}" d="{arc}"/>')
+        parts.append(_text(middle, low + depth + 4, str(count), "mid halo strong"))
+        deepest = max(deepest, depth)
+    return [
+        *parts,
+        _text(_EDGE, low + deepest + 26, "number and width of an arc: NVLinks", "quiet"),
+    ], low + deepest + 30
+
+
+# -- the bytes of a step over its links ---------------------------------------------------------------------------
+#
+# P2P is what a key-value store does: each array has an owner, the largest first given to the device with the least so
+# far; the others copy their gradients to the owner and copy the weights back. A ring passes each array's parts round,
+# 2 (n - 1) / n of its bytes over each link (all-reduce). Two GPUs without a link between them reach each other by
+# NVLinks through a third, two hops, of those the one with the widest narrower link.
+
+Pair = tuple[int, int]  # two GPUs, the lower number first
+
+
+@dataclass(frozen=True)
+class Links:
+    title: str
+    gpus: int
+    gb_per_second: float  # of one link in one direction
+    widths: dict[Pair, int]  # links between two GPUs
+    ring: tuple[int, ...]  # order of a ring through all GPUs over links alone
+
+    def path(self, one: int, other: int) -> tuple[int, ...]:
+        """Return the GPUs on the way from one to the other; empty where NVLinks do not connect them in two hops."""
+        if _pair(one, other) in self.widths:
+            return (one, other)
+        through = [
+            (min(self.widths[_pair(one, each)], self.widths[_pair(each, other)]), -each)
+            for each in range(self.gpus)
+            if {_pair(one, each), _pair(each, other)} <= set(self.widths)
+        ]
+        return (one, -max(through)[1], other) if through else ()
+
+
+def _pair(one: int, other: int) -> Pair:
+    return (min(one, other), max(one, other))
+
+
+def links_of(name: str) -> Links:
+    content = catalogue.read_toml(DATA / "links" / f"{name}.toml")
+    widths = {_pair(one, other): count for one, other, count in content.pop("pairs")}
+    return Links(widths=widths, ring=tuple(content.pop("ring")), **content)
+
+
+def _moved(links: Links, sent: Iterable[tuple[int, int, float]]) -> dict[Pair, float]:
+    # Bytes over each link, of bytes from one GPU to another; two hops count on both links.
+    moved: dict[Pair, float] = {}
+    for one, other, size in sent:
+        for pair in itertools.starmap(_pair, itertools.pairwise(links.path(one, other))):
+            moved[pair] = moved.get(pair, 0.0) + size
+    return moved
+
+
+def tree(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
+    """Return bytes of a step over each link by P2P, both directions together."""
+    load, sent = [0] * devices, []
+    for size in sorted(sizes, reverse=True):
+        owner = load.index(min(load))
+        load[owner] += size
+        sent += [(owner, other, 2.0 * size) for other in range(devices) if other != owner]
+    return _moved(links, sent)
+
+
+def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
+    """Return bytes of a step over each link by an all-reduce in a ring, both directions together.
+
+    A ring of some of the GPUs closes over the path from its last to its first.
+    """
+    order = [gpu for gpu in links.ring if gpu < devices]
+    share = 2.0 * (devices - 1) / devices * sum(sizes)
+    pairs = zip(order, [*order[1:], order[0]], strict=True) if devices > 1 else ()
+    return _moved(links, [(one, other, share) for one, other in pairs])
+
+
+def two_hops(links: Links, devices: int) -> list[tuple[int, ...]]:
+    """Return the paths of the pairs that have no link of their own."""
+    return [path for pair in itertools.combinations(range(devices), 2) if len(path := links.path(*pair)) == 3]
+
+
+def traffic_table(links: Links, by_network: Mapping[str, Sequence[int]], devices: int) -> Table:
+    """Return what a step moves at most over one link by either way, and the least time that takes, by network."""
+    rows = []
+    for name, sizes in by_network.items():
+        row: list[Cell] = [name, len(sizes), sum(sizes) / 1e6]
+        for way in (tree, ring):
+            moved = way(links, sizes, devices)
+            times = {pair: each / 2 / (links.widths[pair] * links.gb_per_second * 1e9) for pair, each in moved.items()}
+            pair = max(times, key=lambda each: (times[each], each))
+            row += [f"{pair[0]}-{pair[1]}", moved[pair] / 1e6, 1000 * times[pair]]
+        rows.append(tuple(row))
+    hops = ", ".join("-".join(map(str, path)) for path in two_hops(links, devices))
+    return Table(
+        title=f"Bytes of a step over the busiest link, {devices} GPUs of a {links.title}",
+        columns=(
+            "network", "arrays", "gradients, MB", "P2P: link", "P2P: MB", "P2P: least ms",
+            "ring: link", "ring: MB", "ring: least ms",
+        ),
+        rows=tuple(rows),
+        note=f"Computed from the links and the sizes of the arrays, not measured. Two hops: {hops or 'none'}.",
+    )  # fmt: skip
