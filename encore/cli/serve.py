@@ -12,15 +12,14 @@ from rich.console import Console
 
 from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
+from encore.environment import ensure_environment
 from encore.errors import EncoreError, ExitCode
-from encore.lab.serving import evaluation, server, serving
 from encore.lab.serving import export as exports
 from encore.lab.serving import repository as repositories
-from encore.lab.serving.export import Export, Model
-from encore.lab.serving.model_config import Settings, config_text
-from encore.lab.serving.repository import Repository
-from encore.lab.serving.server import Ports
-from encore.lab.serving.serving import Load, Place
+from encore.lab.serving import server
+from encore.lab.serving.export import Model
+from encore.lab.serving.repository import Repository, Settings, config_text
+from encore.lab.serving.server import Place, Ports
 from encore.machine import node
 
 
@@ -87,57 +86,51 @@ def serve(
         device=device or ("cpu" if runtime == "host" else "gpu"),
     )
     ports = Ports(http_port, grpc_port, metrics_port)
-    load = Load(
-        batches=options.numbers("--batches", batches), clients=options.numbers("--clients", clients), requests=requests
-    )
+    sizes = (options.numbers("--batches", batches), options.numbers("--clients", clients), requests)
     target = (output or source / "triton").absolute()
     planned = [repositories.plan(model, target) for model in models]
+    no_gpu = EncoreError("no GPU on this machine", hint="--device cpu")
+    lacks_gpu = settings.device == "gpu" and not dry_run and not node.gpus()
     # Parts have one format and one framework.
-    place = _place(screen, runtime, models[0].export, planned[0], settings, ports, image, python, dry_run)
+    export, first = models[0].export, planned[0]
+    if runtime == "host":
+        if lacks_gpu:
+            raise no_gpu
+        place = server.on_host(export, first, ports, python, None if dry_run else lambda words: say(screen, words))
+    else:
+        place = server.in_container(runtime, export, first, settings, ports, image)
     if dry_run:
         _show(screen, models, planned, settings, place, as_json)
         return
     if place.problem is not None:
         raise place.problem
-    planned_evaluation = None if run is None else evaluation.plan(source, run, data_folder)
+    if lacks_gpu:
+        raise no_gpu
+    evaluation = None if run is None else exports.plan(source, run, data_folder)
     repositories.write(source, models, planned, place.backend, settings)
-    serving.prepare(place, planned[0])
+    server.link_backend(place, first)
     for each in planned:
         say(screen, f"model repository: {each.models} ({each.name}, version {each.version})")
     log = target / "server.log"
     found: dict[str, Any] = {}
     with server.running(place.command, ports, [each.name for each in planned], log, ready_seconds) as child:
         say(screen, f"ready: http 127.0.0.1:{ports.http}, grpc 127.0.0.1:{ports.grpc}; output in {log}")
-        if check or bench or planned_evaluation:
-            own = serving.client_python(python, on_step)
-            found["check"] = serving.ask(own, target, ports)
-            if planned_evaluation:
-                url = f"127.0.0.1:{ports.http}"
-                found["evaluation"] = evaluation.evaluate(planned_evaluation, url, on_step)
+        if check or bench or evaluation:
+            client = python or ensure_environment(server.ENVIRONMENT, on_step)
+            found["check"] = server.ask(client, target, ports)
+            if evaluation:
+                found["evaluation"] = exports.evaluate(evaluation, f"127.0.0.1:{ports.http}", on_step)
             if bench:
                 folders = [repositories.client_folder(source, model, target) for model in models]
-                measured = [serving.measure(own, *each, ports, load) for each in zip(models, folders, strict=True)]
-                found["bench"] = [cell for cells in measured for cell in cells]
+                each_model = zip(models, folders, strict=True)
+                found["bench"] = [cell for each in each_model for cell in server.measure(client, *each, ports, *sizes)]
         else:
             say(screen, shlex.join(["python", str(target / "client.py"), "--url", f"127.0.0.1:{http_port}"]))
             with suppress(KeyboardInterrupt):
                 child.wait()
                 raise server.explain(log, f"the server ended with exit code {child.returncode}")
-    _report(screen, found, as_json)
-
-
-def _place(
-    screen: Console, runtime: str, export: Export, repository: Repository, settings: Settings, ports: Ports,
-    image: str | None, python: Path | None, dry_run: bool,
-) -> Place:  # fmt: skip
-    if runtime == "host":
-        if settings.device == "gpu" and not dry_run and not node.gpus():
-            raise EncoreError("no GPU on this machine", hint="--device cpu")
-        return serving.on_host(export, repository, ports, python, None if dry_run else lambda words: say(screen, words))
-    place = serving.in_container(runtime, export, repository, settings, ports, image)
-    if settings.device == "gpu" and place.problem is None and not node.gpus() and not dry_run:
-        raise EncoreError("no GPU on this machine", hint="--device cpu")
-    return place
+    if found:
+        _report(screen, found, as_json)
 
 
 def _show(
@@ -175,45 +168,35 @@ def _show(
 
 
 def _report(screen: Console, found: dict[str, Any], as_json: bool) -> None:
-    if as_json and found:
+    if as_json:
         write_json(found)
-    if not found:
-        return
-    if not as_json:
-        _print_check(screen, found["check"])
-        if "evaluation" in found:
-            _print_evaluation(screen, found["evaluation"])
-        for model, cells in groupby(found.get("bench", []), key=lambda cell: str(cell["model"])):
-            _print_bench(screen, model, list(cells))
+    else:
+        _print(screen, found)
     if not all(each["same"] for checked in found["check"].values() for each in checked):
         raise EncoreError("the server's outputs differ from the export's", exit_code=ExitCode.FAILED)
 
 
-def _print_check(screen: Console, checked: dict[str, list[dict[str, Any]]]) -> None:
-    for protocol, models in checked.items():
+def _print(screen: Console, found: dict[str, Any]) -> None:
+    for protocol, models in found["check"].items():
         for each in models:
             largest = max(each["differences"].values())
             verdict = "[green]the same outputs[/]" if each["same"] else "[red]other outputs[/]"
             say(screen, f"{protocol}, {each['model']}: {each['samples']} samples, {verdict}: "
                 f"largest difference {largest:.3g}, tolerance {each['tolerance']:.3g}")  # fmt: skip
-
-
-def _print_evaluation(screen: Console, found: dict[str, Any]) -> None:
-    for part, each in found.get("parts", {"evaluation set": found}).items():
-        say(screen, f"{part} through the server: {each['samples']} samples, largest difference "
-            f"{each['largest_difference']:.3g}, tolerance {each['tolerance']:.3g}")  # fmt: skip
-    for name, value in found.get("quality", {}).items():
-        say(screen, text(f"{name} through the server: {value:.5g}"))
-
-
-def _print_bench(screen: Console, model: str, cells: list[dict[str, Any]]) -> None:
+    if "evaluation" in found:
+        evaluated = found["evaluation"]
+        for part, each in evaluated.get("parts", {"evaluation set": evaluated}).items():
+            say(screen, f"{part} through the server: {each['samples']} samples, largest difference "
+                f"{each['largest_difference']:.3g}, tolerance {each['tolerance']:.3g}")  # fmt: skip
+        for name, value in evaluated.get("quality", {}).items():
+            say(screen, text(f"{name} through the server: {value:.5g}"))
     columns = ("batch", "clients", "requests/s", "p50 ms", "p90 ms", "p99 ms", "directly", "ratio")
-    rows = []
-    for cell in cells:
-        through, direct = cell["server"], cell.get("direct")
-        latencies = [f"{through[f'p{each}_ms']:.2f}" for each in (50, 90, 99)]
-        last = [f"{direct['requests_per_second']:.1f}", f"{cell['ratio']:.2g}"] if direct else ["", ""]
-        speed = f"{through['requests_per_second']:.1f}"
-        rows.append((cell["batch"], cell["clients"], speed, *latencies, *last))
-    title = f"{model} through the server, and called directly"
-    show(screen, title, columns, rows, numbers=columns, least=("p90 ms",))
+    for model, cells in groupby(found.get("bench", []), key=lambda cell: str(cell["model"])):
+        rows = []
+        for cell in cells:
+            through, direct = cell["server"], cell.get("direct")
+            latencies = [f"{through[f'p{each}_ms']:.2f}" for each in (50, 90, 99)]
+            last = [f"{direct['requests_per_second']:.1f}", f"{cell['ratio']:.2g}"] if direct else ["", ""]
+            rows.append((cell["batch"], cell["clients"], f"{through['requests_per_second']:.1f}", *latencies, *last))
+        title = f"{model} through the server, and called directly"
+        show(screen, title, columns, rows, numbers=columns, least=("p90 ms",))

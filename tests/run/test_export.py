@@ -11,7 +11,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.export import export
 from encore import data
 from encore.errors import EncoreError
-from encore.lab.serving import evaluation
+from encore.lab.serving import export as exports
 from encore.run import programs
 from encore.run.run_folder import Experiment, ExperimentState
 from tests.conftest import Encore, evaluations, only_run, quality
@@ -73,7 +73,7 @@ def test_exported_model_is_the_one_that_reached_the_target(
 def test_export_of_another_run_is_not_evaluated(run: Path, tmp_path: Path) -> None:
     (tmp_path / "export.json").write_text('{"schema": 1, "run": {"name": "other", "id": "0", "experiment": 0}}')
     with pytest.raises(EncoreError, match="is not from") as caught:
-        evaluation.plan(tmp_path, run, None)
+        exports.plan(tmp_path, run, None)
     assert caught.value.expected == "the run other"
 
 

@@ -13,9 +13,8 @@ from encore.cli import serve as command
 from encore.errors import EncoreError
 from encore.lab.serving import export as exports
 from encore.lab.serving import repository as repositories
-from encore.lab.serving import server, wheel
-from encore.lab.serving.model_config import Backend, Settings, config_text
-from encore.lab.serving.text_format import Word, render
+from encore.lab.serving import server
+from encore.lab.serving.repository import Backend, Settings, Word, config_text, render
 
 SAMPLES = 4
 PASSPORT: dict[str, Any] = {
@@ -208,25 +207,30 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], said
         command.serve(write(tmp_path / "a"), **options)
 
 
-def python(version: str = "3.11", folder: str = "", library: str = "/usr/lib") -> wheel.Python:
-    return wheel.Python(Path("/usr/bin/python3"), version, (), folder, library)
+def python(version: str = "3.11", folder: str = "", library: str = "/usr/lib") -> server.Python:
+    return server.Python(Path("/usr/bin/python3"), version, (), folder, library)
 
 
 def test_a_wheel_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match="no nvidia-pytriton"):
-        wheel.find(python(), python())
+        server.find_wheel(python(), python())
     folder = tmp_path / "pytriton"
     with pytest.raises(EncoreError, match="tritonserver"):
-        wheel.find(python(folder=str(folder)), python())
-    found = wheel.Wheel(folder)
-    for path in (found.server, found.backend / "utils.py", found.libraries / "a.so", found.stub("3.11")):
+        server.find_wheel(python(folder=str(folder)), python())
+    for name in (
+        server.SERVER,
+        f"{server.BACKEND}/utils.py",
+        f"{server.STUBS}/3.11/{server.STUB}",
+        f"{server.LIBRARIES}/a.so",
+    ):
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert wheel.find(python(folder=str(folder)), python()) == found
+    assert server.find_wheel(python(folder=str(folder)), python()) == folder
     with pytest.raises(EncoreError, match=r"no model in Python 3\.7"):
-        wheel.find(python(folder=str(folder)), python("3.7"))
+        server.find_wheel(python(folder=str(folder)), python("3.7"))
     with pytest.raises(EncoreError, match="built without libpython"):
-        wheel.find(python(folder=str(folder)), python(library=""))
+        server.find_wheel(python(folder=str(folder)), python(library=""))
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
-"""An exported model: the folder that `encore export` writes, read and checked."""
+"""An exported model: the folder that `encore export` writes, read, checked, and evaluated through a server."""
 
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from encore import files, names
+from encore import catalogue, files, names
+from encore.catalogue import Choice
 from encore.errors import EncoreError
+from encore.run import programs, run_folder
 
+ENVIRONMENT = "serving"
 PASSPORT = "export.json"
 EXAMPLE = "example.npz"
 # Triton's types with those of NumPy (its docs/user_guide/model_configuration.md, Datatypes).
@@ -88,7 +92,10 @@ def read(folder: Path) -> tuple[Model, ...]:
     for part in whole.parts:
         if not PART.fullmatch(part):
             raise EncoreError(f"{folder / PASSPORT} has a part {part!r}", expected="the name of a folder", hint=AGAIN)
-    return tuple(_read_model(folder / part) for part in whole.parts or ("",))
+    models = [Model(folder / part, _validated(Export, folder / part)) for part in whole.parts or ("",)]
+    for model in models:
+        _check(model.folder, model.export)
+    return tuple(models)
 
 
 def read_whole(folder: Path) -> Whole:
@@ -110,12 +117,6 @@ def _validated(kind: type[R], folder: Path) -> R:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise EncoreError(f"{passport}: {where}: {first['msg']}", hint=AGAIN) from error
-
-
-def _read_model(folder: Path) -> Model:
-    export = _validated(Export, folder)
-    _check(folder, export)
-    return Model(folder, export)
 
 
 def _check(folder: Path, export: Export) -> None:
@@ -140,10 +141,8 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
         if each.name not in arrays:
             raise EncoreError(f"{path} has no {each.name}", expected="all inputs and outputs", hint=AGAIN)
         found = arrays[each.name]
-        fits = len(found.shape) == len(each.shape) and all(
-            wanted in (-1, size) for wanted, size in zip(each.shape, found.shape, strict=True)
-        )
-        if not fits or found.dtype != TYPES[each.type]:
+        sizes = [size if wanted == -1 else wanted for wanted, size in zip(each.shape, found.shape, strict=False)]
+        if len(found.shape) != len(each.shape) or list(found.shape) != sizes or found.dtype != TYPES[each.type]:
             raise EncoreError(
                 f"{path}: {each.name} is {found.dtype} {list(found.shape)}",
                 expected=f"{TYPES[each.type]} {list(each.shape)}",
@@ -156,3 +155,42 @@ def example_inputs(folder: Path, export: Export) -> dict[str, np.ndarray]:
     """Return the inputs of some samples of the evaluation set."""
     arrays = _example(folder, export)
     return {each.name: arrays[each.name] for each in export.inputs}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is passed through the server, and where the model is from."""
+
+    source: Path  # the export that is served
+    choice: Choice
+    experiment: Path
+    data: Path
+
+
+def plan(source: Path, run_path: Path, data: Path | None) -> Evaluation:
+    """Return the evaluation of an export by its run; EncoreError if it is another one's, or its data are missing."""
+    run = run_folder.open_run(run_path)
+    passport = run.passport()
+    whole = read_whole(source)
+    if whole.run.id != passport["sha256"]:
+        raise EncoreError(
+            f"{source} is not from {run_path}",
+            expected=f"the run {whole.run.name or 'that it was exported from'}",
+            hint="--evaluate RUN: name that run",
+        )
+    choice = catalogue.choose(passport["name"])
+    experiment = programs.chosen_experiment(run, whole.run.experiment)
+    folder = programs.data_set(data, passport["data"], choice)
+    return Evaluation(source.absolute(), choice, experiment.folder.absolute(), folder)
+
+
+def evaluate(evaluation: Evaluation, url: str, on_step: Callable[[str], None]) -> dict[str, Any]:
+    """Pass the evaluation set through the server at ``url`` and through the training code.
+
+    Returns samples, largest difference, tolerance and quality. Raises EncoreError if the difference is beyond it.
+    """
+    variables = programs.variables_of(evaluation.choice, None, [ENVIRONMENT], on_step)
+    on_step(f"passing the evaluation set of {evaluation.data} through the server")
+    places = ("--experiment", str(evaluation.experiment), "--data", str(evaluation.data))
+    served = ("--through", url, "--exported", str(evaluation.source))
+    return programs.call(evaluation.choice, (*places, *served), variables)

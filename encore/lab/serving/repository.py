@@ -1,6 +1,6 @@
 """A Triton model repository with one export, and what a client of it needs next to it.
 
-FOLDER/model_repository/NAME/config.pbtxt
+FOLDER/model_repository/NAME/config.pbtxt       how Triton serves it (its docs/user_guide/model_configuration.md)
 FOLDER/model_repository/NAME/VERSION/MODEL      and model.py, for the Python backend
 FOLDER/model_repository/NAME/warmup/INPUT       a sample to warm up with
 FOLDER/client.py, export.json, example.npz      python client.py asks the server
@@ -11,16 +11,120 @@ A model in parts has a model of the repository, and a folder for its client, for
 import filecmp
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
+
+import numpy as np
 
 from encore import paths
 from encore.errors import EncoreError
-from encore.lab.serving.export import EXAMPLE, PASSPORT, Model, example_inputs
-from encore.lab.serving.model_config import PYTHON_BACKEND, Backend, Settings, config_text, largest_batch, warm_up_file
+from encore.lab.serving.export import EXAMPLE, PASSPORT, Export, Model, Tensor, example_inputs
 
 SERVED = paths.BENCHMARKS / "common" / "serving"  # code that runs in the server and its clients
+PYTHON_BACKEND = "python"
+
+# -- config.pbtxt, in protocol buffers' text format ----------------------------------------------------------------
+
+Value = Union[str, int, bool, "Word", "Message"]
+Message = list[tuple[str, "Value"]]  # fields in their order; a repeated field is there several times
+
+
+class Word(str):
+    """A value of an enumeration, which is written without quotes."""
+
+    __slots__ = ()
+
+
+def render(message: Message, space: str = "") -> str:
+    """Return the text of a message, one field a line."""
+    lines = []
+    for name, value in message:
+        if isinstance(value, list):
+            lines.append(f"{space}{name} {{\n{render(value, space + '  ')}{space}}}\n")
+        else:
+            lines.append(f"{space}{name}: {_scalar(value)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, Word)):
+        return str(value)
+    # A byte of a string is as it is, escaped, or three octal digits (Text Format Language Specification, String).
+    plain = {byte: chr(byte) for byte in range(32, 127)} | {ord(each): f"\\{each}" for each in '"\\'}
+    return f'"{"".join(plain.get(byte, f"{chr(92)}{byte:03o}") for byte in value.encode())}"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    max_batch: int = 32  # samples that the server puts together, at most
+    delay_us: int = 100  # microseconds that a request may wait for others to fill its batch
+    instances: int = 1  # copies of the model: of each GPU, or of the machine
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str
+    platform: str = ""
+
+
+def largest_batch(export: Export, settings: Settings) -> int:
+    """Return ``max_batch_size``; 0 where requests cannot be put together: the export has a fixed batch or none."""
+    varies = all(each.shape[:1] == (-1,) for each in (*export.inputs, *export.outputs))
+    return settings.max_batch if export.batched and varies else 0
+
+
+def config_text(
+    export: Export, backend: Backend, settings: Settings, examples: Mapping[str, np.ndarray] | None = None
+) -> str:
+    """Return config.pbtxt; ``examples`` are inputs to warm up with."""
+    batch, is_python = largest_batch(export, settings), backend.name == PYTHON_BACKEND
+    message: Message = [("name", export.name)]
+    message.append(("platform", backend.platform) if backend.platform else ("backend", backend.name))
+    message.append(("max_batch_size", batch))
+    # The Python backend starts model.py; every other opens the model itself.
+    if not is_python:
+        message.append(("default_model_filename", export.model))
+    message += [("input", _tensor(each, batch > 0)) for each in export.inputs]
+    message += [("output", _tensor(each, batch > 0)) for each in export.outputs]
+    if batch:
+        message.append(("dynamic_batching", [("max_queue_delay_microseconds", settings.delay_us)]))
+    kind = Word("KIND_GPU" if settings.device == "gpu" else "KIND_CPU")
+    message.append(("instance_group", [("count", settings.instances), ("kind", kind)]))
+    for key, value in (("format", export.format), ("model", export.model)) if is_python else ():
+        message.append(("parameters", [("key", key), ("value", [("string_value", value)])]))
+    if examples:
+        message.append(("model_warmup", _warm_up(export, batch, examples)))
+    return render(message)
+
+
+def _tensor(tensor: Tensor, batched: bool) -> Message:
+    sizes = tensor.shape[1:] if batched else tensor.shape
+    fields: Message = [("name", tensor.name), ("data_type", Word(f"TYPE_{tensor.type}"))]
+    # A tensor must have dimensions: a single value is sent as one of size 1, which the server takes away.
+    return [*fields, *(("dims", size) for size in sizes)] if sizes else [*fields, ("dims", 1), ("reshape", [])]
+
+
+def warm_up_file(number: int) -> str:
+    """Return the name of the file with an input to warm up with; an input's own name may not be a file's."""
+    return f"input_{number}"
+
+
+def _warm_up(export: Export, batch: int, examples: Mapping[str, np.ndarray]) -> Message:
+    fields: Message = [("name", "one sample" if batch else "one request"), ("batch_size", 1 if batch else 0)]
+    for number, each in enumerate(export.inputs):
+        sizes = examples[each.name].shape[1:] if batch else examples[each.name].shape
+        dims: Message = [("dims", size) for size in sizes or (1,)]
+        value: Message = [("data_type", Word(f"TYPE_{each.type}")), *dims, ("input_data_file", warm_up_file(number))]
+        fields.append(("inputs", [("key", each.name), ("value", value)]))
+    return fields
+
+
+# -- the folder ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -82,17 +186,20 @@ def _write_model(model: Model, repository: Repository, backend: Backend, setting
     version.mkdir(parents=True, exist_ok=True)
     # A large model has its weights in files of their own, named after it.
     for path in sorted(model.folder.glob(f"{model.export.model}*")):
-        _link(path, version / path.name)
+        # A container sees no symbolic link's target.
+        if path.is_dir():
+            shutil.copytree(path, version / path.name, copy_function=_link, dirs_exist_ok=True)
+        else:
+            _link(path, version / path.name)
     if backend.name == PYTHON_BACKEND:
         shutil.copyfile(SERVED / "model.py", version / "model.py")
-    inputs = example_inputs(model.folder, model.export)
-    warm_up = repository.model / "warmup"
+    inputs, warm_up = example_inputs(model.folder, model.export), repository.model / "warmup"
     warm_up.mkdir(exist_ok=True)
     rows = slice(0, 1) if largest_batch(model.export, settings) else slice(None)
     for number, values in enumerate(inputs.values()):
         (warm_up / warm_up_file(number)).write_bytes(values[rows].tobytes())
-    text = config_text(model.export, backend, settings, inputs)
-    (repository.model / "config.pbtxt").write_text(text, encoding="ascii")
+    config = config_text(model.export, backend, settings, inputs)
+    (repository.model / "config.pbtxt").write_text(config, encoding="ascii")
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -105,15 +212,8 @@ def _is_same(one: Path, other: Path) -> bool:
     return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
 
 
-def _link(source: Path, target: Path) -> None:
-    # Link a file or folder, or copy it from another disk; a container sees no symbolic link's target.
-    if source.is_dir():
-        shutil.copytree(source, target, copy_function=_link_file, dirs_exist_ok=True)
-    else:
-        _link_file(str(source), str(target))
-
-
-def _link_file(source: str, target: str) -> None:
+def _link(source: str | Path, target: str | Path) -> None:
+    # Or copy it from another disk.
     Path(target).unlink(missing_ok=True)
     try:
         os.link(source, target)

@@ -1,19 +1,36 @@
-"""A server for a while: started, awaited for a bounded time, ended with whatever it has started."""
+"""From an export to a server: its image or wheel, its command, its start and end, and what is asked of it.
+
+Without a container the server is that of the wheel nvidia-pytriton, with its Python backend. The wheel has the binary,
+the backend's library, one stub for each version of Python, and the libraries that they load (in nvidia_pytriton.libs).
+The stub loads the Python that it was built for as a library, so that this must be found.
+"""
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from encore import environment, names, paths
+from encore.containers import engines, images, runtimes
+from encore.containers.images import Server
+from encore.containers.runtimes import Target
 from encore.errors import EncoreError, ExitCode
-from encore.job import Command
+from encore.job import PASSED_ON, Command, Job, Mount
+from encore.lab.serving.export import ENVIRONMENT, Export, Model
+from encore.lab.serving.repository import PYTHON_BACKEND, SERVED, Backend, Repository, Settings
 from encore.machine import processes
+
+PORTABLE = "onnx"  # the format that the environment of `encore serve` runs; any other needs the framework that wrote it
+MODELS = "/models"  # the model repository in a container
+
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 40.0  # Triton gives requests in flight 30 s by default (--exit-timeout-secs)
@@ -29,6 +46,187 @@ class Ports:
         metrics = (f"--metrics-port={self.metrics}",) if self.metrics else ("--allow-metrics=false",)
         where = (f"--http-address={address}", f"--grpc-address={address}")
         return (*where, f"--http-port={self.http}", f"--grpc-port={self.grpc}", *metrics)
+
+
+# -- where it runs --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    runtime: str
+    backend: Backend
+    command: Command
+    problem: EncoreError | None = None  # why nothing can be started there; a dry run shows the command all the same
+    image: str = ""
+    backend_files: tuple[Path, ...] = ()  # on the host: what the server loads, which the wheel has in two places
+
+
+def release_for(export: Export) -> Server:
+    """Return the image's release that serves the export's format; EncoreError if none does."""
+    servers = images.catalogue().server
+    for each in servers:
+        if export.format in each.backends:
+            return each
+    raise names.unknown("format", export.format, {name for each in servers for name in each.backends})
+
+
+def in_container(
+    runtime: str, export: Export, repository: Repository, settings: Settings, ports: Ports, image: str | None = None
+) -> Place:
+    """Return the server in NGC's image, or in ``image``; never raises for what the engine lacks."""
+    release, engine = release_for(export), None
+    problem: EncoreError | None = None
+    backend = Backend(release.backends[export.format], release.platforms.get(export.format, ""))
+    lacks, reference = release.lacks.get(export.format), image or release.reference
+    if lacks and not image:
+        problem = EncoreError(
+            f"{reference} serves {export.format} with its {backend.name} backend, but has no {lacks}",
+            expected=f"an image made from it that has {lacks}",
+            hint=f"--image NAME, or export the model again with --format {PORTABLE}",
+        )
+    try:
+        engine = engines.connect(runtime)
+        if engines.inspect(engine, reference) is None:
+            problem = problem or EncoreError(f"{runtime} has no {reference}", hint=f"{runtime} pull {reference}")
+    except EncoreError as error:
+        problem = problem or error
+    job = Job(
+        argv=("tritonserver", f"--model-repository={MODELS}", *ports.options("0.0.0.0")),
+        environment={},
+        mounts=(Mount(repository.models.absolute(), MODELS, True),),
+        ranks=1,
+        gpus=1 if settings.device == "gpu" else 0,
+    )
+    target = Target(runtime=runtime, engine=engine, image=reference)
+    command = runtimes.render(target, job, runtimes.container_name(repository.folder.absolute()), os.environ)
+    return Place(runtime=runtime, backend=backend, command=command, problem=problem, image=reference)
+
+
+def on_host(
+    export: Export, repository: Repository, ports: Ports, python: Path | None, report: environment.OnStep | None
+) -> Place:
+    """Return the server of nvidia-pytriton, which runs the model by model.py; makes the environments if need be.
+
+    Without ``report`` nothing is made: what is missing is the place's problem.
+    """
+    release_for(export)
+    own, backend, options = export.format == PORTABLE, Backend(PYTHON_BACKEND), ports.options("127.0.0.1")
+    given = {ENVIRONMENT: python} if python else {}
+    programs = []
+    for name in (ENVIRONMENT,) if own else (ENVIRONMENT, export.framework):
+        known = environment.describe(name)
+        if name not in given and report is None and not known.is_ready:
+            argv = ("tritonserver", f"--model-repository={repository.models}", *options)
+            shown = Command(argv=argv, environment={}, working_directory=paths.ROOT)
+            problem = EncoreError(f"no {name} environment yet", hint="the same command without --dry-run makes it")
+            return Place(runtime="host", backend=backend, command=shown, problem=problem)
+        programs.append(given.get(name) or (environment.ensure_environment(name, report) if report else known.python))
+    model = ask_python(programs[-1])
+    wheel = find_wheel(model if own else ask_python(programs[0]), model)
+    files = (*(wheel / BACKEND).iterdir(), wheel / STUBS / model.version / STUB)
+    command = wheel_command(wheel, model, repository, options, os.environ)
+    return Place(runtime="host", backend=backend, command=command, backend_files=files)
+
+
+ASK = """
+import importlib.util, json, os, sys, sysconfig
+found = importlib.util.find_spec("pytriton")
+folders = [sysconfig.get_config_var("LIBDIR"), os.path.join(sys.base_prefix, "lib")]
+name = "libpython%d.%d.so.1.0" % sys.version_info[:2]
+print(json.dumps({
+    "version": "%d.%d" % sys.version_info[:2],
+    "packages": [path for path in sys.path if path.endswith("-packages")],
+    "wheel": os.path.dirname(found.origin) if found and found.origin else "",
+    "library": next((folder for folder in folders if folder and os.path.exists(os.path.join(folder, name))), ""),
+}))
+"""
+STUB = "triton_python_backend_stub"
+PYTRITON = "pip install --no-deps nvidia-pytriton, or leave --python out: encore makes the environment"
+
+
+@dataclass(frozen=True)
+class Python:
+    program: Path
+    version: str
+    packages: tuple[str, ...]
+    wheel: str  # folder of the package pytriton; empty: not installed
+    library: str  # folder of libpython; empty: the interpreter was built without it
+
+
+def ask_python(program: Path) -> Python:
+    try:
+        done = subprocess.run([str(program), "-c", ASK], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EncoreError(f"{program} does not run: {error}", hint="--python FILE: a Python") from error
+    if done.returncode != 0:
+        raise EncoreError(f"{program} does not run: {done.stderr.strip()[-200:]}", hint="--python FILE: a Python")
+    facts = json.loads(done.stdout)
+    return Python(program, facts["version"], tuple(facts["packages"]), facts["wheel"], facts["library"])
+
+
+SERVER, BACKEND = "tritonserver/bin/tritonserver", "tritonserver/backends/python"
+STUBS = "tritonserver/python_backend_stubs"  # the program that runs model.py, by the version of Python
+LIBRARIES = "../nvidia_pytriton.libs"  # what all of them load
+
+
+def find_wheel(server: Python, runs_model: Python) -> Path:
+    """Return the package in ``server``; EncoreError if it is missing or has nothing for the model's Python."""
+    if not server.wheel:
+        raise EncoreError(f"{server.program} has no nvidia-pytriton", expected="its tritonserver", hint=PYTRITON)
+    wheel, version = Path(server.wheel), runs_model.version
+    missing = [wheel / part for part in (SERVER, BACKEND, LIBRARIES) if not (wheel / part).exists()]
+    if missing:
+        raise EncoreError(f"no {missing[0]}", expected="the wheel of nvidia-pytriton 0.7", hint=PYTRITON)
+    if not (wheel / STUBS / version / STUB).exists():
+        raise EncoreError(
+            f"nvidia-pytriton runs no model in Python {version}",
+            expected=f"Python {', '.join(sorted(path.parent.name for path in wheel.glob(f'{STUBS}/*/{STUB}')))}",
+            hint="--python FILE: one of these",
+        )
+    if not runs_model.library:
+        raise EncoreError(
+            f"{runs_model.program} was built without libpython{version}.so.1.0, which Triton's Python backend loads",
+            expected="a Python with a shared library",
+            hint=f"apt-get install libpython{version} python{version}-venv (Debian, Ubuntu), or --runtime docker",
+        )
+    return wheel
+
+
+def wheel_command(
+    wheel: Path, runs_model: Python, repository: Repository, options: tuple[str, ...], caller: Mapping[str, str]
+) -> Command:
+    """Return the server as a command of this machine; `link_backend` makes what it needs next to the repository."""
+    libraries = (runs_model.library, str(wheel.parent / "nvidia_pytriton.libs"), caller.get("LD_LIBRARY_PATH", ""))
+    # The Python backend starts its stub by `bash -c` and quotes no path: relative ones have no space of the user's.
+    # The stub finds its standard library by the `python3` that is first on PATH.
+    return Command(
+        argv=(
+            str(wheel / SERVER),
+            f"--model-repository={repository.models.relative_to(repository.folder)}",
+            "--backend-directory=backends",
+            *options,
+        ),
+        environment={
+            **{name: caller[name] for name in PASSED_ON if name in caller},
+            "PATH": os.pathsep.join([str(runs_model.program.parent), caller.get("PATH", os.defpath)]),
+            "PYTHONPATH": os.pathsep.join(runs_model.packages),
+            "PYTHONNOUSERSITE": "1",
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+        },
+        working_directory=repository.folder.absolute(),
+    )
+
+
+def link_backend(place: Place, repository: Repository) -> None:
+    """Put what the server on the host loads together, next to the repository."""
+    folder = repository.folder.absolute() / "backends" / "python"
+    for path in place.backend_files:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / path.name).unlink(missing_ok=True)
+        (folder / path.name).symlink_to(path)
+
+
+# -- its start and end ----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -123,3 +321,48 @@ def _stop(child: subprocess.Popen[bytes], command: Command) -> None:
     child.wait()
     if command.cleanup:
         subprocess.run(command.cleanup, capture_output=True, timeout=60, check=False, env=dict(command.environment))
+
+
+# -- what is asked of it ------------------------------------------------------------------------------------------
+
+
+def ask(python: Path, folder: Path, ports: Ports) -> dict[str, list[dict[str, Any]]]:
+    """Return what the client found of each model over HTTP and over gRPC, with the export's samples."""
+    client = folder / "client.py"
+    return {
+        protocol: _json([str(python), str(client), "--json", "--url", url, "--protocol", protocol])
+        for protocol, url in (("http", f"127.0.0.1:{ports.http}"), ("grpc", f"127.0.0.1:{ports.grpc}"))
+    }
+
+
+def measure(
+    python: Path,
+    model: Model,
+    folder: Path,
+    ports: Ports,
+    batches: Sequence[int],
+    clients: Sequence[int],
+    requests: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return throughput and latency through the server, and of ONNX Runtime called directly where it runs the model.
+
+    Each batch is measured with each number of clients; ``folder`` has the example that is sent.
+    """
+    words = [str(python), "-m", f"benchmarks.common.{SERVED.name}.measure", "--protocol", "grpc"]
+    words += ["--url", f"127.0.0.1:{ports.grpc}", "--folder", str(folder.absolute())]
+    words += ["--batches", ",".join(map(str, batches)), "--clients", ",".join(map(str, clients))]
+    words += ["--requests", str(requests)]
+    if model.export.format == PORTABLE:
+        words += ["--model", str((model.folder / model.export.model).absolute())]
+    found: list[dict[str, Any]] = _json(words)
+    return found
+
+
+def _json(words: Sequence[str]) -> Any:
+    with_code = {**os.environ, "PYTHONPATH": str(paths.ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=with_code, cwd=paths.ROOT)
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+        raise EncoreError(f"the client failed: {last}", exit_code=ExitCode.FAILED) from None
