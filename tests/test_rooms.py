@@ -62,7 +62,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
             ["encore.ssh", "encore.ssh.hosts"],
         ),
         ("encore.job", "import encore.machine.node", ["encore.machine.node"]),
-        ("encore.containers.images", "run('-m', 'encore.slurm.requeue')", ["encore.slurm.requeue"]),
+        ("encore.containers.images", "run('-m', 'encore.slurm.queue')", ["encore.slurm.queue"]),
         ("encore.run.judge", "from encore.results.logs.run_log import read_run", []),
         (
             "encore.run.judge",

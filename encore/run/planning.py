@@ -25,7 +25,7 @@ from encore.slurm import cluster as clusters
 from encore.slurm import step
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
-from encore.ssh import hosts, multi_host, ssh_launchers
+from encore.ssh import hosts, multi_host
 from encore.ssh.hosts import Host
 
 MAX_GPUS = 4096
@@ -213,7 +213,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
         allocation=allocation,
         cluster=cluster,
         hosts=request.hosts,
-        launcher=ssh_launchers.choose(request.launcher, choice.implementation.framework, request.hosts),
+        launcher=multi_host.choose(request.launcher, choice.implementation.framework, request.hosts),
         toy_data_set=why,
     )
 

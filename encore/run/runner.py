@@ -21,7 +21,7 @@ from encore.run import follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
-from encore.slurm import commands, nodes, requeue
+from encore.slurm import commands, nodes, queue
 from encore.slurm.allocation import Allocation
 from encore.ssh import connection, hosts, multi_host
 
@@ -207,10 +207,10 @@ def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bo
     # Put the job back into the queue where it lost nodes or came to its time limit; return whether it is there.
     if plan.allocation is None:
         return False
-    asks = outcome.lost_nodes or (outcome.status == "interrupted" and signals.received == requeue.WARNING)
-    if not asks and not requeue.is_done(plan.allocation):
+    asks = outcome.lost_nodes or (outcome.status == "interrupted" and signals.received == queue.WARNING)
+    if not asks and not queue.is_requeued(plan.allocation):
         return False
-    goes_on, text = requeue.request(plan.allocation, plan.cluster.max_requeues)
+    goes_on, text = queue.requeue(plan.allocation, plan.cluster.max_requeues)
     hooks.step(text)
     return goes_on
 

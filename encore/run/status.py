@@ -17,7 +17,7 @@ from encore.errors import EncoreError
 from encore.machine import processes
 from encore.run import hints, judge, ownership, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
-from encore.slurm import placement, queue
+from encore.slurm import commands, queue
 from encore.slurm.queue import Job
 
 State = Literal[
@@ -139,7 +139,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
 
 def is_hidden(user: str) -> bool:
     # Whether Slurm hides jobs of this user from the one who asks (slurm.conf, PrivateData).
-    hidden = placement.setting("PrivateData").split(",")
+    hidden = commands.setting("PrivateData").split(",")
     return user != queue.this_user() and os.getuid() != 0 and bool({"jobs", "all"} & set(hidden))
 
 

@@ -10,10 +10,10 @@ from encore import data, job
 from encore.errors import EncoreError
 from encore.machine import preflight
 from encore.run import hints, ownership, planning, run_folder, runner, status
-from encore.slurm import allocation, commands, partitions, script, walltime
+from encore.slurm import allocation, commands, partitions, script
 from encore.slurm import cluster as clusters
 from encore.slurm.cluster import Cluster
-from encore.slurm.script import Submission, Wanted
+from encore.slurm.script import Estimate, Submission, Wanted
 
 MAX_NODES = 4096
 MOST_TASKS = 1000
@@ -27,7 +27,7 @@ class Prepared:
     cluster: Cluster
     plan: planning.Plan
     script: str
-    estimate: walltime.Estimate
+    estimate: Estimate
     step: job.Command  # What the job starts for each run
 
 
@@ -145,9 +145,9 @@ def _prepared(
 ) -> Prepared:
     # The submission; ``runs`` are those that a job of it makes one after the other.
     configuration = plan.configuration
-    estimate = walltime.estimate(configuration, runs)
+    estimate = script.estimate(configuration, runs)
     if wanted.minutes:
-        estimate = walltime.Estimate(wanted.minutes, "as asked for")
+        estimate = Estimate(wanted.minutes, "as asked for")
     submission = Submission(
         name=configuration.choice.name,
         nodes=configuration.nodes,

@@ -13,7 +13,7 @@ from encore.files import existing
 from encore.machine import processes
 from encore.machine.preflight import Check, Level, check_data_sets
 from encore.slurm import cluster as clusters
-from encore.slurm import commands, partitions, placement, script
+from encore.slurm import commands, partitions, script
 from encore.slurm.cluster import Cluster
 
 EXAMPLE = "copy slurm/cluster.example.toml to cluster.toml and fill in what differs from the defaults"
@@ -146,6 +146,6 @@ def _interface(cluster: Cluster) -> Check:
 
 
 def _requeue() -> Check:
-    if placement.setting("JobRequeue") == "1":
+    if commands.setting("JobRequeue") == "1":
         return Check("OK", "requeue", "allowed: jobs resume after the time limit and after a lost node")
     return Check("OK", "requeue", "off by default; slurm/run.sub asks for it with --requeue")

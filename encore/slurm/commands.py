@@ -1,5 +1,6 @@
 """Call Slurm's own programs; what they refuse becomes an error with a hint."""
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -91,3 +92,13 @@ def show_job(job: str) -> dict[str, str]:
         return {}
     pairs = (word.partition("=") for word in text.split())
     return {name: value for name, separator, value in pairs if separator}
+
+
+def setting(name: str) -> str:
+    """Return one value of Slurm's configuration, such as TaskPlugin; empty where there is no Slurm."""
+    text = ""
+    # A dry run may take place anywhere, also next to a Slurm that nobody has configured.
+    with contextlib.suppress(EncoreError):
+        text = call("scontrol", "show", "config")
+    match = re.search(rf"^{name}\s*=\s*(\S+)", text, re.MULTILINE)
+    return match.group(1) if match else ""

@@ -1,4 +1,4 @@
-"""Jobs as squeue and sacct report them, one for each task of an array."""
+"""Jobs as squeue and sacct report them, one for each task of an array, and how one goes back into the queue."""
 
 import contextlib
 import functools
@@ -6,12 +6,15 @@ import os
 import pwd
 import re
 import shutil
+import signal
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from encore.errors import EncoreError
-from encore.slurm import commands, placement
+from encore.slurm import commands
+from encore.slurm.allocation import Allocation
 
 NAME = "encore"  # what slurm/run.sub calls its jobs; ``encore submit`` adds the benchmark: ``encore-resnet``
 
@@ -109,7 +112,7 @@ def this_user() -> str:
 def this_cluster() -> str:
     """Return Slurm's name of the cluster that answers here; empty where none does."""
     named = os.environ.get("SLURM_CLUSTER_NAME", "")
-    return placement.setting("ClusterName") if not named and is_there() else named
+    return commands.setting("ClusterName") if not named and is_there() else named
 
 
 def called(job: str, cluster: str) -> str:
@@ -166,27 +169,55 @@ def accounted() -> list[Job]:
 
 def parse(text: str) -> list[Job]:
     """Return jobs in the output of squeue or sacct; lines of another form are passed over."""
+    names = (
+        "name",
+        "number",
+        "state",
+        "nodes",
+        "seconds",
+        "submitted",
+        "user",
+        "partition",
+        "reason",
+        "comment",
+        "title",
+    )
+    rows = (line.split(SEPARATOR, len(FIELDS) - 1) for line in text.split("\n"))
     jobs = []
-    for line in text.split("\n"):
-        fields = line.split(SEPARATOR, len(FIELDS) - 1)
-        if len(fields) != len(FIELDS) or not re.match(r"\d", fields[0]):
-            continue
-        plain = ("" if each.strip() in ("None", "(null)") else each.strip() for each in fields)
-        name, number, state, nodes, used, submitted, user, partition, reason, comment, title = plain
-        jobs.append(
-            Job(
-                name=name,
-                number=number,
-                # sacct prints "CANCELLED by 1000".
-                state=state.partition(" ")[0],
-                nodes=int(nodes) if nodes.isdigit() else 0,
-                seconds=commands.seconds_of(used) or 0.0,
-                submitted=submitted,
-                user=user,
-                reason=reason,
-                title=title,
-                partition=partition,
-                comment=comment,
-            )
-        )
+    for row in rows:
+        if len(row) == len(FIELDS) and re.match(r"\d", row[0]):
+            plain = ("" if each.strip() in ("None", "(null)") else each.strip() for each in row)
+            fields: dict[str, Any] = dict(zip(names, plain, strict=True))
+            # sacct prints "CANCELLED by 1000".
+            fields["state"] = fields["state"].partition(" ")[0]
+            fields["nodes"] = int(fields["nodes"]) if fields["nodes"].isdigit() else 0
+            fields["seconds"] = commands.seconds_of(fields["seconds"]) or 0.0
+            jobs.append(Job(**fields))
     return jobs
+
+
+WARNING = signal.SIGUSR1  # what slurm/run.sub lets Slurm send before the time limit (sbatch --signal)
+
+
+def is_requeued(allocation: Allocation) -> bool:
+    """Return whether Slurm has put the job back by itself: preempted, after the loss of a node, or by an operator.
+
+    It counts the restart before it ends the processes (slurmctld, _job_requeue).
+    """
+    restarts = commands.show_job(allocation.job).get("Restarts", "")
+    return restarts.isdigit() and int(restarts) > allocation.restarts
+
+
+def requeue(allocation: Allocation, most: int) -> tuple[bool, str]:
+    """Requeue the job; return whether it resumes by itself, and the outcome as a message."""
+    if is_requeued(allocation):
+        return True, f"Slurm has put job {allocation.name} back in the queue; it resumes when it starts again"
+    if allocation.restarts >= most:
+        return False, f"requeued {allocation.restarts} times already"
+    try:
+        commands.call("scontrol", "requeue", allocation.job)
+    except EncoreError as error:
+        # Slurm ends the job's processes, scontrol among them, which may not live to say that it was done.
+        if not is_requeued(allocation):
+            return False, f"not requeued, {error.found}"
+    return True, f"job {allocation.name} is back in the queue and resumes when it starts again"

@@ -1,11 +1,16 @@
-"""The srun line that starts the ranks of one experiment, one task a rank."""
+"""The srun line that starts the ranks of one experiment, one task a rank, where they sit and what they talk through.
 
+All nodes are taken to be alike.
+"""
+
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from encore.configuration import Configuration
 from encore.launchers import HOROVOD_BY_MPI, Launch, by_horovod
-from encore.slurm import placement
+from encore.machine import binding, network
+from encore.slurm import commands
 from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
 
@@ -44,7 +49,7 @@ def launch(
     horovod = by_horovod(configuration.choice.implementation.framework)
     nodes, per_node = configuration.nodes, configuration.ranks_per_node
     crowded = allocation.cores_per_node is not None and per_node > allocation.cores_per_node
-    network = placement.interfaces(cluster, allocation, nodes)
+    network = interfaces(cluster, allocation, nodes)
     if configuration.get("device") == "cpu" and horovod:
         # By MPI alone.
         network = {name: value for name, value in network.items() if name.startswith("OMPI_")}
@@ -62,7 +67,7 @@ def launch(
         f"--output={logs}/rank.%t/stdout",
         f"--error={logs}/rank.%t/stderr",
         *(["--overcommit"] if crowded else []),
-        *placement.cpu_binding(cluster, allocation, per_node),
+        *cpu_binding(cluster, allocation, per_node),
     )
     passed = {name: value for name, value in caller.items() if name.startswith("SLURM_")}
     meeting = HOROVOD_BY_MPI if horovod else _rendezvous(allocation)
@@ -85,12 +90,47 @@ def once_a_node(nodes: int) -> tuple[str, ...]:
 
 def spool_folder() -> str:
     """Return the folder below which PMIx meets its clients on every node: SlurmdSpoolDir up to its %n or %h."""
-    spool = placement.setting("SlurmdSpoolDir") or "/var/spool/slurmd"
+    spool = commands.setting("SlurmdSpoolDir") or "/var/spool/slurmd"
     return spool if "%" not in spool else str(Path(spool.partition("%")[0] + "x").parent)
 
 
 def _rendezvous(allocation: Allocation) -> dict[str, str]:
     # Where torch.distributed's ranks meet: rank 0's node, on a port that no other job of the node chose.
     port = FIRST_PORT + (int(allocation.job) if allocation.is_real else 0) % PORTS
-    address = placement.address(allocation.nodes[0]) if allocation.is_real else allocation.nodes[0]
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    first = address(allocation.nodes[0]) if allocation.is_real else allocation.nodes[0]
+    return {"MASTER_ADDR": first, "MASTER_PORT": str(port)}
+
+
+UNBOUND = ("--cpu-bind=none",)
+
+
+def cpu_binding(cluster: Cluster, allocation: Allocation, ranks_per_node: int) -> tuple[str, ...]:
+    """Return options of srun: each rank on the cores and the memory of its own GPU, unless cluster.toml differs.
+
+    Only Slurm's task/affinity plugin can bind; and ranks that share cores are better left to the kernel.
+    """
+    if cluster.cpu_bind != "auto":
+        return (f"--cpu-bind={cluster.cpu_bind}",)
+    crowded = allocation.cores_per_node is not None and ranks_per_node > allocation.cores_per_node
+    if not allocation.is_real or crowded or "affinity" not in commands.setting("TaskPlugin"):
+        return UNBOUND
+    return binding.srun_options(binding.of_this_machine(ranks_per_node))
+
+
+def interfaces(cluster: Cluster, allocation: Allocation, nodes: int) -> dict[str, str]:
+    """Return settings of NCCL, Gloo, UCX and OpenMPI: for cluster.toml's interface, else for this node's."""
+    name = cluster.network_interface
+    if name:
+        by_name = ("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+        return {"NCCL_SOCKET_IFNAME": f"={name}", **dict.fromkeys(by_name, name)}
+    if not allocation.is_real:
+        return {}
+    return network.variables(network.read(), nodes)
+
+
+def address(node: str) -> str:
+    """Return where a node can be reached: its name need not be its host's (slurm.conf, NodeAddr)."""
+    if not commands.is_installed():
+        return node
+    match = re.search(r"\bNodeAddr=(\S+)", commands.call("scontrol", "show", "node", node))
+    return match.group(1) if match else node

@@ -50,10 +50,10 @@ def ask(argv: Sequence[str], script: str) -> Answer:
     except OSError as error:
         return Answer(problem=f"{argv[0]}: {error.strerror}")
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not answers:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return Answer(problem=lines[-1] if lines else f"exit code {done.returncode}")
-    return Answer(tuple((number, text) for number, text in json.loads(answers[-1])["problems"]))
+    if answers:
+        return Answer(tuple((number, text) for number, text in json.loads(answers[-1])["problems"]))
+    said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    return Answer(problem=said[-1])
 
 
 def check(hosts: Sequence[Host], needs: Sequence[Need], root: Path, python: Path) -> list[Check]:
@@ -80,8 +80,8 @@ SYMPTOMS = (
 def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
     if not answer.problem:
         return fitness.judge("host", host.name, answer.problems, needs)
-    fitting = [hint for text, hint in SYMPTOMS if text in answer.problem]
-    hint = (fitting or ["check that `ssh -o BatchMode=yes {host} true` works"])[0]
+    general = "check that `ssh -o BatchMode=yes {host} true` works"
+    hint = next((hint for text, hint in SYMPTOMS if text in answer.problem), general)
     found = f"{host.name} cannot be reached by ssh: {answer.problem}"
     return [Check("FAIL", "hosts", found, hint.replace("{host}", host.name))]
 

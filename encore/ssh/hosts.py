@@ -25,7 +25,7 @@ class Host:
 
 
 def parse(text: str) -> tuple[Host, ...]:
-    return _checked([_host(part.strip(), "--hosts") for part in text.split(",")], "--hosts")
+    return _checked([part.strip() for part in text.split(",")], "--hosts")
 
 
 def read(path: Path) -> tuple[Host, ...]:
@@ -37,32 +37,28 @@ def read(path: Path) -> tuple[Host, ...]:
         raise EncoreError(
             f"the host file {path} cannot be read: {reason}", hint=f"--hostfile FILE, or --hosts {EXAMPLE}"
         ) from error
-    plain = [line.split("#", 1)[0].strip() for line in lines]
-    where = f"the host file {path}"
-    return _checked([_host(line, where) for line in plain if line], where)
+    plain = (line.split("#", 1)[0].strip() for line in lines)
+    return _checked([line for line in plain if line], f"the host file {path}")
 
 
-def _host(text: str, where: str) -> Host:
-    match = LINE.fullmatch(text)
-    slots = match and (match["count"] or match["slots"])
-    if match is None or not NAME.fullmatch(match["name"]) or not slots or int(slots) < 1:
-        raise EncoreError(
-            f"{where}: {text!r} is no host with a number of slots",
-            expected="n1:4, or in a file n1 slots=4",
-            hint="give each host the number of GPUs that it has for this run; a user name or a port belongs in "
-            "~/.ssh/config",
-        )
-    return Host(match["name"], int(slots))
-
-
-def _checked(hosts: list[Host], where: str) -> tuple[Host, ...]:
-    names = [host.name for host in hosts]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise EncoreError(f"{where}: {twice[0]} is listed twice", hint="name each host once")
+def _checked(texts: list[str], where: str) -> tuple[Host, ...]:
+    hosts: dict[str, Host] = {}
+    for text in texts:
+        match = LINE.fullmatch(text)
+        slots = match and (match["count"] or match["slots"])
+        if match is None or not NAME.fullmatch(match["name"]) or not slots or int(slots) < 1:
+            raise EncoreError(
+                f"{where}: {text!r} is no host with a number of slots",
+                expected="n1:4, or in a file n1 slots=4",
+                hint="give each host the number of GPUs that it has for this run; a user name or a port belongs in "
+                "~/.ssh/config",
+            )
+        if match["name"] in hosts:
+            raise EncoreError(f"{where}: {match['name']} is listed twice", hint="name each host once")
+        hosts[match["name"]] = Host(match["name"], int(slots))
     if not hosts:
         raise EncoreError(f"{where} names no host", hint=f"such as {EXAMPLE}")
-    return tuple(hosts)
+    return tuple(hosts.values())
 
 
 def layout(hosts: tuple[Host, ...], gpus: int) -> tuple[int, int]:

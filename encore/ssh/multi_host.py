@@ -1,4 +1,9 @@
-"""A run over hosts that ssh reaches: its checks, its launcher, and the end of what is left there."""
+"""A run over hosts that ssh reaches: its checks, its launcher, and the end of what is left there.
+
+The launchers, horovodrun, mpirun and torchrun on each host, are pure functions from the hosts to a
+:class:`~encore.launchers.Launch`. The first host is this machine; rank 0 runs there. All folders are at the same path
+on every host.
+"""
 
 import functools
 import ipaddress
@@ -7,39 +12,117 @@ import platform
 import re
 import shutil
 import socket
+import sys
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
-from encore import environment
+from encore import catalogue, environment, names
+from encore.errors import EncoreError
 from encore.job import Command
-from encore.launchers import Launch
+from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
 from encore.machine import binding, network, processes
 from encore.machine.preflight import Check
-from encore.ssh import connection, ssh_launchers
+from encore.ssh import connection
 from encore.ssh.hosts import Host
+
+# Where torchrun's ranks meet: below the ports that Linux gives to outgoing connections (32768 and up).
+FIRST_PORT, PORTS = 20000, 10000
+
+
+def started_by(name: str, hosts: tuple[Host, ...], output: str, interface: str, as_root: bool = False) -> Launch:
+    """Return the launch on ``hosts``; ``interface`` is what the ranks talk through, empty for the launcher's choice."""
+    over, ranks = f"{output}/hosts", str(sum(host.slots for host in hosts))
+    if name == "horovodrun":
+        # Over Gloo; it reaches the other hosts by ssh and hands on its environment. Without an interface it starts a
+        # service on each host to find those that all have.
+        by = ("--network-interfaces", interface) if interface else ()
+        gloo = ("horovodrun", "--gloo", "-np", ranks, "--hostfile", over, *by, "--output-filename", f"{output}/ranks")
+        return Launch("horovodrun", inner=gloo, environment=HOROVOD_BY_GLOO)
+    if name == "mpirun":
+        # OpenMPI 4.1; each variable of the job is exported by name (-x), and no other travels. OpenMPI binds each rank
+        # to one core, which would hold DALI's and the framework's threads together there. By ssh even inside an
+        # allocation of a scheduler: the hosts were named. Only Horovod's control messages go over MPI on GPUs; its
+        # documentation recommends ob1. Files are named as horovodrun names them, without the job's number.
+        through = ("oob_tcp_if_include", "btl_tcp_if_include") if interface else ()
+        mpi = (
+            "mpirun", *(["--allow-run-as-root"] if as_root else []), "-np", ranks, "--hostfile", over,
+            "--map-by", "slot", "--bind-to", "none",
+            "--mca", "plm", "rsh", "--mca", "plm_rsh_args", "-o BatchMode=yes",
+            "--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp",
+            *(word for option in through for word in ("--mca", option, interface)),
+            "--output-filename", f"{output}/ranks:nojobid",
+        )  # fmt: skip
+        return Launch("mpirun", outer=mpi, environment=HOROVOD_BY_MPI, export=("-x",))
+    # On every host, started by encore.ssh.each_host with PET_NODE_RANK for torchrun.
+    every = ",".join(host.name for host in hosts)
+    torchrun = (
+        "torchrun",
+        f"--nnodes={len(hosts)}",
+        f"--nproc-per-node={hosts[0].slots}",
+        f"--master-addr={hosts[0].name}",
+        f"--master-port={FIRST_PORT + zlib.crc32(output.encode()) % PORTS}",
+        f"--log-dir={output}/ranks",
+        "--redirects=3",
+        "--no-python",
+    )
+    return Launch(
+        "torchrun",
+        inner=torchrun,
+        outer=(sys.executable, "-m", "encore.ssh.each_host", "--hosts", every, "--"),
+        environment={"GLOO_SOCKET_IFNAME": interface} if interface else {},
+    )
+
+
+# The communication of the ranks that each launcher can start.
+LAUNCHERS: Mapping[str, str] = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch.distributed"}
+
+
+def choose(name: str | None, framework: str, hosts: tuple[Host, ...]) -> str:
+    """Return the launcher that was asked for, or the framework's own; empty without hosts.
+
+    Raises:
+        EncoreError: a launcher without hosts, or one that does not start this framework.
+    """
+    if not hosts:
+        if name is not None:
+            hint = "name them: --hosts n1:4,n2:4, or --hostfile FILE"
+            raise EncoreError(f"--launcher {name} without hosts", hint=hint)
+        return ""
+    communication = catalogue.framework(framework).communication
+    fitting = [each for each, starts in LAUNCHERS.items() if starts == communication]
+    if name is None:
+        return fitting[0]
+    if name not in LAUNCHERS:
+        raise names.unknown("launcher", name, LAUNCHERS)
+    if name not in fitting:
+        raise EncoreError(
+            f"{name} does not start {framework}",
+            expected=f"one of {', '.join(fitting)}",
+            hint=f"--launcher {fitting[0]}",
+        )
+    return name
+
 
 AGENT = "SSH_AUTH_SOCK"  # where ssh finds the caller's keys; for the launcher, not for the ranks
 
 
 def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[Check]:
     """Return what can be checked without asking anybody."""
-    first, program = hosts[0].name, "mpirun" if launcher == "mpirun" else "ssh"
-    by_slurm = "--runtime host; Slurm starts containers on many nodes"
-    elsewhere = f"the first host, {first}, is not this machine, where rank 0 runs"
-    package = "openssh-client" if program == "ssh" else "openmpi-bin libopenmpi-dev"
-    install, move = (
-        f"apt-get install {package} (Debian, Ubuntu)",
-        f"put {platform.node()} first, or start the run on {first}",
-    )
-    wrong = [
-        (runtime != "host", Check("FAIL", "hosts", f"runtime {runtime} is not started over ssh", by_slurm)),
-        (not is_here(first), Check("FAIL", "hosts", elsewhere, move)),
-        (shutil.which(program) is None, Check("FAIL", "launcher", f"no {program} on PATH", install)),
-    ]
-    found = [check for is_wrong, check in wrong if is_wrong]
+    first, found = hosts[0].name, []
+    program, package = ("mpirun", "openmpi-bin libopenmpi-dev") if launcher == "mpirun" else ("ssh", "openssh-client")
+    if runtime != "host":
+        by_slurm = "--runtime host; Slurm starts containers on many nodes"
+        found.append(Check("FAIL", "hosts", f"runtime {runtime} is not started over ssh", by_slurm))
+    if not is_here(first):
+        move = f"put {platform.node()} first, or start the run on {first}"
+        elsewhere = f"the first host, {first}, is not this machine, where rank 0 runs"
+        found.append(Check("FAIL", "hosts", elsewhere, move))
+    if shutil.which(program) is None:
+        found.append(Check("FAIL", "launcher", f"no {program} on PATH", f"apt-get install {package} (Debian, Ubuntu)"))
     return found or [Check("OK", "hosts", f"{', '.join(map(str, hosts))} by {launcher}")]
 
 
@@ -100,7 +183,7 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
     Read on this machine; the other hosts are taken to be alike.
     """
     chosen = settings(hosts, extra)
-    made = ssh_launchers.launch(launcher, for_launcher(hosts), output, interface(hosts, extra), os.geteuid() == 0)
+    made = started_by(launcher, for_launcher(hosts), output, interface(hosts, extra), os.geteuid() == 0)
     variables = {**chosen, **made.environment}
     if not gpus:
         return replace(made, environment=variables)
@@ -112,10 +195,8 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
 
 def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
     """Return the command with the caller's keys, and with the end of what it may leave on the hosts."""
-    keys = {AGENT: caller[AGENT]} if AGENT in caller else {}
-    variables = {**command.environment, **keys}
-    cleanup = connection.cleanup(output, hosts[1:]) if hosts[1:] else ()
-    return replace(command, environment=variables, cleanup=cleanup)
+    variables = {**command.environment, **({AGENT: caller[AGENT]} if AGENT in caller else {})}
+    return replace(command, environment=variables, cleanup=connection.cleanup(output, hosts[1:]) if hosts[1:] else ())
 
 
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from encore.errors import EncoreError
 from encore.machine import processes
 from encore.run import control, hints, ownership, run_folder, status
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
-from encore.slurm import placement, queue
+from encore.slurm import commands, queue
 from tests.slurm.jobs import job
 
 
@@ -158,7 +158,7 @@ def test_a_job_that_slurm_hides_keeps_its_run(
     monkeypatch.setattr(os, "getuid", lambda: user)
     monkeypatch.setattr(queue, "everyone", list)
     monkeypatch.setattr(queue, "numbered", lambda name: [])
-    monkeypatch.setattr(placement, "setting", {"PrivateData": private}.get)
+    monkeypatch.setattr(commands, "setting", {"PrivateData": private}.get)
     with pytest.raises(EncoreError, match="job 29 of cluster here") if refused else contextlib.nullcontext():
         status.refuse_queued(run, run.experiments())
 

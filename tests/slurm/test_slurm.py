@@ -34,7 +34,6 @@ from encore.slurm import (
     commands,
     nodes,
     partitions,
-    placement,
     queue,
     script,
 )
@@ -71,7 +70,7 @@ def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(node, "cores", lambda: 16)
     monkeypatch.setattr(commands, "is_installed", lambda: False)
-    monkeypatch.setattr(placement, "setting", lambda name: "")
+    monkeypatch.setattr(commands, "setting", lambda name: "")
     monkeypatch.setattr(engines, "connect", no_engine)
     monkeypatch.setattr(cluster, "places", lambda: ())
 

@@ -20,7 +20,7 @@ from encore.machine import fitness, node, processes
 from encore.machine.fitness import Need
 from encore.machine.preflight import Check
 from encore.run import planning
-from encore.ssh import connection, each_host, hosts, multi_host, ssh_launchers
+from encore.ssh import connection, each_host, hosts, multi_host
 from encore.ssh.hosts import Host
 from tests.conftest import Encore
 
@@ -75,7 +75,7 @@ def rendered(launcher: str, nodes: int) -> str:
     over = tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
     choice = catalogue.choose("resnet")
     resolved = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
-    launch = ssh_launchers.launch(launcher, over, "/out", "ib0" if nodes > 1 else "", False)
+    launch = multi_host.started_by(launcher, over, "/out", "ib0" if nodes > 1 else "", False)
     job = training_job(resolved, Places("/data", "/out"), (), {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
     command = renderers.host(job, Path("/env/bin/python"), {"PATH": "/usr/bin", "SECRET": "hush"})
     lines: list[list[str]] = [[]]
@@ -89,7 +89,7 @@ def rendered(launcher: str, nodes: int) -> str:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 32])
-@pytest.mark.parametrize("launcher", sorted(ssh_launchers.LAUNCHERS))
+@pytest.mark.parametrize("launcher", sorted(multi_host.LAUNCHERS))
 def test_commands_are_pinned(launcher: str, nodes: int) -> None:
     golden = GOLDEN / f"{launcher}_{nodes}.txt"
     text = rendered(launcher, nodes)
@@ -101,13 +101,13 @@ def test_commands_are_pinned(launcher: str, nodes: int) -> None:
 
 
 def test_a_launcher_fits_its_framework() -> None:
-    chosen = [ssh_launchers.choose(None, name, PAIR) for name in ("mxnet", "pytorch", "tensorflow")]
+    chosen = [multi_host.choose(None, name, PAIR) for name in ("mxnet", "pytorch", "tensorflow")]
     assert chosen == ["horovodrun", "torchrun", "horovodrun"]
-    assert ssh_launchers.choose("mpirun", "tensorflow", PAIR) == "mpirun"
-    assert ssh_launchers.choose(None, "mxnet", ()) == ""
-    assert "--allow-run-as-root" in ssh_launchers.mpirun(PAIR, "/out", "", as_root=True).outer
+    assert multi_host.choose("mpirun", "tensorflow", PAIR) == "mpirun"
+    assert multi_host.choose(None, "mxnet", ()) == ""
+    assert "--allow-run-as-root" in multi_host.started_by("mpirun", PAIR, "/out", "", as_root=True).outer
     with pytest.raises(EncoreError, match="mpirun"):
-        ssh_launchers.choose("mpirn", "mxnet", PAIR)
+        multi_host.choose("mpirn", "mxnet", PAIR)
 
 
 def test_names_of_the_ssh_configuration_are_known_and_the_first_host_is_not_connected_to(
