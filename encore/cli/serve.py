@@ -86,7 +86,7 @@ def serve(
         device=device or ("cpu" if runtime == "host" else "gpu"),
     )
     ports = Ports(http_port, grpc_port, metrics_port)
-    sizes = (options.numbers("--batches", batches), options.numbers("--clients", clients), requests)
+    sizes, at_once = options.numbers("--batches", batches), options.numbers("--clients", clients)
     target = (output or source / "triton").absolute()
     planned = [repositories.plan(model, target) for model in models]
     no_gpu = EncoreError("no GPU on this machine", hint="--device cpu")
@@ -116,14 +116,17 @@ def serve(
     with server.running(place.command, ports, [each.name for each in planned], log, ready_seconds) as child:
         say(screen, f"ready: http 127.0.0.1:{ports.http}, grpc 127.0.0.1:{ports.grpc}; output in {log}")
         if check or bench or evaluation:
-            client = python or ensure_environment(server.ENVIRONMENT, on_step)
+            client = python or ensure_environment(exports.ENVIRONMENT, on_step)
             found["check"] = server.ask(client, target, ports)
             if evaluation:
                 found["evaluation"] = exports.evaluate(evaluation, f"127.0.0.1:{ports.http}", on_step)
             if bench:
                 folders = [repositories.client_folder(source, model, target) for model in models]
-                each_model = zip(models, folders, strict=True)
-                found["bench"] = [cell for each in each_model for cell in server.measure(client, *each, ports, *sizes)]
+                found["bench"] = [
+                    cell
+                    for model, folder in zip(models, folders, strict=True)
+                    for cell in server.measure(client, model, folder, ports, sizes, at_once, requests)
+                ]
         else:
             say(screen, shlex.join(["python", str(target / "client.py"), "--url", f"127.0.0.1:{http_port}"]))
             with suppress(KeyboardInterrupt):
