@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import linprog
+from typer.testing import CliRunner
 
+from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.scaling.curves import Curve, Option, interpolated, load_curves, options
 from encore.lab.scaling.sharing import Job, Schedule, most_runs, one_by_one, rounds_one_by_one, schedule_table, shortest
@@ -69,8 +71,9 @@ def test_schedule_is_as_short_as_any(seed: int, count: int, gpus: int) -> None:
 
 def test_runs_of_one_benchmark_are_no_different_from_as_many_benchmarks() -> None:
     one = drawn_jobs(3, 1, 4)[0]
-    repeated = shortest([Job(benchmark="a", options=one.options, count=4)], 4)
-    check(repeated, [Job(benchmark="a", options=one.options, count=4)])
+    jobs = [Job(benchmark="a", options=one.options, count=4)]
+    repeated = shortest(jobs, 4)
+    check(repeated, jobs)
     assert repeated.makespan == pytest.approx(brute_force([one] * 4, 4))
 
 
@@ -78,10 +81,7 @@ def test_a_search_that_is_cut_short_says_so_and_is_no_worse_than_one_by_one() ->
     jobs = drawn_jobs(5, 12, 8)
     schedule = shortest(jobs, 8, states=80)
     check(schedule, jobs)
-    assert not schedule.is_shortest
-    assert schedule.bound <= schedule.makespan <= one_by_one(jobs)
-    longer = shortest(jobs, 8)
-    assert longer.makespan <= schedule.makespan
+    assert not schedule.is_shortest and schedule.bound <= schedule.makespan <= one_by_one(jobs)
 
 
 def partings(sizes: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
@@ -148,24 +148,18 @@ def test_a_tree_of_runs_is_a_curve(tmp_path: Path) -> None:
     assert curve.points == ((1, pytest.approx(80.0, rel=0.01)), (2, pytest.approx(45.0, rel=0.01)))
 
 
-def test_between_measured_counts_minutes_are_interpolated_and_said_to_be() -> None:
+def test_options_are_measured_interpolated_or_where_wanted_predicted() -> None:
+    """More GPUs that save no time are no option."""
     curve = Curve(benchmark="a", points=((1, 80.0), (4, 20.0)), source="")
+    found = [(option.gpus, option.minutes, option.how) for option in options(curve, 8)]
+    assert found == [(1, 80.0, "measured"), (2, pytest.approx(40.0), "interpolated"), (4, 20.0, "measured")]
     assert interpolated(curve, 2) == pytest.approx(40.0)
-    found = {option.gpus: option.how for option in options(curve, 8)}
-    assert found == {1: "measured", 2: "interpolated", 4: "measured"}
-
-
-def test_outside_only_the_cost_model_answers_and_only_if_asked() -> None:
-    curve = Curve(benchmark="a", points=((4, 20.0), (8, 11.0)), source="")
-    assert {option.gpus for option in options(curve, 32)} == {4, 8}
-    found = {option.gpus: option for option in options(curve, 32, extrapolate=True)}
-    assert {found[n].how for n in (1, 2, 16, 32)} == {"predicted"}
-    assert (found[32].low or 0) < found[32].minutes < (found[32].high or 0) and found[32].minutes < 11.0
-
-
-def test_more_gpus_that_save_no_time_are_no_option() -> None:
-    curve = Curve(benchmark="a", points=((1, 10.0), (2, 12.0), (4, 9.0)), source="")
-    assert [option.gpus for option in options(curve, 4)] == [1, 4]
+    few = Curve(benchmark="a", points=((4, 20.0), (8, 11.0)), source="")
+    predicted = options(few, 32, extrapolate=True)
+    assert [option.gpus for option in predicted if option.how == "predicted"] == [1, 2, 16, 32]
+    assert (predicted[-1].low or 0) < predicted[-1].minutes < (predicted[-1].high or 0) and predicted[-1].minutes < 11.0
+    slower = Curve(benchmark="a", points=((1, 10.0), (2, 12.0), (4, 9.0)), source="")
+    assert [option.gpus for option in options(slower, 4)] == [1, 4]
 
 
 def test_a_table_names_the_gpus() -> None:
@@ -197,42 +191,30 @@ def test_a_wrong_file_is_reported(tmp_path: Path, content: str, message: str) ->
 def test_plan_prints_both_proposals(encore: Encore, tmp_path: Path) -> None:
     done = encore("plan", "16", "resnet", "ssd", "ncf=3", "-o", str(tmp_path / "plan"))
     assert done.returncode == 0, done.stderr
-    for part in ("Shortest total time", "Most runs a day", "interpolated", "no schedule of these choices"):
-        assert part in done.stdout
+    wanted = ("Shortest total time", "Most runs a day", "interpolated", "no schedule of these choices")
+    assert [part for part in wanted if part not in done.stdout] == []
     page = (tmp_path / "plan" / "report.html").read_text(encoding="utf-8")
-    assert "Who has which GPU when" in page
-    assert (tmp_path / "plan" / "gantt.svg").stat().st_size > 1000
-
-
-def test_plan_as_json_is_the_schedule(encore: Encore, tmp_path: Path) -> None:
+    assert "Who has which GPU when" in page and (tmp_path / "plan" / "gantt.svg").stat().st_size > 1000
     path = tmp_path / "mine.csv"
     path.write_text("benchmark,gpus,minutes\nresnet,1,8\nresnet,2,5\nssd,1,4\n", encoding="utf-8")
-    done = encore("plan", "2", "resnet", "ssd", "--curves", str(path), "--json")
-    printed = json.loads(done.stdout)
-    assert printed["shortest"]["minutes"] == 8.0
-    assert printed["shortest"]["is_shortest"]
-    assert printed["shortest"]["one_after_the_other"] == 9.0
-    assert printed["most_runs"]["rounds_per_day"] == pytest.approx(2 * 1440 / 12)
+    printed = json.loads(encore("plan", "2", "resnet", "ssd", "--curves", str(path), "--json").stdout)
+    shortest = [printed["shortest"][name] for name in ("minutes", "is_shortest", "one_after_the_other")]
+    assert (shortest, printed["most_runs"]["rounds_per_day"]) == ([8.0, True, 9.0], pytest.approx(2 * 1440 / 12))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (("0", "resnet"), "0 GPUs asked for"),
-        (("8", "resnt"), "did you mean 'resnet'?"),
-        (("8", "bert"), "no curve of bert"),
-        (("8", "resnet=x"), "is no number of runs"),
-        (
-            ("4", "resnet", "--curves", "v0.7/NVIDIA/dgxa100"),
-            "measured on 8 to 768 GPUs, and there are 4",
-        ),
-        (("8", "resnet", "--curves", "v0.7/NVIDIA"), "one kind of accelerator"),
-        (("8", "resnet", "--curves", "published"), "a part of their names"),
-        (("8", "resnet", "--curves", "./none.csv"), "there is no ./none.csv"),
+        ("0 resnet", "0 GPUs asked for"),
+        ("8 resnt", "did you mean 'resnet'?"),
+        ("8 bert", "no curve of bert"),
+        ("8 resnet=x", "is no number of runs"),
+        ("4 resnet --curves v0.7/NVIDIA/dgxa100", "measured on 8 to 768 GPUs, and there are 4"),
+        ("8 resnet --curves v0.7/NVIDIA", "one kind of accelerator"),
+        ("8 resnet --curves published", "a part of their names"),
+        ("8 resnet --curves ./none.csv", "there is no ./none.csv"),
     ],
 )
-def test_plan_refuses(encore: Encore, arguments: tuple[str, ...], message: str) -> None:
-    done = encore("plan", *arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_plan_refuses(words: str, message: str) -> None:
+    done = CliRunner().invoke(app, ["plan", *words.split()])
+    assert isinstance(done.exception, EncoreError) and message in str(done.exception), done.output
