@@ -97,18 +97,28 @@ def sweep(
     if resume is not None:
         refuse_with_resume(context, "study folder", "submit", "hang_seconds", "stop_seconds", "predict")
         study = folders.open_folder(resume, Sweep)
-        if dry_run:
-            _print_grid(study.study, study, as_json)
-            return
     else:
-        grid = _sweep(context.params)
-        if dry_run:
-            _print_grid(grid, None, as_json)
-            return
-        folder = (results or paths.default_results()).absolute()
-        _refuse(screen, grid, folder, submit, predicts=bool(wanted))
-        study = folders.create(grid, f"sweep-{grid.request.name}", folder)
-    _run(screen, study, Limits(hang_seconds, stop_seconds), submit, wanted, as_json)
+        grid, root = _sweep(context.params), (results or paths.default_results()).absolute()
+        study = Folder(root / "sweep", grid)
+    if dry_run:
+        _print_grid(study, as_json)
+        return
+    if resume is None:
+        if wanted and len({point.gpus for point in grid.points()}) < 2:
+            raise EncoreError(
+                "--predict with one number of GPUs",
+                expected="a sweep over at least two",
+                hint="--gpus-per-node 1,2, or leave out --predict",
+            )
+        for point, check in sweeps.refuse(grid, root, submit):
+            screen.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}")
+        study = folders.create(grid, f"sweep-{grid.request.name}", root)
+    screen.print(f"study folder: {study.path}")
+    code = sweeps.run(study, hooks_of(screen), Limits(hang_seconds, stop_seconds), submit)
+    if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and study.may_resume():
+        screen.print(f"resume with: {sweeps.resume_command(study)}", markup=False, highlight=False)
+    _report(screen, study, wanted, as_json)
+    raise typer.Exit(code)
 
 
 def _sweep(given: Mapping[str, Any]) -> Sweep:
@@ -135,31 +145,18 @@ def _sweep(given: Mapping[str, Any]) -> Sweep:
     )
 
 
-def _refuse(screen: Console, grid: Sweep, results: Path, submit: bool, predicts: bool) -> None:
-    # Refuse what cannot be run, before anything is made; print the warnings.
-    if predicts and len({point.gpus for point in grid.points()}) < 2:
-        raise EncoreError(
-            "--predict with one number of GPUs",
-            expected="a sweep over at least two",
-            hint="--gpus-per-node 1,2, or leave out --predict",
-        )
-    for point, check in sweeps.refuse(grid, results, submit):
-        screen.print(f"[yellow]warning[/] {point.key}: {check.name}: {check.found}")
-
-
 def _names(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.strip() for each in text.split(","))) if text else ()
 
 
-def _print_grid(grid: Sweep, study: Folder[Sweep] | None, as_json: bool) -> None:
-    rows = []
+def _print_grid(study: Folder[Sweep], as_json: bool) -> None:
+    grid, rows = study.study, []
     for point in grid.points():
-        request = sweeps.request_of(grid, point, study.at(point) if study else paths.default_results())
-        state = study.state(point) if study else "to do"
+        request = sweeps.request_of(grid, point, study.at(point))
         # Without hosts a point of several nodes is planned by the scheduler's side.
-        plan = None if sweeps.is_submitted(grid, point, False) else planning.make_plan(request)
-        batch = describe_scale(plan.configuration) if plan else ""
-        rows.append((point.key, batch, " ".join(request.settings), state))
+        is_planned = not sweeps.is_submitted(grid, point, False)
+        batch = describe_scale(planning.make_plan(request).configuration) if is_planned else ""
+        rows.append((point.key, batch, " ".join(request.settings), study.state(point)))
     if as_json:
         names = ("point", "batch", "settings", "state")
         points = [dict(zip(names, row, strict=True)) for row in rows]
@@ -177,17 +174,6 @@ def hooks_of(screen: Console) -> HooksOf:
         return hooks(screen, RunView(screen) if folder is not None else None, folder)
 
     return found
-
-
-def _run(
-    screen: Console, study: Folder[Sweep], limits: Limits, submit: bool, predict: tuple[int, ...], as_json: bool
-) -> None:
-    screen.print(f"study folder: {study.path}")
-    code = sweeps.run(study, hooks_of(screen), limits, submit)
-    if code in (ExitCode.INTERRUPTED, ExitCode.FAILED) and study.may_resume():
-        screen.print(f"resume with: {sweeps.resume_command(study)}", markup=False, highlight=False)
-    _report(screen, study, predict, as_json)
-    raise typer.Exit(code)
 
 
 def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_json: bool) -> None:

@@ -36,7 +36,7 @@ def check(file: Path | None) -> list[Check]:
         _account(cluster),
         *_mpi(cluster),
         *_folders(cluster),
-        *_pythons(cluster),
+        *(_python(*named) for named in cluster.python.items()),
         _runtime(cluster),
         _interface(cluster),
         _requeue(),
@@ -51,16 +51,15 @@ def _partition(cluster: Cluster, known: dict[str, partitions.Partition]) -> list
     checks = []
     for each in chosen:
         limit = f"{each.max_minutes} min at most" if each.max_minutes else "no time limit"
-        up, count = each.nodes(up=True), each.nodes()
+        found = Check("OK", "partition", f"{each.name}: {each.nodes(up=True)} of {each.nodes()} nodes up, {limit}")
         if each.state != "up":
-            checks.append(Check("FAIL", "partition", f"{each.name} is {each.state}", "name another; see sinfo"))
-        elif not up:
-            checks.append(Check("FAIL", "partition", f"{each.name}: no node is up", "see why with: sinfo -R"))
-        else:
-            checks.append(Check("OK", "partition", f"{each.name}: {up} of {count} nodes up, {limit}"))
+            found = Check("FAIL", "partition", f"{each.name} is {each.state}", "name another; see sinfo")
+        elif not each.nodes(up=True):
+            found = Check("FAIL", "partition", f"{each.name}: no node is up", "see why with: sinfo -R")
+        checks.append(found)
     for nodes, reason in partitions.unusable(",".join(each.name for each in chosen)).items():
         checks.append(Check("WARN", "nodes", f"{nodes} {reason}", "ask who runs the cluster: scontrol show node"))
-    return [*checks, *(check for each in chosen[:1] for check in _gpus(cluster, each))]
+    return [*checks, *_gpus(cluster, chosen[0])]
 
 
 def _gpus(cluster: Cluster, partition: partitions.Partition) -> list[Check]:
@@ -106,22 +105,21 @@ def _folders(cluster: Cluster) -> list[Check]:
         return checks
     folder = existing(cluster.results)
     may_write = os.access(folder, os.W_OK)
+    found = Check("OK", "results", str(cluster.results))
     if folder != cluster.results:
         hint = f"make it, on a file system that all nodes share: mkdir -p {shlex.quote(str(cluster.results))}"
         # The first run makes it where it may.
-        return [*checks, Check("WARN" if may_write else "FAIL", "results", f"{cluster.results} does not exist", hint)]
-    wrong = Check("FAIL", "results", f"{folder} is not writable", "name another folder")
-    return [*checks, Check("OK", "results", str(cluster.results)) if may_write else wrong]
+        found = Check("WARN" if may_write else "FAIL", "results", f"{cluster.results} does not exist", hint)
+    elif not may_write:
+        found = Check("FAIL", "results", f"{folder} is not writable", "name another folder")
+    return [*checks, found]
 
 
-def _pythons(cluster: Cluster) -> list[Check]:
-    checks = []
-    for framework, file in cluster.python.items():
-        hint = "name one that every node has at the same path, such as /apps/pytorch/bin/python"
-        wrong = Check("FAIL", "Python", f"{framework}: {file} is no program on this node", hint)
-        is_program = file.is_absolute() and file.is_file() and os.access(file, os.X_OK)
-        checks.append(Check("OK", "Python", f"{framework}: {file}") if is_program else wrong)
-    return checks
+def _python(framework: str, file: Path) -> Check:
+    if file.is_absolute() and file.is_file() and os.access(file, os.X_OK):
+        return Check("OK", "Python", f"{framework}: {file}")
+    hint = "name one that every node has at the same path, such as /apps/pytorch/bin/python"
+    return Check("FAIL", "Python", f"{framework}: {file} is no program on this node", hint)
 
 
 def _runtime(cluster: Cluster) -> Check:

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from typer.testing import CliRunner
 
 from encore import catalogue
+from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 from encore.lab.studies import definition, sweep, throughput
 from encore.lab.studies import folder as folders
 from encore.lab.studies.folder import Folder
 from encore.lab.studies.sweep import GridPoint, Sweep, batch_settings, request_of
+from encore.lab.studies.throughput import Result
 from encore.run import planning, run_folder, submission
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState
@@ -135,20 +138,17 @@ def test_a_grid_that_cannot_be_is_refused(grid: Sweep, message: str, tmp_path: P
         ((), "no numbers of GPUs given"),
     ],
 )
-def test_sweep_refuses(encore: Encore, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_sweep_refuses(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     first = () if "--resume" in arguments else ("resnet", "--results", str(tmp_path))
-    done = encore("sweep", *first, *arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stderr
+    done = CliRunner().invoke(app, ["sweep", *first, *arguments])
+    assert isinstance(done.exception, EncoreError) and message in str(done.exception), done.output
     assert not list(tmp_path.iterdir())
 
 
-def test_releases_are_points_listed_without_an_engine_and_shown_next_to_the_published_ones(
-    encore: Encore, tmp_path: Path
-) -> None:
+def test_releases_are_points_listed_without_an_engine_and_shown_next_to_the_published_ones(tmp_path: Path) -> None:
     grid = of("bert-squad", 1, images=("25.12", "21.11"), request={"system": "cpu"})
-    done = encore("sweep", "bert-squad", "--images", "25.12,21.11", "--system", "cpu", "--dry-run", "--json")
-    printed = json.loads(done.stdout)
+    asked = ["sweep", "bert-squad", "--images", "25.12,21.11", "--system", "cpu", "--dry-run", "--json"]
+    printed = json.loads(CliRunner().invoke(app, asked).stdout)
     assert [each["point"] for each in printed["points"]] == ["1x1-25.12", "1x1-21.11"]
     assert Sweep.model_validate(printed["grid"]) == grid
     images = [request_of(grid, point, tmp_path).image for point in grid.points()]
@@ -177,21 +177,20 @@ def test_releases_are_points_listed_without_an_engine_and_shown_next_to_the_publ
 def test_a_sweep_is_run_reported_and_not_run_again(encore: Encore, study: Study) -> None:
     printed, folder = study.printed, study.folder
     runs, totals = printed["tables"][:2]
-    rows = {row[0]: dict(zip(runs["columns"], row, strict=True)) for row in runs["rows"]}
-    assert set(rows) == {"1x1", "1x2"}
-    assert [row["batch"] for row in rows.values()] == [64, 64]
-    assert rows["1x1"]["speed-up"] == rows["1x1"]["efficiency"] == 1
-    assert rows["1x2"]["efficiency"] == pytest.approx(rows["1x2"]["speed-up"] / 2)
+    one, two = (dict(zip(runs["columns"], row, strict=True)) for row in runs["rows"])
+    assert [(each["point"], each["batch"]) for each in (one, two)] == [("1x1", 64), ("1x2", 64)]
+    assert one["speed-up"] == one["efficiency"] == 1 and two["efficiency"] == pytest.approx(two["speed-up"] / 2)
     assert totals["rows"][0][0] == 4
     assert "Throughput by number of ranks" in (folder / "report" / "report.md").read_text(encoding="utf-8")
     assert (folder / "report" / "speed-up.svg").exists()
-    before = sorted(path for path in folder.glob("1x*/*/experiment_0/metrics.jsonl"))
-    stamps = [path.stat().st_mtime_ns for path in before]
+
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.glob("1x*/*/experiment_0/metrics.jsonl")}
+
+    before = written()
     again = encore("sweep", "--resume", str(folder))
     assert again.returncode == 0, again.stderr
-    assert "never a reproduction" in again.stdout
-    after = sorted(path for path in folder.glob("1x*/*/experiment_0/metrics.jsonl"))
-    assert (after, [path.stat().st_mtime_ns for path in after]) == (before, stamps)
+    assert "never a reproduction" in again.stdout and written() == before
 
 
 def test_the_state_of_a_point_is_that_of_its_run(tmp_path: Path) -> None:
@@ -321,11 +320,16 @@ def test_a_study_is_measured_by_one_process_keeps_no_secret_and_is_read_back(tmp
 # -- what is reported -----------------------------------------------------------------------------------
 
 
+def ended(benchmark: str, tmp_path: Path, speeds: dict[int, float], **run: Any) -> tuple[Folder[Sweep], list[Result]]:
+    """Return a study of these speeds by GPUs; one of 0 failed."""
+    study = folders.create(of(benchmark, *speeds), "sweep", tmp_path)
+    for point, speed in zip(study.study.points(), speeds.values(), strict=True):
+        made_point(study, point, speed or 1.0, "not_reached" if speed else "failed", **run)
+    return study, throughput.measured(study)
+
+
 def test_throughput_leaves_out_what_warms_up(tmp_path: Path) -> None:
-    study = folders.create(of("resnet", 1, 2, 4), "sweep", tmp_path)
-    for point, speed in zip(study.study.points(), (100.0, 180.0, 300.0), strict=True):
-        made_point(study, point, speed, "failed" if point.gpus == 4 else "not_reached")
-    results = throughput.measured(study)
+    _, results = ended("resnet", tmp_path, {1: 100.0, 2: 180.0, 4: 0.0})
     assert throughput.throughput_table(results).rows == (
         ("1x1", 64, 100.0, "0.0%", 1.0, 1.0, "10%", None, "0 of 1"),
         ("1x2", 64, 180.0, "0.0%", pytest.approx(1.8), pytest.approx(0.9), "10%", None, "0 of 1"),
@@ -335,36 +339,25 @@ def test_throughput_leaves_out_what_warms_up(tmp_path: Path) -> None:
 
 
 def test_ranks_of_a_cpu_are_no_gpus_and_positions_no_samples(tmp_path: Path) -> None:
-    study = folders.create(of("transformer", 1, 2), "sweep", tmp_path)
-    for point in study.study.points():
-        made_point(study, point, 100.0 * point.gpus, unit="token positions", device="cpu")
-    results = throughput.measured(study)
+    study, results = ended("transformer", tmp_path, {1: 100.0, 2: 200.0}, unit="token positions", device="cpu")
     predicted = throughput.predictions(study, results, [4])
     for table in (throughput.throughput_table(results), predicted):
         assert "GPU" not in f"{table.title} {table.columns} {table.note}" and "samples/s" not in table.columns
         assert "token positions/s" in table.columns
     figure = throughput.speed_up_figure(throughput.speed_ups(results), predicted, throughput.devices(results))
-    assert figure is not None and figure.svg.count(">ranks<")
+    assert figure is not None and ">ranks<" in figure.svg
 
 
 def test_predicted_throughput_meets_what_was_measured(tmp_path: Path) -> None:
-    study = folders.create(of("resnet", 1, 2, 4, 8), "sweep", tmp_path)
-    for point in study.study.points():
-        made_point(study, point, 64 / (0.64 / point.gpus + 0.01))
-    (row,) = throughput.predictions(study, throughput.measured(study), [16]).rows
-    assert row[:4] == (16, 1, "", 64)
-    assert row[5] < 64 / (0.64 / 16 + 0.01) < row[6]
-
-
-def test_nothing_is_predicted_from_one_number_of_gpus(tmp_path: Path) -> None:
-    study = folders.create(of("resnet", 1, 2), "sweep", tmp_path)
-    made_point(study, study.study.points()[0], 100.0)
-    assert throughput.predictions(study, throughput.measured(study), [4]).rows == ()
+    """Nothing is predicted from one number of GPUs."""
+    study, results = ended("resnet", tmp_path, {n: 64 / (0.64 / n + 0.01) for n in (1, 2, 4, 8)})
+    (row,) = throughput.predictions(study, results, [16]).rows
+    assert row[:4] == (16, 1, "", 64) and row[5] < 64 / (0.64 / 16 + 0.01) < row[6]
+    assert throughput.predictions(study, results[:1], [4]).rows == ()
 
 
 def test_speed_of_a_single_epoch_is_taken_from_its_steps() -> None:
     stream: list[dict[str, Any]] = [{"kind": "start", "time": 0.0, "global_batch_size": 10}]
     stream += [{"kind": "step", "time": 50.0 + step, "step": step} for step in range(1, 11)]
     stream += [{"kind": "epoch", "epoch": 1, "samples_per_second": 1.0, "input_share": 0.0}]
-    assert throughput.steady_speeds(stream) == [10.0]
-    assert throughput.steady_speeds(stream[:2]) == []
+    assert [throughput.steady_speeds(part) for part in (stream, stream[:2])] == [[10.0], []]

@@ -32,15 +32,13 @@ _WORST_FIRST: tuple[State, ...] = ("failed", "running", "interrupted", "submitte
 
 
 class Keyed(Protocol):
-    """A point of a grid."""
+    """A point of a grid: the name of its folder, and the values that make it."""
 
     @property
-    def key(self) -> str:
-        """The name of the point's folder."""
+    def key(self) -> str: ...
 
     @property
-    def axes(self) -> Mapping[str, Any]:
-        """The values that make the point."""
+    def axes(self) -> Mapping[str, Any]: ...
 
 
 class Definition(Strict):
@@ -49,7 +47,6 @@ class Definition(Strict):
     passes: int = 1  # how often each point is measured
 
     def points(self) -> Sequence[Any]:
-        """Return every point of the grid."""
         raise NotImplementedError
 
     def order(self) -> list[tuple[int, Any]]:
@@ -62,13 +59,10 @@ Defined = TypeVar("Defined", bound=Definition)
 
 @dataclass(frozen=True)
 class Folder(Generic[Defined]):
-    """A folder of a study."""
-
     path: Path
     study: Defined
 
     def at(self, point: Keyed, number: int = 1) -> Path:
-        """Return the folder of a point's pass."""
         return self.path / point.key / (f"pass-{number}" if number > 1 else "")
 
     def run_of(self, point: Keyed) -> RunFolder | None:
@@ -99,11 +93,9 @@ class Folder(Generic[Defined]):
         return "failed" if (place / FAILURE).is_file() else "submitted" if point.key in self.jobs() else "to do"
 
     def state(self, point: Keyed) -> State:
-        """Return the state of a point: that of its worst pass."""
         return min((self.state_of_pass(point, number) for number in self._passes()), key=_WORST_FIRST.index)
 
     def measurements(self, point: Keyed) -> list[dict[str, Any]]:
-        """Return what each pass that is done has measured."""
         found = [self.at(point, number) / MEASUREMENT for number in self._passes()]
         return [files.read_json(path) for path in found if path.is_file()]
 
@@ -120,7 +112,6 @@ class Folder(Generic[Defined]):
         return any(run is None or not any(each.state().is_final for each in run.experiments()) for run in runs)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the state of the study as plain data."""
         points = [{"point": each.key, "state": self.state(each), **each.axes} for each in self.study.points()]
         return {"study": str(self.path), "points": points}
 
@@ -130,7 +121,6 @@ class Folder(Generic[Defined]):
         return ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(sorted(states)))
 
     def machine(self) -> dict[str, Any]:
-        """Return the facts of the machine that the study was begun on."""
         return dict(files.read_json(self.path / STUDY)["machine"])
 
 
