@@ -32,7 +32,6 @@ class Allocation:
 
     @property
     def is_real(self) -> bool:
-        """False for one that is invented to show what a job would do."""
         return self.job.isdigit()
 
     @property
@@ -50,7 +49,6 @@ class Allocation:
 
 
 def current(environment: Mapping[str, str]) -> Allocation | None:
-    """Return the allocation of this process, or None outside of any."""
     job, node_list, array = (environment.get(f"SLURM_{each}") for each in ("JOB_ID", "JOB_NODELIST", "ARRAY_JOB_ID"))
     if not job or not node_list:
         return None

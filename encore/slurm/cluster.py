@@ -120,7 +120,6 @@ class Cluster(Strict):
         return value
 
     def data_of(self, benchmark: str) -> Path | None:
-        """Return the data set of a benchmark, where the file names a folder."""
         return self.data / benchmark if self.data is not None else None
 
 
@@ -152,7 +151,6 @@ def own_option(option: str) -> tuple[str, ...] | None:
 
 
 def places() -> tuple[Path, ...]:
-    """Return where the file is looked for; the first that is there counts."""
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return (paths.ROOT / "cluster.toml", configuration / "encore" / "cluster.toml")
 

@@ -29,7 +29,6 @@ class Partition:
 
     @property
     def gpus(self) -> int | None:
-        """Most GPUs of a node; None where Slurm manages none."""
         return max((group.gpus for group in self.groups if group.gpus is not None), default=None)
 
     def nodes(self, gpus: int = 0, kind: str = "", up: bool = False) -> int:
@@ -43,7 +42,6 @@ class Partition:
 
 
 def partitions() -> dict[str, Partition]:
-    """Return every partition by name; each line of sinfo is a group of nodes."""
     text = commands.call("sinfo", "--noheader", "--format=%P|%a|%D|%t|%l|%G")
     found: dict[str, Partition] = {}
     for line in text.splitlines():
@@ -106,7 +104,6 @@ def check(submission: Submission, candidates: Sequence[Partition], kind: str = "
 
 
 def impossible(submission: Submission, partition: Partition, kind: str = "") -> EncoreError | None:
-    """Return why a job would wait in the queue for ever; None where it would not."""
     name, gpus, limit = partition.name, submission.gpus_per_node, partition.max_minutes
     if partition.state != "up":
         return EncoreError(f"partition {name} is {partition.state}", hint="another partition: --partition; see sinfo")

@@ -86,7 +86,6 @@ class Job:
 
     @property
     def is_encores(self) -> bool:
-        """Whether it is a run of Encore's, by its name."""
         return self.title == NAME or self.title.startswith(f"{NAME}-")
 
     @property
@@ -116,7 +115,6 @@ def this_cluster() -> str:
 
 
 def called(job: str, cluster: str) -> str:
-    """Return ``job 12``, and of which cluster, for messages."""
     return f"job {job} of cluster {cluster}" if cluster else f"job {job}"
 
 
@@ -168,7 +166,6 @@ def accounted() -> list[Job]:
 
 
 def parse(text: str) -> list[Job]:
-    """Return jobs in the output of squeue or sacct; lines of another form are passed over."""
     names = (
         "name",
         "number",

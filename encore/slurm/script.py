@@ -104,7 +104,6 @@ def gpus(count: int, cluster: Cluster) -> dict[str, str]:
 
 
 def clock(minutes: int) -> str:
-    """Return Slurm's ``hours:minutes:seconds``."""
     return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
 
 
@@ -137,8 +136,6 @@ SMALL_MINUTES = 15  # a small data set on a few cores, set-up of the framework's
 
 @dataclass(frozen=True)
 class Estimate:
-    """A time limit in whole minutes, and how it came about."""
-
     minutes: int | None
     reason: str
 

@@ -25,8 +25,6 @@ SOON = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")  # give up soon
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a host; ``problem`` is why it gave none."""
-
     problems: tuple[tuple[int, str], ...] = ()
     problem: str = ""
 

@@ -34,7 +34,6 @@ def command(host: str, *options: str) -> tuple[str, ...]:
 
 
 def run(hosts: Sequence[str], argv: Sequence[str]) -> int:
-    """Start all and wait; return the exit code of the first that fails."""
     children = []
     for number, host in enumerate(hosts):
         # The first host is this machine, whose sshd need not let its own user in.
@@ -61,7 +60,6 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the COMMAND of ``--hosts n1,n2 -- COMMAND ...``."""
     if len(arguments) < 4 or arguments[0] != "--hosts" or arguments[2] != "--":
         print("expected: --hosts n1,n2 -- COMMAND", file=sys.stderr)
         return 2

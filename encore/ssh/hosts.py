@@ -81,5 +81,4 @@ def layout(hosts: tuple[Host, ...], gpus: int) -> tuple[int, int]:
 
 
 def as_file(hosts: tuple[Host, ...]) -> str:
-    """Return a host file that both ``mpirun`` and ``horovodrun`` read."""
     return "".join(f"{host.name} slots={host.slots}\n" for host in hosts)

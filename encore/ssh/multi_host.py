@@ -111,7 +111,6 @@ AGENT = "SSH_AUTH_SOCK"  # where ssh finds the caller's keys; for the launcher, 
 
 
 def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[Check]:
-    """Return what can be checked without asking anybody."""
     first, found = hosts[0].name, []
     program, package = ("mpirun", "openmpi-bin libopenmpi-dev") if launcher == "mpirun" else ("ssh", "openssh-client")
     if runtime != "host":
@@ -127,7 +126,6 @@ def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[C
 
 
 def check_mpi(launcher: str, framework: str) -> list[Check]:
-    """Return whether Horovod in the framework's environment talks MPI."""
     if launcher != "mpirun" or environment.describe(framework).mpi:
         return []
     hint = "apt-get install libopenmpi-dev (Debian, Ubuntu); the next run compiles Horovod again"
@@ -200,5 +198,4 @@ def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Ma
 
 
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:
-    """Return the network interface that the ranks talk through; empty if none was found."""
     return settings(hosts, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")

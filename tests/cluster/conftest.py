@@ -37,8 +37,6 @@ def cluster() -> Iterator[Cluster]:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Submits to the cluster, with a results folder of the test's own."""
-
     cluster: Cluster
     results: Path
     data: Path
@@ -70,7 +68,6 @@ class Jobs:
         return self.cluster.state(job)
 
     def wait_for_step(self, job: str, step: int, number: int = 0) -> None:
-        """Wait until the training has come to a step."""
         metrics = self.folder(job) / f"experiment_{number}" / "metrics.jsonl"
         mark = f'"step": {step},'
         wait_for(lambda: metrics.exists() and mark in metrics.read_text(), f"step {step} of job {job}", PATIENCE)

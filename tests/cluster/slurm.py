@@ -71,7 +71,6 @@ def _search_path() -> str:
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-    """Wait until something holds; AssertionError says what did not come."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -87,11 +86,9 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which Slurm's commands find this cluster."""
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _search_path()}
 
     def call(self, *command: str, timeout: float = 60.0) -> str:
-        """Return the output of one of Slurm's commands, which must succeed."""
         done = subprocess.run(
             command, capture_output=True, text=True, env=self.environment, timeout=timeout, check=False
         )
@@ -138,7 +135,6 @@ class Cluster:
         log.close()
 
     def start(self) -> None:
-        """Start Munge, the controller and the nodes; return when both nodes are idle."""
         self._start_munge()
         self._daemon("slurmctld", ["slurmctld", "-D", "-c"])
         for node in ("n1", "n2"):

@@ -41,8 +41,6 @@ def nobody_is_left(jobs: Jobs) -> None:
 
 @dataclass(frozen=True)
 class Unbroken:
-    """A run on two nodes that nothing disturbed, and what its ranks were seen to have."""
-
     jobs: Jobs
     job: str
     environments: list[dict[str, str]]
@@ -55,7 +53,6 @@ class Unbroken:
 
 @pytest.fixture(scope="module")
 def unbroken(cluster: Cluster, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
-    """Trains once; the tests of resuming hold their runs against it."""
     jobs = Jobs(cluster, tmp_path_factory.mktemp("unbroken"), digits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEAK_OF_THE_LOGIN_SHELL", "1")
@@ -266,7 +263,6 @@ def test_sbatch_from_another_folder_finds_the_checkout(jobs: Jobs, tmp_path: Pat
 
 
 def encore(jobs: Jobs, *arguments: str, timeout: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-    """Return the command line on the login node of the cluster."""
     return subprocess.run(
         [sys.executable, "-m", "encore.cli.app", *arguments],
         cwd=paths.ROOT, env={**jobs.cluster.environment, "COLUMNS": "160"},

@@ -152,7 +152,6 @@ def test_a_host_out_of_reach_has_a_hint(problem: str, hint: str) -> None:
 
 
 def asked(needs: list[Need], root: Path = paths.ROOT, python: str = sys.executable) -> connection.Answer:
-    """Return the answer of this machine's shell in place of another host's."""
     return connection.ask(("sh", "-s"), connection.probe(needs, root, Path(python)))
 
 

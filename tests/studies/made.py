@@ -13,7 +13,6 @@ WEIGHTS = {"lenet": 70_753_070, "alexnet": 50_844_008, "googlenet": 6_998_552, "
 
 
 def measurement(point: Point, seconds: float, spread: float = 0.01) -> dict[str, Any]:
-    """Return a measurement with three blocks around these seconds per step."""
     weights = WEIGHTS.get(str(point.axes["network"]), 1_795_131)
     blocks = [seconds * factor for factor in (1 - spread, 1.0, 1 + spread)]
     ranks = int(point.axes["ranks"])

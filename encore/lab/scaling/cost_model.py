@@ -161,7 +161,6 @@ class StepModel:
         return dict(zip(names, self.fitted.parameters, strict=False))
 
     def parts(self, point: Point) -> dict[str, float]:
-        """Return the time of a step at ``point`` by its causes."""
         row = _row(point, self.algorithm)
         return {name: a * b for (name, b), a in zip(self.parameters.items(), row, strict=True)}
 

@@ -47,8 +47,6 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A number of GPUs that a benchmark can be given."""
-
     gpus: int
     minutes: float
     how: How = "measured"
@@ -57,7 +55,6 @@ class Option:
 
     @property
     def work(self) -> float:
-        """GPU-minutes of a run."""
         return self.gpus * self.minutes
 
 

@@ -47,7 +47,6 @@ class Span:
         return Span(low=self.low / other.high, high=self.high / other.low)
 
     def meets(self, other: Span) -> bool:
-        """Return whether one number can be both."""
         return self.low <= other.high + 1e-12 and other.low <= self.high + 1e-12
 
 
@@ -113,7 +112,6 @@ def checks() -> list[Check]:
 
 
 def findings() -> Table:
-    """Return what does not follow, as a table."""
     failing = [check for check in checks() if not check.follows]
     return Table(
         title="Printed figures that do not follow from the others",

@@ -198,8 +198,6 @@ _Parting = tuple[int, ...]  # slots of each size
 
 @dataclass(frozen=True)
 class Share:
-    """How a benchmark is run in the steady state."""
-
     benchmark: str
     option: Option
     busy: float  # slots of this size that it keeps busy, averaged over the day
@@ -219,8 +217,6 @@ class Phase:
 
 @dataclass(frozen=True)
 class SteadyState:
-    """What a machine can do day after day."""
-
     gpus: int
     rounds_per_day: float  # how often a day every benchmark is run as often as wanted
     phases: tuple[Phase, ...]
@@ -228,7 +224,6 @@ class SteadyState:
 
 
 def rounds_one_by_one(jobs: Sequence[Job]) -> float:
-    """Return rounds a day where every run has the machine for itself."""
     return _MINUTES_A_DAY / one_by_one(jobs)
 
 
@@ -332,7 +327,6 @@ def schedule_table(schedule: Schedule) -> Table:
 
 
 def steady_table(steady: SteadyState) -> Table:
-    """Return how each benchmark is run where the machine works day after day."""
     return Table(
         title="Most runs a day",
         columns=("benchmark", "GPUs of a run", "at a time", "runs a day", "GPU-hours a run", "minutes are"),
@@ -388,7 +382,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def gantt(schedule: Schedule, table: Table) -> Figure:
-    """Return each GPU's time, one colour per benchmark."""
     names = list(dict.fromkeys(each.benchmark for each in schedule.placements))
     row = max(12.0, min(26.0, 480 / schedule.gpus))
     panel = Panel(WIDTH, row * schedule.gpus + 60)

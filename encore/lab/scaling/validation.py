@@ -31,7 +31,6 @@ class Series:
 
     @property
     def name(self) -> str:
-        """``v0.6 NVIDIA V100``."""
         return f"{self.round} {self.submitter} {self.accelerator}"
 
 
@@ -46,8 +45,6 @@ SERIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One published result as the model sees it."""
-
     cell: PublishedResult
     point: Point  # time in seconds per step, start and evaluations included
     batch: int

@@ -44,8 +44,6 @@ class Tensor(_Read):
 
 
 class Checked(_Read):
-    """How the export was compared with the training code."""
-
     # The largest difference of an output, divided by its largest magnitude where that is above 1.
     tolerance: float = 0.0
 
@@ -99,7 +97,6 @@ def read(folder: Path) -> tuple[Model, ...]:
 
 
 def read_whole(folder: Path) -> Whole:
-    """Return what export.json says of a model or of all its parts."""
     return _validated(Whole, folder)
 
 
@@ -152,7 +149,6 @@ def _example(folder: Path, export: Export) -> dict[str, np.ndarray]:
 
 
 def example_inputs(folder: Path, export: Export) -> dict[str, np.ndarray]:
-    """Return the inputs of some samples of the evaluation set."""
     arrays = _example(folder, export)
     return {each.name: arrays[each.name] for each in export.inputs}
 

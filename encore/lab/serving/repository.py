@@ -38,7 +38,6 @@ class Word(str):
 
 
 def render(message: Message, space: str = "") -> str:
-    """Return the text of a message, one field a line."""
     lines = []
     for name, value in message:
         if isinstance(value, list):
@@ -129,20 +128,16 @@ def _warm_up(export: Export, batch: int, examples: Mapping[str, np.ndarray]) -> 
 
 @dataclass(frozen=True)
 class Repository:
-    """What was written, or would be."""
-
     folder: Path
     name: str
     version: int
 
     @property
     def models(self) -> Path:
-        """What ``--model-repository`` names."""
         return self.folder / "model_repository"
 
     @property
     def model(self) -> Path:
-        """Folder of the model with all of its versions."""
         return self.models / self.name
 
 

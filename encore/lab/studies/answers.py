@@ -45,7 +45,6 @@ Parts = tuple[str, Table, list[Figure], list[Ours]]
 
 
 def build(folder: Folder[Study]) -> Report:
-    """Read the points that are done, and answer the study's questions."""
     study, results = folder.study, read(folder)
     if not results:
         raise EncoreError(f"no point of {folder.path} is measured", hint="encore study run --resume FOLDER")
@@ -122,7 +121,7 @@ def _compared(study: Study, quantity: str, ours: Sequence[Ours]) -> tuple[str, l
 
 
 def _lines(question: Question, results: Sequence[Result], least: int = 1) -> Iterator[tuple[Series, list[Result]]]:
-    """Yield each line by its values of the question's series, its results by x; with ``least`` of them at least."""
+    # Yield each line by its values of the question's series, its results by x; with ``least`` of them at least.
     for series, line in in_series(results, question.series).items():
         if len(line) >= least:
             yield series, sorted(line, key=lambda each: _x(each, question))

@@ -145,7 +145,6 @@ class Point:
 
 
 def known() -> list[str]:
-    """Return the names of the studies that come with Encore."""
     return sorted(path.stem for path in DATA.glob("*.toml"))
 
 

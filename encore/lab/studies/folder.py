@@ -66,7 +66,6 @@ class Folder(Generic[Defined]):
         return self.path / point.key / (f"pass-{number}" if number > 1 else "")
 
     def run_of(self, point: Keyed) -> RunFolder | None:
-        """Return the run folder of a point, None before there is one."""
         found = sorted(path.parent for path in self.at(point).glob("[!.]*/run.json"))
         return RunFolder(found[-1]) if found else None
 

@@ -52,7 +52,6 @@ class Machine:
 
 
 def load_machine(path: Path) -> Machine:
-    """Return what ``encore study machine`` wrote into a folder or file."""
     file = path / FILE if path.is_dir() else path
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -125,7 +124,6 @@ def parse_nccl_tests(text: str) -> list[list[float]]:
 
 
 def pairs_table(machine: Machine) -> Table:
-    """Return the bandwidth from each rank to each other."""
     pairs = machine.speeds.get("pairs") or []
     names = [f"rank {number}" for number in range(len(pairs))]
     size, backend = machine.speeds.get("pair_bytes", 0) / 2**20, machine.speeds.get("backend", "?").upper()
@@ -142,7 +140,6 @@ def pairs_table(machine: Machine) -> Table:
 
 
 def peer_table(machine: Machine) -> Table:
-    """Return which GPUs read each other's memory without the host."""
     access = machine.speeds.get("peer_access") or []
     names = [f"GPU{number}" for number in range(len(access))]
     rows = tuple((name, *("yes" if each else "no" for each in row)) for name, row in zip(names, access, strict=True))
@@ -150,7 +147,6 @@ def peer_table(machine: Machine) -> Table:
 
 
 def collectives_table(machine: Machine) -> Table:
-    """Return the time and the bus bandwidth of all-reduce and all-to-all by size."""
     rows: list[tuple[Cell, ...]] = [
         (each["kind"], int(each["bytes"]), each["seconds"] * 1e6, each["rate"] / 1e9, machine.speeds["backend"])
         for each in machine.speeds.get("collectives", ())
@@ -371,7 +367,6 @@ def ring(links: Links, sizes: Sequence[int], devices: int) -> dict[Pair, float]:
 
 
 def two_hops(links: Links, devices: int) -> list[tuple[int, ...]]:
-    """Return the paths of the pairs that have no link of their own."""
     return [path for pair in itertools.combinations(range(devices), 2) if len(path := links.path(*pair)) == 3]
 
 

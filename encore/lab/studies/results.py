@@ -32,7 +32,6 @@ class Result:
 
     @property
     def found(self) -> Mapping[str, Any]:
-        """What the first pass has measured, for what does not change from one to the next."""
         return self.passes[0]
 
     @property
@@ -111,7 +110,6 @@ def read(folder: Folder[Study]) -> list[Result]:
 
 
 def drift(results: Sequence[Result]) -> Drift | None:
-    """Return how far passes are apart, pooled over the points that have several."""
     squares, freedom = 0.0, 0
     for each in results:
         if each.is_timed and len(each.passes) > 1:
@@ -138,7 +136,6 @@ def ratio(over: Sample, under: Sample) -> Interval:
 
 
 def in_percent(value: float | None) -> float | None:
-    """Return what a ratio is above 1, in percent."""
     return None if value is None else 100 * (value - 1)
 
 
@@ -149,8 +146,6 @@ def bounds(sample: Sample) -> tuple[float | None, float | None]:
 
 @dataclass(frozen=True)
 class Ours:
-    """A value of ours that a printed figure can be compared with."""
-
     axes: Mapping[str, Value]
     value: float
     low: float | None  # None, as ``high``: a single reading, which has no interval

@@ -31,8 +31,6 @@ _KERNELS = 12
 
 @dataclass(frozen=True)
 class Measured:
-    """The ceilings of a machine and the steps that were measured under them, as they were printed."""
-
     peaks: Mapping[str, Any]
     steps: tuple[Mapping[str, Any], ...]
 
@@ -46,7 +44,6 @@ class Measured:
         return bool(self.peaks["device"] == "cpu")
 
     def peak(self, step: Mapping[str, Any]) -> float | None:
-        """Return the ceiling of a step's precision, where it was measured."""
         found = self.peaks["flops_per_second"].get(step["precision"])
         return float(found) if found is not None else None
 
@@ -153,7 +150,6 @@ def roofline_table(measured: Measured) -> Table:
 
 
 def classes_table(measured: Measured) -> Table:
-    """Return the share of the time by class of kernel, with the operations and bytes that were counted of it."""
     rows: list[tuple[Cell, ...]] = []
     for step, title in zip(measured.steps, _names(measured), strict=True):
         counted = dict.fromkeys(step["classes"], (0, 0)) | step["by_class"]
@@ -260,19 +256,15 @@ _TIME, _NAME = "Total Time (ns)", "Name"
 
 @dataclass(frozen=True)
 class Kernels:
-    """Seconds by kernel of one program."""
-
     title: str
     seconds: dict[str, float]
     total: float
 
     def share(self, name: str) -> float:
-        """Return the share of the time in which kernels ran."""
         return self.seconds[name] / self.total if self.total else 0.0
 
 
 def read_kernels(path: Path) -> Kernels:
-    """Return the kernels of a file; EncoreError where it is neither form."""
     try:
         text = path.read_text(encoding="utf-8")
         step = json.loads(text).get("step") or {} if text.lstrip().startswith("{") else {}

@@ -160,7 +160,6 @@ def relative_scores(runs: Sequence[ServerRun], base: str | None = None) -> Table
 
 
 def time_to_target(runs: Sequence[ServerRun]) -> Table:
-    """Return minutes to the target of each set, with the interval of its mean."""
     rows = []
     for run in sorted(runs, key=lambda run: (run.measured.benchmark, run.server, run.measured.gpus or 0)):
         each, side = run.measured, run.side
@@ -373,7 +372,6 @@ def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
 
 
 def utilisation_table(runs: Iterable[ServerRun]) -> Table:
-    """Return one row per run that has telemetry."""
     found = [(run.measured, utilisation_of(run.side.logs)) for run in runs]
     return Table(
         title="Utilisation over the timed part",
@@ -445,7 +443,6 @@ ON_CPUS = (
 
 
 def published_tables() -> list[Table]:
-    """Return the study's figures by slide."""
     columns = ("benchmark", "system", "GPUs", "batch", "precision", "figure", "printed", "unit", "context")
     by_place = grouped((each for each in load_figures() if each.source == DELL), lambda each: each.place)
     return [
@@ -517,7 +514,6 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
 
 
 def machine_report(machine: Machine) -> Report:
-    """Return the page of one machine: picture, links, bandwidths."""
     links, figures = [matrix(machine.server)] if machine.server.gpus else [], [picture(machine.server)]
     speeds, title = speeds_figure(machine), f"The machine {machine.server.name}"
     return page(
@@ -529,14 +525,12 @@ def machine_report(machine: Machine) -> Report:
 
 
 def roofline_report(measured: roofline.Measured) -> Report:
-    """Return the page of a roofline: ceilings, steps, kernels."""
     figure = roofline.roofline_figure(measured)
     makers = (roofline.peaks_table, roofline.roofline_table, roofline.classes_table, roofline.kernels_table)
     return page("Roofline", [make(measured) for make in makers], [figure] if figure else [], on_cpus=measured.is_cpu)
 
 
 def page(title: str, tables: Sequence[Table], figures: Sequence[Figure], *, on_cpus: bool) -> Report:
-    """Return a page without sets of runs."""
     return Report(
         title=title,
         tables=tuple(table.filled() for table in tables if table.rows),

@@ -58,7 +58,6 @@ class GridPoint:
 
     @property
     def axes(self) -> dict[str, Any]:
-        """The values that make the point."""
         return {name: value for name, value in vars(self).items() if value}
 
 
@@ -87,7 +86,6 @@ class Sweep(Definition):
         return asdict(replace(request, environment=tuple(kept)))
 
     def points(self) -> list[GridPoint]:
-        """Return every combination, small ones first, images in their order; EncoreError for impossible numbers."""
         for name, counts in (("--gpus-per-node", self.gpus), ("--nodes", self.nodes)):
             if not counts or min(counts) < 1 or max(counts) > planning.MAX_GPUS:
                 raise EncoreError(

@@ -44,7 +44,6 @@ class Result:
     on_cpu: bool = False  # its ranks had no GPUs
 
     def times_as_fast_as(self, base: Result | None) -> float | None:
-        """Return this speed over another one's; None where one is not known."""
         if base is None or self.samples_per_second is None or base.samples_per_second is None:
             return None
         return self.samples_per_second.estimate / base.samples_per_second.estimate
@@ -251,7 +250,6 @@ def releases_table(results: Sequence[Result], figure: PublishedReleases | None) 
 
 
 def releases_figure(table: Table) -> Figure | None:
-    """Return the bars of all rows that have a speed-up; None where the sweep itself has none."""
     known = tuple(row for row in table.rows if row[3] is not None)
     if not any(row[4] == MEASURED for row in known):
         return None
