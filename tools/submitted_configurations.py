@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from encore.lab.submissions import dockerfile, mapping
+from encore.lab.submissions import mapping, scripts
 
 V05 = "v0.5.0/nvidia/submission/code"
 LATER = "NVIDIA/benchmarks"
@@ -223,7 +223,7 @@ def tables(mirrors: Path) -> Iterator[str]:
         mirror = mirrors / f"training_results_{round_name}"
         with tempfile.TemporaryDirectory() as temporary:
             extract(mirror, folder, Path(temporary))
-            given = dockerfile.environment((Path(temporary) / "Dockerfile").read_text())
+            given = scripts.environment((Path(temporary) / "Dockerfile").read_text())
             of_image = {name: value for name, value in given.items() if READ.match(name)}
             yield "[[submission]]"
             yield f'repository = "mlcommons/training_results_{round_name}"'

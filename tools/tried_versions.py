@@ -20,7 +20,7 @@ from pathlib import Path
 
 from encore import catalogue, configuration, environment, files
 from encore.catalogue import Choice
-from encore.containers import support
+from encore.containers import compatibility
 from encore.errors import ExitCode
 from encore.machine import pythons
 
@@ -28,8 +28,8 @@ RANKS = 2
 # `encore` without the check of what is too old: it is what this finds out
 ENCORE = """
 from encore.cli import app
-from encore.containers import support
-support.lacks = lambda known, implementation: {}
+from encore.containers import compatibility
+compatibility.lacks = lambda known, implementation: {}
 app.main()
 """
 
@@ -48,7 +48,7 @@ def installed(requirement: str, python: Path, work: Path, options: Sequence[str]
     return folder
 
 
-def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.Tried:
+def trained(choice: Choice, python: Path, folder: Path, work: Path) -> compatibility.Tried:
     # Train one epoch of the toy data set; return what was seen
     variables = {**os.environ, "PYTHONPATH": str(folder)}
     results = work / "results" / f"{folder.name}-{choice.name}"
@@ -62,7 +62,7 @@ def trained(choice: Choice, python: Path, folder: Path, work: Path) -> support.T
     facts = pythons.ask(python, pythons.question(choice.implementation.framework, (), 0), variables)
     software = environment.software(choice.implementation.framework, facts.packages)
     versions = {"python": facts.python, **{name.removesuffix("_version"): each for name, each in software.items()}}
-    return support.Tried(
+    return compatibility.Tried(
         implementation=choice.name,
         where="cpu",
         versions={
@@ -96,7 +96,7 @@ def main() -> None:
     folder = installed(arguments.package, python, arguments.work.absolute(), options)
     for choice in choices:
         found = trained(choice, python, folder, arguments.work.absolute())
-        support.add(found)
+        compatibility.add(found)
         print(f"{found.implementation}, {folder.name}: {found.problem or 'trained'}", flush=True)
 
 

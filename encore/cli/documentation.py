@@ -22,7 +22,7 @@ import jinja2
 import typer
 
 from encore import catalogue, configuration, names, paths
-from encore.containers import dockerfiles, images, support
+from encore.containers import building, compatibility, images
 from encore.errors import EncoreError, ExitCode
 from encore.results import findings
 from encore.results.audit.judge import RULES
@@ -52,16 +52,16 @@ def epochs(result: published.PublishedResult) -> str:
 
 
 def last_run(implementation: str, where: str) -> str:
-    ran = [each for each in support.tried() if (each.implementation, each.where) == (implementation, where)]
+    ran = [each for each in compatibility.tried() if (each.implementation, each.where) == (implementation, where)]
     return max((each.date for each in ran if not each.problem), default="never run")
 
 
 def state(release: images.Release, choice: catalogue.Choice) -> str:
     """Return whether an implementation can run on a release, and at its first that is too old, why not."""
-    found = support.too_old(release, choice)
+    found = compatibility.too_old(release, choice)
     if found is None:
         return "never run"
-    old = [f"{support.title(name)} {each}" for name, each in found[1].items()] if found[0] == release else []
+    old = [f"{compatibility.title(name)} {each}" for name, each in found[1].items()] if found[0] == release else []
     return f"too old: {', '.join(old)}" if old else "too old"
 
 
@@ -115,7 +115,7 @@ TABLES = jinja2.Environment(
 ).get_template(
     "documentation.j2",
     globals={
-        "catalogue": catalogue, "configuration": configuration, "paths": paths, "bases": images, "versions": support,
+        "catalogue": catalogue, "configuration": configuration, "paths": paths, "bases": images, "versions": compatibility,
         "rates": findings, "RULES": RULES, "calibrated": tables, "speeds": published_speed, "listed": checks,
         "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results, "minutes": minutes,
         "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted, "in_all": in_all,
@@ -151,7 +151,7 @@ def pages(root: Path) -> list[Path]:
 
 def stale(root: Path) -> dict[Path, str]:
     wanted = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
-    wanted.update(dockerfiles.every())
+    wanted.update(building.dockerfiles())
     return {path: text for path, text in wanted.items() if not path.exists() or text != path.read_text("utf-8")}
 
 

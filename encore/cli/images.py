@@ -7,7 +7,7 @@ import typer
 from encore import catalogue
 from encore.cli import options
 from encore.cli.layout import console, show, write_json
-from encore.containers import building, compatibility, engines, images, standins
+from encore.containers import building, compatibility, engines, images
 from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
@@ -119,7 +119,7 @@ def build(
     choice, used = catalogue.choose(benchmark), _engine(engine)
     framework = choice.implementation.framework
     if base_only and base == images.STANDIN:
-        typer.echo(f"built {standins.build(used, framework, _echo)}")
+        typer.echo(f"built {building.build_standin(used, framework, _echo)}")
         return
     if base_only or accept:
         release = images.find_release(framework, base)

@@ -11,8 +11,7 @@ from encore.cli.layout import console, print_result, put, reading, say, text, wr
 from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
-from encore.lab.submissions.archive import check_package, write_archive
-from encore.lab.submissions.package import check_trees
+from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.results.compare.sides import load_sides
 from encore.results.report.measurements import all_tables, of_side
 from encore.results.report.report import build_report, measurements_of_published, measurements_of_study, write_files

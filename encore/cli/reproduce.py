@@ -14,9 +14,8 @@ from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
-from encore.lab.submissions import outputs
 from encore.lab.submissions.expressions import NoValueError
-from encore.lab.submissions.reproduction import Reproduction
+from encore.lab.submissions.reproduction import Reproduction, command, write_system
 from encore.lab.submissions.reproduction import reproduce as read_configuration
 from encore.lab.submissions.source import Source, name_of, open_source
 from encore.results.words import count_of
@@ -79,7 +78,7 @@ def reproduce(
     if not read:
         raise EncoreError(f"no configuration of {source} is understood", expected="assignments of a shell")
     if output:
-        outputs.write(read[0], output)
+        write_system(read[0], output)
         say(console(), escape(f"written: {output}; {_how_to_name(read[0])}"))
     if start:
         _run(read[0], data_folder)
@@ -149,7 +148,7 @@ def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
         say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
     _print_images(screen, made)
     _print_system(screen, made)
-    words = outputs.command(made, data)
+    words = command(made, data)
     if words:
         screen.print(hints.command(*words), markup=False, highlight=False, soft_wrap=True)
 
@@ -258,12 +257,12 @@ def _as_json(made: Reproduction, data: Path | None) -> dict[str, Any]:
         "nearest": made.nearest.system if made.nearest else "",
         "differences": [vars(each) for each in made.differences],
         "refused": made.refused,
-        "command": ["encore", *words] if (words := outputs.command(made, data)) else [],
+        "command": ["encore", *words] if (words := command(made, data)) else [],
     }  # fmt: skip
 
 
 def _run(made: Reproduction, data: Path | None) -> None:
-    words = outputs.command(made, data)
+    words = command(made, data)
     if not words or made.missing:
         why = made.refused or "keys have no value: " + ", ".join(made.missing)
         raise EncoreError(f"{made.name} cannot be run here: {why}", expected="a configuration that maps")

@@ -17,7 +17,7 @@ from encore.cli.audit import SEVERITY_STYLE, summary
 from encore.cli.layout import console, minutes_text, reading, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
-from encore.lab.submissions.package import check_trees
+from encore.lab.submissions.archive import check_trees
 from encore.results.audit.judge import audit_score
 from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check

@@ -1,8 +1,9 @@
-"""Build images: a benchmark's on its base; convert them. The CPU bases: standins.py."""
+"""Build images: a benchmark's on its base, the CPU stand-ins of the bases, their Dockerfiles; convert them."""
 
 import ast
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -12,10 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from encore import checkout, paths
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from encore import catalogue, checkout, environment, names, paths
 from encore.catalogue import Choice
-from encore.containers import compatibility, dockerfiles, engines, images, support
+from encore.containers import compatibility, engines, images
 from encore.containers.engines import Engine
+from encore.environment import build_switches
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 
@@ -38,7 +42,6 @@ def standin_name(framework: str) -> str:
 
 
 def image_file(choice: Choice, runtime: str) -> Path:
-    """Return the image file that Apptainer or Enroot runs."""
     suffix = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}[runtime]
     return paths.ROOT / "build" / "images" / f"{choice.name}.{suffix}"
 
@@ -167,7 +170,6 @@ def run_build(engine: Engine, file: Path, tags: Sequence[str], arguments: Mappin
 
 
 def check_space(engine: Engine, wanted_gib: float) -> None:
-    """Refuse what the engine's disk cannot take."""
     if engine.data is None or not engine.data.is_dir():
         return
     free = shutil.disk_usage(engine.data).free / 2**30
@@ -184,7 +186,7 @@ def pass_gate(choice: Choice, release: images.Release, force: bool) -> None:
 
     Before it is pulled.
     """
-    software = support.check(release, choice)
+    software = compatibility.check_software(release, choice)
     if software.level == "FAIL":
         raise EncoreError(software.found, hint=software.hint)
     if force:
@@ -233,12 +235,11 @@ def pull(engine: Engine, release: images.Release, on_line: OnLine, accept: bool 
 
 
 def build(choice: Choice, engine: Engine, base_name: str | None, force: bool, on_line: OnLine) -> str:
-    """Build a benchmark's image; return its name."""
     images.find_row(choice)
     base, tag = ensure_base(choice, engine, base_name, force, on_line)
     tags = [image_name(choice), image_name(choice, tag)]
     arguments = {"BASE": base, "CODE": code_id(), "COMMIT": commit()}
-    run_build(engine, dockerfiles.path_of(choice.name), tags, arguments, on_line)
+    run_build(engine, dockerfile(choice.name), tags, arguments, on_line)
     return tags[0]
 
 
@@ -254,8 +255,132 @@ def convert_command(choice: Choice, runtime: str, program: str) -> list[str]:
 
 
 def not_built(choice: Choice, engine: str) -> EncoreError:
-    """Return the error that there is no image of a benchmark."""
     return EncoreError(
         f"{engine} has no image {image_name(choice)}",
         hint=f"make build-{choice.name}" + (" ENGINE=podman" if engine == "podman" else ""),
     )
+
+
+def dockerfile(name: str) -> Path:
+    """Return the Dockerfile of a benchmark's image; of a framework's CPU stand-in as ``standin/NAME``."""
+    return images.CONTAINERS / name / "Dockerfile"
+
+
+def dockerfiles() -> dict[Path, str]:
+    """Return what each Dockerfile should hold, by its path."""
+    known, choices = images.catalogue(), catalogue.choices()
+    texts = {}
+    for name, row in known.image.items():
+        framework = choices[name].implementation.framework
+        release = images.find_release(framework)
+        texts[dockerfile(name)] = _render("Dockerfile.j2", framework, name=name, row=row, release=release)
+    for framework, standin in known.standin.items():
+        horovod = catalogue.framework(framework).horovod
+        texts[dockerfile(f"standin/{framework}")] = _render(
+            "standin/Dockerfile.j2",
+            framework,
+            name=framework,
+            row=standin,
+            benchmark=next(n for n, each in choices.items() if each.implementation.framework == framework),
+            switches=build_switches(horovod, mpi=True) if horovod else {},
+        )
+    return texts
+
+
+def _render(template: str, framework: str, **facts: object) -> str:
+    jinja = Environment(
+        loader=FileSystemLoader(images.CONTAINERS),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return jinja.get_template(template).render(framework=catalogue.framework(framework), **facts)
+
+
+ROOT_IMAGE = f"{PREFIX}/debian:bookworm"  # The bare Debian that the stand-ins are built on
+# Of Debian bookworm: what is downloaded for the image must fit its Python, not this machine's
+PLATFORM = {
+    "python": "3.11",
+    "mpi": "Open MPI 4.1.4",
+    "distribution": "debian 12",
+    "glibc": "2.36",
+    "machine": platform.machine(),
+}
+
+
+def build_standin(engine: Engine, framework: str | None, on_line: OnLine) -> str:
+    """Build the CPU stand-in of a framework's NGC image, by default the first; return its name."""
+    known = images.catalogue().standin
+    framework = framework or next(iter(known))
+    if framework not in known:
+        raise names.unknown("stand-in", framework, known)
+    if engines.inspect(engine, ROOT_IMAGE) is None:
+        import_debian(engine, ROOT_IMAGE, on_line)
+    download(framework, on_line)
+    name = standin_name(framework)
+    file, arguments = dockerfile(f"standin/{framework}"), {"ROOT": ROOT_IMAGE}
+    run_build(engine, file, [name], arguments, on_line)
+    return name
+
+
+def wheels(framework: str) -> Path:
+    """Return where the packages for a stand-in are; its Dockerfile mounts the folder."""
+    return paths.ROOT / "build" / "wheels" / framework
+
+
+def compiled_horovod(framework: str) -> Path | None:
+    """Return Horovod's wheel, if an environment of this machine compiled one that fits the stand-in."""
+    entry = catalogue.framework(framework)
+    if entry.horovod is None:
+        return None
+    requirements = paths.REQUIREMENTS / entry.requirements
+    switches = environment.build_switches(entry.horovod, mpi=True)
+    folder = environment.wheel_folder(framework, requirements, entry.horovod, PLATFORM, switches)
+    return next(folder.glob("*.whl"), None)
+
+
+def download_commands(framework: str) -> list[list[str]]:
+    """Return the commands that fetch what a framework's environment pins, with this machine's settings of pip."""
+    entry = catalogue.framework(framework)
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    pip += ["--dest", str(wheels(framework))]
+    for_image = ["--python-version", PLATFORM["python"], "--only-binary", ":all:"]
+    commands = [[*pip, *for_image, "--requirement", str(paths.REQUIREMENTS / entry.requirements)]]
+    if entry.horovod and not compiled_horovod(framework):
+        # Its source: it is compiled in the image, against the image's framework and MPI.
+        commands.append([*pip, "--no-binary", "horovod", f"horovod=={entry.horovod.version}"])
+    return commands
+
+
+def download(framework: str, on_line: OnLine) -> None:
+    """Fetch a stand-in's packages anew: no older build of the same version may be left in the folder."""
+    shutil.rmtree(wheels(framework), ignore_errors=True)
+    wheels(framework).mkdir(parents=True)
+    compiled = compiled_horovod(framework)
+    if compiled:
+        on_line(f"Horovod is compiled already: {compiled}")
+        shutil.copy(compiled, wheels(framework))
+    for command in download_commands(framework):
+        code, _ = stream(command, on_line)
+        if code != 0:
+            raise EncoreError(
+                f"the packages of {framework}'s stand-in could not be downloaded",
+                hint="check the network and pip's settings (pip config list); pip's own words are above",
+            )
+
+
+def import_debian(engine: Engine, name: str, on_line: OnLine) -> None:
+    """Make a bare Debian with debootstrap, from whatever mirror it chooses, and give it to the engine."""
+    if shutil.which("debootstrap") is None:
+        raise EncoreError("no debootstrap on PATH", hint="apt-get install debootstrap")
+    if os.geteuid() != 0:
+        raise EncoreError("debootstrap needs root", hint="make the stand-in as root: sudo make standin")
+    with tempfile.TemporaryDirectory(prefix="encore-debian-") as temporary:
+        folder = Path(temporary) / "root"
+        command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(folder)]
+        must(command, on_line, "the bare Debian could not be made")
+        archive = Path(temporary) / "root.tar"
+        must(["tar", "-C", str(folder), "-cf", str(archive), "."], on_line, "tar")
+        imported = [engine.program, "import", str(archive), name]
+        must(imported, on_line, "the bare Debian was not imported")

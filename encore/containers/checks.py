@@ -10,7 +10,7 @@ from typing import Any
 from encore import catalogue, environment, launchers, paths
 from encore.catalogue import Choice
 from encore.configuration import Configuration
-from encore.containers import asking, building, compatibility, engines, images, support
+from encore.containers import building, compatibility, engines, images, runtimes
 from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
@@ -23,7 +23,6 @@ UNMOUNTABLE = re.compile(r"[,:\"\n]")  # Characters that divide the parts of a m
 
 
 def check(target: Target, configuration: Configuration, machine: Node, folders: list[Path]) -> list[Check]:
-    """Return all checks of a run in a container, in addition to those of any run."""
     differences = check_as_submitted(target, configuration)
     if target.runtime == "host":
         with_gpus = configuration.get("device") == "gpu" and target.python is not None
@@ -57,16 +56,16 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
 def _check_software(target: Target, choice: Choice) -> list[Check]:
     # Check the versions that a Python answered, else those of the release that its image was built on
     release = _release_of(target.found.labels if target.found else {}, choice)
-    stated = [support.check(release, choice)] if release is not None else []
+    stated = [compatibility.check_software(release, choice)] if release is not None else []
     known = {}
     if target.facts:
         stack = environment.software(choice.implementation.framework, target.facts.packages)
         known = {"python": target.facts.python, **{name.removesuffix("_version"): each for name, each in stack.items()}}
-    too_old = support.lacks(known, choice.implementation)
+    too_old = compatibility.lacks(known, choice.implementation)
     if any(each.level == "FAIL" for each in stated) or not too_old:
         return stated
     where = target.python or target.image
-    found = f"{where} is too old for {choice.name}: {support.describe(too_old, choice.implementation)}"
+    found = f"{where} is too old for {choice.name}: {compatibility.describe(too_old, choice.implementation)}"
     return [Check("FAIL", "software", found, "use a newer release (docs/support.md) or another Python")]
 
 
@@ -132,7 +131,6 @@ def check_host(target: Target, configuration: Configuration) -> Check:
 
 
 def check_python(target: Target, configuration: Configuration) -> Check:
-    """Check a Python of the user's for what the benchmark imports, and for the GPUs."""
     choice, facts = configuration.choice, target.facts
     title = catalogue.framework(choice.implementation.framework).title
     if target.problem is not None or facts is None:
@@ -160,7 +158,7 @@ def check_python(target: Target, configuration: Configuration) -> Check:
 def named_python(file: Path, configuration: Configuration) -> Path:
     """Return a Python that the user named; EncoreError if it lacks what the benchmark needs."""
     python = file.expanduser().absolute()
-    target = asking.asked(Target(python=python), configuration.choice, {})
+    target = runtimes.asked(Target(python=python), configuration.choice, {})
     refuse_failed([check_python(target, configuration)])
     return python
 
@@ -173,7 +171,6 @@ def check_folders(folders: Iterable[Path]) -> list[Check]:
 
 
 def check_code(image: Image, choice: Choice) -> Check:
-    """Compare the training code in the image with that of the checkout."""
     if image.labels.get("encore.code") == building.code_id():
         return Check("OK", "image", f"holds the code of this checkout, {image.id[7:19]}")
     hint = f"make build-{choice.name}, which takes seconds"

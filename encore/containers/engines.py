@@ -75,8 +75,6 @@ SYMPTOMS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine of this machine that answers."""
-
     name: str
     program: str
     rootless: bool = False
@@ -86,8 +84,6 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image that an engine has."""
-
     id: str
     digests: tuple[str, ...]  # ``name@sha256:...`` of the registries that it was pulled from or pushed to
     labels: Mapping[str, str]
@@ -112,7 +108,6 @@ def programs(name: str, path: str | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """Return the engine's client; EncoreError if there is none."""
     found = programs(name)
     if not found:
         raise EncoreError(f"no {name} on PATH", hint=INSTALL[name])
@@ -197,6 +192,5 @@ def inspect(engine: Engine, reference: str) -> Image | None:
 
 
 def infiniband() -> tuple[str, ...]:
-    """Return the device files of InfiniBand adapters on this machine."""
     folder = Path("/dev/infiniband")
     return tuple(sorted(str(path) for path in folder.iterdir())) if folder.is_dir() else ()

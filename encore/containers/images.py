@@ -61,8 +61,6 @@ class Server(Strict):
 
 
 class Row(Strict):
-    """What a benchmark's image adds to its base."""
-
     title: str
     requirements: str
     imports: str = ""
@@ -88,8 +86,6 @@ class Submitted(Strict):
 
 
 class Images(Strict):
-    """All of images.toml."""
-
     default: dict[str, str]
     image: dict[str, Row]
     standin: dict[str, StandIn]
@@ -100,7 +96,6 @@ class Images(Strict):
 
 @cache
 def catalogue() -> Images:
-    """Read and check the catalogue."""
     return parse(Images, CATALOGUE)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from encore.files import text_of
-from encore.machine import nvml
+from encore.machine import node
 
 Siblings = Mapping[int, tuple[int, ...]]  # For each CPU (hardware thread) all CPUs of its core, itself among them
 
@@ -21,8 +21,6 @@ SYS = Path("/sys")
 
 @dataclass(frozen=True)
 class Near:
-    """CPUs and NUMA node near a GPU."""
-
     cpus: tuple[int, ...]  # CPUs as the kernel numbers them; empty: not known
     numa: int
 
@@ -87,7 +85,7 @@ def bind(
 
 
 def of_this_machine(ranks: int) -> tuple[Binding, ...]:
-    near = visible(near_gpus(nvml.busses()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    near = visible(near_gpus(node.busses()), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return bind(ranks, near, sorted(os.sched_getaffinity(0)), siblings())
 
 
@@ -156,5 +154,4 @@ def bound(command: Sequence[str], bindings: Sequence[Binding], with_numactl: boo
 
 
 def threads(bindings: Sequence[Binding]) -> int:
-    """Return OMP_NUM_THREADS that suits every rank: one thread a core."""
     return max(1, min(binding.cores for binding in bindings))

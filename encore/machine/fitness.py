@@ -19,8 +19,6 @@ SHARE = "share the folder over the network, at the same path on all hosts"
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that every host must have."""
-
     kind: str  # A key of on_node.PROBES
     what: str
     hint: str
@@ -33,7 +31,6 @@ def same(path: Path, hint: str) -> Need:
 
 
 def question(needs: Sequence[Need]) -> str:
-    """Return what ``on_node check`` takes."""
     return json.dumps([(need.kind, need.what, need.expected) for need in needs])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from encore.machine import node, nvml, processes
+from encore.machine import node, processes
 
 BY_SWITCH = ("PIX", "PXB")
 # GB/s that NCCL expects of one NVLink in one direction, by compute capability (NVIDIA/nccl, src/graph/topo.h:
@@ -46,7 +46,6 @@ class Server:
     numa: Mapping[str, str] = field(default_factory=dict)
 
     def link(self, one: str, other: str) -> str:
-        """Return the word of the link between two devices; empty where it is not known."""
         return self.links.get((one, other), "")
 
     @property
@@ -74,7 +73,6 @@ class Server:
 
     @property
     def nvlinks(self) -> dict[tuple[str, str], int]:
-        """Number of NVLinks of each pair of GPUs that has any."""
         pairs = [(a, b) for i, a in enumerate(self.gpus) for b in self.gpus[i + 1 :]]
         return {pair: int(self.link(*pair)[2:]) for pair in pairs if self.link(*pair).startswith("NV")}
 
@@ -92,7 +90,6 @@ class Server:
         return "NVLink" if self.nvlinks else "PCIe"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the server as plain data."""
         rows = {one: {other: self.link(one, other) for other in (*self.gpus, *self.adapters)} for one in self.gpus}
         rows |= {one: {other: self.link(one, other) for other in self.gpus} for one in self.adapters}
         return {
@@ -103,7 +100,6 @@ class Server:
 
 
 def from_json(content: Mapping[str, Any]) -> Server:
-    """Return what ``as_json`` wrote."""
     links = {(a, b): word for a, row in content["links"].items() for b, word in row.items() if word}
     return Server(
         name=content["name"], cpu=content["cpu"], sockets=content["sockets"], gpus=tuple(content["gpus"]),
@@ -175,8 +171,8 @@ def this_server(machine: node.Node) -> Server:
 
 def by_nvml() -> Server:
     """Return the GPUs with the links that the driver reports, where there is no nvidia-smi."""
-    with nvml.devices() as handles:
-        busses = nvml.known(lambda: [nvml.bus(handle) for handle in handles]) or []
+    with node.devices() as handles:
+        busses = node.known(lambda: [node.bus(handle) for handle in handles]) or []
         ends = [_nvlinks(handle) for handle in handles]
 
         def link(i: int, j: int) -> str:
@@ -196,9 +192,9 @@ def _nvlinks(handle: Any) -> Sequence[str]:
 
     def far_end(number: int) -> str:
         active = pynvml.nvmlDeviceGetNvLinkState(handle, number)
-        return nvml.text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower() if active else ""
+        return node.text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId).lower() if active else ""
 
-    ends = (nvml.known(partial(far_end, number)) for number in range(pynvml.NVML_NVLINK_MAX_LINKS))
+    ends = (node.known(partial(far_end, number)) for number in range(pynvml.NVML_NVLINK_MAX_LINKS))
     return [end for end in ends if end]
 
 
@@ -213,4 +209,4 @@ def _ancestor(one: Any, other: Any) -> str:
         pynvml.NVML_TOPOLOGY_NODE: "NODE",
         pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
     }
-    return words.get(nvml.known(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)), "")
+    return words.get(node.known(lambda: pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)), "")

@@ -41,8 +41,6 @@ class Port:
 
 @dataclass(frozen=True)
 class Network:
-    """What this machine has to talk to others."""
-
     interfaces: tuple[Interface, ...]
     ports: tuple[Port, ...]
 

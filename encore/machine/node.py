@@ -3,19 +3,62 @@
 import os
 import platform
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from encore.files import text_of
-from encore.machine import nvml
+
+Value = TypeVar("Value")
+
+
+@contextmanager
+def devices() -> Iterator[list[Any]]:
+    """Yield a handle of each GPU in the order of nvidia-smi; none where the library does not answer."""
+    import pynvml
+
+    def handles() -> list[Any]:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+    try:
+        yield known(handles) or []
+    finally:
+        known(pynvml.nvmlShutdown)
+
+
+def known(read: Callable[[], Value]) -> Value | None:
+    """Return what NVML answers; None where the driver or the GPU does not know."""
+    import pynvml
+
+    try:
+        return read()
+    except pynvml.NVMLError:
+        return None
+
+
+def bus(handle: Any) -> str:
+    import pynvml
+
+    return text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+
+
+def busses() -> list[str]:
+    """Return the PCI address of each GPU; none where the library does not answer."""
+    with devices() as handles:
+        return known(lambda: [bus(handle) for handle in handles]) or []
+
+
+def text(value: str | bytes) -> str:
+    """Return a text of NVML, whose older versions give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as the driver reports it."""
-
     index: int
     name: str
     memory_gib: float  # 0 where the driver does not report it
@@ -25,8 +68,6 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One machine."""
-
     hostname: str
     operating_system: str
     kernel: str
@@ -37,27 +78,26 @@ class Node:
     gpus: tuple[Gpu, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the plain data for the passport."""
         return asdict(self)
 
 
 def gpus() -> tuple[Gpu, ...]:
     """Return GPUs of this machine as the driver reports them; often none."""
-    with nvml.devices() as handles:
-        return nvml.known(lambda: tuple(_gpu(index, handle) for index, handle in enumerate(handles))) or ()
+    with devices() as handles:
+        return known(lambda: tuple(_gpu(index, handle) for index, handle in enumerate(handles))) or ()
 
 
 def _gpu(index: int, handle: Any) -> Gpu:
     import pynvml
 
-    capability = nvml.known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    capability = known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     # A GPU that shares the memory of the CPU has none of its own to report.
-    memory = nvml.known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
+    memory = known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
     return Gpu(
         index=index,
-        name=nvml.text(pynvml.nvmlDeviceGetName(handle)),
+        name=text(pynvml.nvmlDeviceGetName(handle)),
         memory_gib=round(memory / 2**30, 1),
-        driver=nvml.text(pynvml.nvmlSystemGetDriverVersion()),
+        driver=text(pynvml.nvmlSystemGetDriverVersion()),
         compute_capability=".".join(map(str, capability)) if capability else None,
     )
 
@@ -70,12 +110,10 @@ def _operating_system() -> str:
 
 
 def cores() -> int:
-    """Return cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def this_node() -> Node:
-    """Return everything about this machine."""
     known = re.findall(r"^(model name|physical id)\s*: (.*?)\s*$", text_of("/proc/cpuinfo"), re.MULTILINE)
     models = [value for name, value in known if name == "model name"]
     return Node(

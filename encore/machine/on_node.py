@@ -128,7 +128,6 @@ ACTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def main() -> int:
-    """Do what the command line names, and print the answer."""
     action, wanted = sys.argv[1], json.loads(sys.argv[2])
     node = os.environ.get("SLURMD_NODENAME") or platform.node()
     print(json.dumps({"node": node, **ACTIONS[action](wanted)}))

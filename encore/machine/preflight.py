@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import resource
@@ -9,16 +10,86 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
+from encore.catalogue import Weights
 from encore.configuration import Configuration
 from encore.data import PASSPORT, DataPassport, check_data
 from encore.errors import EncoreError
 from encore.files import existing, read_json
+from encore.job import Mount
 from encore.machine.node import Node
-from encore.machine.weights import refuse_wrong, weight_files
+
+CHUNK = 1 << 24
+
+
+def weight_files(configuration: Configuration, data: Path) -> dict[str, Path]:
+    """Return the file of each key that names one; a name without a folder is one in the data folder."""
+    given = {key: str(configuration.get(key)) for key in configuration.choice.benchmark.weights}
+    return {key: data / name for key, name in given.items() if name}
+
+
+def _digest(path: Path, algorithm: str) -> str:
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
+    """Return what is known of the file that a submitted system is to begin with.
+
+    Raises:
+        EncoreError: it is not there, or is another one than was published.
+    """
+    instead = f"--set {key}=FILE where it is elsewhere; --set {key}= begins with random weights, unlike the submission"
+    get = f"put {' and '.join((wanted.file, *wanted.also))} of {wanted.source} into the data folder; {instead}"
+    same_form = path.suffix == Path(wanted.file).suffix
+    for each in (path, *(path.with_name(name) for name in wanted.also if same_form)):
+        if not each.is_file():
+            raise EncoreError(f"{each} is no file", expected=wanted.title, hint=get)
+    if not same_form or not wanted.checksums:
+        return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
+    for algorithm, published in wanted.checksums.items():
+        found = _digest(path, algorithm)
+        if not found.startswith(published):
+            raise EncoreError(
+                f"{path} has the {algorithm.upper()} {found}",
+                expected=f"{wanted.title}: {' or '.join(published)} ({wanted.published})",
+                hint=get,
+            )
+    return ""
+
+
+def weights_json(files: dict[str, Path]) -> dict[str, Any]:
+    """Return path, size and SHA-256 of each, for the passport."""
+    return {
+        key: {"file": str(path), "bytes": path.stat().st_size, "sha256": _digest(path, "sha256")}
+        for key, path in files.items()
+    }
+
+
+def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
+    """Return what a container needs besides the data folder; TensorFlow has tensors in files next to its ``.index``."""
+    outside = [path for path in files.values() if data not in path.parents]
+    parts = [part for path in outside if path.suffix == ".index" for part in path.parent.glob(f"{path.stem}.data-*")]
+    return tuple(Mount(path, str(path), True) for path in (*outside, *sorted(parts)))
+
+
+def refuse_other_weights(files: dict[str, Path], known: Mapping[str, Any]) -> None:
+    """Refuse a file that is not the one of the passport; one that is gone may be in a checkpoint."""
+    there = weights_json({key: path for key, path in files.items() if path.is_file()})
+    for key, found in there.items():
+        if key in known and found["sha256"] != known[key]["sha256"]:
+            raise EncoreError(
+                f"{found['file']} is not the file of {key} that the run began with",
+                expected=f"SHA-256 {known[key]['sha256'][:12]}",
+                hint="restore it, or start a new run",
+            )
+
 
 Level = Literal["OK", "WARN", "FAIL"]
 
@@ -29,8 +100,6 @@ RESULTS_GIB = 1.0
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check."""
-
     level: Level
     name: str
     found: str
@@ -38,7 +107,6 @@ class Check:
 
     @classmethod
     def of(cls, error: EncoreError, name: str, level: Level = "FAIL") -> Check:
-        """Return the check that met an error of the user's."""
         expected = f" (expected: {error.expected})" if error.expected else ""
         return cls(level, name, error.found + expected, error.hint)
 
@@ -103,7 +171,6 @@ def _rank_memory(configuration: Configuration, machine: Node | None) -> float:
 
 
 def check_results(results: Path, resumes: bool = False) -> Check:
-    """Return the results folder: writable, with space."""
     folder = existing(results)
     if not folder.is_dir():
         return Check("FAIL", "results folder", f"{folder} is not a folder", "give another: --results DIR")
@@ -158,7 +225,6 @@ def check_accelerator(configuration: Configuration, machine: Node) -> list[Check
 
 
 def check_submission(configuration: Configuration, passport: DataPassport | None) -> Check:
-    """Return whether the run can be compared with a submitted one."""
     if configuration.get("device") == "cpu":
         return Check("OK", "configuration", "a CPU run: tries the code, reproduces nothing")
     if configuration.system.kind == "small":
@@ -211,7 +277,6 @@ def check_run(configuration: Configuration, machine: Node, data: Path, results: 
 
 
 def refuse_failed(checks: list[Check]) -> None:
-    """Raise EncoreError for the first FAIL."""
     for check in checks:
         if check.level == "FAIL":
             raise EncoreError(f"{check.name}: {check.found}", hint=check.hint)

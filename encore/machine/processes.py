@@ -49,8 +49,6 @@ def start(
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """Last heartbeat of a rank."""
-
     rank: int
     pid: int
     host: str
@@ -110,7 +108,6 @@ def signal_ranks(folder: Path, number: signal.Signals) -> int:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return a process and all its descendants."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]
@@ -159,7 +156,6 @@ def started(pid: int) -> int:
 
 
 def note_launcher(folder: Path, pid: int) -> None:
-    """Note which process starts the ranks of the experiment in ``folder``."""
     (folder / LAUNCHER).write_text(f"{pid} {platform.node()} {started(pid)}", encoding="ascii")
 
 

@@ -22,8 +22,6 @@ HINT = 'activate the environment and give --python "$(command -v python)"'
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one Python answered."""
-
     python: str  # Its version, such as ``3.11.7``
     problems: Mapping[str, str]  # Why modules cannot be imported, by name
     packages: Mapping[str, str]  # Versions by package
@@ -63,7 +61,6 @@ else:
 
 
 def program() -> str:
-    """Return the text that the Python executes."""
     text = Path(python_facts.__file__).read_text(encoding="utf-8")
     return GUARD.format(oldest=python_facts.OLDEST, mark=python_facts.MARK, program=text)
 

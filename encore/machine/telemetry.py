@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from encore.machine import nvml
+from encore.machine import node
 
 INTERVAL_SECONDS = 1.0
 ALL_LINKS = 0xFFFFFFFF  # As the scope of a field of NVLink, which is otherwise one link
@@ -39,7 +39,7 @@ def sample_gpu(handle: Any) -> dict[str, Any]:
         "nvlink_sent_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
         "nvlink_received_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
     }
-    return {name: nvml.known(read) for name, read in readings.items()}
+    return {name: node.known(read) for name, read in readings.items()}
 
 
 def sample_host() -> dict[str, Any]:
@@ -67,18 +67,16 @@ class Telemetry:
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more samples."""
         self._ended.set()
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
         psutil.cpu_percent(None)
         next_time = time.monotonic()
-        with contextlib.suppress(OSError), nvml.devices() as handles, self._path.open("a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError), node.devices() as handles, self._path.open("a", encoding="utf-8") as file:
             while not self._ended.wait(max(0.0, next_time - time.monotonic())):
                 file.write(json.dumps({**sample_host(), "gpus": [sample_gpu(handle) for handle in handles]}) + "\n")
                 file.flush()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from encore import catalogue, configuration, data, paths
-from encore.containers import asking, building, engines, images, renderers, runtimes
+from encore.containers import building, engines, images, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.run import passport, planning, runner, supervise
 
@@ -41,7 +41,7 @@ def check_labels(image: engines.Image) -> str:
 
 def _answers(choice: catalogue.Choice, target: runtimes.Target) -> Iterator[tuple[str, str]]:
     # What the image's Python cannot import of what the training needs, and what it does not hold as pinned.
-    facts = asking.asked(target, choice, {}).facts
+    facts = runtimes.asked(target, choice, {}).facts
     if facts is None:
         yield "imports", "the image's Python did not answer"
         return

@@ -13,8 +13,8 @@ from encore import configuration as configurations
 from encore import data as data_sets
 from encore.catalogue import Choice, System
 from encore.configuration import Configuration
-from encore.containers import asking, runtimes
 from encore.containers import checks as container_checks
+from encore.containers import runtimes
 from encore.containers.runtimes import ON_HOST, Target
 from encore.errors import EncoreError
 from encore.launchers import Launch
@@ -228,7 +228,7 @@ def _toy_data_set(request: Request, choice: Choice, cluster: Cluster, machine: n
     resolved = configurations.resolve(choice, system, 1, ranks, list(request.settings))
     runtime, python = choose_python(request, cluster, choice)
     target = runtimes.choose(runtime, choice, machine, "gpu", request.image or cluster.image or None, python=python)
-    target = asking.asked(target, choice, {}, ranks, start=False)
+    target = runtimes.asked(target, choice, {}, ranks, start=False)
     found = [*preflight.check_devices(resolved, machine), *container_checks.check(target, resolved, machine, [])]
     problem = next((check for check in found if check.level == "FAIL"), None)
     small, full = choice.benchmark.small_data, choice.benchmark.full_data.name
@@ -336,7 +336,7 @@ def asked(plan: Plan, start: bool = True) -> Plan:
     gpus = plan.configuration.ranks_per_node if plan.configuration.get("device") == "gpu" else 0
     outer = step.once_a_node(1) if plan.target.runtime == "pyxis" else ()
     choice = plan.configuration.choice
-    return replace(plan, target=asking.asked(plan.target, choice, plan.extra_environment, gpus, start, outer))
+    return replace(plan, target=runtimes.asked(plan.target, choice, plan.extra_environment, gpus, start, outer))
 
 
 def refuse(plan: Plan) -> list[preflight.Check]:

@@ -15,7 +15,7 @@ from encore import environment, files, paths
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, Mount, Places, training_job
-from encore.machine import fitness, links, node, on_node, preflight, weights
+from encore.machine import fitness, links, node, on_node, preflight
 from encore.machine.fitness import Need
 from encore.run import follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
@@ -48,7 +48,7 @@ class Hooks:
 
 
 def job_of(plan: Plan, output: Path) -> Job:
-    trained = weights.mounts(weights.weight_files(plan.configuration, plan.data), plan.data)
+    trained = preflight.weight_mounts(preflight.weight_files(plan.configuration, plan.data), plan.data)
     mounts = (Mount(plan.data, str(plan.data), True), *trained, Mount(output, str(output), False))
     places = Places(data=str(plan.data), output=str(output))
     launch = plan.launch(str(output))
@@ -99,7 +99,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     if found.unearned:
         data_set["unearned"] = found.unearned
     seeds = list(plan.seeds)
-    trained = weights.as_json(weights.weight_files(plan.configuration, plan.data))
+    trained = preflight.weights_json(preflight.weight_files(plan.configuration, plan.data))
     server = links.this_server(plan.machine).as_json()
 
     def content(path: Path) -> dict[str, Any]:
@@ -318,7 +318,9 @@ def resume(folder: RunFolder, hooks: Hooks, limits: Limits) -> Ending:
             expected=f"id {wanted[:12]}",
             hint="restore it, or start a new run",
         )
-    weights.refuse_others(weights.weight_files(plan.configuration, plan.data), folder.passport().get("weights", {}))
+    preflight.refuse_other_weights(
+        preflight.weight_files(plan.configuration, plan.data), folder.passport().get("weights", {})
+    )
     checks.refuse_other_image(folder.passport(), plan.target)
     preflight.refuse_failed(
         [

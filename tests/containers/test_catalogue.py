@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue, environment, paths
-from encore.containers import dockerfiles, images, standins
+from encore.containers import building, images
 from encore.errors import EncoreError
 from encore.run import image_test
 from encore.run.passport import SECRET
@@ -41,7 +41,7 @@ def test_every_round_of_a_benchmark_has_its_submitted_base() -> None:
 
 def test_every_benchmark_has_an_image_and_every_dockerfile_is_as_its_template_writes_it() -> None:
     assert set(images.catalogue().image) == set(catalogue.choices())
-    wanted = dockerfiles.every()
+    wanted = building.dockerfiles()
     assert set(wanted) == set(DOCKERFILES)
     stale = [str(path) for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
     assert not stale, f"stale: {', '.join(stale)}; hint: make docs"
@@ -89,7 +89,7 @@ def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
 def test_an_image_ends_as_nobody_special_with_the_code_last(name: str) -> None:
     # NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none
     release = images.find_release(catalogue.choose(name).implementation.framework)
-    text = dockerfiles.path_of(name).read_text(encoding="utf-8")
+    text = building.dockerfile(name).read_text(encoding="utf-8")
     assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] not in ("0", "root")
     assert "\nRUN " not in text.partition("COPY benchmarks /workspace/encore/benchmarks")[2]
     assert f"ARG BASE={release.reference}\n" in text
@@ -106,7 +106,7 @@ def test_requirements_of_images_are_pinned_with_hashes(name: str) -> None:
 @pytest.mark.parametrize("framework", sorted(images.catalogue().default))
 def test_every_framework_has_a_stand_in(framework: str) -> None:
     assert framework in images.catalogue().standin
-    text = dockerfiles.path_of(f"standin/{framework}").read_text(encoding="utf-8")
+    text = building.dockerfile(f"standin/{framework}").read_text(encoding="utf-8")
     assert f'encore.standin="{framework}"' in text
     # This machine brings the packages: the build needs no index, and so none of the machine's settings.
     assert f"source=build/wheels/{framework}," in text
@@ -121,21 +121,21 @@ def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
     entry = catalogue.framework("mxnet")
     assert entry.horovod is not None
     switches = environment.build_switches(entry.horovod, mpi=True)
-    for distribution in ("ubuntu 24.04", standins.PLATFORM["distribution"]):
-        assert standins.compiled_horovod("mxnet") is None
-        built_on = {**standins.PLATFORM, "distribution": distribution}
+    for distribution in ("ubuntu 24.04", building.PLATFORM["distribution"]):
+        assert building.compiled_horovod("mxnet") is None
+        built_on = {**building.PLATFORM, "distribution": distribution}
         requirements = paths.REQUIREMENTS / entry.requirements
         folder = environment.wheel_folder("mxnet", requirements, entry.horovod, built_on, switches)
         folder.mkdir(parents=True)
         (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
-    found = standins.compiled_horovod("mxnet")
+    found = building.compiled_horovod("mxnet")
     assert found is not None and found.parent == folder
-    commands = {framework: standins.download_commands(framework) for framework in images.catalogue().standin}
+    commands = {framework: building.download_commands(framework) for framework in images.catalogue().standin}
     fetched = {framework: [each[-1] for each in every] for framework, every in commands.items()}
     own = {name: str(paths.REQUIREMENTS / catalogue.framework(name).requirements) for name in commands}
     assert fetched == {name: [own[name], *(["horovod==0.28.1"] if name == "tensorflow" else [])] for name in own}
     first = commands["pytorch"][0]
-    assert first[first.index("--python-version") + 1] == standins.PLATFORM["python"]
+    assert first[first.index("--python-version") + 1] == building.PLATFORM["python"]
     assert first[first.index("--dest") + 1] == str(paths.ROOT / "build" / "wheels" / "pytorch")
     assert "!build/wheels" in (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
 

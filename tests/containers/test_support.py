@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from encore import catalogue, configuration
-from encore.containers import building, checks, compatibility, images, support
+from encore.containers import building, checks, compatibility, images
 from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
@@ -40,13 +40,13 @@ def test_a_release_that_is_too_old_is_refused_before_a_pull(name: str, release: 
 @pytest.mark.parametrize("name", catalogue.choices())
 def test_a_default_release_is_not_too_old(name: str) -> None:
     choice = catalogue.choose(name)
-    assert support.too_old(images.find_release(choice.implementation.framework), choice) is None
+    assert compatibility.too_old(images.find_release(choice.implementation.framework), choice) is None
 
 
 def test_releases_of_two_series_have_no_order() -> None:
     choice = catalogue.choose("minigo")
     older = images.find_release("tensorflow", "25.02-tf2").model_copy(update={"release": "22.05-tf2"})
-    assert support.too_old(older, choice) is None
+    assert compatibility.too_old(older, choice) is None
 
 
 @pytest.mark.parametrize("name", catalogue.choices())
@@ -55,7 +55,7 @@ def test_what_an_implementation_needs_was_seen(name: str) -> None:
     needs = catalogue.choose(name).implementation.needs
     assert catalogue.choose(name).implementation.framework in needs
     for package, least in needs.items():
-        with_it = [each for each in support.tried() if each.implementation == name and package in each.versions]
+        with_it = [each for each in compatibility.tried() if each.implementation == name and package in each.versions]
         lowest = compatibility.version(least)
         seen = [each for each in with_it if compatibility.version(each.versions[package])[: len(lowest)] == lowest]
         assert any(not each.problem for each in seen), f"{package} {least} was not tried"

@@ -11,7 +11,7 @@ import pytest
 
 from encore import paths
 from encore.files import text_of
-from encore.machine import binding, links, node, nvml, processes, telemetry
+from encore.machine import binding, links, node, processes, telemetry
 from encore.machine.links import Server, parse_topology
 from tests.machine.machines import machine
 from tests.trainings import wait_until
@@ -161,7 +161,7 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
          "nvlink_received_kib": 1390},
         {**nothing, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001},
     ]  # fmt: skip
-    assert binding.near_gpus(nvml.busses()) == () and node.gpus() == ()
+    assert binding.near_gpus(node.busses()) == () and node.gpus() == ()
     named = {"nvmlDeviceGetName": lambda handle: b"NVIDIA GB10", "nvmlSystemGetDriverVersion": lambda: "580.1"}
     for name, answer in named.items():
         monkeypatch.setattr(Library, name, staticmethod(answer), raising=False)

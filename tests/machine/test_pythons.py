@@ -10,7 +10,7 @@ import pytest
 
 from encore import catalogue, paths
 from encore.configuration import Configuration, resolve
-from encore.containers import asking, checks, renderers
+from encore.containers import checks, renderers, runtimes
 from encore.containers.runtimes import Target
 from encore.job import Places, training_job
 from encore.machine import pythons
@@ -36,12 +36,12 @@ def script(folder: Path, text: str) -> Path:
 
 
 def checked(python: Path, system: str = "cpu") -> Check:
-    target = asking.asked(Target(python=python), CHOICE, {})
+    target = runtimes.asked(Target(python=python), CHOICE, {})
     return checks.check_host(target, configured(system))
 
 
 def test_a_python_with_the_framework_serves_the_cpu_and_is_refused_for_gpus(pytorch_python: Path) -> None:
-    target = asking.asked(Target(python=pytorch_python), CHOICE, {})
+    target = runtimes.asked(Target(python=pytorch_python), CHOICE, {})
     noted = target.python_json()
     assert target.facts is not None and noted is not None
     assert (target.facts.problems, noted["file"]) == ({}, str(pytorch_python))
@@ -153,7 +153,7 @@ def test_two_ranks_train_by_mpirun_in_a_python_without_gloo(
     cache = tmp_path / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        asking.keep_build(mxnet_python, horovod.stat().st_mtime_ns, table)
+        runtimes.keep_build(mxnet_python, horovod.stat().st_mtime_ns, table)
         quiet = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
         folder = train(encore, "resnet", digits, tmp_path / "results", "--python", str(mxnet_python), *quiet, ranks=2)
     assert not list(cache.glob("*/environments"))

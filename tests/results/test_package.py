@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.submissions.package import check_trees
+from encore.lab.submissions.archive import check_trees
 from encore.results.published.systems import DESCRIPTION_FIELDS
 from tests.results.result_logs import START_MS, resnet_v07, write_set
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from encore import catalogue
-from encore.containers import asking
+from encore.containers import runtimes
 from encore.machine import node
 from encore.run import passport, planning
 from tests.machine.machines import gpus_of
@@ -37,7 +37,7 @@ def levels(found: planning.Plan) -> dict[str, str]:
 
 def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[node.Gpu, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     has_cuda = answered(gpus=len(gpus), packages=PACKAGES).facts
-    monkeypatch.setattr(asking, "_ask_python", lambda python, choice, extra: has_cuda)
+    monkeypatch.setattr(runtimes, "_ask_python", lambda python, choice, extra: has_cuda)
     found = planning.asked(plan(python=Path("/apps/bin/python")))
     configuration = found.configuration
     assert (configuration.get("device"), configuration.system.system) == ("gpu", "gpu")

@@ -8,7 +8,7 @@ import pytest
 
 from encore import catalogue, configuration, job
 from encore.errors import EncoreError
-from encore.machine import preflight, weights
+from encore.machine import preflight
 from encore.run import passport
 from tests.conftest import Encore
 
@@ -22,19 +22,19 @@ def with_backbone(name: str, file: str) -> configuration.Configuration:
 @pytest.mark.parametrize("name", ["ssd", "maskrcnn"])
 def test_a_file_is_in_the_data_folder_or_anywhere(name: str, tmp_path: Path) -> None:
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere.pth"
-    inside = weights.weight_files(with_backbone(name, "weights.pth"), data)
-    outside = weights.weight_files(with_backbone(name, str(elsewhere)), data)
+    inside = preflight.weight_files(with_backbone(name, "weights.pth"), data)
+    outside = preflight.weight_files(with_backbone(name, str(elsewhere)), data)
     assert (inside, outside) == ({"backbone": data / "weights.pth"}, {"backbone": elsewhere})
-    assert weights.weight_files(with_backbone(name, ""), data) == {} and weights.mounts(inside, data) == ()
-    assert weights.mounts(outside, data) == (job.Mount(elsewhere, str(elsewhere), True),)
+    assert preflight.weight_files(with_backbone(name, ""), data) == {} and preflight.weight_mounts(inside, data) == ()
+    assert preflight.weight_mounts(outside, data) == (job.Mount(elsewhere, str(elsewhere), True),)
     elsewhere.write_bytes(b"weights")
-    (found,) = weights.as_json(outside).values()
+    (found,) = preflight.weights_json(outside).values()
     assert found == {"file": str(elsewhere), "bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}
-    weights.refuse_others(outside, {"backbone": found})
-    weights.refuse_others(inside, {"backbone": found})  # not there: a checkpoint has it
+    preflight.refuse_other_weights(outside, {"backbone": found})
+    preflight.refuse_other_weights(inside, {"backbone": found})  # not there: a checkpoint has it
     elsewhere.write_bytes(b"others!")
     with pytest.raises(EncoreError, match="is not the file of backbone that the run began with"):
-        weights.refuse_others(outside, {"backbone": found})
+        preflight.refuse_other_weights(outside, {"backbone": found})
     assert [each.level for each in preflight.check_weights(with_backbone(name, str(elsewhere)), data)] == ["OK"]
 
 
@@ -42,7 +42,7 @@ def test_tensorflows_files_are_mounted_together(tmp_path: Path) -> None:
     index, tensors = (tmp_path / f"model.ckpt-7.{kind}" for kind in ("index", "data-00000-of-00001"))
     for path in (index, tensors, tmp_path / "model.ckpt-70.data-00000-of-00001"):
         path.touch()
-    found = weights.mounts({"checkpoint": index}, tmp_path / "data")
+    found = preflight.weight_mounts({"checkpoint": index}, tmp_path / "data")
     assert [mount.source for mount in found] == [index, tensors]
 
 
@@ -60,7 +60,7 @@ def test_submitted_systems_begin_with_the_submissions_weights(name: str, key: st
     for system in catalogue.systems(choice):
         resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
         assert (list(resolved.needed_weights) == [key]) == (system.kind == "submitted"), system.file
-        assert bool(weights.weight_files(resolved, tmp_path)) == (system.kind == "submitted")
+        assert bool(preflight.weight_files(resolved, tmp_path)) == (system.kind == "submitted")
     # Anywhere, it is the configuration that was submitted; from random weights, or on a CPU, another one.
     assert submitted(name).is_submitted and submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted
     random = submitted(name, f"{key}=")
@@ -109,10 +109,10 @@ def test_a_checksum_may_be_the_beginning_of_a_digest(tmp_path: Path) -> None:
     wanted = catalogue.Weights(
         title="a network", file="net.pth", source="nowhere", checksums={"sha256": ("00000000", begins)}
     )
-    assert weights.refuse_wrong("backbone", path, wanted) == ""
+    assert preflight.refuse_wrong("backbone", path, wanted) == ""
     path.write_bytes(b"Weights")
     with pytest.raises(EncoreError, match="has the SHA256 "):
-        weights.refuse_wrong("backbone", path, wanted)
+        preflight.refuse_wrong("backbone", path, wanted)
 
 
 def test_a_dry_run_without_the_weights_would_be_refused(encore: Encore, tmp_path: Path) -> None:

@@ -55,8 +55,6 @@ class Implementation(Strict):
 
 
 class Submitted(Strict):
-    """One benchmark's file."""
-
     implementation: tuple[Implementation, ...]
 
 
@@ -68,8 +66,6 @@ class Machine(Strict):
 
 
 class Common(Strict):
-    """What all submissions share."""
-
     read: tuple[str, ...]  # Beginnings of the names of environment variables that frameworks, NCCL and MPI read
     left_out: dict[str, str]  # Variables among them that no system here sets: why
     nodes: tuple[str, ...]  # Variables with the number of nodes, by pattern; the first that is set counts
@@ -87,7 +83,6 @@ class Common(Strict):
 
 @cache
 def common() -> Common:
-    """Return what all submissions share."""
     return parse(Common, paths.BENCHMARKS / "common" / "submitted.toml")
 
 
@@ -196,8 +191,6 @@ def _add_pairs(found: dict[str, Option], words: tuple[Value, ...], after: str) -
 
 @dataclass(frozen=True)
 class Mapped:
-    """A key with its value, and what it was made from."""
-
     key: str
     value: Any
     options: tuple[str, ...]  # Options that the command gave

@@ -5,85 +5,80 @@ noted with file and line, and a condition that depends on it does not hold. File
 was handed over and nowhere else.
 """
 
+import contextlib
+import operator
 import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 
-from encore.lab.submissions import shell_conditions
-from encore.lab.submissions.shell_expansion import Expander
 from encore.lab.submissions.shell_tokens import IGNORED, ShellError, Token, split
-from encore.lab.submissions.shell_values import UNKNOWN, Invocation, State, Value, Variable
+from encore.lab.submissions.shell_values import (
+    UNKNOWN,
+    Expander,
+    Invocation,
+    NotUnderstoodError,
+    State,
+    Value,
+    Variable,
+    calculate,
+    joined,
+)  # fmt: skip
 
 MOST_SOURCED = 8  # Depth to which files source each other
 LONGEST_SCRIPT = 128 * 1024  # Characters: the longest of any submission has 40,000
+_MOST_TOKENS = 500  # Of a condition: real ones have some tens
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local"})
-_LOOPS = frozenset({"for", "while", "until", "select"})
 _REDIRECTIONS = frozenset({">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>"})
 _ENDS_COMMAND = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", ")", ";;"})
+_FILE_TESTS = frozenset({"-f", "-e", "-d", "-r", "-s", "-x", "-L", "-w"})
+_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
+    "-le": operator.le,
+}  # fmt: skip
+# What ``-a`` takes the least of and ``-o`` the most: what is not known is in between
+_CERTAINTY = (False, None, True)
 
-# Returns the text of a file by its path inside the folder; None where there is none
-ReadFile = Callable[[str], "str | None"]
+ReadFile = Callable[[str], "str | None"]  # Returns the text of a file by its path inside the folder, None if none
 
 
 class _Exit(Exception):
     """The script ends here."""
 
 
-@dataclass(frozen=True)
-class _Script:
-    file: str
-    name: str  # What the scripts call the configuration: its file's name without ``config_`` and ``.sh``
-    depth: int
-
-
 class Reader:
     """Reads the scripts of one folder, one after another, into one state."""
 
     def __init__(self, read_file: ReadFile, given: Mapping[str, str] | None = None) -> None:
-        self.state = State()
+        named = {name: Variable((Value(text),), "", 0, is_exported=True) for name, text in (given or {}).items()}
+        self.state = State(variables=named)
         self._read_file = read_file
-        for name, text in (given or {}).items():
-            self.state.variables[name] = Variable((Value(text),), "", 0, is_exported=True)
 
-    def read(self, file: str, arguments: tuple[Value, ...] = ()) -> None:
+    def read(self, file: str) -> None:
         """Read a script of the folder; ShellError if it is not understood as a whole."""
         try:
-            self._source(file, 0, arguments)
+            self.source(file, 0)
         except _Exit:
             pass
         except (ValueError, RecursionError) as error:
             reason = "too deeply nested" if isinstance(error, RecursionError) else str(error)
             raise ShellError(0, f"{file}: {reason}") from None
 
-    def _source(self, file: str, depth: int, arguments: tuple[Value, ...] = ()) -> None:
+    def source(self, file: str, depth: int) -> None:
+        """Read a script that others source, ``depth`` of them."""
         text = self._read_file(file)
         if text is None:
             raise ShellError(0, f"{file}: there is no such file in the folder")
         if len(text) > LONGEST_SCRIPT:
             raise ShellError(0, f"{file}: longer than {LONGEST_SCRIPT:,} characters")
-        name = file.rpartition("/")[2].removeprefix("config_").removesuffix(".sh")
-        script = _Script(file, name, depth)
         try:
-            _Run(self, split(text), script, Expander(self.state, file, name, arguments)).all()
+            _Run(self, split(text), file, depth).all()
         except ShellError as error:
             if error.line:
                 raise ShellError(0, f"{file}:{error.line}: {error.reason}") from None
             raise
-
-    def source(self, wanted: Value, script: _Script, line: int) -> bool:
-        """Read a file that a script sources, if it is one of the folder."""
-        path = wanted.text.removeprefix("./").removeprefix("/")
-        outside = not wanted.is_known or wanted.text.startswith("/") or ".." in path.split("/")
-        if outside or self._read_file(path) is None:
-            self.state.note(script.file, line, f"sources {wanted.text or 'a file'}, which is not in the folder")
-            return False
-        if script.depth >= MOST_SOURCED:
-            self.state.note(script.file, line, f"sources {path} at a depth of {MOST_SOURCED}; passed over")
-            return False
-        self._source(path, script.depth + 1)
-        return True
 
     def is_file(self, path: str) -> bool | None:
         """Whether a file is in the folder; None for one outside of it."""
@@ -93,63 +88,84 @@ class Reader:
 
 
 class _Run:
-    # Goes over the tokens of one script once; ``active`` is false where a condition does not hold
+    # Goes over the tokens of one script once; ``active`` is false where a condition does not hold. What reads a
+    # command returns its status, None where that is unknown.
 
-    def __init__(self, reader: Reader, tokens: list[Token], script: _Script, expander: Expander) -> None:
+    def __init__(self, reader: Reader, tokens: list[Token], file: str, depth: int) -> None:
         self._reader = reader
+        self._state = reader.state
         self._tokens = tokens
-        self._script = script
-        self._expander = expander
+        self._file = file
+        self._depth = depth
+        self._expander = Expander(reader.state, file)
         self._at = 0
 
     def all(self) -> None:
         while self._at < len(self._tokens):
-            self._block((), active=True)
+            self._block(active=True)
             self._at += 1  # a closing word or bracket that nothing opened
+
+    # -- tokens ------------------------------------------------------------------------------------------
 
     def _peek(self) -> Token | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
-    def _next_is(self, texts: Collection[str]) -> bool:
+    def _next_is(self, *texts: str) -> bool:
         token = self._peek()
         return token is not None and token.text in texts
 
-    def _expect(self, text: str) -> None:
-        token = self._peek()
-        if token is None or token.text != text:
-            line = token.line if token else (self._tokens[-1].line if self._tokens else 0)
-            raise ShellError(line, f"{text!r} is missing")
-        self._at += 1
+    def _take(self, *texts: str) -> bool:
+        taken = self._next_is(*texts)
+        self._at += taken
+        return taken
 
-    def _block(self, stops: Collection[str], *, active: bool) -> bool | None:
-        # Read commands up to one of ``stops``; return the status of the last, None where it is unknown
+    def _expect(self, text: str) -> None:
+        if not self._take(text):
+            last = self._peek() or (self._tokens[-1] if self._tokens else None)
+            raise ShellError(last.line if last else 0, f"{text!r} is missing")
+
+    def _until(self, text: str, line: int, reason: str) -> list[Token]:
+        # Take what is before a token, and that itself
+        begin = self._at
+        while not self._next_is(text):
+            if self._peek() is None:
+                raise ShellError(line, reason)
+            self._at += 1
+        self._at += 1
+        return self._tokens[begin : self._at - 1]
+
+    def _skip_lines(self) -> None:
+        while self._take("\n"):
+            pass
+
+    def _skip_redirections(self) -> None:
+        while self._next_is(*_REDIRECTIONS):
+            self._at += 2
+
+    # -- grammar -----------------------------------------------------------------------------------------
+
+    def _block(self, *stops: str, active: bool) -> bool | None:
+        # Commands up to one of ``stops``; the status is that of the last
         status: bool | None = True
-        while (token := self._peek()) is not None:
-            if token.text in stops or token.text in (")", ";;"):
-                break
-            if token.text in ("\n", ";", "&"):
-                self._at += 1
-                continue
-            status = self._and_or(active)
+        while self._peek() is not None and not self._next_is(*stops, ")", ";;"):
+            if not self._take("\n", ";", "&"):
+                status = self._and_or(active)
         return status
 
     def _and_or(self, active: bool) -> bool | None:
         status = self._pipeline(active)
-        while self._next_is(("&&", "||")):
-            wanted = self._tokens[self._at].text == "&&"
+        while self._next_is("&&", "||"):
+            runs = status is (self._tokens[self._at].text == "&&")
             self._at += 1
             self._skip_lines()
-            runs = status is wanted
             made = self._pipeline(active and runs)
             status = made if runs else status
         return status
 
     def _pipeline(self, active: bool) -> bool | None:
-        negated = self._next_is("!")
-        self._at += negated
+        negated = self._take("!")
         status = self._command(active)
-        while self._next_is(("|", "|&")):
-            self._at += 1
+        while self._take("|", "|&"):
             self._skip_lines()
             status = self._command(active)
         return status if status is None or not negated else not status
@@ -158,43 +174,49 @@ class _Run:
         token = self._peek()
         if token is None:
             return True
-        self._reader.state.count_command(token.line)
+        self._state.count_command(token.line)
         following = self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else None
-        if token.is_word and token.text in ("if", "case", "[[", *_LOOPS):
+        is_call = following is not None and following.text == "(" and following.joined
+        if token.is_word and (is_call or token.text == "function"):
+            self._until("{", token.line, "a function has no body")
+            self._block("}", active=False)
+            self._expect("}")
+            return True
+        if not token.is_word and token.text == "(" and following is not None and following.text == "(":
+            return self._arithmetic(token.line, active)
+        compound = {
+            "if": self._if, "case": self._case, "[[": self._test, "{": self._group, "(": self._group,
+            **dict.fromkeys(("for", "while", "until", "select"), self._loop),
+        }  # fmt: skip
+        if token.text in compound:
             self._at += 1
-            kinds = {"if": self._if, "case": self._case, "[[": self._test}
-            return kinds.get(token.text, self._loop)(active)
-        if (token.is_word and token.text == "function") or (following and following.text == "(" and following.joined):
-            return self._function(token)
-        if token.text == "(" and following and following.text == "(" and following.joined:
-            return self._arithmetic_command(token, active)
-        if token.text in ("{", "("):
-            self._at += 1
-            status = self._block(("}",) if token.text == "{" else (), active=active)
-            self._expect({"{": "}", "(": ")"}[token.text])
-            self._skip_redirections()
-            return status
+            return compound[token.text](token, active)
         return self._simple(active)
 
-    def _if(self, active: bool) -> bool | None:
+    def _group(self, begin: Token, active: bool) -> bool | None:
+        closing = {"{": "}", "(": ")"}[begin.text]
+        status = self._block(closing, active=active)
+        self._expect(closing)
+        self._skip_redirections()
+        return status
+
+    def _if(self, _: Token, active: bool) -> bool | None:
         done = False
         status: bool | None = True
         while True:
-            held = self._block(("then",), active=active and not done)
+            held = self._block("then", active=active and not done)
             self._expect("then")
             runs = active and not done and held is True
-            made = self._block(("elif", "else", "fi"), active=runs)
+            made = self._block("elif", "else", "fi", active=runs)
             status, done = (made, True) if runs else (status, done)
-            if not self._next_is(("elif",)):
+            if not self._take("elif"):
                 break
-            self._at += 1
-        if self._next_is(("else",)):
-            self._at += 1
-            self._block(("fi",), active=active and not done)
+        if self._take("else"):
+            self._block("fi", active=active and not done)
         self._expect("fi")
         return status
 
-    def _case(self, active: bool) -> bool | None:
+    def _case(self, begin: Token, active: bool) -> bool | None:
         subject = self._peek()
         if subject is None:
             raise ShellError(0, "'case' has no word")
@@ -204,35 +226,23 @@ class _Run:
         self._expect("in")
         self._skip_lines()
         done = False
-        while not self._next_is(("esac",)):
-            patterns = self._patterns()
-            runs = active and not done and value.is_known and shell_conditions.matches(value.text, patterns)
-            self._block(("esac",), active=runs)
+        while not self._take("esac"):
+            self._take("(")
+            patterns = [each for each in self._until(")", self._tokens[-1].line, "'esac' is missing") if each.is_word]
+            wanted = [each.text.strip("'\"") for each in patterns]
+            runs = active and not done and value.is_known and matches(value.text, wanted)
+            self._block("esac", active=runs)
             done = done or runs
-            self._at += self._next_is((";;",))
+            self._take(";;")
             self._skip_lines()
-        self._expect("esac")
         return True
 
-    def _patterns(self) -> list[str]:
-        found = []
-        self._at += self._next_is("(")
-        while not self._next_is((")",)):
-            token = self._peek()
-            if token is None:
-                raise ShellError(self._tokens[-1].line, "'esac' is missing")
-            found += [token.text] if token.is_word else []
-            self._at += 1
-        self._at += 1
-        return [pattern.strip("'\"") for pattern in found]
-
-    def _loop(self, active: bool) -> bool | None:
-        # Pass over a loop: what it assigns is not known
-        begin = self._tokens[self._at - 1]
-        self._block(("do",), active=False)
+    def _loop(self, begin: Token, active: bool) -> bool | None:
+        # Passed over: what it assigns is not known
+        self._block("do", active=False)
         self._expect("do")
         inside = self._at
-        self._block(("done",), active=False)
+        self._block("done", active=False)
         assigned = [t.text for t in self._tokens[inside : self._at] if t.is_word and _ASSIGNMENT.match(t.text)]
         self._expect("done")
         self._skip_redirections()
@@ -240,17 +250,7 @@ class _Run:
             self._note(begin.line, f"a loop that assigns {assigned[0].partition('=')[0]}; passed over")
         return True
 
-    def _function(self, token: Token) -> bool | None:
-        while not self._next_is(("{",)):
-            if self._peek() is None:
-                raise ShellError(token.line, "a function has no body")
-            self._at += 1
-        self._at += 1
-        self._block(("}",), active=False)
-        self._expect("}")
-        return True
-
-    def _arithmetic_command(self, token: Token, active: bool) -> bool | None:
+    def _arithmetic(self, line: int, active: bool) -> bool | None:
         depth = 0
         while (part := self._peek()) is not None:
             depth += {"(": 1, ")": -1}.get(part.text, 0)
@@ -258,53 +258,74 @@ class _Run:
             if depth == 0:
                 break
         if active:
-            self._note(token.line, "((...)) is not read; taken for false")
+            self._note(line, "((...)) is not read; taken for false")
         return None
 
-    def _test(self, active: bool) -> bool | None:
-        # Whether ``[[ ... ]]`` holds
-        begin = self._at
-        while not self._next_is(("]]",)):
-            if self._peek() is None:
-                raise ShellError(self._tokens[begin - 1].line, "']]' is missing")
-            self._at += 1
-        inside = self._tokens[begin : self._at]
-        self._at += 1
-        return self._condition(inside, begin) if active else None
-
-    def _condition(self, inside: list[Token], begin: int) -> bool | None:
-        found = shell_conditions.holds(inside, self._expander, self._reader.is_file)
-        if found is None:
-            shown = " ".join(token.text for token in inside)
-            self._note(self._tokens[begin - 1].line, f"[ {shown} ] is not known here; taken for false")
-        return found
-
-    def _skip_lines(self) -> None:
-        while self._next_is("\n"):
-            self._at += 1
-
-    def _skip_redirections(self) -> None:
-        while self._next_is(_REDIRECTIONS):
-            self._at += 2
+    def _test(self, begin: Token, active: bool) -> bool | None:
+        inside = self._until("]]", begin.line, "']]' is missing")
+        return self._condition(inside, begin.line) if active else None
 
     def _simple(self, active: bool) -> bool | None:
         words: list[Token] = []
         begin = self._at
         while (token := self._peek()) is not None and not (token.text in _ENDS_COMMAND and not token.is_word):
-            if not token.is_word:
-                if words and token.joined and words[-1].text.isdigit():
-                    words.pop()  # the number of a file that is redirected
-                self._at += 1 if token.text == "(" else 2
+            if token.is_word:
+                words.append(token)
+                self._at += 1
                 continue
-            words.append(token)
-            self._at += 1
+            if words and token.joined and words[-1].text.isdigit():
+                words.pop()  # the number of a file that is redirected
+            self._at += 1 if token.text == "(" else 2
         if self._at == begin:
             self._at += 1
         if not active or not words:
             return True if active else None
         if words[0].text == "[":
-            return self._condition(words[1:-1] if words[-1].text == "]" else words[1:], begin + 1)
+            return self._condition(words[1:-1] if words[-1].text == "]" else words[1:], words[0].line)
         return self._perform(words)
+
+    # -- conditions --------------------------------------------------------------------------------------
+
+    def _condition(self, inside: list[Token], line: int) -> bool | None:
+        found = None
+        with contextlib.suppress(IndexError, NotUnderstoodError):
+            found = self._holds(inside)
+        if found is None:
+            shown = " ".join(token.text for token in inside)
+            self._note(line, f"[ {shown} ] is not known here; taken for false")
+        return found
+
+    def _holds(self, tokens: Sequence[Token]) -> bool | None:
+        if len(tokens) > _MOST_TOKENS:
+            return None
+        for signs, choose in ((("||", "-o"), max), (("&&", "-a"), min)):
+            parts = _parted(tokens, signs)
+            if len(parts) > 1:
+                return choose(map(self._holds, parts), key=_CERTAINTY.index)
+        match [token.text for token in tokens]:
+            case ["!", *_]:
+                found = self._holds(tokens[1:])
+                return None if found is None else not found
+            case ["(", *_, ")"]:
+                return self._holds(tokens[1:-1])
+            case ["-z" | "-n" as sign, *operand] if len(operand) < 2:
+                # An expansion of nothing without quotes is no word at all to [.
+                value = self._value(tokens[1]) if operand else Value()
+                return (value.text == "") == (sign == "-z") if value.is_known else None
+            case [sign, *_] if sign in _FILE_TESTS:
+                value = self._value(tokens[1])
+                return self._reader.is_file(value.text) if value.is_known else None
+            case [_]:
+                value = self._value(tokens[0])
+                return value.text != "" if value.is_known else None
+            case [_, sign, raw]:
+                return _compared(self._value(tokens[0]), sign, raw, self._value(tokens[2]))
+        return None
+
+    def _value(self, token: Token) -> Value:
+        return self._expander.whole(token.text, token.line)
+
+    # -- commands ----------------------------------------------------------------------------------------
 
     def _perform(self, words: list[Token]) -> bool | None:
         count = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word.text)), len(words))
@@ -318,44 +339,51 @@ class _Run:
                 self._declare(declares, rest)
             case "source" | ".":
                 path = self._expander.words(rest[0].text, named.line) if rest else []
-                return self._reader.source(path[0] if path else UNKNOWN, self._script, named.line)
+                return self._source(path[0] if path else UNKNOWN, named.line)
             case ":":
-                self._defaults(rest)
+                for word in rest:
+                    # ``: ${NAME:=word}``
+                    if match := re.fullmatch(r'"?\$\{([A-Za-z_]\w*):?=(.*)\}"?', word.text, re.DOTALL):
+                        self._assign(replace(word, text=f'{match[1]}="${{{match[1]}:-{match[2]}}}"'))
             case "unset":
                 for word in rest:
-                    self._reader.state.variables.pop(word.text, None)
+                    self._state.variables.pop(word.text, None)
             case "exit":
                 raise _Exit
             case "eval":
-                self._invoke(rest, again=True)
+                made = self._words(rest)
+                self._invoke(self._expander.again(made, rest[0].line) if made else [], rest)
             case program if program not in IGNORED:
-                self._invoke(words[count:])
+                self._invoke(self._words(words[count:]), words[count:])
         return True
 
-    def _invoke(self, words: list[Token], *, again: bool = False) -> None:
-        made = [value for word in words for value in self._expander.words(word.text, word.line)]
-        if again and made:
-            made = self._expander.again(made, words[0].line)
-        if made:
-            self._reader.state.count_parts(sum(1 + len(each.parts) for each in made), words[0].line)
-            self._reader.state.invocations.append(Invocation(tuple(made), self._script.file, words[0].line))
+    def _words(self, words: Sequence[Token]) -> list[Value]:
+        return [value for word in words for value in self._expander.words(word.text, word.line)]
 
-    def _defaults(self, words: list[Token]) -> None:
-        # Assign what ``: ${NAME:=word}`` assigns
-        for word in words:
-            match = re.fullmatch(r'"?\$\{([A-Za-z_]\w*):?=(.*)\}"?', word.text, re.DOTALL)
-            if match:
-                variable = replace(word, text=f'{match[1]}="${{{match[1]}:-{match[2]}}}"')
-                self._assign(variable)
+    def _invoke(self, made: list[Value], words: list[Token]) -> None:
+        if made:
+            self._count(made, words[0].line)
+            self._state.invocations.append(Invocation(tuple(made), self._file, words[0].line))
+
+    def _source(self, wanted: Value, line: int) -> bool:
+        path = wanted.text.removeprefix("./").removeprefix("/")
+        if not wanted.is_known or not self._reader.is_file(wanted.text):
+            self._note(line, f"sources {wanted.text or 'a file'}, which is not in the folder")
+            return False
+        if self._depth >= MOST_SOURCED:
+            self._note(line, f"sources {path} at a depth of {MOST_SOURCED}; passed over")
+            return False
+        self._reader.source(path, self._depth + 1)
+        return True
 
     def _declare(self, how: str, words: list[Token]) -> None:
         exports = how == "export" or any(re.fullmatch(r"-\w*x\w*", word.text) for word in words)
         for word in words:
+            known = self._state.variables.get(word.text)
             if _ASSIGNMENT.match(word.text):
                 self._assign(word, exports=exports)
-            elif exports and _NAME.fullmatch(word.text) and word.text in self._reader.state.variables:
-                known = self._reader.state.variables[word.text]
-                self._reader.state.variables[word.text] = replace(known, is_exported=True)
+            elif exports and known is not None and _NAME.fullmatch(word.text):
+                self._state.variables[word.text] = replace(known, is_exported=True)
 
     def _assign(self, word: Token, *, exports: bool = False) -> None:
         match = _ASSIGNMENT.match(word.text)
@@ -363,28 +391,58 @@ class _Run:
             return
         name, index, appends = match.groups()
         raw = word.text[match.end() :]
-        known = self._reader.state.variables.get(name)
+        known = self._state.variables.get(name)
         if index:
             self._note(word.line, f"{name}{index}: an element of an array; passed over")
             return
-        is_array = raw.startswith("(")
-        if is_array:
-            parts = [t for t in split(raw[1:-1]) if t.is_word]
-            values = tuple(value for part in parts for value in self._expander.words(part.text, word.line))
+        if raw.startswith("("):
+            values = self._words([replace(part, line=word.line) for part in split(raw[1:-1]) if part.is_word])
+            values = [*known.values, *values] if appends and known is not None else values
         else:
-            values = (self._expander.whole(raw, word.line),)
-        if appends and known is not None:
-            values = (*known.values, *values) if is_array else (known.value + values[0], *known.values[1:])
-        self._reader.state.count_parts(sum(1 + len(each.parts) for each in values), word.line)
-        values = tuple(value.also(name) for value in values)
-        exported = exports or (known is not None and known.is_exported)
+            values = [self._expander.whole(raw, word.line)]
+            if appends and known is not None:
+                values = [joined((known.value, *values)), *known.values[1:]]
+        self._count(values, word.line)
+        kept = tuple(value.also(name) for value in values)
         # A default that the variable has already been given by another file changes nothing.
-        keeps = known is not None and f"${{{name}" in raw and known.values == values
-        file, line = (known.file, known.line) if keeps and known else (self._script.file, word.line)
-        self._reader.state.variables[name] = Variable(
-            values, file, line, is_array=is_array or (known is not None and bool(appends) and known.is_array),
-            is_exported=exported,
-        )  # fmt: skip
+        if known is None or f"${{{name}" not in raw or known.values != kept:
+            was_exported = known is not None and known.is_exported
+            known = Variable(kept, self._file, word.line, is_exported=was_exported)
+        self._state.variables[name] = replace(known, is_exported=exports or known.is_exported)
+
+    def _count(self, values: Sequence[Value], line: int) -> None:
+        self._state.count_parts(sum(1 + len(each.parts) for each in values), line)
 
     def _note(self, line: int, reason: str) -> None:
-        self._reader.state.note(self._script.file, line, reason)
+        self._state.note(self._file, line, reason)
+
+
+def matches(text: str, patterns: Sequence[str]) -> bool:
+    """Whether a text is of one of the shell's patterns; overlong ones, which could be slow to match, are of none."""
+    short = [pattern for pattern in patterns if len(pattern) <= 256 and pattern.count("*") <= 8]
+    return len(text) <= 4096 and any(fnmatchcase(text, pattern) for pattern in short)
+
+
+def _parted(tokens: Sequence[Token], signs: Collection[str]) -> list[list[Token]]:
+    # The tokens between the signs that are in no parentheses
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += (token.text == "(") - (token.text == ")")
+        if depth == 0 and token.text in signs:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _compared(left: Value, sign: str, raw: str, right: Value) -> bool | None:
+    if not (left.is_known and right.is_known):
+        return None
+    if sign in _NUMBERS:
+        return _NUMBERS[sign](calculate(left.text), calculate(right.text))
+    if sign in ("=", "==", "!="):
+        is_pattern = not raw.startswith(("'", '"')) or "*" in raw.split('"')[-1] + raw.split('"')[0]
+        same = matches(left.text, [right.text]) if is_pattern else left.text == right.text
+        return same == (sign != "!=")
+    return None

@@ -8,9 +8,11 @@ import re
 from dataclasses import dataclass
 
 MOST_NESTED = 40
-_OPERATORS = ("&&", "||", ";;", "|&", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", ">", "<", "|", "&", ";", "(", ")")
+_BLANK = re.compile(r"(?:\\\n|[ \t])+")
+_OPERATOR = re.compile(r"&&|\|\||;;|\|&|<<<|<<-|<<|>>|>&|<&|&>|[><|&;()\n]")
 _ENDS_WORD = frozenset(" \t\n;&|()<>")
-_CLOSING = {"(": ")", "{": "}"}
+_CLOSING = {"(": ")", "{": "}", '"': '"'}
+_QUOTES = {"'": "a quote", '"': "a double quote", "`": "a back quote"}
 _EXPANDED = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\Z")
 
@@ -41,45 +43,40 @@ class Token:
     joined: bool = False  # No space is between it and the one before
 
 
-def end_of_expansion(text: str, start: int, depth: int = 0) -> int:
-    """Return the index behind the expansion that begins with ``$`` or a back quote at ``start``."""
-    if text[start] == "`":
-        return _behind(text, "`", start, "a back quote")
-    if text[start + 1 : start + 2] in _CLOSING:
-        return end_of_group(text, start + 1, depth + 1)
-    name = _EXPANDED.match(text, start + 1)
-    return name.end() if name else start + 1
+def behind(text: str, at: int, depth: int = 0) -> int:
+    """Return the index behind the quoted part, the expansion or the single sign at ``at``."""
+    sign = text[at]
+    if sign == "\\":
+        return at + 2
+    if sign in "'`":
+        closing = text.find(sign, at + 1)
+        if closing < 0:
+            raise ShellError(0, f"{_QUOTES[sign]} is not closed")
+        return closing + 1
+    if sign == '"':
+        return _end(text, at, depth)
+    if sign == "$" and text[at + 1 : at + 2] in ("(", "{"):
+        return _end(text, at + 1, depth + 1)
+    name = _EXPANDED.match(text, at + 1) if sign == "$" else None
+    return name.end() if name else at + 1
 
 
-def end_of_group(text: str, start: int, depth: int = 0) -> int:
-    """Return the index behind the bracket that closes the one at ``start``, with regard to quotes in between."""
-    return _end(text, start, _CLOSING[text[start]], depth, f"{text[start]!r}")
-
-
-def _end(text: str, start: int, closing: str, depth: int, name: str) -> int:
+def _end(text: str, start: int, depth: int = 0) -> int:
     # The index behind what closes the bracket or the double quote at ``start``
     if depth > MOST_NESTED:
         raise ShellError(0, f"more than {MOST_NESTED} brackets and expansions in each other")
-    opening, quoted = text[start], closing == '"'
-    at = start + 1
+    opening, at = text[start], start + 1
     while at < len(text):
         sign = text[at]
-        if sign == closing:
+        if sign == _CLOSING[opening]:
             return at + 1
         if sign == opening:
-            at = end_of_group(text, at, depth + 1)
+            at = _end(text, at, depth + 1)
         elif sign == "#" and opening == "(" and text[at - 1] in " \t\n":
             at = _line_end(text, at)
         else:
-            at = at + 1 if quoted and sign == "'" else _after(text, at, depth)
-    raise ShellError(0, f"{name} is not closed")
-
-
-def _behind(text: str, sign: str, start: int, name: str) -> int:
-    closing = text.find(sign, start + 1)
-    if closing < 0:
-        raise ShellError(0, f"{name} is not closed")
-    return closing + 1
+            at = at + 1 if opening == '"' and sign == "'" else behind(text, at, depth)
+    raise ShellError(0, f"{_QUOTES.get(opening, repr(opening))} is not closed")
 
 
 def _line_end(text: str, start: int) -> int:
@@ -87,38 +84,23 @@ def _line_end(text: str, start: int) -> int:
     return len(text) if end < 0 else end
 
 
-def _after(text: str, at: int, depth: int) -> int:
-    # The index behind the quoted part, the expansion or the single sign at ``at``
-    match text[at]:
-        case "\\":
-            return at + 2
-        case "'":
-            return _behind(text, "'", at, "a quote")
-        case '"':
-            return _end(text, at, '"', depth, "a double quote")
-        case "$" | "`":
-            return end_of_expansion(text, at, depth)
-    return at + 1
-
-
 def _end_of_word(text: str, start: int) -> int:
     at = start
     while at < len(text) and text[at] not in _ENDS_WORD:
-        at = _after(text, at, 0)
+        at = behind(text, at)
         if text[at : at + 1] == "(" and _ARRAY.match(text[start:at]):
-            return end_of_group(text, at)
+            return _end(text, at)
     return min(at, len(text))
 
 
-def _skip_documents(text: str, at: int, documents: list[str]) -> int:
+def _skip_documents(text: str, at: int, delimiters: list[str]) -> int:
     # The index behind the here-documents whose bodies begin at ``at``
-    for delimiter in documents:
+    for delimiter in delimiters:
         while at < len(text):
             end = _line_end(text, at)
             line, at = text[at:end], end + 1
             if line.strip("\t") == delimiter:
                 break
-    documents.clear()
     return min(at, len(text))
 
 
@@ -126,37 +108,27 @@ def split(text: str) -> list[Token]:
     """Return the tokens of a script; ShellError with the line where one is not closed."""
     text = text.replace("\r\n", "\n")
     found: list[Token] = []
-    documents: list[str] = []
+    delimiters: list[str] = []
     at, line, spaced = 0, 1, True
     while at < len(text):
         begin = at
-        if text.startswith("\\\n", at):
-            at, spaced = at + 2, True
-        elif text[at] in " \t":
-            at, spaced = at + 1, True
+        if blank := _BLANK.match(text, at):
+            at, spaced = blank.end(), True
         elif text[at] == "#" and spaced:
             at = _line_end(text, at)
-        elif text[at] == "\n":
-            found.append(Token("\n", line, is_word=False))
-            at, spaced = _skip_documents(text, at + 1, documents), True
+        elif operator := _OPERATOR.match(text, at):
+            found.append(Token(operator[0], line, is_word=False, joined=not spaced))
+            at, spaced = operator.end(), True
+            if operator[0] == "\n":
+                at, delimiters = _skip_documents(text, at, delimiters), []
         else:
-            at = _append(text, at, line, spaced, found)
-            if len(found) > 1 and found[-1].is_word and found[-2].text in ("<<", "<<-") and not found[-2].is_word:
-                documents.append(found[-1].text.strip("'\""))
-            spaced = not found[-1].is_word
+            try:
+                at = _end_of_word(text, at)
+            except ShellError as error:
+                raise ShellError(line, error.reason) from None
+            if found and found[-1].text in ("<<", "<<-") and not found[-1].is_word:
+                delimiters.append(text[begin:at].strip("'\""))
+            found.append(Token(text[begin:at], line, is_word=True, joined=not spaced))
+            spaced = False
         line += text.count("\n", begin, at)
     return found
-
-
-def _append(text: str, at: int, line: int, spaced: bool, found: list[Token]) -> int:
-    # Append the operator or the word at ``at``; return the index behind it
-    operator = next((each for each in _OPERATORS if text.startswith(each, at)), None)
-    if operator:
-        found.append(Token(operator, line, is_word=False, joined=not spaced))
-        return at + len(operator)
-    try:
-        end = _end_of_word(text, at)
-    except ShellError as error:
-        raise ShellError(line, error.reason) from None
-    found.append(Token(text[at:end], line, is_word=True, joined=not spaced))
-    return end

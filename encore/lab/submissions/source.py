@@ -4,6 +4,8 @@ import contextlib
 import itertools
 import json
 import re
+import stat
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -11,11 +13,69 @@ from typing import Any
 from encore import names
 from encore.containers import images
 from encore.errors import EncoreError
-from encore.files import is_archive
+from encore.files import is_archive, plain_path, unpacked
 from encore.lab.submissions import mapping
-from encore.lab.submissions.tree import Tree
 from encore.results.published.systems import framework_of, release_of
 from encore.run import hints
+
+LONGEST_FILE = 1024 * 1024  # Bytes of a text: the longest script of any submission has 40 kB
+# Files of an archive that scripts and their configurations are in: no logs, no programs
+_TEXTS = re.compile(
+    r"^(?!.*/results/)(?:.*/)?(?:[^/.]+|[^/]*Dockerfile[^/]*|[^/]+\.(?:sh|sub|json|flags|conf|cfg|ya?ml|txt))$"
+)
+
+
+class Tree:
+    """Files by their path below a root, ``/`` between the parts."""
+
+    def __init__(self, path: Path, *, is_archive: bool = False) -> None:
+        self.name = str(path)  # What the tree is in messages
+        self.is_archive = is_archive
+        # Of an archive the texts are in a folder that ends with this object.
+        self._unpacked = ExitStack()
+        self._root = (
+            self._unpacked.enter_context(unpacked(path, _TEXTS, LONGEST_FILE)) if is_archive else path.resolve()
+        )
+
+    def _inside(self, path: str) -> Path | None:
+        plain = plain_path(path)
+        if plain is None:
+            return None
+        found = (self._root / plain).resolve()
+        return found if found.is_relative_to(self._root) else None
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text; None where there is none that may be read. EncoreError if it is too long."""
+        found = self._inside(path)
+        try:
+            # A named pipe or a device would be waited for.
+            if found is None or not stat.S_ISREG(found.stat().st_mode):
+                return None
+            with found.open("rb") as file:
+                content = file.read(LONGEST_FILE + 1)
+        except (OSError, ValueError):
+            return None
+        if len(content) > LONGEST_FILE:
+            raise EncoreError(
+                f"{self.name}/{path} is longer than {LONGEST_FILE:,} bytes",
+                expected="a script, a Dockerfile or a description",
+            )
+        return content.decode("utf-8", errors="replace")
+
+    def _names(self, folder: str, *, of_folders: bool) -> list[str]:
+        found = self._inside(folder)
+        try:
+            entries = [] if found is None else sorted(found.iterdir())
+            return [each.name for each in entries if (each.is_dir() if of_folders else each.is_file())]
+        except OSError:
+            return []
+
+    def files(self, folder: str) -> list[str]:
+        return self._names(folder, of_folders=False)
+
+    def folders(self, folder: str) -> list[str]:
+        return self._names(folder, of_folders=True)
+
 
 _ROUND = re.compile(r"(?:training_results_|(?<![\w.]))v(\d\.\d)(?:\.\d+)?(?![\w.])")
 _CONFIGURATION = re.compile(r"config_(.+)\.sh")
