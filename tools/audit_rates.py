@@ -6,10 +6,10 @@ writes encore/results/data/audit_rates.json. Each DIR is a checkout of one round
 is no copy: the rules allow that.
 """
 
-import argparse
 import json
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,20 +31,29 @@ LOOKED_UP = frozenset(rule.name for rule in RULES if rule.in_digests)
 Change = Callable[[float], float]
 
 
+def kept(run: RunLog, is_kept: Callable[[float], bool]) -> RunLog:
+    # The log without the events at other times; what begins before all of them stays
+    return replace(
+        run,
+        phases=tuple(each for each in run.phases if is_kept(each.time_s)),
+        quality=tuple(each for each in run.quality if is_kept(each.time_s or 0.0)),
+        stated=tuple(each for each in run.stated if is_kept(each.time_s)),
+    )
+
+
 def late(run: RunLog) -> RunLog:
-    # The log with run_start 10 minutes later, or a quarter of the run where that is less
+    # run_start 10 minutes later, or a quarter of the run where that is less
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
-    moved = start + min(LATE_S, (stop - start) / 4)
-    return replace(run, start_s=moved, starts=((run.starts[0][0], moved),), minutes=(stop - moved) / 60)
+    return moved(run, start + min(LATE_S, (stop - start) / 4))
 
 
 def late_and_cut(run: RunLog) -> RunLog:
     # The same, without the training events and evaluations before the new run_start
-    moved = late(run)
-    start = moved.start_s or 0.0
+    after = late(run)
+    start = after.start_s or 0.0
     phases = tuple(phase for phase in run.phases if phase.time_s >= start or phase.name.startswith(("init", "run")))
     quality = tuple(point for point in run.quality if point.time_s is None or point.time_s >= start)
-    return replace(moved, phases=phases, quality=quality, stated=tuple(e for e in run.stated if e.time_s >= start))
+    return replace(kept(after, lambda time: time >= start), phases=phases, quality=quality)
 
 
 def retimed(run: RunLog, number: int, change: Change) -> RunLog:
@@ -80,10 +89,8 @@ def stopped_before(run: RunLog) -> RunLog:
     *_, before, last = run.quality
     end = before.time_s or 0.0
     quality = (*run.quality[:-2], replace(before, values=last.values))
-    phases = tuple(phase for phase in run.phases if phase.time_s <= end)
-    stated = tuple(each for each in run.stated if each.time_s <= end)
     minutes = (end - (run.start_s or 0.0)) / 60
-    ended = replace(run, quality=quality, phases=phases, stated=stated)
+    ended = replace(kept(run, lambda time: time <= end), quality=quality)
     return replace(ended, stop_s=end, minutes=minutes, elapsed_minutes=minutes)
 
 
@@ -91,13 +98,8 @@ def cut(run: RunLog) -> RunLog:
     # The log without a fifth of the run in its middle
     start, stop = run.start_s or 0.0, run.stop_s or 0.0
     one, two = start + 0.4 * (stop - start), start + 0.6 * (stop - start)
-    kept = replace(
-        run,
-        phases=tuple(phase for phase in run.phases if not one < phase.time_s < two),
-        quality=tuple(point for point in run.quality if not one < (point.time_s or 0.0) < two),
-        stated=tuple(each for each in run.stated if not one < each.time_s < two),
-    )
-    return retimed(kept, _number(run), lambda t: t - (two - one) if t >= two else t)
+    left = kept(run, lambda time: not one < time < two)
+    return retimed(left, _number(run), lambda t: t - (two - one) if t >= two else t)
 
 
 def shuffled(run: RunLog) -> RunLog:
@@ -239,16 +241,10 @@ def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
         yield what, bool(new), bool(new - LOOKED_UP)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", metavar="DIR", type=Path, nargs="+")
-    folders: list[Path] = parser.parse_args().folders
+def main(folders: list[Path]) -> None:
     sets = logs = tried = 0
     with_finding: dict[str, list[str]] = {rule.name: [] for rule in RULES}
-    files: Counter[str] = Counter()
-    seen: Counter[str] = Counter()
-    of: Counter[str] = Counter()
-    alone: Counter[str] = Counter()
+    files, seen, of, alone = (Counter[str]() for _ in range(4))
     for folder in folders:
         for audit in audit_path(folder):
             sets, logs = sets + 1, logs + len(audit.score.runs)
@@ -268,16 +264,16 @@ def main() -> None:
         name: {"sets": len(found), "logs": files[name], "examples": found[:EXAMPLES]}
         for name, found in with_finding.items()
     }
-    counts = {
+    content = {
+        "from": [folder.name for folder in folders],
         "sets": sets,
         "logs": logs,
         "rules": rules,
         "fakes": {"sets": tried, "of": dict(of), "found": dict(seen), "alone": dict(alone)},
     }
-    content = {"from": [folder.name for folder in folders], **counts}
     file_of("audit").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")
 
 
 if __name__ == "__main__":
-    main()
+    main([Path(name) for name in sys.argv[1:]])

@@ -6,8 +6,8 @@ writes encore/results/data/check_rates.json. Each DIR is a checkout of one round
 logs that reached their target count.
 """
 
-import argparse
 import json
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,10 +45,7 @@ def codes_of(report: ComplianceReport) -> set[str]:
     return {finding.code for finding in report.findings} - {"", TARGET_NOT_MET}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", metavar="DIR", type=Path, nargs="+")
-    folders: list[Path] = parser.parse_args().folders
+def main(folders: list[Path]) -> None:
     sets = logs = 0
     fired: dict[str, list[str]] = {}
     files: Counter[str] = Counter()
@@ -89,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main([Path(name) for name in sys.argv[1:]])

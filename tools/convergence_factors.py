@@ -5,7 +5,7 @@
 Prints the table of docs/results.md and lists every difference. All rounds take some minutes.
 """
 
-import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,19 +45,15 @@ def of_round(checkout: Path, round_: str, listed: list[str]) -> Iterator[str]:
             listed.append(f"{what}: {round_}/{score.folder.relative_to(checkout)}: {given} {computed} ({state})")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkouts", type=Path)
-    parser.add_argument("rounds", nargs="*", default=ROUNDS[ROUNDS.index(SCALED_SINCE) :])
-    arguments = parser.parse_args()
+def main(checkouts: Path, *rounds: str) -> None:
     listed: list[str] = []
     rows = []
-    for round_ in arguments.rounds:
-        counts = Counter(of_round(arguments.checkouts / f"training_results_{round_}", round_, listed))
+    for round_ in rounds or ROUNDS[ROUNDS.index(SCALED_SINCE) :]:
+        counts = Counter(of_round(checkouts / f"training_results_{round_}", round_, listed))
         rows.append((round_, *(counts[column] for column in COLUMNS[1:])))
     print(Table(title="", columns=COLUMNS, rows=tuple(rows)).as_markdown())
     print("\n".join(listed))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), *sys.argv[2:])

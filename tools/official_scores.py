@@ -7,10 +7,10 @@ A score that is missing is taken from the digests, which Encore's own scoring ma
 The factor is that of the set's scaling.json, division and availability those of the submitter's system description.
 """
 
-import argparse
 import csv
 import functools
 import re
+import sys
 from pathlib import Path
 
 from encore.results.compare.digest import digests
@@ -72,10 +72,7 @@ def renewed(row: dict[str, str], checkouts: Path) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkouts", type=Path)
-    checkouts = parser.parse_args().checkouts
+def main(checkouts: Path) -> None:
     path = DATA / "published.csv"
     with path.open(encoding="utf-8", newline="") as file:
         rows = [renewed(scored(row), checkouts) for row in csv.DictReader(file)]
@@ -89,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

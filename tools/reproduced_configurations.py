@@ -17,16 +17,6 @@ from encore.lab.submissions.reproduction import Reproduction, reproduce
 from encore.lab.submissions.source import open_source
 
 
-def folders(root: Path) -> Iterator[Path]:
-    # Every folder at or below ``root`` with configurations
-    yield from sorted({path.parent for path in root.rglob("config_*.sh")})
-
-
-def results(root: Path) -> Iterator[Path]:
-    # Every ``results/SYSTEM/BENCHMARK`` at or below ``root``
-    yield from sorted(path for path in root.rglob("results/*/*") if path.is_dir())
-
-
 def every(folder: Path) -> Iterator[Reproduction | str]:
     # Each configuration of a folder; a text where it is not understood
     try:
@@ -41,11 +31,10 @@ def every(folder: Path) -> Iterator[Reproduction | str]:
             yield f"{folder}/{file}: {error}"
 
 
-def line(each: Reproduction) -> str:
-    # One configuration in a line
-    if each.equals and each.nearest and each.system:
-        if each.system.environment != each.nearest.environment:
-            print("environment by file:", each.system.environment, each.nearest.environment)
+def line(each: Reproduction | str) -> str:
+    if isinstance(each, str):
+        return each
+    if each.equals and each.nearest:
         standing = f"is {each.nearest.file}"
     elif each.refused:
         standing = f"refused: {each.refused[:140]}"
@@ -57,29 +46,10 @@ def line(each: Reproduction) -> str:
     return f"{each.source.round} {each.source.shown} {each.name}: {counts}; {standing}"
 
 
-def count_results(roots: list[str]) -> collections.Counter[str]:
-    # Print a line for each result folder that leads to no configuration here, or to several; return the counts
-    counts: collections.Counter[str] = collections.Counter()
-    for folder in (folder for root in roots for folder in results(Path(root))):
-        found = list(every(folder))
-        read = [each for each in found if not isinstance(each, str)]
-        counts["result folders"] += 1
-        counts["with one configuration"] += len(read) == 1
-        counts["with several"] += len(read) > 1
-        counts["equal"] += len(read) == 1 and read[0].equals
-        counts["equal to the system that names the result"] += any(
-            each.equals and each.nearest is not None and each.nearest.submission == folder.parent.name for each in read
-        )
-        if len(read) != 1 or not read[0].equals:
-            named = ", ".join(each if isinstance(each, str) else line(each) for each in found)
-            print(f"result {folder.parent.name}/{folder.name}: {named}")
-    return counts
-
-
-def standing(each: Reproduction) -> dict[str, bool]:
-    # What a configuration counts as
-    maps = each.implementation is not None
-    not_found = "was not found" in each.refused
+def counts_of(each: Reproduction | str) -> dict[str, int]:
+    if isinstance(each, str):
+        return {"not understood": 1}
+    maps, not_found = each.implementation is not None, "was not found" in each.refused
     return {
         "equal": each.equals,
         "maps, no key missing": each.system is not None and not each.missing,
@@ -89,27 +59,41 @@ def standing(each: Reproduction) -> dict[str, bool]:
         "another task under the same name": bool(each.benchmark and not maps and not not_found),
         "program not found": not_found,
         "with a system": each.system is not None,
+        "keys": len(each.mapped),
+        "without counterpart": len(each.known_left),
+        "unknown": len(each.unknown_left),
+        "notes": len(each.notes),
+    }
+
+
+def counts_of_result(folder: Path, found: list[Reproduction | str]) -> dict[str, int]:
+    read = [each for each in found if not isinstance(each, str)]
+    submissions = [each.nearest.submission for each in read if each.equals and each.nearest]
+    return {
+        "result folders": 1,
+        "with one configuration": len(read) == 1,
+        "with several": len(read) > 1,
+        "equal": len(read) == 1 and read[0].equals,
+        "equal to the system that names the result": folder.parent.name in submissions,
     }
 
 
 def main(roots: list[str]) -> None:
-    # Print a line for each configuration, then the counts
-    counts: collections.Counter[str] = collections.Counter()
-    unknown: collections.Counter[str] = collections.Counter()
-    found = [each for root in roots for folder in folders(Path(root)) for each in every(folder)]
-    counts["configurations"] = len(found)
-    for each in found:
-        if isinstance(each, str):
-            counts["not understood"] += 1
-            print(each)
-            continue
-        counts.update(standing(each))
-        sizes = {"keys": each.mapped, "without counterpart": each.known_left, "unknown": each.unknown_left}
-        counts.update({name: len(group) for name, group in {**sizes, "notes": each.notes}.items()})
-        unknown.update(left.name for left in each.unknown_left)
+    """Print a line for each configuration and for each result folder without one that equals, then the counts."""
+    counts, of_results, unknown = (collections.Counter[str]() for _ in range(3))
+    folders = sorted({path.parent for root in roots for path in Path(root).rglob("config_*.sh")})
+    for each in (each for folder in folders for each in every(folder)):
+        counts.update({"configurations": 1, **counts_of(each)})
+        unknown.update(() if isinstance(each, str) else [left.name for left in each.unknown_left])
         print(line(each))
+    for folder in sorted(path for root in roots for path in Path(root).rglob("results/*/*") if path.is_dir()):
+        found = list(every(folder))
+        of_folder = counts_of_result(folder, found)
+        of_results.update(of_folder)
+        if not of_folder["equal"]:
+            print(f"result {folder.parent.name}/{folder.name}: {', '.join(map(line, found))}")
     print(dict(counts))
-    print(dict(count_results(roots)))
+    print(dict(of_results))
     print("unknown:", unknown.most_common(140))
 
 

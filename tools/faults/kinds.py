@@ -2,21 +2,211 @@
 
 import contextlib
 import functools
+import json
 import os
+import resource
+import shlex
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from encore.run import hints
-from tools.faults import data_sets, disks
-from tools.faults.data_sets import HARM, flip
-from tools.faults.trial import Trial, Verdict, differences, snapshot, steps, traceback_of, verdict_of
+from tools.faults.trial import Done, Trial, Verdict, aside, differences, snapshot, steps, traceback_of, verdict_of
 
 Fault = Callable[[Trial], Verdict]
 HANG_SECONDS = 15
+
+# -- file systems ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: int) -> Iterator[Callable[[str], object]]:
+    # Mount a file system of ``size`` bytes; yields what mounts it again with other options
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield lambda options: subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def mounting(fault: Callable[..., Verdict]) -> Callable[..., Verdict]:
+    # A fault that is tried only where this user may mount a file system
+
+    def tried(*given: Any) -> Verdict:
+        return fault(*given) if can_mount() else Verdict("not tried", "mounting needs root")
+
+    return tried
+
+
+@functools.cache
+def can_mount() -> bool:
+    # Whether this user may mount a file system
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def full_disk(trial: Trial) -> Verdict:
+    # Let the disk fill up at some moment of the run; with room again it resumes
+    # Once and a half: two checkpoints stay, and a third is written before the first goes.
+    size = int(_size(trial.bench.uninterrupted) * trial.moment.uniform(0.1, 1.2))
+    if not can_mount():
+        return _limited(trial, trial.moment.uniform(0.1, 0.9))
+    with mounted(trial.results, max(size, 2**16)) as remount:
+        done = trial.do(trial.run_command())
+        made = list(trial.results.glob("[!.]*/run.json"))
+        if done.code == 2 and not made:
+            return Verdict("refused") if "hint: " in done.output else Verdict("FAULT", done.output[-400:])
+        if done.code == 1 and "disk is full" not in done.output and "space" not in done.output:
+            return Verdict("FAULT", f"the cause is not named: {done.output[-600:]}")
+        remount("size=4g")
+        return trial.after(done)
+
+
+def _limited(trial: Trial, share: float) -> Verdict:
+    # Do the same with a limit on the size of a file
+    largest = max(path.stat().st_size for path in trial.bench.uninterrupted.rglob("*") if path.is_file())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * share), before[1]))
+    try:
+        encore = trial.begin()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return trial.after(trial.ended(encore))
+
+
+@mounting
+def full_disk_preparation(trial: Trial) -> Verdict:
+    # Let the disk fill up under a preparation; with room again the same command ends it
+    _ = trial.bench.uninterrupted
+    folder = trial.folder / "data"
+    with mounted(folder, max(2**16, int(_size(trial.bench.data) * trial.moment.uniform(0.1, 0.9)))) as remount:
+        done = trial.do(prepare_command(trial, folder))
+        if done.code not in (1, 2) or "hint: " not in done.output or traceback_of(done):
+            return Verdict("FAULT", f"ends with {done.code}: {done.output[-600:]}")
+        remount("size=1g")
+        return same_data(trial, trial.do(prepare_command(trial, folder)), folder)
+
+
+@mounting
+def read_only(what: str, trial: Trial) -> Verdict:
+    # Give a file system that cannot be written for a new run's results, a run that is resumed, or the data
+    with mounted(trial.results, 4 << 30) as remount:
+        if what == "results":
+            remount("ro")
+            return trial.judged(trial.results, trial.do(trial.run_command()), {})
+        run = trial.copied(trial.bench.stopped)
+        remount("ro")
+        first = trial.resumed(run)
+        remount("rw")
+        return trial.resumed(run) if first.kind == "refused" else first
+
+
+@mounting
+def read_only_data(trial: Trial) -> Verdict:
+    # Train from a data set that cannot be written
+    run, data = trial.copied(trial.bench.stopped), trial.bench.data
+    with aside(data) as whole, mounted(data, 1 << 30) as remount:
+        shutil.copytree(whole, data, dirs_exist_ok=True)
+        remount("ro")
+        return trial.resumed(run)
+
+
+# -- data sets ------------------------------------------------------------------------------------------
+
+
+def truncate(path: Path, trial: Trial) -> None:
+    os.truncate(path, trial.moment.randrange(1, path.stat().st_size))
+
+
+def flip(path: Path, trial: Trial) -> None:
+    content = bytearray(path.read_bytes())
+    content[trial.moment.randrange(len(content))] ^= 1 << trial.moment.randrange(8)
+    path.write_bytes(content)
+
+
+HARM: dict[str, Callable[[Path, Trial], None]] = {
+    "truncated": truncate,
+    "flipped": flip,
+    "empty": lambda path, trial: os.truncate(path, 0),
+    "missing": lambda path, trial: path.unlink(),
+}
+
+
+def harmed_data(how: str, passport: bool, trial: Trial) -> Verdict:
+    # Harm a file of the data set: resuming refuses it, or reading every byte finds it; whole again, it resumes
+    run = trial.copied(trial.bench.stopped)
+    with aside(trial.bench.data) as whole:
+        shutil.copytree(whole, trial.bench.data)
+        names = ["dataset.json"] if passport else _names_of(whole)
+        HARM[how](trial.bench.data / trial.moment.choice(names), trial)
+        if how == "flipped":
+            # A run does not read every byte before it starts: at the size of the full sets that takes an hour.
+            done = trial.do(shlex.join(["encore", "data", "verify", trial.bench.data.name, str(trial.bench.data)]))
+            return Verdict("refused", done.output) if done.code == 2 else Verdict("FAULT", "verify finds nothing")
+        return trial.resumed(run)
+
+
+def _names_of(folder: Path) -> list[str]:
+    splits = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))["splits"].values()
+    return sorted({file["name"] for split in splits for file in split["files"] if file["bytes"]})
+
+
+def moved_data(trial: Trial) -> Verdict:
+    # Move the data set: refused; moved back, the run resumes
+    run = trial.copied(trial.bench.stopped)
+    with aside(trial.bench.data):
+        first = trial.resumed(run)
+    return trial.resumed(run) if first.kind == "refused" else Verdict("FAULT", f"without data: {first}")
+
+
+def prepare_command(trial: Trial, folder: Path) -> str:
+    return shlex.join(["encore", "data", "prepare", trial.bench.name, "-o", str(folder)])
+
+
+def same_data(trial: Trial, done: Done, folder: Path) -> Verdict:
+    # Judge a preparation by the files of the one that nothing happened to
+    _ = trial.bench.uninterrupted  # makes it
+    if done.code:
+        return Verdict("FAULT", f"prepare ends with {done.code}: {done.output[-400:]}")
+    other = [
+        name
+        for name in _names_of(trial.bench.data)
+        if not (folder / name).is_file() or (folder / name).read_bytes() != (trial.bench.data / name).read_bytes()
+    ]
+    more = sorted(path.name for path in folder.iterdir() if not (trial.bench.data / path.name).exists())
+    found = [*(f"{name} differs" for name in other), *(f"{name} is left" for name in more), *trial.left()]
+    return verdict_of(found)
+
+
+def killed_preparation(number: signal.Signals, trial: Trial) -> Verdict:
+    # Stop a preparation at some moment, and give the command again
+    folder = trial.folder / "data"
+    _ = trial.bench.uninterrupted
+    child = trial.spawn(prepare_command(trial, folder))
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(trial.moment.uniform(0.5, 3))
+    child.send_signal(number)
+    done = trial.ended(child)
+    if traceback_of(done):
+        return Verdict("FAULT", done.output[-600:])
+    return same_data(trial, trial.do(prepare_command(trial, folder)), folder)
+
+
+def two_preparations(trial: Trial) -> Verdict:
+    folder = trial.folder / "data"
+    children = [trial.spawn(prepare_command(trial, folder)) for _ in range(2)]
+    codes = [child.wait() for child in children]
+    return same_data(trial, Done(max(codes), f"exit codes {codes}"), folder)
+
 
 # -- signals --------------------------------------------------------------------------------------------
 
@@ -179,22 +369,22 @@ FAULTS: dict[str, Fault] = {
     "all-checkpoints-flipped": _all_checkpoints_harmed,
     "no-experiment": functools.partial(_without, "experiment_0"),
     "moved-run": _moved_run,
-    **{f"{how}-data": functools.partial(data_sets.harmed_data, how, False) for how in HARM},
-    **{f"{how}-passport": functools.partial(data_sets.harmed_data, how, True) for how in HARM},
-    "moved-data": data_sets.moved_data,
+    **{f"{how}-data": functools.partial(harmed_data, how, False) for how in HARM},
+    **{f"{how}-passport": functools.partial(harmed_data, how, True) for how in HARM},
+    "moved-data": moved_data,
     **{
-        f"{number.name.lower()}-preparation": functools.partial(data_sets.killed_preparation, number)
+        f"{number.name.lower()}-preparation": functools.partial(killed_preparation, number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
     },
-    "two-preparations": data_sets.two_preparations,
+    "two-preparations": two_preparations,
     "two-resumes": _two_resumes,
     "resume-of-the-living": _resume_of_the_living,
     "two-runs": _two_runs,
-    "full-disk": disks.full_disk,
-    "full-disk-preparation": disks.full_disk_preparation,
-    "read-only-results": functools.partial(disks.read_only, "results"),
-    "read-only-run": functools.partial(disks.read_only, "run"),
-    "read-only-data": disks.read_only_data,
+    "full-disk": full_disk,
+    "full-disk-preparation": full_disk_preparation,
+    "read-only-results": functools.partial(read_only, "results"),
+    "read-only-run": functools.partial(read_only, "run"),
+    "read-only-data": read_only_data,
 }
 
 SHORT = ("sigkill-rank", "flipped-shared", "flipped-log", "flipped-run.json")
