@@ -68,7 +68,12 @@ def reproduce(
     every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [each for each in every if isinstance(each, Reproduction)]
     if len(every) > 1 and (start or output):
-        _one_is_needed(source, opened, *(["--run"] if start else ["-o", str(output)]))
+        listed, wanted = [name_of(file) for file in opened.configurations], ["--run"] if start else ["-o", str(output)]
+        raise EncoreError(
+            f"{wanted[0]} with {len(listed)} configurations",
+            expected=f"one of {', '.join(listed)}",
+            hint=hints.command("reproduce", source, "--config", listed[0], *wanted),
+        )
     if as_json:
         write_json([_as_json(each, data_folder) if isinstance(each, Reproduction) else each for each in every])
     elif len(every) == 1 and read:
@@ -79,25 +84,12 @@ def reproduce(
         raise EncoreError(f"no configuration of {source} is understood", expected="assignments of a shell")
     if output:
         write_system(read[0], output)
-        say(console(), escape(f"written: {output}; {_how_to_name(read[0])}"))
+        if read[0].choice and read[0].system:
+            folder, name = read[0].choice.folder.parent.name, read[0].system.system
+            where = f"in a systems folder of benchmarks/{folder} it is --system {name} --round {read[0].system.round}"
+            say(console(), escape(f"written: {output}; {where}"))
     if start:
         _run(read[0], data_folder)
-
-
-def _how_to_name(made: Reproduction) -> str:
-    if made.choice is None or made.system is None:
-        return ""
-    folder = made.choice.folder.parent.name
-    return f"in a systems folder of benchmarks/{folder} it is --system {made.system.system} --round {made.system.round}"
-
-
-def _one_is_needed(source: Path, opened: Source, *options: str) -> None:
-    listed = [name_of(file) for file in opened.configurations]
-    raise EncoreError(
-        f"{options[0]} with {len(listed)} configurations",
-        expected=f"one of {', '.join(listed)}",
-        hint=hints.command("reproduce", source, "--config", listed[0], *options),
-    )
 
 
 def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Reproduction | dict[str, str]:
@@ -140,13 +132,26 @@ def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
     known = made.source.round or "not known: give --round"
     title = made.implementation.title if made.implementation else made.benchmark or "no benchmark here"
     say(screen, escape(f"{title}, round {known}, {made.nodes} x {made.gpus} GPUs"))
-    _print_mapped(screen, made)
-    _print_left(screen, made)
+    if made.mapped:
+        _print_mapped(screen, made)
+    if made.left:
+        rows = (
+            (
+                each.name,
+                each.value if len(each.value) <= 40 else f"{each.value[:37]}...",
+                each.meaning or text("not known", "yellow"),
+            )
+            for each in made.left
+        )
+        show(screen, "no counterpart", ("option or variable", "value", "what that means"), rows)
     for note in made.notes:
         say(screen, f"[yellow]not understood[/] {escape(note)}")
     for key, why in made.missing.items():
         say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
-    _print_images(screen, made)
+    then, now, why = _images(made)
+    for title, image, note in (("base image then: ", then, ""), ("base image now:  ", now, why)):
+        if image:
+            say(screen, escape(f"{title}{image}{f' ({note})' if note else ''}"))
     _print_system(screen, made)
     words = command(made, data)
     if words:
@@ -154,8 +159,6 @@ def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
 
 
 def _print_mapped(screen: Console, made: Reproduction) -> None:
-    if not made.mapped:
-        return
     values = made.system.config if made.system else {}
     rows = (
         (
@@ -172,28 +175,6 @@ def _print_mapped(screen: Console, made: Reproduction) -> None:
         show(screen, "environment of the ranks", ("variable", "value", "from"), variables)
 
 
-def _print_left(screen: Console, made: Reproduction) -> None:
-    if not made.left:
-        return
-    rows = (
-        (
-            each.name,
-            each.value if len(each.value) <= 40 else f"{each.value[:37]}...",
-            each.meaning or text("not known", "yellow"),
-        )
-        for each in made.left
-    )
-    show(screen, "no counterpart", ("option or variable", "value", "what that means"), rows)
-
-
-def _print_images(screen: Console, made: Reproduction) -> None:
-    then, now, why = _images(made)
-    if then:
-        say(screen, escape(f"base image then: {then}"))
-    if now:
-        say(screen, escape(f"base image now:  {now}{f' ({why})' if why else ''}"))
-
-
 def _images(made: Reproduction) -> tuple[str, str, str]:
     """Return the submitted base image, today's, and why it is another one."""
     if made.choice is None:
@@ -208,10 +189,8 @@ def _images(made: Reproduction) -> tuple[str, str, str]:
 def _print_system(screen: Console, made: Reproduction) -> None:
     if made.refused:
         say(screen, f"[yellow]no command[/]: {escape(made.refused)}")
-        if made.choice:
-            say(screen, f"nearest benchmark here: {made.choice.name}")
-        elif made.benchmark:
-            say(screen, f"nearest benchmark here: {made.benchmark}")
+        if made.benchmark:
+            say(screen, f"nearest benchmark here: {made.choice.name if made.choice else made.benchmark}")
         return
     if made.equals and made.nearest:
         say(screen, f"[green]equals[/] the system {made.nearest.system} of {made.nearest.round}, key by key")

@@ -1,11 +1,15 @@
-"""Machines with other GPUs than this one."""
+"""Machines with other GPUs than this one, and what a Python of the user's may answer."""
 
 import csv
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from encore import paths
+from encore.containers.runtimes import Target
 from encore.machine import node
 from encore.machine.node import Gpu, Node
+from encore.machine.pythons import Facts
 
 
 def gpus_of(sample: str) -> tuple[Gpu, ...]:
@@ -28,3 +32,13 @@ def machine(*names: str, memory_gib: float = 80.0, capability: str | None = "9.0
     facts = {"memory_gib": memory_gib, "driver": "550.54", "compute_capability": capability}
     gpus = tuple(Gpu(index=index, name=name, **facts) for index, name in enumerate(names))  # type: ignore[arg-type]
     return replace(node.this_node(), hostname="box", cores=cores, gpus=gpus)
+
+
+# By which the toy data set of resnet is made
+PACKAGES = dict.fromkeys(("joblib", "mlperf_logging", "pillow", "scikit-learn", "scipy", "threadpoolctl"), "1")
+
+
+def answered(**changes: Any) -> Target:
+    known = {"python": "3.11.7", "problems": {}, "packages": {}, "cuda": "12.4", "gpus": 8}
+    facts = Facts(**{**known, "mpirun": False, "horovod": 0, "check_build": "", **changes})
+    return Target(python=Path("/apps/bin/python"), facts=facts)

@@ -18,7 +18,7 @@ from encore.machine.preflight import Check
 from encore.run import planning
 from encore.slurm.cluster import Cluster
 from tests.conftest import Encore, Study, losses
-from tests.machine.pythons import PACKAGES, answered
+from tests.machine.machines import PACKAGES, answered
 from tests.trainings import train
 
 CHOICE = catalogue.choose("resnet-pytorch")

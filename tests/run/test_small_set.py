@@ -10,8 +10,7 @@ from encore import catalogue
 from encore.containers import runtimes
 from encore.machine import node
 from encore.run import passport, planning
-from tests.machine.machines import gpus_of
-from tests.machine.pythons import PACKAGES, answered
+from tests.machine.machines import PACKAGES, answered, gpus_of
 
 CHOICE = catalogue.choose("resnet-pytorch")
 

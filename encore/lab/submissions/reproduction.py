@@ -112,24 +112,16 @@ def reproduce(source: Source, file: str, nodes: int | None = None, gpus: int | N
         source=source, file=file, benchmark=benchmark, implementation=read.implementation, nodes=read.nodes,
         gpus=read.gpus, missing={}, environment=environment, base=scripts.base_image(text), notes=read.notes,
     )  # fmt: skip
-    if read.implementation is None:
-        return replace(made, left=_left(read, [], common, None), refused=_no_mapping(benchmark, read))
-    if _is_after(source.round, read.implementation.last_round):
-        left = _left(read, [], common, None)
-        return replace(made, implementation=None, left=left, refused=read.implementation.afterwards)
-    return _as_system(made, read, common, read.implementation)
-
-
-def _no_mapping(benchmark: str, read: Scripts) -> str:
-    if not benchmark:
-        return "no benchmark here is what this folder trains"
-    programs = ", ".join(read.programs[:6]) or "nothing"
-    return f"the training program of {benchmark} was not found in the scripts, which start {programs}"
-
-
-def _is_after(round_name: str, last: str) -> bool:
-    # Whether a round came after the last one; ``v0.7`` before ``v1.0``
-    return bool(last and round_name) and _numbers(round_name) > _numbers(last)
+    implementation, refused = read.implementation, "no benchmark here is what this folder trains"
+    if implementation is None and benchmark:
+        programs = ", ".join(read.programs[:6]) or "nothing"
+        refused = f"the training program of {benchmark} was not found in the scripts, which start {programs}"
+    if implementation is not None:
+        last = implementation.last_round
+        if not (last and source.round and _numbers(source.round) > _numbers(last)):
+            return _as_system(made, read, common, implementation)
+        refused = implementation.afterwards
+    return replace(made, implementation=None, left=_left(read, [], common, None), refused=refused)
 
 
 def _numbers(round_name: str) -> tuple[int, ...]:
@@ -151,6 +143,10 @@ def _as_system(made: Reproduction, read: Scripts, common: Common, implementation
     made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
     machine = next((m for begin, m in reversed(common.machine.items()) if made.name.startswith(begin)), None)
     base = machine.name if machine else _slug(made.name)
+    values = {each.key: list(each.value) if isinstance(each.value, tuple) else each.value for each in mapped}
+    own = {
+        key: values[key] for key in implementation.implementations.get(choice.implementation_name, {}) if key in values
+    }
     try:
         system = System(
             kind="submitted" if made.source.round in rounds else "later",
@@ -164,11 +160,12 @@ def _as_system(made: Reproduction, read: Scripts, common: Common, implementation
             gpus_per_node=read.gpus,
             accelerator=machine.accelerator if machine else "GPU",
             keep_global_batch=implementation.keep_global_batch,
-            config={each.key: _plain(each.value) for each in mapped if each.key not in _own(implementation, choice)},
-            implementations=_own_values(implementation, choice, mapped),
+            config={key: value for key, value in values.items() if key not in own},
+            implementations={choice.implementation_name: own} if own else {},
             environment=made.environment,
         )  # fmt: skip
-        resolved = _resolved(choice, system)
+        whole = system.model_copy(update={"config": values})
+        resolved = configuration.resolve(choice, whole, system.nodes, system.gpus_per_node, [])
     except (EncoreError, ValidationError) as error:
         return replace(made, refused=" ".join(str(error).split("\n  "))[:500])
     nearest, differences = _nearest(choice, system, resolved)
@@ -187,15 +184,6 @@ def _free_name(choice: Choice, system: System, made: Reproduction) -> str:
 
 def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
-def _own(implementation: Implementation, choice: Choice) -> dict[str, str]:
-    return implementation.implementations.get(choice.implementation_name, {})
-
-
-def _own_values(implementation: Implementation, choice: Choice, mapped: list[Mapped]) -> dict[str, dict[str, Any]]:
-    own = {each.key: _plain(each.value) for each in mapped if each.key in _own(implementation, choice)}
-    return {choice.implementation_name: own} if own else {}
 
 
 def _plain(value: Any) -> Any:
@@ -294,12 +282,6 @@ def _shown(variable: Variable) -> str:
     return " ".join(each.shown for each in variable.values)
 
 
-def _resolved(choice: Choice, system: System) -> configuration.Configuration:
-    values = {**system.config, **system.implementations.get(choice.implementation_name, {})}
-    whole = system.model_copy(update={"config": values})
-    return configuration.resolve(choice, whole, system.nodes, system.gpus_per_node, [])
-
-
 def _nearest(
     choice: Choice, system: System, resolved: configuration.Configuration
 ) -> tuple[System | None, tuple[Difference, ...]]:
@@ -353,24 +335,17 @@ def command(made: Reproduction, data: Path | None = None) -> list[str]:
     else:
         words = ["run", choice.name, str(gpus)]
     words += ["--system", nearest.system, "--round", made.system.round, "--data", str(folder), "--runs", str(runs)]
-    for each in made.differences:
-        words += _change(each)
+    published = {each.name: each.published for each in made.differences}
     # With another number of GPUs the rules would change the rate and the batch: what was published counts.
-    if any(each.name in _PLACE for each in made.differences):
-        kept = ("batch_size", *choice.benchmark.rates)
-        given = {each.name for each in made.differences}
-        for name in kept:
-            if name in made.system.config and name not in given:
-                words += ["--set", f"{name}={json.dumps(made.system.config[name])}"]
+    if published.keys() & {*_PLACE}:
+        kept = [name for name in ("batch_size", *choice.benchmark.rates) if name in made.system.config]
+        published = {**published, **{name: made.system.config[name] for name in kept if name not in published}}
+    for name, value in published.items():
+        if name.startswith("$"):
+            words += ["--env", f"{name[1:]}={value or ''}"]
+        elif name not in (*_PLACE, "round"):
+            words += ["--set", f"{name}={json.dumps(value)}"]
     return words
-
-
-def _change(each: Difference) -> list[str]:
-    if each.name in (*_PLACE, "round"):
-        return []
-    if each.name.startswith("$"):
-        return ["--env", f"{each.name[1:]}={each.published or ''}"]
-    return ["--set", f"{each.name}={json.dumps(each.published)}"]
 
 
 def _value(value: object) -> str:
@@ -384,13 +359,13 @@ def as_toml(made: Reproduction, system: System) -> str:
     lines = [f"# {title}, configuration {made.name} of {system.submitter or 'a folder'}: {ranks}.".replace("\n", " ")]
     lines += [f"{name} = {_value(getattr(system, name))}" for name in _HEAD]
     lines += ["keep_global_batch = true"] if system.keep_global_batch else []
-    lines += ["", "[config]", *(f"{name} = {_value(value)}" for name, value in system.config.items())]
-    for implementation, values in system.implementations.items():
-        lines += ["", f"[implementations.{implementation}]"]
-        lines += [f"{name} = {_value(value)}" for name, value in values.items()]
-    for file, variables in system.environment.items():
-        lines += ["", f"[environment.{_value(file)}]"]
-        lines += [f"{name} = {_value(value)}" for name, value in variables.items()]
+    tables = {
+        "config": system.config,
+        **{f"implementations.{name}": values for name, values in system.implementations.items()},
+        **{f"environment.{_value(file)}": variables for file, variables in system.environment.items()},
+    }
+    for table, values in tables.items():
+        lines += ["", f"[{table}]", *(f"{name} = {_value(value)}" for name, value in values.items())]
     return "\n".join(lines) + "\n"
 
 
