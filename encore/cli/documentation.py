@@ -115,8 +115,9 @@ TABLES = jinja2.Environment(
 ).get_template(
     "documentation.j2",
     globals={
-        "catalogue": catalogue, "configuration": configuration, "paths": paths, "bases": images, "versions": compatibility,
-        "rates": findings, "RULES": RULES, "calibrated": tables, "speeds": published_speed, "listed": checks,
+        "catalogue": catalogue, "configuration": configuration, "paths": paths, "bases": images,
+        "versions": compatibility, "rates": findings, "RULES": RULES,
+        "calibrated": tables, "speeds": published_speed, "listed": checks,
         "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results, "minutes": minutes,
         "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted, "in_all": in_all,
         "differing": differing,

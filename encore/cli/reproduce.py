@@ -149,9 +149,9 @@ def _print(screen: Console, made: Reproduction, data: Path | None) -> None:
     for key, why in made.missing.items():
         say(screen, f"[yellow]no value[/] for {key}: {escape(why)}")
     then, now, why = _images(made)
-    for title, image, note in (("base image then: ", then, ""), ("base image now:  ", now, why)):
+    for title, image, reason in (("base image then: ", then, ""), ("base image now:  ", now, why)):
         if image:
-            say(screen, escape(f"{title}{image}{f' ({note})' if note else ''}"))
+            say(screen, escape(f"{title}{image}{f' ({reason})' if reason else ''}"))
     _print_system(screen, made)
     words = command(made, data)
     if words:
