@@ -19,7 +19,7 @@ from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.common.torch.kernels import Operator
-from benchmarks.detection.pytorch import nms
+from benchmarks.detection.pytorch import operators as suppression
 from benchmarks.detection.pytorch.boxes import Found, overlaps
 from benchmarks.maskrcnn.pytorch import regions
 from benchmarks.maskrcnn.pytorch.config import Config
@@ -281,7 +281,6 @@ def _match_example(
 
 MODULE = "benchmarks.maskrcnn.pytorch.kernels"
 OPERATORS: Dict[str, Operator] = {
-    **nms.OPERATORS,
     "matching": Operator(
         match,
         f"{MODULE}:match",
@@ -304,11 +303,12 @@ OPERATORS: Dict[str, Operator] = {
         ({"rois": 9, "points": 7, "size": 11}, {"rois": 0, "points": 3, "size": 4}),
     ),
 }
+EVERY = {**suppression.OPERATORS, **OPERATORS}
 
 
 class Chosen(NamedTuple):
     names: Dict[str, str]
-    suppress: nms.Suppress = nms.keep_of_groups
+    suppress: suppression.Suppress = suppression.keep_of_groups
     match: Callable[..., torch.Tensor] = match
     roi_align: Callable[..., torch.Tensor] = roi_align
     project_masks: Callable[..., torch.Tensor] = project_masks
@@ -361,27 +361,27 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
     Raises ValueError where torchvision's operators are wanted and are not there.
     """
     theirs = torchvision_operators(found or find_torchvision())
-    theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, OPERATORS)}
+    theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, EVERY)}
     if config.kernels == "torchvision" and not theirs:
         raise choices.UnavailableError(
             "kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto"
         )
     dtype, names = pytorch.DTYPES[config.precision], dict(saved)
     if saved:  # a run that began when there were fewer
-        names = {**dict.fromkeys(OPERATORS, "plain"), **saved}
+        names = {**dict.fromkeys(EVERY, "plain"), **saved}
     else:
         wanted = "plain" if config.kernels == "torchvision" else config.kernels
-        names = kernels.choose(OPERATORS, wanted, ranks, dtype, sizes_of(config))
+        names = kernels.choose(EVERY, wanted, ranks, dtype, sizes_of(config))
     for name in theirs if not saved else ():
         if config.kernels == "torchvision":
             names[name] = "torchvision"
         elif config.kernels == "auto":
             other, sizes = kernels.Other("torchvision", theirs[name]), sizes_of(config)[name]
-            names[name] = kernels.or_other(name, OPERATORS[name], names[name], other, ranks, dtype, sizes)
+            names[name] = kernels.or_other(name, EVERY[name], names[name], other, ranks, dtype, sizes)
     choices.record("kernels", names)
     implementations: List[Any] = [
-        theirs[name] if names[name] == "torchvision" else kernels.implementation(OPERATORS[name], names[name])
-        for name in OPERATORS
+        theirs[name] if names[name] == "torchvision" else kernels.implementation(EVERY[name], names[name])
+        for name in EVERY
     ]
     return Chosen(names, *implementations)
 

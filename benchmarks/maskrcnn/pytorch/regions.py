@@ -14,7 +14,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 import torch
 
-from benchmarks.detection.pytorch import nms
+from benchmarks.detection.pytorch import operators as suppression
 from benchmarks.detection.pytorch.boxes import Found, best_of_images, decode
 from benchmarks.maskrcnn.pytorch.config import Config
 
@@ -175,7 +175,7 @@ def propose(
     anchors: Sequence[torch.Tensor],
     sizes: torch.Tensor,
     limits: Limits,
-    suppress: nms.Suppress = nms.keep_of_groups,
+    suppress: suppression.Suppress = suppression.keep_of_groups,
 ) -> Proposals:
     """Decode the best anchors of each level and remove what overlaps on a level; all shapes are fixed.
 
@@ -218,7 +218,7 @@ def detect(
     proposals: Proposals,
     sizes: torch.Tensor,
     config: Config,
-    suppress: nms.Suppress = nms.keep_of_groups,
+    suppress: suppression.Suppress = suppression.keep_of_groups,
 ) -> Found:
     """Give each proposal its classes' boxes, remove what overlaps in a class, and keep the best of each image.
 
@@ -235,6 +235,6 @@ def detect(
     boxes = decode(offsets.float()[image, proposal, label + 1], proposals.boxes[image, proposal], HEAD_WEIGHTS)
     boxes = clip(boxes.unsqueeze(1), sizes[image]).squeeze(1)
     values = scores[image, proposal, label]
-    kept = nms.nms(boxes, values, image * scores.shape[-1] + label, config.nms_iou, suppress=suppress)
+    kept = suppression.nms(boxes, values, image * scores.shape[-1] + label, config.nms_iou, suppress=suppress)
     kept = best_of_images(kept, image, config.detections)
     return Found(image[kept], boxes[kept], values[kept], label[kept] + 1)

@@ -14,7 +14,7 @@ from torch import nn
 from torch._higher_order_ops import while_loop
 from torch.nn import functional
 
-from benchmarks.detection.pytorch import nms
+from benchmarks.detection.pytorch import operators as suppression
 from benchmarks.detection.pytorch.boxes import Found, decode
 from benchmarks.maskrcnn.pytorch import operators, regions
 from benchmarks.maskrcnn.pytorch.config import Config
@@ -61,8 +61,8 @@ class Served(nn.Module):
 
 
 def suppress(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """As nms.keep_of_groups, of all pairs at once: after n rounds the first n are final, mostly all after a few."""
-    above = nms.overlapping(boxes.unbind(-1), 0, boxes.shape[1], threshold).triu(1)
+    """As keep_of_groups, of all pairs at once: after n rounds the first n are final, mostly all after a few."""
+    above = suppression.overlapping(boxes.unbind(-1), 0, boxes.shape[1], threshold).triu(1)
 
     def changes(kept: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         return (kept != before).any()
@@ -81,7 +81,7 @@ def detect(
     proposals: Proposals,
     sizes: torch.Tensor,
     config: Config,
-    _: nms.Suppress,
+    _: suppression.Suppress,
 ) -> Found:
     """As proposals.detect, with as many detections of each image as there may be: label 0 and zeros where none is."""
     classes, limit = logits.shape[2] - 1, config.detections

@@ -25,7 +25,7 @@ from benchmarks.detection.annotations import Part
 from benchmarks.detection.detections import Detections
 from benchmarks.detection.pytorch import boxes
 from benchmarks.detection.pytorch.boxes import Found, best_of_images, decode
-from benchmarks.detection.pytorch.nms import nms
+from benchmarks.detection.pytorch.operators import nms
 from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, Config, map_sizes
 from benchmarks.ssd.pytorch.norms import Norm
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.detection.pytorch.boxes import Found
-from benchmarks.detection.pytorch.nms import nms
+from benchmarks.detection.pytorch.operators import nms
 from benchmarks.maskrcnn.pytorch import backbone, operators
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, read_objects, synthetic_batch
@@ -237,7 +237,7 @@ def test_torchvision_is_used_where_it_is_right():
         "suppression": "torchvision", "matching": "plain", "roi_align": "torchvision", "project_masks": "plain"
     }  # fmt: skip
     for name, function in operators.torchvision_operators(Operators).items():
-        assert kernels.distance_of(operators.OPERATORS[name], function, CPU.context, torch.float32) < 2e-5
+        assert kernels.distance_of(operators.EVERY[name], function, CPU.context, torch.float32) < 2e-5
     assert operators.choose(CONFIG, CPU, {}, WrongOperators).names["roi_align"] == "plain"
     assert operators.choose(CONFIG, CPU, names, Operators).names == names, "of a checkpoint"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.detection.pytorch.boxes import decode, encode, overlaps
-from benchmarks.detection.pytorch.nms import nms
+from benchmarks.detection.pytorch.operators import nms
 from benchmarks.maskrcnn import order
 from benchmarks.maskrcnn.pytorch import evaluation, model, operators, regions, served
 from benchmarks.maskrcnn.pytorch.regions import Limits, propose
