@@ -497,6 +497,6 @@ def test_train_and_val_show_different_digits(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.setattr(scenes, "_load_digits", lambda: every)
     monkeypatch.setattr(scenes, "_write_part", take)
-    scenes.write_scenes(tmp_path, 0)
+    scenes.write_scenes(tmp_path, 0, 12)
     assert {part: len(found) for part, found in seen.items()} == {"train": 1500, "val": 297}
     assert not seen["train"] & seen["val"]
