@@ -14,15 +14,11 @@ import numpy as np
 
 from benchmarks.common.data.files import allocate
 
-NUMBERS = 13
-"""Integer features of a row."""
-TABLES = 26
-"""Categorical features of a row, each with its embedding table."""
+NUMBERS = 13  # integer features of a row
+TABLES = 26  # categorical features of a row, each with its embedding table
 COLUMNS = 1 + NUMBERS + TABLES
-FIRST_TABLE = 1 + NUMBERS
-"""Column of the first table."""
-BLOCK_ROWS = 1024
-"""Divides the submitted global batch of 55,296."""
+FIRST_TABLE = 1 + NUMBERS  # column of the first table
+BLOCK_ROWS = 1024  # divides the submitted global batch of 55,296
 WORD = np.dtype("<i4")
 ROW_BYTES = COLUMNS * WORD.itemsize
 BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES

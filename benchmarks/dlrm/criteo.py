@@ -13,8 +13,7 @@ import numpy as np
 from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, NUMBERS, WORD
 
 TAB, NEWLINE, RETURN, MINUS = 9, 10, 13, 45
-NUMBER_DIGITS = 10
-"""Characters of the largest number next to its sign: the logs' counts fit in 32 bits."""
+NUMBER_DIGITS = 10  # characters of the largest number next to its sign: the logs' counts fit in 32 bits
 HEX_DIGITS = 8
 MAX_INT = 2**31 - 1
 
@@ -26,13 +25,11 @@ _HEX[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
 class Rows(NamedTuple):
     """The well-formed rows of a piece of text."""
 
+    # (COLUMNS, rows) int32: label, numbers as they are (0 where empty), categories modulo the index limit.
     columns: np.ndarray
-    """(COLUMNS, rows) int32: label, numbers as they are (0 where empty), categories modulo the index limit."""
-    lines: int
-    """Lines of the text, malformed ones included."""
+    lines: int  # lines of the text, malformed ones included
     malformed: int
-    first_malformed: int
-    """Number of the first malformed line, from 0; -1 when there is none."""
+    first_malformed: int  # number of the first malformed line, from 0; -1 when there is none
 
 
 def parse(text: bytes, index_limit: int) -> Rows:
@@ -56,10 +53,10 @@ def parse(text: bytes, index_limit: int) -> Rows:
     return Rows(np.ascontiguousarray(values[valid].T), len(ends), len(malformed), first)
 
 
+# Values (rows, COLUMNS) of the fields, and which rows are valid.
 def _values(
     data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, index_limit: int
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Values (rows, COLUMNS) of the fields, and which rows are valid."""
     values = np.zeros(starts.shape, np.int32)
     labels = data[starts[:, 0]] if len(starts) else np.zeros(0, np.uint8)
     valid = (lengths[:, 0] == 1) & ((labels == 48) | (labels == 49))
@@ -73,8 +70,8 @@ def _values(
     return values, valid & fine.all(axis=1)
 
 
+# The characters ``place`` before the end of each field; anything where that is before the text.
 def _characters(data: np.ndarray, ends: np.ndarray, place: int) -> np.ndarray:
-    """The characters ``place`` before the end of each field; anything where that is before the text."""
     return data[np.maximum(ends - 1 - place, 0)]
 
 
@@ -93,8 +90,8 @@ def _decimal(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Tuple
     return np.where(negative, -total, total).clip(-MAX_INT, MAX_INT).astype(np.int32), fine
 
 
+# A missing value counts as 0, as in the reference's preparation.
 def _hexadecimal(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """A missing value counts as 0, as in the reference's preparation."""
     fine = lengths <= HEX_DIGITS
     total = np.zeros(starts.shape, np.uint32)
     ends = starts + lengths

@@ -6,8 +6,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.problem import Problem
 
-Placement = Tuple[Tuple[int, ...], ...]
-"""The tables of each rank."""
+Placement = Tuple[Tuple[int, ...], ...]  # the tables of each rank
 
 
 def place(sizes: Sequence[int], ranks: int, row_bytes: int = 4, memory: Optional[float] = None) -> Placement:
@@ -45,10 +44,10 @@ def _by_rows(tables: int, rows: int) -> Tuple[int, int]:
     return rows, tables
 
 
+# Give each table, the largest first, to the rank of the least ``load`` that has room for it.
 def _deal(
     sizes: Sequence[int], ranks: int, limit: float, load: Callable[[int, int], Tuple[int, int]]
 ) -> Optional[Placement]:
-    """Give each table, the largest first, to the rank of the least ``load`` that has room for it."""
     chosen: List[List[int]] = [[] for _ in range(ranks)]
     rows = [0] * ranks
     for table in sorted(range(len(sizes)), key=lambda t: (-sizes[t], t)):

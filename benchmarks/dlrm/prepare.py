@@ -15,8 +15,7 @@ from functools import partial
 
 from benchmarks.common.data import prepare
 
-INDEX_LIMIT = 40_000_000
-"""As submitted: NVIDIA's v0.7 logs name their data set "40m.limit", and no table has more rows."""
+INDEX_LIMIT = 40_000_000  # as submitted: NVIDIA's v0.7 logs name their data set "40m.limit", and no table has more rows
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:

@@ -12,14 +12,12 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm.blocks import BLOCK_BYTES, BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS
 
-A = TypeVar("A", bound=Any)
-"""An array or a tensor."""
+A = TypeVar("A", bound=Any)  # an array or a tensor
+# Words that are read together, by few calls: each waits for the interpreter's lock, and handing a batch to another
+# thread takes as long as reading 5,000 rows (0.15 ms, two cores of a virtual machine).
 TASK_WORDS = 1 << 21
-"""Words that are read together, by few calls: each waits for the interpreter's lock, and handing a batch to another
-thread takes as long as reading 5,000 rows (0.15 ms, two cores of a virtual machine)."""
 
-OWN_COLUMNS = (*range(1, FIRST_TABLE), 0)
-"""Columns that a rank reads of its own rows alone: numbers, label."""
+OWN_COLUMNS = (*range(1, FIRST_TABLE), 0)  # columns that a rank reads of its own rows alone: numbers, label
 
 
 class Task(NamedTuple):
@@ -134,10 +132,10 @@ class Reader:
         self._check(rows[0]._replace(length=self._total * task.steps).of(indices, len(self._columns)))
         return list(zip(rows, own_rows))
 
+    # Copy ``columns`` of ``count`` rows from ``offset`` on of each global batch.
     def _copy(
         self, order: np.ndarray, task: Task, offset: int, count: int, columns: Sequence[int], into: np.ndarray
     ) -> List[Rows]:
-        """Copy ``columns`` of ``count`` rows from ``offset`` on of each global batch."""
         firsts = [(task.step + number) * self._total + offset for number in range(task.steps)]
         if firsts[-1] + count > self._rows:
             return [self._copy_around(order, firsts[0], count, columns, into)]
@@ -157,20 +155,18 @@ class Reader:
             return [Rows(width, begin, count) for begin in begins]
         return [Rows(width, begins[0] + first - firsts[0], count) for first in firsts]
 
+    # Copy the rows of a batch that begins again at the first row.
     def _copy_around(self, order: np.ndarray, first: int, count: int, columns: Sequence[int], into: np.ndarray) -> Rows:
-        """Copy the rows of a batch that begins again at the first row."""
         rows = Rows(count, 0, count)
         lines = rows.of(into, len(columns))
         for block, lanes, here in spans(order, self._rows, first, count):
             lines[:, here] = self._lines[block * COLUMNS + np.array(columns, int), lanes]
         return rows
 
+    # End where an index is outside its table: it would train another table's row.
+    # Nothing may read the data set before the clock starts (MLPerf training rules, "run results"), so the rows are
+    # checked as they come.
     def _check(self, indices: np.ndarray) -> None:
-        """End where an index is outside its table: it would train another table's row.
-
-        Nothing may read the data set before the clock starts (MLPerf training rules, "run results"), so the rows are
-        checked as they come.
-        """
         most = indices.view(np.uint32).max(axis=1)  # a negative index becomes a large one
         for mine in np.flatnonzero(most >= self._sizes):
             found, size = indices[mine], self._sizes[mine]

@@ -15,15 +15,12 @@ from benchmarks.dlrm.criteo import NEWLINE, TAB
 
 DAYS = 24
 TERABYTE = "criteo-1tb"
+# Samples in NVIDIA's v0.7 logs: days 0 to 22, and the first half of day 23.
 TERABYTE_ROWS = {"train": 4195197692, "val": 89137319}
-"""Samples in NVIDIA's v0.7 logs: days 0 to 22, and the first half of day 23."""
-HELD_OUT = 1 / 7
-"""Share of a single file that is held out: Kaggle's train.txt is seven days in order."""
+HELD_OUT = 1 / 7  # share of a single file that is held out: Kaggle's train.txt is seven days in order
 SUFFIXES = (".txt", ".csv", ".tsv")
-CHUNK = 8 << 20
-"""Bytes read at once."""
-TAIL = 1 << 16
-"""Bytes at the end of a file that are searched for its last row: many times a row."""
+CHUNK = 8 << 20  # bytes read at once
+TAIL = 1 << 16  # bytes at the end of a file that are searched for its last row: many times a row
 UNPACKED = "text that can be read from any place"
 
 Report = Callable[[int], None]
@@ -49,8 +46,7 @@ class Source(NamedTuple):
     name: str
     train: Tuple[Range, ...]
     val: Tuple[Range, ...]
-    made: str
-    """How the splits were cut, for the passport."""
+    made: str  # how the splits were cut, for the passport
 
 
 def list_source(origin: Path, validation_fraction: Optional[float], report: Report, note: Note) -> Source:
@@ -102,8 +98,8 @@ def _days(days: Dict[int, Path], report: Report) -> Source:
     return Source(name, train, (held,), f"days 0 to {last - 1}; the first {lines:,} lines of day {last} held out")
 
 
+# Hold out the last lines of one file.
 def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
-    """Hold out the last lines of one file."""
     whole = _whole(path)
     lines = _count_lines(whole, report)
     held = round(lines * (HELD_OUT if fraction is None else fraction))
@@ -122,8 +118,8 @@ def _single(path: Path, fraction: Optional[float], report: Report) -> Source:
     )
 
 
+# Return all of a file but blank lines at its end; one that ends within a row was cut short.
 def _whole(path: Path) -> Range:
-    """Return all of a file but blank lines at its end; one that ends within a row was cut short."""
     source_checks.refuse_compressed(path, UNPACKED)
     end, tail, rows = path.stat().st_size, b"", b""
     with path.open("rb") as file:
@@ -166,8 +162,8 @@ def _count_lines(whole: Range, report: Report) -> int:
     return lines + (last != b"\n")
 
 
+# Return the byte at which a line (from 0) begins.
 def _offset_of_line(whole: Range, line: int, report: Report) -> int:
-    """Return the byte at which a line (from 0) begins."""
     begin = 0
     for chunk in _chunks(whole, report):
         count = chunk.count(b"\n")

@@ -23,16 +23,11 @@ from benchmarks.dlrm.blocks import COLUMNS, FIRST_TABLE, ROW_BYTES, TABLES, WORD
 from benchmarks.dlrm.criteo import NEWLINE
 from benchmarks.dlrm.sources import Range
 
-PART_BYTES = 1 << 30
-"""Text of a part."""
-CHUNK_ROWS = 1 << 19
-"""Rows of a chunk: 84 MB."""
-BUCKET_BYTES = 1 << 32
-"""Text that a bucket stands for: about 17 million rows, 70 MB a column."""
-PIECE_BYTES = 8 << 20
-"""Text that is parsed at once."""
-MOST_COUNTED = 255
-"""Counts of values stop here, so that they fit into a byte."""
+PART_BYTES = 1 << 30  # text of a part
+CHUNK_ROWS = 1 << 19  # rows of a chunk: 84 MB
+BUCKET_BYTES = 1 << 32  # text that a bucket stands for: about 17 million rows, 70 MB a column
+PIECE_BYTES = 8 << 20  # text that is parsed at once
+MOST_COUNTED = 255  # counts of values stop here, so that they fit into a byte
 
 
 @dataclass(frozen=True)
@@ -40,10 +35,8 @@ class Part:
     """A piece of text and the file of its rows."""
 
     text: Range
-    split: int
-    """0 train, 1 val."""
-    number: int
-    """Among the parts of the split."""
+    split: int  # 0 train, 1 val
+    number: int  # among the parts of the split
     buckets: int
     rows: Path
     index_limit: int
@@ -65,8 +58,7 @@ class Facts(NamedTuple):
 
     rows: int
     malformed: int
-    first_malformed: int
-    """Line of the part, from 0; -1 when there is none."""
+    first_malformed: int  # line of the part, from 0; -1 when there is none
     lines: int
 
 
@@ -113,8 +105,8 @@ def parse_part(part: Part, report: Report) -> Tuple[int, int]:
     return part.text.size, part.text.size
 
 
+# Deal the waiting rows into buckets and write them; return where each bucket begins.
 def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator) -> np.ndarray:
-    """Deal the waiting rows into buckets and write them; return where each bucket begins."""
     columns = np.concatenate(waiting, axis=1)
     waiting.clear()
     dealt = generator.integers(buckets, size=columns.shape[1])
@@ -147,11 +139,9 @@ class Table:
 
     number: int
     parts: Tuple[Part, ...]
-    done_path: Path
-    """File of the values, in ascending order."""
+    done_path: Path  # file of the values, in ascending order
     index_limit: int
-    threshold: int
-    """Values seen less often share row 0; up to 1 every value has a row."""
+    threshold: int  # values seen less often share row 0; up to 1 every value has a row
 
 
 def list_values(table: Table, report: Report) -> Tuple[int, int]:

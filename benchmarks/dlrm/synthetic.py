@@ -15,16 +15,13 @@ from benchmarks.dlrm.blocks import NUMBERS, TABLES
 
 NAME = "made-clicks"
 ROWS = {"train": 131072, "val": 16384}
+# Values of the first tables; the others have the last entry's many, some tens, as Criteo's have.
 SIZES = (900, 600, 400, 300, 200, 3, 120, 80, 63, 900, 500, 250, 10, 150, 100, 55, 4, 97, 14)
-"""Values of the first tables; the others have the last entry's many, some tens, as Criteo's have."""
 LAST_SIZE = 36
-SPREAD = 0.55
-"""Standard deviation of the logits that one category gives."""
-HIDDEN = 4
-"""Width of the hidden vectors of the interacting pair."""
+SPREAD = 0.55  # standard deviation of the logits that one category gives
+HIDDEN = 4  # width of the hidden vectors of the interacting pair
 INTERCEPT = -1.3
-MISSING = 0.1
-"""Share of empty fields, as far as they may be empty."""
+MISSING = 0.1  # share of empty fields, as far as they may be empty
 
 
 def write_text(folder: Path, seed: int) -> None:

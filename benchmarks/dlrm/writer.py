@@ -22,20 +22,16 @@ from benchmarks.dlrm.blocks import BLOCK_ROWS, ROW_BYTES, TABLES
 from benchmarks.dlrm.sources import Source
 from benchmarks.dlrm.stages import Bucket, Facts, Part, Table
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
+VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 SPLITS = ("train", "val")
-VALUES = "tables.bin"
-"""The values behind the rows of all tables, in order: what encodes further data in the same way."""
-MALFORMED_SHARE = 1e-4
-"""Share of malformed rows that is left out without asking."""
+VALUES = "tables.bin"  # the values behind the rows of all tables, in order: what encodes further data in the same way
+MALFORMED_SHARE = 1e-4  # share of malformed rows that is left out without asking
 
 
 class Listing(NamedTuple):
     """The source of a preparation."""
 
-    source: Optional[Source]
-    """None for the toy data set, whose text is not written yet."""
+    source: Optional[Source]  # none for the toy data set, whose text is not written yet
     fingerprint: str
 
 
@@ -94,8 +90,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
 
 
+# Write the text of the toy data set; written anew after an interruption, it is the same.
 def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
-    """Write the text of the toy data set; written anew after an interruption, it is the same."""
     folder = scratch / synthetic.NAME
     folder.mkdir(exist_ok=True)
     synthetic.write_text(folder, args.seed)

@@ -15,10 +15,8 @@ from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.progress import Progress
 from benchmarks.ncf.sources import read_source
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes."""
-ROOM_FACTOR = 8
-"""Bytes written per byte of a text source, at most: 999 negatives for each user."""
+VERSION = "1"  # raise it when the same source and options give other bytes
+ROOM_FACTOR = 8  # bytes written per byte of a text source, at most: 999 negatives for each user
 
 
 class Listing(NamedTuple):

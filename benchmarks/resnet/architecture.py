@@ -9,6 +9,7 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from benchmarks.resnet.config import Hyperparameters
 
+# Kind of block, and blocks in each stage, by depth.
 STAGES = {
     18: ("basic", (2, 2, 2, 2)),
     34: ("basic", (3, 4, 6, 3)),
@@ -16,7 +17,6 @@ STAGES = {
     101: ("bottleneck", (3, 4, 23, 3)),
     152: ("bottleneck", (3, 8, 36, 3)),
 }
-"""Kind of block, and blocks in each stage, by depth."""
 STAGE_WIDTHS = (64, 128, 256, 512)
 STEM_CHANNELS = 64
 
@@ -34,11 +34,9 @@ class Block(NamedTuple):
     """A residual block, each of whose convolutions has a batch-norm behind it."""
 
     stage: str
-    name: str
-    """Within its stage."""
+    name: str  # within its stage
     convs: Tuple[Conv, ...]
-    project: Optional[Conv]
-    """Convolution of the shortcut, where that changes the shape."""
+    project: Optional[Conv]  # convolution of the shortcut, where that changes the shape
 
     @property
     def channels(self) -> int:

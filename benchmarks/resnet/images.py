@@ -12,8 +12,7 @@ from PIL import Image, UnidentifiedImageError
 Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-DEFAULT_QUALITY = 95
-"""JPEG quality (1 to 100) of what has to be re-encoded, im2rec's default."""
+DEFAULT_QUALITY = 95  # JPEG quality (1 to 100) of what has to be re-encoded, im2rec's default
 
 # Baseline, extended and progressive Huffman frames are what libjpeg-turbo, nvJPEG and the hardware
 # decoder share; lossless, hierarchical and arithmetic-coded ones are re-encoded.
@@ -29,12 +28,11 @@ class CorruptImage(ValueError):
 class Encoding(NamedTuple):
     """Options of the encoding."""
 
+    # Pixels of the short side; larger images are reduced to it, smaller ones are left alone.
     resize: Optional[int] = None
-    """Pixels of the short side; larger images are reduced to it, smaller ones are left alone."""
+    # JPEG quality, 1 to 100; None keeps the original bytes of JPEGs that need no resizing.
     quality: Optional[int] = None
-    """JPEG quality, 1 to 100; None keeps the original bytes of JPEGs that need no resizing."""
-    trust: bool = False
-    """Whether JPEGs whose bytes are kept are not decoded to see that they can be."""
+    trust: bool = False  # whether JPEGs whose bytes are kept are not decoded to see that they can be
 
 
 def encode(data: bytes, encoding: Encoding) -> bytes:

@@ -31,9 +31,8 @@ def steps_per_epoch(train_images: int, config: Hyperparameters, ranks: Ranks) ->
     return -(-train_images // (config.batch_size * ranks.size))
 
 
+# The batches of a pipeline as tensors. DALI fills the memory of one again when it is asked for the next.
 class _Batches:
-    """The batches of a pipeline as tensors. DALI fills the memory of one again when it is asked for the next."""
-
     def __init__(self, tensors: Any, config: Hyperparameters, ranks: Ranks, source: Any) -> None:
         self._convert: Call = partial(tensors.convert, config, ranks)
         self._copied: Optional[Call] = partial(tensors.copied, config) if hasattr(tensors, "copied") else None

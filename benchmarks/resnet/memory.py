@@ -12,25 +12,19 @@ from benchmarks.resnet.architecture import Block, Conv, image_channels, residual
 from benchmarks.resnet.config import Hyperparameters
 
 GIB = 2**30
-LIBRARIES = int(1.5 * GIB)
-"""CUDA's context, code and workspaces of cuDNN and cuBLAS, buffers of NCCL: an allowance."""
-FRAGMENTS = 0.1
-"""Share of the activations that the allocator's rounding and gaps take: an allowance."""
-DECODED_BYTES = 500 * 375 * 3
-"""A decoded image of ImageNet's usual size; DALI holds a batch of them while it crops."""
+LIBRARIES = int(1.5 * GIB)  # CUDA's context, code and workspaces of cuDNN and cuBLAS, buffers of NCCL: an allowance
+FRAGMENTS = 0.1  # share of the activations that the allocator's rounding and gaps take: an allowance
+DECODED_BYTES = 500 * 375 * 3  # A decoded image of ImageNet's usual size; DALI holds a batch of them while it crops
 
 
 class Memory(NamedTuple):
     """Bytes by their use."""
 
-    weights: int
-    """In fp32, and a copy in the type of the products."""
+    weights: int  # in fp32, and a copy in the type of the products
     gradients: int
     momenta: int
-    activations: int
-    """Tensors that the forward pass keeps for the backward pass."""
-    input: int
-    """Batches that wait, and what DALI holds to make them."""
+    activations: int  # tensors that the forward pass keeps for the backward pass
+    input: int  # batches that wait, and what DALI holds to make them
     allowances: int
 
     @property
@@ -48,12 +42,10 @@ def _out(size: int, conv: Conv) -> int:
     return (size - 1) // conv.stride + 1
 
 
+# Numbers that a block keeps for one image.
+# A convolution keeps its input, which is the ReLU's output before it; a batch-norm keeps its input, the convolution's
+# output. The sum with the shortcut and the last ReLU are one tensor: the next block's input.
 def _block(block: Block, size: int) -> int:
-    """Numbers that a block keeps for one image.
-
-    A convolution keeps its input, which is the ReLU's output before it; a batch-norm keeps its input, the
-    convolution's output. The sum with the shortcut and the last ReLU are one tensor: the next block's input.
-    """
     kept = 0
     if block.project:
         kept += _out(size, block.project) ** 2 * block.channels
@@ -63,8 +55,8 @@ def _block(block: Block, size: int) -> int:
     return kept
 
 
+# Numbers that each part of the network keeps for one image.
 def _kept(config: Hyperparameters) -> Iterator[int]:
-    """Numbers that each part of the network keeps for one image."""
     first = stem(config)
     size = _out(config.image_size, first)
     yield config.image_size**2 * image_channels(config)

@@ -22,8 +22,8 @@ from benchmarks.common.data.workers import Report
 from benchmarks.resnet.images import CorruptImage, Encoding, encode
 from benchmarks.resnet.sources.listing import Item, read_item
 
+# Images in a part: about 110 MB and some ten seconds of one core for ImageNet, lost at most per worker.
 PART_IMAGES = 1024
-"""Images in a part: about 110 MB and some ten seconds of one core for ImageNet, lost at most per worker."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Part:
     """The images of one part file and how to store them; crosses to a worker process."""
 
     records: Path
-    first_key: int
-    """Place of its first image in the split; a skipped image leaves its key unused."""
+    first_key: int  # place of its first image in the split; a skipped image leaves its key unused
     items: Tuple[Item, ...]
     encoding: Encoding
 
@@ -47,16 +46,12 @@ class Facts:
     """Facts about a finished part."""
 
     bytes: int
-    index: List[Tuple[int, int]]
-    """Key and offset of each record."""
-    corrupt: List[Tuple[str, str]]
-    """Name and reason of each image that could not be decoded."""
-    keys: List[str]
-    """For each record, a key that equal images share."""
+    index: List[Tuple[int, int]]  # key and offset of each record
+    corrupt: List[Tuple[str, str]]  # name and reason of each image that could not be decoded
+    keys: List[str]  # for each record, a key that equal images share
 
 
-Finished = Dict[Path, Facts]
-"""Facts of parts, by the path of their records, in the order of the split."""
+Finished = Dict[Path, Facts]  # facts of parts, by the path of their records, in the order of the split
 
 
 def plan(items: Sequence[Item], split: str, parts: Path, encoding: Encoding) -> List[Part]:
@@ -93,8 +88,8 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
     return len(part.items), size
 
 
+# Read the facts of a part, or None when it has not been finished.
 def _read_facts(part: Part) -> Optional[Facts]:
-    """Read the facts of a part, or None when it has not been finished."""
     try:
         return Facts(*json.loads(part.facts_path.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):  # the last one of a part that an older version wrote

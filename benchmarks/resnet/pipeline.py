@@ -22,8 +22,8 @@ MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 
 
+# Read the encoded images and labels of this rank's shard; labels are made where the images are.
 def _read(config: Hyperparameters, data: Path, split: str, ranks: Ranks, **options: Any) -> Tuple[Any, Any]:
-    """Read the encoded images and labels of this rank's shard; labels are made where the images are."""
     if config.dali_decoder_cache_mb:
         # As submitted: the cache hits only if a rank has the same images in every epoch, and then needs no file.
         options.update(stick_to_shard=True, skip_cached_images=True, lazy_init=True)
@@ -55,17 +55,15 @@ def _decoder(config: Hyperparameters) -> Dict[str, Any]:
     return options
 
 
+# Return whether DALI's decoder may reserve memory for its outputs at the start.
+# nvImageCodec's decoder ends with "Setting sample dim is not allowed when batch is already allocated" (DALI 2.4.0 on an
+# H200). It is the default in DALI 1.39 and since 2.2, and not between: known by an argument of its own.
 def _reserves_outputs() -> bool:
-    """Return whether DALI's decoder may reserve memory for its outputs at the start.
-
-    nvImageCodec's decoder ends with "Setting sample dim is not allowed when batch is already allocated" (DALI 2.4.0 on
-    an H200). It is the default in DALI 1.39 and since 2.2, and not between: known by an argument of its own.
-    """
     return "adjust_orientation" not in backend.GetSchema("decoders__Image").GetArgumentNames()
 
 
+# Sizes for which an operator reserves memory at the start; of 0 DALI is not informed.
 def _hint(bytes_per_sample: int, temporary: int = 0) -> Dict[str, int]:
-    """Sizes for which an operator reserves memory at the start; of 0 DALI is not informed."""
     hints = {"bytes_per_sample_hint": bytes_per_sample, "temp_buffer_hint": temporary}
     return {name: size for name, size in hints.items() if size}
 
@@ -88,8 +86,8 @@ def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
     )
 
 
+# Crop and resize: either decode only the region of interest, or whole images that a cache keeps.
 def _random_crop(jpegs: Any, config: Hyperparameters, seed: int) -> Any:
-    """Crop and resize: either decode only the region of interest, or whole images that a cache keeps."""
     options, resizing = _decoder(config), _resizing(config)
     area, ratio, side = list(config.crop_area), list(config.crop_ratio), config.image_size
     crop = {"random_area": area, "random_aspect_ratio": ratio, "num_attempts": 100, "seed": seed}
@@ -116,8 +114,8 @@ def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
     return _normalize(fn.resize(images, resize_shorter=config.eval_resize, **_resizing(config)), config, 0), labels
 
 
+# Seed other crops for each rank; the order of images is the same: the reader cuts the shards, then shuffles.
 def _seed(config: Hyperparameters, ranks: Ranks) -> int:
-    """Seed other crops for each rank; the order of images is the same: the reader cuts the shards, then shuffles."""
     return config.seed + 1000 * ranks.rank
 
 

@@ -14,15 +14,13 @@ from benchmarks.common.data import prepare
 from benchmarks.common.data.photographs import photographs
 from benchmarks.resnet.prepare import DATA_SET
 
-ROUNDED = Tolerance(0.01, 0.08)
-"""The same weights and images in another precision, layout or order of additions."""
+ROUNDED = Tolerance(0.01, 0.08)  # the same weights and images in another precision, layout or order of additions
+# Ranks normalize by statistics of their own; or the device's own generator draws the weights, as another seed would
+# (1.99 and 1.77 in TensorFlow).
 ANOTHER_BATCH = Tolerance(0.1, 0.13)
-"""Ranks normalize by statistics of their own; or the device's own generator draws the weights, as another seed would
-(1.99 and 1.77 in TensorFlow)."""
 
 
-WIDTH, HEIGHT = 500, 375
-"""Pixels that most of ImageNet's images have."""
+WIDTH, HEIGHT = 500, 375  # pixels that most of ImageNet's images have
 CLASSES = 8
 EVALUATED = 32
 

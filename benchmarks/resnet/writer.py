@@ -20,12 +20,9 @@ from benchmarks.resnet.prepare import check_counts
 from benchmarks.resnet.sources import list_images
 from benchmarks.resnet.sources.listing import Item, Source, check_classes, read_item
 
-VERSION = "1"
-"""Raise it when the same source and options give other bytes: unfinished parts are then made again."""
-SAMPLED_IMAGES = 32
-"""Images encoded on trial to estimate the room needed."""
-BYTES_OF_RECORD = 64
-"""Record frame 8, image header 24, padding up to 3, index line and part facts: rounded up."""
+VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
+SAMPLED_IMAGES = 32  # images encoded on trial to estimate the room needed
+BYTES_OF_RECORD = 64  # record frame 8, image header 24, padding up to 3, index line and part facts: rounded up
 
 
 class Listing(NamedTuple):

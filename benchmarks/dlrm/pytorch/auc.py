@@ -55,8 +55,8 @@ def area_under_curve(scores: torch.Tensor, labels: torch.Tensor) -> float:
     return int(twice) / (2 * totals[0] * totals[1])
 
 
+# Give each rank the rows of its range of keys: about as many as the others have.
 def _own_range(packed: torch.Tensor) -> torch.Tensor:
-    """Give each rank the rows of its range of keys: about as many as the others have."""
     size = dist.get_world_size()
     bins = packed >> (33 - LEADING_BITS)
     counts = torch.bincount(bins, minlength=1 << LEADING_BITS)
@@ -74,8 +74,8 @@ def _own_range(packed: torch.Tensor) -> torch.Tensor:
     return received
 
 
+# Negatives on the ranks with lower keys, and [positives, negatives] of all ranks.
 def _before_this_rank(count: torch.Tensor) -> Tuple[int, List[int]]:
-    """Negatives on the ranks with lower keys, and [positives, negatives] of all ranks."""
     if pytorch.size() == 1:
         return 0, count.tolist()
     every = [torch.empty_like(count) for _ in range(dist.get_world_size())]

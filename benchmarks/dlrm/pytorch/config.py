@@ -13,8 +13,7 @@ from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
 
-MEMORY_SHARE = 0.9
-"""Share of a rank's memory for its tables; the rest is for the MLPs, the activations and the batches."""
+MEMORY_SHARE = 0.9  # share of a rank's memory for its tables; the rest is for the MLPs, the activations and the batches
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,10 @@ from benchmarks.dlrm.reading import Reader, Rows, Task, epoch_order
 class Batch(NamedTuple):
     """One step's rows on this rank's device."""
 
+    # (batch_size, 13) of this rank's rows; may be in memory column by column, as it is on the disk.
     numbers: torch.Tensor
-    """(batch_size, 13) of this rank's rows; may be in memory column by column, as it is on the disk."""
-    labels: torch.Tensor
-    """(batch_size,) float of this rank's rows."""
-    indices: torch.Tensor
-    """(my tables, global batch) int32 of all ranks' rows."""
+    labels: torch.Tensor  # (batch_size,) float of this rank's rows
+    indices: torch.Tensor  # (my tables, global batch) int32 of all ranks' rows
 
 
 Batches = Generator[Batch, None, None]
@@ -96,8 +94,7 @@ class Words(NamedTuple):
 
     whole: torch.Tensor
     tables: int
-    own_words: int
-    """At its end, for this rank's numbers and labels."""
+    own_words: int  # at its end, for this rank's numbers and labels
 
     @classmethod
     def empty(cls, tables: int, words: int, own_words: int, pinned: bool = False) -> Words:
@@ -120,10 +117,8 @@ class Loaded(NamedTuple):
     """A task that was read."""
 
     words: Words
-    take: Callable[[], Words]
-    """Gives its words to the computation."""
-    places: List[Tuple[Rows, Rows]]
-    """Places of its batches."""
+    take: Callable[[], Words]  # gives its words to the computation
+    places: List[Tuple[Rows, Rows]]  # places of its batches
 
 
 class Loader:
@@ -164,8 +159,8 @@ class Loader:
                 if reuse and self._stream is None:
                     self._used.append(words)
 
+    # Read a task and begin its copy; called on several threads at once.
     def _load(self, order: np.ndarray, task: Task) -> Loaded:
-        """Read a task and begin its copy; called on several threads at once."""
         self._reader.ask_for(order, task)
         try:
             words = self._used.popleft()

@@ -11,15 +11,14 @@ import triton.language as tl
 from benchmarks.common.torch.kernels import OPTIONS, Specification, power_of_two
 from benchmarks.dlrm.pytorch.operators import ALIGNMENT, Layout
 
+# Rows of a table per program: 16 numbers a thread at the submitted width, four loads of 16 bytes.
 LOOKUP_ROWS, LOOKUP_WARPS = 16, 4
-"""Rows of a table per program: 16 numbers a thread at the submitted width, four loads of 16 bytes."""
-INTERACTION_WARPS = 4
-"""With 2 the backward pass has no register left of 255."""
+INTERACTION_WARPS = 4  # with 2 the backward pass has no register left of 255
 
 
+# Where each vector of ``row`` begins in what the ranks sent, and which of them are a table's; see Layout.
 @triton.jit
 def _places(places, row, rows, TABLES: tl.constexpr, VECTORS: tl.constexpr):
-    """Where each vector of ``row`` begins in what the ranks sent, and which of them are a table's; see Layout."""
     vector = tl.arange(0, VECTORS)
     is_table = (vector > 0) & (vector <= TABLES)
     place = places + vector - 1
@@ -29,9 +28,9 @@ def _places(places, row, rows, TABLES: tl.constexpr, VECTORS: tl.constexpr):
     return before * rows + inside + stride * row, is_table
 
 
+# (VECTORS, BLOCK): the bottom MLP's vector of ``row``, those of the tables, zeros.
 @triton.jit
 def _vectors(hidden, flat, start, is_table, row, WIDTH: tl.constexpr, VECTORS: tl.constexpr, BLOCK: tl.constexpr):
-    """(VECTORS, BLOCK): the bottom MLP's vector of ``row``, those of the tables, zeros."""
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     of_tables = tl.load(flat + start[:, None] + column[None, :], mask=is_table[:, None] & inside[None, :], other=0.0)
@@ -127,9 +126,8 @@ def _lookup_constants(width: int) -> Dict[str, Any]:
     return {"WIDTH": width, "ROWS": LOOKUP_ROWS, "BLOCK": power_of_two(width)}
 
 
+# See operators.interact.
 class _Interaction(torch.autograd.Function):
-    """See operators.interact."""
-
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, flat: torch.Tensor, where: Layout) -> torch.Tensor:
         hidden, flat = hidden.contiguous(), flat.contiguous()

@@ -26,8 +26,7 @@ from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch
 from benchmarks.dlrm.pytorch.operators import Layout
 
-Wait = Callable[[], torch.Tensor]
-"""Waits for an exchange and returns what this rank got."""
+Wait = Callable[[], torch.Tensor]  # waits for an exchange and returns what this rank got
 
 
 def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
@@ -121,8 +120,8 @@ class Tables:
     def _own_shares(self, batch_size: int) -> List[int]:
         return [batch_size * len(self.mine) * self.width] * self._ranks.size
 
+    # Begin an all-to-all of ``values``, of which each rank gets its number in ``given``.
     def _exchange(self, values: torch.Tensor, taken: List[int], given: List[int], group: Any = None) -> Wait:
-        """Begin an all-to-all of ``values``, of which each rank gets its number in ``given``."""
         if self._ranks.size == 1:
             return lambda: values
         received = values.new_empty(sum(taken))

@@ -16,25 +16,21 @@ from benchmarks.common.torch import kernels
 from benchmarks.common.torch.kernels import Operator
 from benchmarks.dlrm.pytorch.config import Config
 
-ALIGNMENT = 8
-"""The top MLP's input is padded to a multiple, as tensor cores want it: 479 becomes 480, as submitted."""
-MEASURED_ROWS = 1 << 20
-"""Rows of the table of a measurement, at most: 0.5 GB of 128 numbers each."""
+ALIGNMENT = 8  # the top MLP's input is padded to a multiple, as tensor cores want it: 479 becomes 480, as submitted
+MEASURED_ROWS = 1 << 20  # rows of the table of a measurement, at most: 0.5 GB of 128 numbers each
 MODULE = "benchmarks.dlrm.pytorch.kernels"
 
 
 class Layout(NamedTuple):
     """Where the vectors of a batch are in what the ranks sent: one rank's after the other's, each row by row."""
 
-    counts: Tuple[int, ...]
-    """Tables of each rank."""
+    counts: Tuple[int, ...]  # tables of each rank
     padding: int
+    # (pairs,): place of each pair in a row's flat matrix of products, vectors in the order of their arrival.
     lower: torch.Tensor
-    """(pairs,): place of each pair in a row's flat matrix of products, vectors in the order of their arrival."""
-    mirror: torch.Tensor
-    """(vectors * vectors,): the pair of each place; the diagonal's entries may be any."""
+    mirror: torch.Tensor  # (vectors * vectors,): the pair of each place; the diagonal's entries may be any
+    # (3, tables): numbers per row before the table's rank, before the table in its rank's row, in its rank's row.
     places: torch.Tensor
-    """(3, tables): numbers per row before the table's rank, before the table in its rank's row, in its rank's row."""
 
 
 def layout(placement: Sequence[Sequence[int]], width: int, device: torch.device) -> Layout:

@@ -14,8 +14,7 @@ from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS, TA
 from benchmarks.dlrm.pytorch.config import Config
 
 ROWS = 1 << 20
-TABLE_ROWS = 500000
-"""In each table; 6.7 GB of tables in fp32, which any GPU holds and no cache does."""
+TABLE_ROWS = 500000  # in each table; 6.7 GB of tables in fp32, which any GPU holds and no cache does
 
 
 def real_sizes(folder: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS) -> None:

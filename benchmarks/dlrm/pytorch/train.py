@@ -30,8 +30,7 @@ from benchmarks.dlrm.pytorch.data import Batch, EvaluationInput, TrainingInput, 
 from benchmarks.dlrm.pytorch.model import Training
 from benchmarks.dlrm.schedule import learning_rate
 
-STEPS_BEFORE_CAPTURE = 3
-"""At least, as PyTorch's documentation of CUDA graphs asks."""
+STEPS_BEFORE_CAPTURE = 3  # at least, as PyTorch's documentation of CUDA graphs asks
 
 
 def build(

@@ -34,8 +34,7 @@ TITLES = {
 }
 
 
-CANDIDATES = 1000
-"""Candidates of a user: the held-out item and the 999 negatives of the submissions' evaluation."""
+CANDIDATES = 1000  # candidates of a user: the held-out item and the 999 negatives of the submissions' evaluation
 
 
 class PlainNeuMF(torch.nn.Module):

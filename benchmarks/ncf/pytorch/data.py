@@ -17,14 +17,10 @@ class DataSet(NamedTuple):
 
     users: int
     items: int
-    train_users: torch.Tensor
-    """(pairs,) int32, sorted by user, then item."""
-    train_items: torch.Tensor
-    """(pairs,) int32"""
-    test_items: torch.Tensor
-    """(users,) int32"""
-    negatives: np.ndarray
-    """(users, negatives) on the disk: the evaluation takes its share."""
+    train_users: torch.Tensor  # (pairs,) int32, sorted by user, then item
+    train_items: torch.Tensor  # (pairs,) int32
+    test_items: torch.Tensor  # (users,) int32
+    negatives: np.ndarray  # (users, negatives) on the disk: the evaluation takes its share
     facts: Dict[str, Any]
 
 
@@ -33,10 +29,8 @@ class Batch(NamedTuple):
 
     users: torch.Tensor
     items: torch.Tensor
-    labels: torch.Tensor
-    """1 for a pair that is in the training set."""
-    global_size: int
-    """Pairs of all ranks together."""
+    labels: torch.Tensor  # 1 for a pair that is in the training set
+    global_size: int  # pairs of all ranks together
 
 
 def synthetic(content: Mapping[str, Any], device: torch.device) -> DataSet:
@@ -131,15 +125,15 @@ class Sampler:
         self._items = torch.where(is_positive, self._data.train_items[pair].long(), drawn)
         self._labels = is_positive.float()
 
+    # For each user an item that the user does not train on; ``draws`` are uniform in [0, 1).
     def _draw_items(self, users: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """For each user an item that the user does not train on; ``draws`` are uniform in [0, 1)."""
         # In fp64: 24 bits of a draw times the number of items must not round up to all of them.
         number = (draws.double() * self._not_met[users]).long()
         below = torch.searchsorted(self._keys, users * self._data.items + number, right=True)
         return number + below - self._first[users]
 
+    # This rank's part of the global batch of ``step``, which is shorter at the end of an epoch.
     def _share(self, step: int) -> Tuple[int, int]:
-        """This rank's part of the global batch of ``step``, which is shorter at the end of an epoch."""
         begin = step * self.global_batch_size
         size = min(self.global_batch_size, self.samples - begin)
         rank, ranks = self._ranks.rank, self._ranks.size

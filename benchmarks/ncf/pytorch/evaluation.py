@@ -17,8 +17,7 @@ from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet
 from benchmarks.ncf.pytorch.model import NeuMF
 
-TOP = 10
-"""Length of the list of recommendations (He et al. 2017, section 4.1)."""
+TOP = 10  # length of the list of recommendations (He et al. 2017, section 4.1).
 
 
 class Candidates:

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from benchmarks.common.run import choices
 from benchmarks.ncf.pytorch.config import Config
 
-EMBEDDING_DEVIATION = 0.01
-"""Standard deviation of fresh embeddings, in the authors' code and in MLPerf's reference."""
+EMBEDDING_DEVIATION = 0.01  # standard deviation of fresh embeddings, in the authors' code and in MLPerf's reference
 
 
 class NeuMF(torch.nn.Module):
@@ -81,13 +80,10 @@ class NeuMF(torch.nn.Module):
         return hidden
 
 
+# (n, width): rows of a table (rows, width) at an index (n,); gradients add up in fp32, whatever the table's type.
+# A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits for the
+# device, so it can be part of a CUDA graph.
 class _Rows(torch.autograd.Function):
-    """(n, width): rows of a table (rows, width) at an index (n,); gradients add up in fp32, whatever the table's type.
-
-    A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits
-    for the device, so it can be part of a CUDA graph.
-    """
-
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(index)

@@ -29,8 +29,7 @@ from benchmarks.ncf.pytorch.data import Sampler
 from benchmarks.ncf.pytorch.evaluation import Candidates
 from benchmarks.ncf.pytorch.model import NeuMF
 
-WARMUP_STEPS = 3
-"""Before a capture, as PyTorch's notes on CUDA graphs ask for."""
+WARMUP_STEPS = 3  # before a capture, as PyTorch's notes on CUDA graphs ask for
 
 
 class Training(NamedTuple):
@@ -38,15 +37,12 @@ class Training(NamedTuple):
 
     network: NeuMF
     optimizer: torch.optim.Optimizer
-    kernel: str
-    """Name of the optimizer's implementation."""
+    kernel: str  # name of the optimizer's implementation
     gradients: GradientBuffer
     sampler: Sampler
-    losses: torch.Tensor
-    """(steps of an epoch,): this rank's part of each step's mean loss."""
+    losses: torch.Tensor  # (steps of an epoch,): this rank's part of each step's mean loss
     config: Config
-    graph: Optional[Captured] = None
-    """A whole epoch: drawing its samples and every step."""
+    graph: Optional[Captured] = None  # A whole epoch: drawing its samples and every step
 
 
 def build(config: Config, users: int, items: int, sampler: Sampler, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
@@ -130,12 +126,10 @@ def evaluate(training: Training, candidates: Candidates, users: int, run: Run) -
     return {"hit_rate": hits / users, "ndcg": gain / users}
 
 
+# Capture a whole epoch as one CUDA graph: drawing the samples and every step of it.
+# The warm-up before the capture trains; weights and optimizer are put back to where they were. The graph takes its
+# random numbers from the device's generator, so seeding that before a replay decides the epoch.
 def _capture_epoch(training: Training) -> Captured:
-    """Capture a whole epoch as one CUDA graph: drawing the samples and every step of it.
-
-    The warm-up before the capture trains; weights and optimizer are put back to where they were. The graph
-    takes its random numbers from the device's generator, so seeding that before a replay decides the epoch.
-    """
     steps = training.sampler.steps_per_epoch
 
     def run(count: int = steps) -> None:

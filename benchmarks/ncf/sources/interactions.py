@@ -9,8 +9,7 @@ import numpy as np
 from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.sources.ratings import Ratings
 
-MLPERF_NEGATIVES = 999
-"""Items that each held-out item is ranked among (preproc_hp_num_eval in the logs of v0.5)."""
+MLPERF_NEGATIVES = 999  # items that each held-out item is ranked among (preproc_hp_num_eval in the logs of v0.5)
 CHUNK_USERS = 4096
 
 
@@ -19,16 +18,11 @@ class Interactions(NamedTuple):
 
     name: str
     items: int
-    train_users: np.ndarray
-    """(pairs,), sorted by user, then item."""
-    train_items: np.ndarray
-    """(pairs,)"""
-    test_items: np.ndarray
-    """(users,): the held-out item of each user."""
-    negatives: np.ndarray
-    """(users, negatives): what it is ranked among; a draw may repeat an item."""
-    made: str
-    """A description of how it was made."""
+    train_users: np.ndarray  # (pairs,), sorted by user, then item
+    train_items: np.ndarray  # (pairs,)
+    test_items: np.ndarray  # (users,): the held-out item of each user
+    negatives: np.ndarray  # (users, negatives): what it is ranked among; a draw may repeat an item
+    made: str  # A description of how it was made
 
     def notes(self) -> Tuple[str, ...]:
         """Name held-out items that no user trains on, whose embeddings stay as they were drawn."""
@@ -56,8 +50,8 @@ def leave_one_out(name: str, ratings: Ratings, where: str, made: str, seed: int)
     return Interactions(name, count, train_users, train_items, test_items, negatives, made)
 
 
+# Refuse pairs that occur twice, and users of whom nothing or no other item would be left.
 def _check_ratings(ratings: Ratings, where: str) -> None:
-    """Refuse pairs that occur twice, and users of whom nothing or no other item would be left."""
     first, second = repeated_pair(ratings.users, ratings.items)
     if second:
         user, item = ratings.user_ids[ratings.users[second]], ratings.item_ids[ratings.items[second]]

@@ -14,8 +14,8 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.sources.interactions import MLPERF_NEGATIVES, Interactions, leave_one_out
 from benchmarks.ncf.sources.ratings import parse
 
+# The ratings in ml-20m (and later), in ml-1m and ml-10m, and in ml-100k.
 FILES = ("ratings.csv", "ratings.dat", "u.data")
-"""The ratings in ml-20m (and later), in ml-1m and ml-10m, and in ml-100k."""
 
 
 class Release(NamedTuple):
@@ -47,8 +47,8 @@ def read(origin: Path, name: Optional[str], seed: int) -> Interactions:
     return leave_one_out(name, ratings, where, made, seed)
 
 
+# Return the stream of ratings, its name for messages, and the release that the names speak of.
 def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
-    """Return the stream of ratings, its name for messages, and the release that the names speak of."""
     if origin.is_dir():
         found = [origin / file for file in FILES if (origin / file).is_file()]
         zips = sorted(origin.glob("ml-*.zip"))
@@ -73,8 +73,8 @@ def _open(origin: Path) -> Tuple[BinaryIO, str, str]:
     return origin.open("rb"), str(origin), origin.parent.name
 
 
+# Return the name of the data set; Problem where it is called a release that it is not.
 def _identify(name: Optional[str], supposed: str, found: Release, where: str) -> str:
-    """Return the name of the data set; Problem where it is called a release that it is not."""
     same = [release for release, size in RELEASES.items() if size == found]
     if same and name in (None, same[0]):
         return same[0]

@@ -15,10 +15,8 @@ import numpy as np
 from benchmarks.common.data.problem import Problem
 from benchmarks.ncf.sources.interactions import Interactions, repeated_pair
 
-NEGATIVES = ".test.negative"
-"""End of the third file's name."""
-MOST_ID = 2**31 - 2
-"""Ids are stored in 32 bits."""
+NEGATIVES = ".test.negative"  # end of the third file's name
+MOST_ID = 2**31 - 2  # ids are stored in 32 bits
 
 
 def read(negative: Path, name: Optional[str]) -> Interactions:
@@ -53,8 +51,8 @@ def read(negative: Path, name: Optional[str]) -> Interactions:
     return Interactions(name or stem, count, users[order], items[order], test_items, negatives, made)
 
 
+# Return the lines of a file, without blank ones at its end.
 def _lines(path: Path) -> List[bytes]:
-    """Return the lines of a file, without blank ones at its end."""
     return path.read_bytes().rstrip().splitlines()
 
 
@@ -88,8 +86,8 @@ def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, t
         raise Problem(found, "the same users in both", "complete the files")
 
 
+# (users, negatives); each line must belong to the held-out pair of its user.
 def _read_negatives(path: Path, test_items: np.ndarray) -> np.ndarray:
-    """(users, negatives); each line must belong to the held-out pair of its user."""
     lines = _lines(path)
     if len(lines) != len(test_items):
         raise Problem(f"{path} has {len(lines):,} lines", f"{len(test_items):,}, one a user", "restore it")

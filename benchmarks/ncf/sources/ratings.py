@@ -17,17 +17,16 @@ import numpy as np
 
 from benchmarks.common.data.problem import Problem
 
+# Names that a header may have for each column; upper and lower case are alike.
 NAMES = {
     "user": ("userid", "user_id", "user", "uid"),
     "item": ("movieid", "movie_id", "itemid", "item_id", "item", "movie"),
     "rating": ("rating", "stars"),
     "timestamp": ("timestamp", "time"),
 }
-"""Names that a header may have for each column; upper and lower case are alike."""
+# Hint for ratings in the order in which they were made.
 NO_TIMES = "; without times, number the lines in a column timestamp"
-"""Hint for ratings in the order in which they were made."""
-SHOWN = 60
-"""Characters of a line in a message."""
+SHOWN = 60  # characters of a line in a message
 WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 
@@ -37,11 +36,9 @@ class Ratings(NamedTuple):
     users: np.ndarray
     items: np.ndarray
     times: np.ndarray
-    user_ids: Any
-    """A sequence. As in the file: whole numbers where all of them are, else text."""
+    user_ids: Any  # A sequence. As in the file: whole numbers where all of them are, else text.
     item_ids: Any
-    lines: np.ndarray
-    """Number of the line of each rating, from 1."""
+    lines: np.ndarray  # number of the line of each rating, from 1
 
 
 def parse(raw: BinaryIO, where: str) -> Ratings:
@@ -60,9 +57,8 @@ def parse(raw: BinaryIO, where: str) -> Ratings:
     return _parse_rows(raw, separator, where)
 
 
+# Numbers for ids, in the order in which they come.
 class _Codes:
-    """Numbers for ids, in the order in which they come."""
-
     def __init__(self) -> None:
         self.known: Dict[str, int] = {}
         self.of_rows = array("q")
@@ -110,8 +106,8 @@ def _parse_rows(raw: BinaryIO, separator: str, where: str) -> Ratings:
     return Ratings(of_users, of_items, np.array(times), user_ids, item_ids, np.array(numbers))
 
 
+# Yield each row that is not blank, with the number of its line.
 def _rows(raw: BinaryIO, separator: str, where: str) -> Iterator[Tuple[int, List[str]]]:
-    """Yield each row that is not blank, with the number of its line."""
     # An id in another encoding stays what it is.
     texts = (line.decode("utf-8", "surrogateescape") for line in raw)
     first = next(texts, "").lstrip("\ufeff")
@@ -131,8 +127,8 @@ def _rows(raw: BinaryIO, separator: str, where: str) -> Iterator[Tuple[int, List
         number = reader.line_num + 1
 
 
+# Places of user, item, rating and timestamp by the names of a header; none where the row has no such name.
 def _header(row: Sequence[str], where: str) -> Sequence[int]:
-    """Places of user, item, rating and timestamp by the names of a header; none where the row has no such name."""
     meanings = [_meaning(name) for name in row]
     if not any(meanings):
         return ()
@@ -151,8 +147,8 @@ def _meaning(name: str) -> Optional[str]:
     return next((column for column, known in NAMES.items() if plain in known), None)
 
 
+# User, item and time of a row, or None where it is no rating.
 def _rating(row: Sequence[str], columns: Sequence[int]) -> Optional[Tuple[str, str, float]]:
-    """User, item and time of a row, or None where it is no rating."""
     try:
         user, item, stars, time = (row[column] for column in columns)
         values = float(stars), float(time)

@@ -13,10 +13,8 @@ TASTES = 48
 ITEMS_OF_TASTE = 25
 ITEMS = TASTES * ITEMS_OF_TASTE
 TASTES_OF_USER = 2
-RATINGS = 32
-"""Ratings of each user; some repeat an item and are left out."""
-LOYALTY = 0.9
-"""Share of a user's ratings that goes to items of the user's tastes; the rest goes anywhere."""
+RATINGS = 32  # ratings of each user; some repeat an item and are left out
+LOYALTY = 0.9  # share of a user's ratings that goes to items of the user's tastes; the rest goes anywhere
 SEED = 20170403
 
 

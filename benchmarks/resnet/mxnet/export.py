@@ -22,8 +22,8 @@ from benchmarks.resnet.mxnet.config import Config
 
 import mxnet as mx  # isort: skip  # after frameworks.mxnet, which settles the order of imports
 
+# Before the names of what all ranks have in a checkpoint, and of what each has for itself.
 WEIGHTS, STATISTICS = "weights/", "statistics/"
-"""Before the names of what all ranks have in a checkpoint, and of what each has for itself."""
 
 
 def arrays_of(saved: Mapping[str, Any]) -> Dict[str, np.ndarray]:

@@ -75,8 +75,8 @@ class FusedLARS(mx.optimizer.Optimizer):
                 rescale_grad=self.rescale_grad,
             )
 
+    # Learning rate and weight decay of each tensor, on the device.
     def _rates(self, indices: List[int], weights: Any, gradients: Any, scaled: bool) -> Tuple[Any, Any]:
-        """Learning rate and weight decay of each tensor, on the device."""
         context, count = weights[0].context, len(weights)
         rates = mx.nd.array(self._get_lrs(indices), ctx=context, dtype="float32")
         decays = mx.nd.array(self._get_wds(indices), ctx=context, dtype="float32")

@@ -38,10 +38,9 @@ class Training(NamedTuple):
     network: mx.gluon.HybridBlock
     loss: mx.gluon.HybridBlock
     trainer: hvd.DistributedTrainer
+    # (batch_size,): head gradient of the losses, which makes them config.loss_scale times their mean.
     loss_scale: mx.nd.NDArray
-    """(batch_size,): head gradient of the losses, which makes them config.loss_scale times their mean."""
-    gammas: List[mx.nd.NDArray]
-    """Parameters of all batch-norms."""
+    gammas: List[mx.nd.NDArray]  # parameters of all batch-norms
     config: Config
 
 
@@ -138,8 +137,8 @@ def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any
     return {"input": batches.checkpoint(), **statistics}
 
 
+# Set what ``state_dict`` and ``rank_state_dict`` returned.
 def _restore(training: Training, saved: Mapping[str, Any]) -> None:
-    """Set what ``state_dict`` and ``rank_state_dict`` returned."""
     for name, parameter in training.network.collect_params().items():
         value = saved.get(f"statistics/{name}", saved[f"weights/{name}"])
         parameter.set_data(mx.nd.array(value, dtype=parameter.dtype))

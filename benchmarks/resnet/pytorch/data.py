@@ -11,8 +11,8 @@ from benchmarks.common.torch.dali import to_tensor
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.pytorch.config import Config
 
+# Images (N, C, H, W) in the memory order of config.layout, labels (N,) as int64.
 Batch = Tuple[torch.Tensor, torch.Tensor]
-"""Images (N, C, H, W) in the memory order of config.layout, labels (N,) as int64."""
 
 
 def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:

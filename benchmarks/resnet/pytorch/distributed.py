@@ -16,12 +16,12 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.cuda_graphs import on_side_stream
 from benchmarks.resnet.pytorch.config import Config
 
+# How gradients travel, where not in their own type.
 HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-"""How gradients travel, where not in their own type."""
 
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+# PyTorch 2.13 gave the option another name.
 _BUFFER_OPTION = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
-"""PyTorch 2.13 gave the option another name."""
 
 
 def wrap(network: nn.Module, config: Config, ranks: Ranks) -> nn.Module:

@@ -16,10 +16,9 @@ from torch import nn
 from benchmarks.common.torch.kernels import OPTIONS, Specification
 from benchmarks.resnet.pytorch import operators
 
-PIXELS, CHANNELS, WARPS = 32, 64, 4
-"""Block of a program: 16 numbers a thread, rows of 128 bytes in 16 bits."""
+PIXELS, CHANNELS, WARPS = 32, 64, 4  # block of a program: 16 numbers a thread, rows of 128 bytes in 16 bits
+# Shares of the pixels in the two kernels that sum: with 256 channels 256 programs, two for each part of an H100.
 MOST_SHARES = 64
-"""Shares of the pixels in the two kernels that sum: with 256 channels 256 programs, two for each part of an H100."""
 
 
 @triton.jit
@@ -123,8 +122,8 @@ def _launch(kernel: Any, shares: int, *arguments: Any, **constants: Any) -> None
     kernel[grid](*arguments, *rest, **sizes, num_warps=WARPS, **OPTIONS)
 
 
+# Both sums per channel that ``kernel`` makes for each share of the pixels of its first tensor.
 def _summed(kernel: Any, *tensors: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Both sums per channel that ``kernel`` makes for each share of the pixels of its first tensor."""
     channels = tensors[0].shape[1]
     pixels = tensors[0].numel() // channels
     shares = min(MOST_SHARES, triton.cdiv(pixels, PIXELS))
@@ -133,9 +132,8 @@ def _summed(kernel: Any, *tensors: torch.Tensor) -> Tuple[torch.Tensor, torch.Te
     return sums[0].sum(0), sums[1].sum(0)
 
 
+# See operators.norm_relu.
 class _NormRelu(torch.autograd.Function):
-    """See operators.norm_relu."""
-
     @staticmethod
     def forward(
         ctx: Any, images: torch.Tensor, shortcut: Optional[torch.Tensor], gamma: torch.Tensor, beta: torch.Tensor,

@@ -17,12 +17,12 @@ from benchmarks.resnet import architecture
 from benchmarks.resnet.pytorch import operators
 from benchmarks.resnet.pytorch.config import Config
 
+# Names in benchmarks/resnet/weights.py of the tensors of a batch-norm.
 NEUTRAL_PARTS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "variance"}
-"""Names in benchmarks/resnet/weights.py of the tensors of a batch-norm."""
 
 
+# Make a convolution with weights from N(0, 2 / fan-in).
 def _conv(conv: architecture.Conv) -> nn.Conv2d:
-    """Make a convolution with weights from N(0, 2 / fan-in)."""
     padding = conv.kernel // 2
     layer = nn.Conv2d(conv.in_channels, conv.channels, conv.kernel, conv.stride, padding=padding, bias=False)
     # He et al. 2015, arXiv 1502.01852, equation 10.
@@ -30,8 +30,8 @@ def _conv(conv: architecture.Conv) -> nn.Conv2d:
     return layer
 
 
+# Make a batch-norm over the channels.
 def _norm(config: Config, channels: int, zero_gamma: bool = False) -> nn.BatchNorm2d:
-    """Make a batch-norm over the channels."""
     # PyTorch counts the share of the new statistics, MXNet that of the old ones.
     layer = nn.BatchNorm2d(channels, eps=config.batch_norm_epsilon, momentum=1.0 - config.batch_norm_momentum)
     if zero_gamma and config.zero_init_residual:

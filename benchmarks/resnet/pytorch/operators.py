@@ -20,8 +20,7 @@ from benchmarks.common.torch.kernels import Operator
 from benchmarks.resnet.pytorch.config import Config
 
 MODULE = "benchmarks.resnet.pytorch.kernels"
-KINK = 0.1
-"""More than the rounding of a value of a few units in bfloat16."""
+KINK = 0.1  # more than the rounding of a value of a few units in bfloat16
 
 
 def norm_relu(norm: nn.BatchNorm2d, images: torch.Tensor, shortcut: Optional[torch.Tensor] = None) -> torch.Tensor:

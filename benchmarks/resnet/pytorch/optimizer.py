@@ -66,11 +66,9 @@ class MomentumSGD(torch.optim.SGD):
                 self._scale(weights, gradients, group["lars_decay"])
         super().step()
 
+    # Turn each gradient g into factor * (g + decay * w), without a stop of the device.
+    # The factor is LARS's; torch.optim.SGD adds no decay of its own to these groups.
     def _scale(self, weights: List[torch.Tensor], gradients: List[torch.Tensor], decay: float) -> None:
-        """Turn each gradient g into factor * (g + decay * w), without a stop of the device.
-
-        The factor is LARS's; torch.optim.SGD adds no decay of its own to these groups.
-        """
         weight_norms = torch.stack(torch._foreach_norm(weights))
         gradient_norms = torch.stack(torch._foreach_norm(gradients))
         factors = self._eta * weight_norms / (gradient_norms + decay * weight_norms + self._epsilon)

@@ -31,20 +31,19 @@ from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.optimizer import MomentumSGD
 from benchmarks.resnet.schedule import learning_rate
 
+# Steps before a capture: DistributedDataParallel settles its buckets in the first ten (PyTorch, CUDA graphs).
 STEPS_BEFORE_CAPTURE = 11
-"""Steps before a capture: DistributedDataParallel settles its buckets in the first ten (PyTorch, CUDA graphs)."""
 
 
 class Training(NamedTuple):
     """All that a step works on."""
 
     network: nn.Module
+    # The network with gradients averaged over the ranks in its backward pass, compiled if so configured.
     parallel: nn.Module
-    """The network with gradients averaged over the ranks in its backward pass, compiled if so configured."""
     optimizer: MomentumSGD
     config: Config
-    graph: Optional[Captured] = None
-    """The whole step on a batch, at the rate that the optimizer has."""
+    graph: Optional[Captured] = None  # the whole step on a batch, at the rate that the optimizer has
 
 
 def build(config: Config, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
@@ -136,8 +135,8 @@ def warm_up(training: Training, ranks: Ranks) -> Training:
     return training
 
 
+# Forward and backward pass whose gradients no other rank sees.
 def _own_pass(training: Training, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Forward and backward pass whose gradients no other rank sees."""
     config = training.config
     part, targets = (each.chunk(config.accumulation_steps)[0] for each in (images, labels))
     # On the stream of the step that follows: see distributed.py.

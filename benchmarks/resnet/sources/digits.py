@@ -8,10 +8,8 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.resnet.sources.listing import Item, Source, by_label
 
 DIGITS_HELD_OUT = 297
-DIGITS_SIDE = 32
-"""Pixels. An 8x8 digit would be a single JPEG block, and no crop or resize would leave a stroke whole."""
-DIGITS_QUALITY = 95
-"""JPEG quality: high, because the blocks of a low one are as large as the strokes."""
+DIGITS_SIDE = 32  # pixels. An 8x8 digit would be a single JPEG block, and no crop or resize would leave a stroke whole.
+DIGITS_QUALITY = 95  # JPEG quality: high, because the blocks of a low one are as large as the strokes
 
 
 def list_digits(seed: int) -> Source:

@@ -37,8 +37,8 @@ def list_imagenet(origin: Path, report: Report) -> Source:
     return Source("imagenet", classes, images, "ILSVRC2012's tars, their own split")
 
 
+# List the validation images with their classes' names.
 def _list_val(origin: Path, report: Report, before: int) -> List[Tuple[str, Item]]:
-    """List the validation images with their classes' names."""
     if not (origin / VAL_TAR).exists():
         folder = find_val(origin)
         if folder is None:

@@ -14,17 +14,12 @@ Report = Callable[[int], None]
 class Item(NamedTuple):
     """One image: a range of a container, or a file below it, or bytes that are in no file."""
 
-    name: str
-    """Class and file name, unique within its split."""
+    name: str  # class and file name, unique within its split
     label: int
-    container: str
-    """Path of the tar, or of the folder that ``name`` is relative to."""
-    offset: int
-    """Byte at which it begins in the container; -1 for a file of its own."""
-    size: int
-    """Bytes."""
-    changed: int
-    """Time of change of the file or the container, nanoseconds."""
+    container: str  # path of the tar, or of the folder that ``name`` is relative to
+    offset: int  # byte at which it begins in the container; -1 for a file of its own
+    size: int  # bytes
+    changed: int  # time of change of the file or the container, nanoseconds
     payload: bytes = b""
 
 
@@ -33,12 +28,9 @@ class Source(NamedTuple):
 
     name: str
     classes: Tuple[str, ...]
-    images: Dict[str, List[Item]]
-    """Those of train and of val."""
-    made: str
-    """Description of it and of its split, for the passport."""
-    left_out: int = 0
-    """Files that are no images by their suffix."""
+    images: Dict[str, List[Item]]  # those of train and of val
+    made: str  # description of it and of its split, for the passport
+    left_out: int = 0  # files that are no images by their suffix
 
     @property
     def counts(self) -> Dict[str, int]:

@@ -48,8 +48,8 @@ def copied(config: Config, batch: Batch) -> Callable[[], Any]:
     return waiting.result
 
 
+# DLPack of a DALI tensor: newer releases have the standard method, older ones a private one.
 def _capsule(tensor: Any) -> Any:
-    """DLPack of a DALI tensor: newer releases have the standard method, older ones a private one."""
     return tensor.__dlpack__() if hasattr(tensor, "__dlpack__") else tensor._expose_dlpack_capsule()
 
 

@@ -93,8 +93,8 @@ class Network:
         return normalized
 
 
+# Padding of ``edge`` pixels on all four sides; oneDNN knows no convolution with explicit padding.
 def _both_sides(edge: int) -> List[List[int]]:
-    """Padding of ``edge`` pixels on all four sides; oneDNN knows no convolution with explicit padding."""
     return [[0, 0], [edge, edge], [edge, edge], [0, 0]]
 
 
@@ -113,8 +113,8 @@ def build(config: Config) -> Network:
     return Network(config, variables)
 
 
+# He et al. 2015 (arXiv 1502.01852) for convolutions, as MXNet's model has it; N(0, 0.01) for dense.
 def _initial(generator: np.random.RandomState, name: str, shape: Tuple[int, ...]) -> np.ndarray:
-    """He et al. 2015 (arXiv 1502.01852) for convolutions, as MXNet's model has it; N(0, 0.01) for dense."""
     if name.endswith(("gamma", "variance")):
         return np.ones(shape, "float32")
     if not name.endswith("weight"):

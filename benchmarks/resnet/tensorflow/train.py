@@ -25,8 +25,7 @@ from benchmarks.resnet.schedule import learning_rate
 from benchmarks.resnet.tensorflow import data, model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
 
-OnePass = Callable[[tf.Tensor, tf.Tensor], Tuple[tf.Tensor, List[tf.Tensor]]]
-"""Loss and gradients of images and labels."""
+OnePass = Callable[[tf.Tensor, tf.Tensor], Tuple[tf.Tensor, List[tf.Tensor]]]  # loss and gradients of images and labels
 
 
 class Training:

@@ -36,8 +36,7 @@ from benchmarks.study.mxnet.training import (
     weight_update,
 )
 
-_MOST_STEPS = 1000
-"""Of a block."""
+_MOST_STEPS = 1000  # of a block
 Next = Callable[[], Batch]
 
 

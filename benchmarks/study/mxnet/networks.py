@@ -48,8 +48,8 @@ def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[s
     }
 
 
+# Return the scales of batch norms that stay 1.
 def _fixed_scales(network: mx.sym.Symbol) -> List[str]:
-    """Return the scales of batch norms that stay 1."""
     nodes = json.loads(network.tojson())["nodes"]
     return [
         nodes[node["inputs"][1][0]]["name"]
@@ -84,16 +84,15 @@ def _tanh(data: mx.sym.Symbol) -> mx.sym.Symbol:
     return mx.sym.Activation(data, act_type="tanh")
 
 
+# Two convolutions of 20 and 50, 500 wide; its weights grow with the image, for nothing pools the plane away.
 def _lenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
-    """Two convolutions of 20 and 50, 500 wide; its weights grow with the image, for nothing pools the plane away."""
     for filters in (20, 50):
         data = _pool(_tanh(_conv(data, filters, (5, 5))), "max", 2, 2)
     return _dense(_tanh(_dense(mx.sym.Flatten(data), 500)), classes)
 
 
+# Five convolutions without groups: 50.8 million weights at 224, where Krizhevsky's have 61.
 def _alexnet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
-    """Five convolutions without groups: 50.8 million weights at 224, where Krizhevsky's have 61."""
-
     def reduced(convolved: mx.sym.Symbol) -> mx.sym.Symbol:
         return _pool(mx.sym.LRN(_relu(convolved), alpha=0.0001, beta=0.75, knorm=2, nsize=5), "max", 3, 2)
 
@@ -116,9 +115,8 @@ _INCEPTION: Tuple[Optional[Tuple[int, ...]], ...] = (
 )  # fmt: skip
 
 
+# Three convolutions and nine modules of six, without the two other outputs of the paper.
 def _googlenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
-    """Three convolutions and nine modules of six, without the two other outputs of the paper."""
-
     def conv(before: mx.sym.Symbol, filters: int, size: int, stride: int = 1) -> mx.sym.Symbol:
         return _relu(_conv(before, filters, (size, size), (stride, stride), (size // 2, size // 2)))
 
@@ -138,10 +136,10 @@ def _googlenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) ->
     return _dense(_whole_plane(data), classes)
 
 
+# Return convolution, batch norm with a fixed scale, ReLU; ``same``: the plane keeps its size.
 def _normed(
     data: mx.sym.Symbol, filters: int, kernel: Pair = (1, 1), stride: int = 1, same: bool = True
 ) -> mx.sym.Symbol:
-    """Return convolution, batch norm with a fixed scale, ReLU; ``same``: the plane keeps its size."""
     pad = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
     convolved = _conv(data, filters, kernel, (stride, stride), pad, no_bias=True)
     return _relu(mx.sym.BatchNorm(convolved, fix_gamma=True))
@@ -179,8 +177,8 @@ def _module_e(data: mx.sym.Symbol, pooling: str) -> mx.sym.Symbol:
     return mx.sym.Concat(_normed(data, 320), *ends, _normed(_pool(data, pooling, 3, 1, 1), 192))
 
 
+# Five convolutions and eleven modules, of which two halve the plane.
 def _inception_v3(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
-    """Five convolutions and eleven modules, of which two halve the plane."""
     three = (3, 3)
     data = _normed(_normed(data, 32, three, 2, same=False), 32, three, same=False)
     data = _pool(_normed(data, 64, three), "max", 3, 2)
@@ -202,13 +200,11 @@ def _inception_v3(data: mx.sym.Symbol, classes: int, image: int, dropout: float)
     return _dense(_whole_plane(_module_e(_module_e(data, "avg"), "max")), classes)
 
 
-_UNITS = 18
-"""Of each of the three stages: (110 layers - 2) / 6."""
+_UNITS = 18  # of each of the three stages: (110 layers - 2) / 6
 
 
+# 54 units of two convolutions that are normed before them: 1.7 million weights.
 def _resnet_110(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
-    """54 units of two convolutions that are normed before them: 1.7 million weights."""
-
     def norm(before: mx.sym.Symbol, **more: Any) -> mx.sym.Symbol:
         return mx.sym.BatchNorm(before, eps=2e-5, momentum=0.9, **more)
 

@@ -26,14 +26,12 @@ from benchmarks.study.mxnet.training import Batch, Training, synthetic
 
 _MIB = 2**20
 _LARGEST = 1 << 16
-_FULL = ("out of memory", "memalloc failed", "alloc failed")
-"""What MXNet's allocators write into the error."""
-_PROFILED = 2
-"""Steps."""
+_FULL = ("out of memory", "memalloc failed", "alloc failed")  # what MXNet's allocators write into the error
+_PROFILED = 2  # steps
+# A copy between devices is a gradient's or a weight's; with records on GPUs, that of the images is among them.
 _UPDATE = re.compile(r"sgd|kvstore|copy[cg]pu2[cg]pu|nccl|horovod|allreduce", re.IGNORECASE)
-"""A copy between devices is a gradient's or a weight's; with records on GPUs, that of the images is among them."""
+# The value that is set is the gradient with which the backward propagation begins.
 _BACKWARD = re.compile(r"backward|setvalueop")
-"""The value that is set is the gradient with which the backward propagation begins."""
 
 
 def used_mib(contexts: List[Any]) -> List[float]:

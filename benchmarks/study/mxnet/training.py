@@ -10,8 +10,8 @@ from mxnet import autograd
 from benchmarks.study.mxnet import networks
 from benchmarks.study.mxnet.config import Config
 
+# Images (batch_size, 3, image, image) and labels (batch_size,) on each device of this process.
 Batch = List[Tuple[mx.nd.NDArray, mx.nd.NDArray]]
-"""Images (batch_size, 3, image, image) and labels (batch_size,) on each device of this process."""
 _KINDS = {"fp16": "float16", "fp32": "float32"}
 
 
@@ -20,10 +20,9 @@ class Place(NamedTuple):
 
     rank: int
     processes: int
-    contexts: List[Any]
-    """Devices that this process drives: all of them with a key-value store, one with Horovod."""
+    contexts: List[Any]  # devices that this process drives: all of them with a key-value store, one with Horovod
+    # Return rank 0's value on all processes, so that they agree on numbers of steps.
     first_from_all: Callable[[float], float]
-    """Return rank 0's value on all processes, so that they agree on numbers of steps."""
 
 
 class Training(NamedTuple):
@@ -32,8 +31,7 @@ class Training(NamedTuple):
     network: mx.gluon.SymbolBlock
     loss: mx.gluon.HybridBlock
     trainer: mx.gluon.Trainer
-    facts: Dict[str, Any]
-    """Of the network; see networks.describe."""
+    facts: Dict[str, Any]  # of the network; see networks.describe
     place: Place
     config: Config
 
@@ -81,8 +79,8 @@ def build(config: Config, place: Place) -> Training:
     return Training(network, loss, _trainer(network, config), facts, place, config)
 
 
+# Draw the parameters on the host, so that every way and number of devices begins with the same.
 def _initialize(network: mx.gluon.SymbolBlock, symbol: mx.sym.Symbol, config: Config, place: Place) -> None:
-    """Draw the parameters on the host, so that every way and number of devices begins with the same."""
     shape = (config.batch_size, 3, config.image, config.image)
     names = symbol.list_arguments() + symbol.list_auxiliary_states()
     arguments, _, auxiliary = symbol.infer_shape(data=shape)
