@@ -1,12 +1,19 @@
 """The command line of a benchmark's prepare.py, run as a process, and what it reports."""
 
+import importlib
+import io
 import json
 import resource
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from benchmarks.common.data.workers import Workers
 from encore import paths
 
 Lines = list[dict[str, Any]]  # What --progress json prints
@@ -24,6 +31,28 @@ def run(benchmark: str, *words: object, before: str = "", limit: int | None = No
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def one_by_one(
+    self: Workers, phase: str, unit: str, function: Callable[..., Any], tasks: Sequence[Any], *more: Any
+) -> None:
+    for task in tasks:
+        function(task, lambda *done: None)
+
+
+def here(benchmark: str, *words: object, code: int = 0) -> str:
+    """Run it in this process, and its workers' tasks one after the other; return what it reports."""
+    program = importlib.import_module(f"benchmarks.{benchmark}.prepare")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output), mock.patch.object(Workers, "run", one_by_one):
+            found = program.main([*map(str, words), "--progress", "json"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert found == code, output.getvalue()
+    return output.getvalue()
 
 
 def notes(lines: Lines) -> str:

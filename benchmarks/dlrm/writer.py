@@ -1,4 +1,11 @@
-"""Writes click logs as blocks of columns: parse the text, list the values of each table, shuffle the rows."""
+"""Writes click logs as blocks of columns, in three stages that worker processes run: parse, tables, shuffle.
+
+Parse: a piece of text becomes a part file of chunks; a chunk holds the 40 columns of up to CHUNK_ROWS rows, which
+are already sorted by the bucket that each row was dealt into at random. Tables: one worker counts a category's
+values over all parts and lists those that get a row of their own. Shuffle: one worker takes a bucket's rows from
+all chunks, column by column, in a random order of their own, to their place in the final file. Dealing and
+ordering together are a uniform shuffle, and no stage holds more than a chunk or a column of a bucket.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +14,31 @@ import hashlib
 import shutil
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import source_checks
-from benchmarks.common.data.files import read_facts
+from benchmarks.common.data.arrays import write_array
+from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.common.data.workers import Workers
-from benchmarks.dlrm import blocks, sources, stages, synthetic
-from benchmarks.dlrm.blocks import BLOCK_ROWS, ROW_BYTES, TABLES
-from benchmarks.dlrm.sources import Source
-from benchmarks.dlrm.stages import Bucket, Facts, Part, Table
+from benchmarks.common.data.workers import Report, Workers
+from benchmarks.dlrm import blocks, criteo, synthetic
+from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, ROW_BYTES, TABLES, WORD
+from benchmarks.dlrm.criteo import Range, Source
 
-VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
+# Raise it when the same source and options give other bytes: unfinished parts are then made again.
+VERSION = "1"
 SPLITS = ("train", "val")
-VALUES = "tables.bin"  # the values behind the rows of all tables, in order: what encodes further data in the same way
+# The values behind the rows of all tables, in order: what encodes further data in the same way.
+VALUES = "tables.bin"
 MALFORMED_SHARE = 1e-4  # share of malformed rows that is left out without asking
+PART_BYTES = 1 << 30  # text of a part
+CHUNK_ROWS = 1 << 19  # rows of a chunk: 84 MB
+BUCKET_BYTES = 1 << 32  # text that a bucket stands for: about 17 million rows, 70 MB a column
+MOST_COUNTED = 255  # counts of values stop here, so that they fit into a byte
 
 
 class Listing(NamedTuple):
@@ -35,14 +48,175 @@ class Listing(NamedTuple):
     fingerprint: str
 
 
-class Task(NamedTuple):
-    """One preparation: from what and how."""
+class Part(NamedTuple):
+    """A piece of text and the file of its rows."""
 
-    source: Source
+    text: Range
+    split: int  # 0 train, 1 val
+    number: int  # among the parts of the split
+    buckets: int
+    rows: Path
+    plan: Plan
+
+    @property
+    def done_path(self) -> Path:
+        """The file of the facts, which is written last."""
+        return self.rows.with_suffix(".json")
+
+    @property
+    def offsets_path(self) -> Path:
+        """First row of each bucket in each chunk, (chunks, buckets + 1)."""
+        return self.rows.with_suffix(".npy")
+
+
+class Plan(NamedTuple):
+    """How rows are written; crosses to the worker processes."""
+
     scratch: Path
-    parts: Dict[str, Tuple[Part, ...]]
+    index_limit: int
+    threshold: int  # values seen less often in training share row 0; up to 1 every value has a row
+    seed: int
+
+
+class Facts(NamedTuple):
+    """Counts of a finished part."""
+
+    rows: int
+    malformed: int
+    first_malformed: int  # line of the part, from 0; -1 when there is none
+    lines: int
+
+
+class Table(NamedTuple):
+    """One category; ``done_path`` has its values that get a row of their own, in ascending order."""
+
+    number: int
+    parts: Tuple[Part, ...]
+    done_path: Path
+    plan: Plan
+
+
+class Bucket(NamedTuple):
+    """Rows of one bucket and their place in the final file; ``done_path`` exists when it has been written."""
+
+    number: int
+    parts: Tuple[Part, ...]
     tables: Tuple[Table, ...]
-    workers: Workers
+    first_row: int
+    rows: int
+    file: Path
+    file_rows: int
+    done_path: Path
+    plan: Plan
+
+
+# -- the stages ----------------------------------------------------------------------------------------
+
+
+def parse_part(part: Part, report: Report) -> Tuple[int, int]:
+    """Write the rows of one part."""
+    generator = np.random.default_rng([part.plan.seed, part.split, part.number])
+    waiting: List[np.ndarray] = []
+    offsets = [np.zeros((0, part.buckets + 1), np.int64)]
+    rows = malformed = lines = read = 0
+    first = -1
+    with in_one_step(part.rows, durable=True) as file:
+        for text in criteo.read_lines(part.text):
+            found = criteo.parse(text, part.plan.index_limit)
+            if found.malformed and first < 0:
+                first = lines + found.first_malformed
+            malformed += found.malformed
+            lines += found.lines
+            rows += found.columns.shape[1]
+            waiting.append(found.columns)
+            if sum(each.shape[1] for each in waiting) >= CHUNK_ROWS:
+                offsets.append(_write_chunk(file, waiting, part.buckets, generator))
+            read += len(text)
+            report(read, read)
+        if waiting:
+            offsets.append(_write_chunk(file, waiting, part.buckets, generator))
+    write_array(part.offsets_path, np.concatenate(offsets))
+    write_facts(part.done_path, Facts(rows, malformed, first, lines))
+    return part.text.size, part.text.size
+
+
+# Deal the waiting rows into buckets and write them; return where each bucket begins.
+def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, generator: np.random.Generator) -> np.ndarray:
+    columns = np.concatenate(waiting, axis=1)
+    waiting.clear()
+    dealt = generator.integers(buckets, size=columns.shape[1])
+    order = np.argsort(dealt, kind="stable")
+    for column in columns:
+        file.write(column.astype(WORD)[order])  # not tofile: it loses the error of its last write
+    return np.concatenate(([0], np.cumsum(np.bincount(dealt, minlength=buckets))))[None]
+
+
+def read_column(part: Part, column: int, bucket: int = -1) -> Iterator[np.ndarray]:
+    """Yield a column of a part, chunk by chunk: all of its rows, or those of one bucket."""
+    first = 0
+    with part.rows.open("rb") as file:
+        for chunk in np.load(part.offsets_path):
+            rows = int(chunk[-1])
+            begin, end = (0, rows) if bucket < 0 else (int(chunk[bucket]), int(chunk[bucket + 1]))
+            file.seek(first + (column * rows + begin) * WORD.itemsize)
+            yield np.fromfile(file, WORD, end - begin)
+            first += rows * ROW_BYTES
+
+
+def list_values(table: Table, report: Report) -> Tuple[int, int]:
+    """Count the values of one category and write those that are kept.
+
+    Without a threshold the values of both splits get rows, as in the submissions' tables; with one, what the
+    training rows hold often enough.
+    """
+    threshold, counts = table.plan.threshold, np.zeros(table.plan.index_limit, np.uint8)
+    for part in table.parts:
+        if threshold > 1 and part.split != 0:
+            continue
+        for chunk in read_column(part, FIRST_TABLE + table.number):
+            if threshold <= 1:
+                counts[chunk] = 1
+                continue
+            values, times = np.unique(chunk, return_counts=True)
+            counts[values] = np.minimum(counts[values] + times, MOST_COUNTED)
+    kept = np.flatnonzero(counts >= max(1, threshold)).astype(WORD)
+    with in_one_step(table.done_path) as file:
+        file.write(kept.data)
+    return 1, kept.nbytes
+
+
+def indices_of(values: np.ndarray, kept: np.ndarray, plan: Plan) -> np.ndarray:
+    """Return table rows of values: their rank among ``kept``, behind the shared row 0 where there is a threshold."""
+    shift = int(plan.threshold > 1)
+    if not len(kept):
+        return np.zeros(len(values), WORD)
+    if len(values) * 16 < plan.index_limit:
+        place = np.minimum(np.searchsorted(kept, values), len(kept) - 1)
+        return np.where(kept[place] == values, place + shift, 0).astype(WORD)
+    rows = np.zeros(plan.index_limit, WORD)
+    rows[kept] = np.arange(shift, len(kept) + shift)
+    return rows[values]
+
+
+def write_bucket(bucket: Bucket, report: Report) -> Tuple[int, int]:
+    """Put the rows of a bucket in random order, as training reads them, into the final file."""
+    generator = np.random.default_rng([bucket.plan.seed, bucket.parts[0].split, bucket.number, TABLES])
+    order = generator.permutation(bucket.rows).astype(np.int32 if bucket.rows < 2**31 else np.int64)
+    place = blocks.open_blocks(bucket.file, bucket.file_rows, writable=True)
+    for column in range(COLUMNS):
+        values = np.concatenate([piece for part in bucket.parts for piece in read_column(part, column, bucket.number)])
+        if column >= FIRST_TABLE:
+            kept = np.fromfile(str(bucket.tables[column - FIRST_TABLE].done_path), WORD)
+            values = indices_of(values, kept, bucket.plan)
+        blocks.write_column(place, column, bucket.first_row, criteo.transformed(column, values)[order])
+        written = (column + 1) * bucket.rows * WORD.itemsize
+        report(written, written)
+    place.flush()
+    bucket.done_path.touch()
+    return bucket.rows * ROW_BYTES, bucket.rows * ROW_BYTES
+
+
+# -- one preparation -----------------------------------------------------------------------------------
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
@@ -51,8 +225,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     source = None
     facts: Any = (VERSION, synthetic.NAME, args.name, *options)
     if args.origin is not None:
-        counter = progress.counter("scan")
-        source = sources.list_source(args.origin, args.validation_fraction, counter, progress.note)
+        source = criteo.list_source(args.origin, args.validation_fraction, progress.counter("scan"), progress.note)
         source = source._replace(name=args.name or source.name)
         facts = [VERSION, source.name, source.made, *options]
         for path, begin, end in (*source.train, *source.val):
@@ -62,30 +235,46 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Write rows, tables and their facts."""
-    task = plan(listing.source or _synthetic_source(args, scratch), args, scratch, progress)
-    parse(task)
-    malformed = check_malformed(task, args.skip_corrupt)
-    common = check_overlap(task, args.allow_overlap)
-    check_labels(task.parts["val"])
-    task.workers.run("tables", "tables", stages.list_values, task.tables, lambda table: 1)
-    rows = shuffle(task, args.seed)
+    source = listing.source or _synthetic_source(args, scratch)
+    plan = Plan(scratch, args.index_limit, args.frequency_threshold, args.seed)
+    parts = cut(source, plan)
+    every = (*parts["train"], *parts["val"])
+    tables = tuple(Table(number, every, scratch / f"table-{number:02}.values", plan) for number in range(TABLES))
+    workers = Workers(args.workers, scratch.parent, progress)
+    if not all(part.done_path.exists() for part in every):
+        # The rows of all text, by the length of its first lines.
+        with open(source.train[0].path, "rb") as file:
+            sample = file.read(1 << 20)
+        rows = round(sum(part.text.size for part in every) * sample.count(b"\n") / max(1, len(sample)))
+        present = sum(path.stat().st_size for path in scratch.iterdir())
+        check_room(scratch.parent, 2 * ROW_BYTES * rows - present)
+    workers.run("parse", "bytes", parse_part, every, lambda part: part.text.size)
+    malformed = check_malformed(parts, args.skip_corrupt, progress)
+    common = check_overlap(source, args.allow_overlap, progress)
+    check_labels(parts["val"])
+    workers.run("tables", "tables", list_values, tables, lambda table: 1)
+    counts = {split: sum(Facts(*read_facts(part.done_path)).rows for part in parts[split]) for split in SPLITS}
+    check_terabyte(source.name, counts)
+    buckets = [bucket for split in SPLITS for bucket in deal(split, parts[split], tables, counts[split])]
+    workers.run("shuffle", "bytes", write_bucket, buckets, lambda bucket: bucket.rows * ROW_BYTES)
     with (scratch / VALUES).open("wb") as output:
-        for table in task.tables:
+        for table in tables:
             with table.done_path.open("rb") as values:
                 shutil.copyfileobj(values, output)
+    shared = int(plan.threshold > 1)  # the row of rare values
     return Content(
-        name=task.source.name,
-        splits={split: Split(rows[split], (f"{split}.bin", VALUES)) for split in SPLITS},
-        summary=f"{rows['train']:,} + {rows['val']:,} rows",
+        name=source.name,
+        splits={split: Split(counts[split], (f"{split}.bin", VALUES)) for split in SPLITS},
+        summary=f"{counts['train']:,} + {counts['val']:,} rows",
         facts={
             "block_rows": BLOCK_ROWS,
-            "table_sizes": [stages.table_size(table) for table in task.tables],
+            "table_sizes": [table.done_path.stat().st_size // WORD.itemsize + shared for table in tables],
             "index_limit": args.index_limit,
             "frequency_threshold": args.frequency_threshold,
             "malformed": malformed,
             "seed": args.seed,
         },
-        how={"made": task.source.made, "in_both": common},
+        how={"made": source.made, "in_both": common},
         tool={"version": VERSION, "numpy": np.__version__},
     )
 
@@ -95,46 +284,49 @@ def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
     folder = scratch / synthetic.NAME
     folder.mkdir(exist_ok=True)
     synthetic.write_text(folder, args.seed)
-    source = sources.list_source(folder, args.validation_fraction, lambda size: None, lambda text: None)
+    source = criteo.list_source(folder, args.validation_fraction, lambda size: None, lambda text: None)
     return source._replace(name=args.name or synthetic.NAME)
 
 
-def plan(source: Source, args: argparse.Namespace, scratch: Path, progress: Progress) -> Task:
-    """Cut the text into parts."""
+def cut(source: Source, plan: Plan) -> Dict[str, Tuple[Part, ...]]:
+    """Cut the text of each split into parts."""
     parts: Dict[str, Tuple[Part, ...]] = {}
     for number, (split, whole) in enumerate(zip(SPLITS, (source.train, source.val))):
-        buckets = -(-sum(each.size for each in whole) // stages.BUCKET_BYTES)
+        buckets = -(-sum(each.size for each in whole) // BUCKET_BYTES)
         parts[split] = tuple(
-            Part(text, number, place, buckets, scratch / f"{split}-{place:05}.rows", args.index_limit, args.seed)
-            for place, text in enumerate(sources.ranges(whole, stages.PART_BYTES))
+            Part(text, number, place, buckets, plan.scratch / f"{split}-{place:05}.rows", plan)
+            for place, text in enumerate(criteo.ranges(whole, PART_BYTES))
         )
-    every = (*parts["train"], *parts["val"])
-    limits = (args.index_limit, args.frequency_threshold)
-    tables = tuple(Table(number, every, scratch / f"table-{number:02}.values", *limits) for number in range(TABLES))
-    return Task(source, scratch, parts, tables, Workers(args.workers, scratch.parent, progress))
+    return parts
 
 
-def parse(task: Task) -> None:
-    """Turn text into rows."""
-    every = [part for split in SPLITS for part in task.parts[split]]
-    if not all(part.done_path.exists() for part in every):
-        # The rows of all text, by the length of its first lines.
-        with open(task.source.train[0].path, "rb") as file:
-            sample = file.read(1 << 20)
-        rows = round(sum(part.text.size for part in every) * sample.count(b"\n") / max(1, len(sample)))
-        present = sum(path.stat().st_size for path in task.scratch.iterdir())
-        check_room(task.scratch.parent, 2 * ROW_BYTES * rows - present)
-    task.workers.run("parse", "bytes", stages.parse_part, every, lambda part: part.text.size)
+def deal(split: str, parts: Sequence[Part], tables: Tuple[Table, ...], rows: int) -> List[Bucket]:
+    """Make the file of a split, and return its buckets with their place in it."""
+    plan = parts[0].plan
+    file = plan.scratch / f"{split}.bin"
+    sizes = sum(np.diff(np.load(part.offsets_path)).sum(axis=0) for part in parts)
+    firsts = np.concatenate(([0], np.cumsum(sizes)))
+    if not file.exists() or file.stat().st_size != blocks.file_bytes(rows):
+        blocks.create(file, rows)
+        for old in plan.scratch.glob(f"{split}-*.done"):
+            old.unlink()
+    return [
+        Bucket(k, tuple(parts), tables, int(first), int(size), file, rows, plan.scratch / f"{split}-{k:05}.done", plan)
+        for k, (first, size) in enumerate(zip(firsts, sizes))
+    ]
 
 
-def check_malformed(task: Task, skip: bool) -> int:
+# -- checks --------------------------------------------------------------------------------------------
+
+
+def check_malformed(parts: Dict[str, Tuple[Part, ...]], skip: bool, progress: Progress) -> int:
     """Count malformed rows; refuse more of them than an accident explains."""
     malformed = lines = 0
     first = ""
     lines_before: Dict[str, int] = defaultdict(int)  # of each file; its parts come in order
-    for split in SPLITS:
+    for split, own in parts.items():
         rows = 0
-        for part in task.parts[split]:
+        for part in own:
             facts = Facts(*read_facts(part.done_path))
             malformed, lines, rows = malformed + facts.malformed, lines + facts.lines, rows + facts.rows
             if facts.malformed and not first:
@@ -142,8 +334,7 @@ def check_malformed(task: Task, skip: bool) -> int:
                 first = f"the first is line {number:,} of {part.text.path}"
             lines_before[part.text.path] += facts.lines
         if rows == 0:
-            expected = "a label, 13 integers, 26 hexadecimal values"
-            hint = f"look at {task.parts[split][0].text.path}"
+            expected, hint = "a label, 13 integers, 26 hexadecimal values", f"look at {own[0].text.path}"
             raise Problem(f"no well-formed row in {split}", expected, hint)
     found = f"{malformed:,} of {lines:,} rows are malformed; {first}"
     if malformed > lines * MALFORMED_SHARE and not skip:
@@ -154,29 +345,27 @@ def check_malformed(task: Task, skip: bool) -> int:
             keeps=True,
         )
     if malformed:
-        task.workers.progress.note(f"left out: {found}")
+        progress.note(f"left out: {found}")
     return malformed
 
 
-def check_overlap(task: Task, allowed: bool) -> int:
+def check_overlap(source: Source, allowed: bool, progress: Progress) -> int:
     """Return how many rows of a test file are rows of the training file too; days and ends of a log are other clicks.
 
     Raises:
         Problem: they are too many.
     """
-    test = Path(task.source.val[0].path)
+    test = Path(source.val[0].path)
     if test.stem != "test":
         return 0
-    with test.open("rb") as held, open(task.source.train[0].path, "rb") as train:
+    with test.open("rb") as held, open(source.train[0].path, "rb") as train:
         named = ((f"line {number:,} of {test}", hash(line.rstrip())) for number, line in enumerate(held, 1))
-        return source_checks.overlap(
-            named, (hash(line.rstrip()) for line in train), "rows", allowed, task.workers.progress
-        )
+        return source_checks.overlap(named, (hash(line.rstrip()) for line in train), "rows", allowed, progress)
 
 
 def check_labels(parts: Sequence[Part]) -> None:
     """Refuse evaluation rows of one label alone: their AUC has no value."""
-    labels = {label for part in parts for piece in stages.read_column(part, 0) for label in np.unique(piece)}
+    labels = {label for part in parts for piece in read_column(part, 0) for label in np.unique(piece)}
     if len(labels) < 2:
         raise Problem(
             f"all rows to evaluate on, in {parts[0].text.path}, have label {int(labels.pop())}",
@@ -185,33 +374,11 @@ def check_labels(parts: Sequence[Part]) -> None:
         )
 
 
-def shuffle(task: Task, seed: int) -> Dict[str, int]:
-    """Bring the rows to their final place; return the rows of each split."""
-    every: List[Bucket] = []
-    rows = {}
-    for number, split in enumerate(SPLITS):
-        parts, file = task.parts[split], task.scratch / f"{split}.bin"
-        sizes = stages.bucket_sizes(parts)
-        firsts = np.concatenate(([0], np.cumsum(sizes)))
-        rows[split] = int(firsts[-1])
-        every += [
-            Bucket(number, k, parts, task.tables, int(firsts[k]), int(sizes[k]), file, rows[split], seed)
-            for k in range(len(sizes))
-        ]
-        if not file.exists() or file.stat().st_size != blocks.file_bytes(rows[split]):
-            blocks.create(file, rows[split])
-            for old in task.scratch.glob(f"{split}-*.done"):
-                old.unlink()
-    check_terabyte(task.source.name, rows)
-    task.workers.run("shuffle", "bytes", stages.write_bucket, every, lambda bucket: bucket.rows * ROW_BYTES)
-    return rows
-
-
 def check_terabyte(name: str, rows: Dict[str, int]) -> None:
     """Refuse to call a data set the full one without all of its rows."""
-    if name == sources.TERABYTE and rows != sources.TERABYTE_ROWS:
+    if name == criteo.TERABYTE and rows != criteo.TERABYTE_ROWS:
         raise Problem(
             f"{name} with {rows['train']:,} + {rows['val']:,} rows",
-            f"{sources.TERABYTE_ROWS['train']:,} + {sources.TERABYTE_ROWS['val']:,}, as in the submitted logs",
+            f"{criteo.TERABYTE_ROWS['train']:,} + {criteo.TERABYTE_ROWS['val']:,}, as in the submitted logs",
             "complete day_0 to day_23, or give the data set another name with --name",
         )

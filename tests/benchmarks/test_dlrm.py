@@ -1,6 +1,5 @@
 """DLRM: preparing Criteo's logs, the step against a plain model, exact AUC, ranks, resume and bad input."""
 
-import argparse
 import gzip
 import json
 import os
@@ -10,24 +9,24 @@ import sys
 import tarfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.dlrm import blocks, criteo, schedule, sources, stages, writer
+from benchmarks.dlrm import blocks, criteo, writer
 from benchmarks.dlrm.placement import place
+from benchmarks.dlrm.pytorch.config import Config
 from encore import catalogue, configuration, data, paths
+from tests import preparing
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
 from tests.trainings import BareRuns, assert_resumed, bare_runs, exported, steps_so_far, write_small_config
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
-CONSTANT_RATE_LOSS = 0.5269
-"""Log loss on the sample's test rows of always giving the training rows' rate of clicks."""
+CONSTANT_RATE_LOSS = 0.5269  # log loss on the sample's test rows of always giving the training rows' rate of clicks
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +37,7 @@ def clicks(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def prepare(python: Path | str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(python), "-m", "benchmarks.dlrm.prepare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
-
-
-def passport(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    return content
+prepare = partial(preparing.here, "dlrm")
 
 
 def row(number: int) -> str:
@@ -108,11 +100,11 @@ def test_malformed_lines_are_counted_and_skipped() -> None:
         assert found.columns[1].tolist() == [5, -2]
 
 
+# Rows of the tables, as NVIDIA's v0.7 submission has them in dlrm/config/mlperf_40m.limit.json.
 SUBMITTED_SIZES = (
     *(39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10),
     *(2208, 11938, 155, 4, 976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36),
 )
-"""Rows of the tables, as NVIDIA's v0.7 submission has them in dlrm/config/mlperf_40m.limit.json."""
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16, 40])
@@ -140,8 +132,8 @@ def test_placement_keeps_within_memory() -> None:
 def test_learning_rate_is_the_submitted_one() -> None:
     choice = catalogue.choose("dlrm")
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
-    config = SimpleNamespace(**configuration.resolve(choice, system, 1, 8, []).plain())
-    found = [schedule.learning_rate(config, step) for step in (0, 1374, 2749, 49314, 49315, 63200, 77086, 90000)]
+    config = Config(**configuration.resolve(choice, system, 1, 8, []).plain())
+    found = [config.rate_at(step) for step in (0, 1374, 2749, 49314, 49315, 63200, 77086, 90000)]
     # Its LearningRateScheduler counts the first step as 1.
     assert found == pytest.approx([24 / 2750, 12, 24, 24, 24 * (27771 / 27772) ** 2, 6, 0, 0])
 
@@ -149,20 +141,32 @@ def test_learning_rate_is_the_submitted_one() -> None:
 # -- preparing -----------------------------------------------------------------------------------------
 
 
-def test_days_are_split_shuffled_and_encoded(pytorch_python: Path, tmp_path: Path) -> None:
+def test_days_are_split_shuffled_and_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_days(tmp_path / "raw", 3, 1501)
-    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "one", "--workers", 1)
-    assert done.returncode == 0, done.stderr
-    facts = passport(tmp_path / "one")
+    prepare(tmp_path / "raw", "-o", tmp_path / "one")
+    facts = preparing.passport(tmp_path / "one")
     assert {split: each["count"] for split, each in facts["splits"].items()} == {"train": 3002, "val": 751}
     assert facts["name"] == "criteo-3-days"
     # Every value occurs, and each table has a row for each.
     assert facts["facts"]["table_sizes"] == [40 + column for column in range(26)]
-    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "two", "--workers", 2)
-    assert passport(tmp_path / "two")["id"] == facts["id"], "workers do not change the data"
-    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "three", "--seed", 1)
-    assert passport(tmp_path / "three")["id"] != facts["id"]
-    assert prepare(pytorch_python, "--verify", tmp_path / "one").returncode == 0
+    assert preparing.run("dlrm", tmp_path / "raw", "-o", tmp_path / "two")[0] == 0
+    assert preparing.passport(tmp_path / "two")["id"] == facts["id"], "workers do not change the data"
+    prepare(tmp_path / "raw", "-o", tmp_path / "three", "--seed", 1)
+    assert preparing.passport(tmp_path / "three")["id"] != facts["id"]
+    prepare("--verify", tmp_path / "one")
+    # Each row is there once, as field by field: the label, log(1 + x), the rank of its values among the table's.
+    stored = []
+    for split, rows in (("train", 3002), ("val", 751)):
+        content = blocks.open_blocks(tmp_path / "one" / f"{split}.bin", rows)
+        stored.append(content.transpose(1, 0, 2).reshape(blocks.COLUMNS, -1)[:, :rows])
+    fields = [row(number)[:-1].split("\t") for number in range(3753)]
+    expected = np.array([[int(each[0]), *(int(x, 16) for x in each[14:])] for each in fields])
+    numbers = np.log1p(np.array([[max(0, int(x or 0)) for x in each[1:14]] for each in fields], np.float32))
+    for part, found in zip((slice(0, 3002), slice(3002, None)), stored, strict=True):
+        table = np.column_stack((found[0], found[14:].T, found[1:14].view(np.float32).T))
+        wanted = np.column_stack((expected[part], numbers[part]))
+        assert sorted(map(tuple, np.float32(table))) == sorted(map(tuple, np.float32(wanted)))
+        assert not np.array_equal(np.float32(table), np.float32(wanted)), "in random order"
 
 
 def test_the_disk_has_room_for_all_rows_before_one_is_written(tmp_path: Path) -> None:
@@ -172,20 +176,23 @@ def test_the_disk_has_room_for_all_rows_before_one_is_written(tmp_path: Path) ->
     assert found.st_blocks * 512 >= found.st_size == blocks.file_bytes(5000)
 
 
-def test_rare_values_share_a_row(pytorch_python: Path, tmp_path: Path) -> None:
+def test_rare_values_share_a_row(tmp_path: Path) -> None:
     write_days(tmp_path / "raw", 2, 300)
-    arguments = (tmp_path / "raw", "-o", tmp_path / "to", "--frequency-threshold", 8)
-    assert prepare(pytorch_python, *arguments).returncode == 0
-    sizes = passport(tmp_path / "to")["facts"]["table_sizes"]
+    prepare(tmp_path / "raw", "-o", tmp_path / "to", "--frequency-threshold", 8)
     # 300 training rows: values of a table of 40 come 7 or 8 times, those of one of 65 4 or 5 times.
-    assert sizes[25] == 1
-    assert 1 < sizes[0] <= 41
+    assert preparing.passport(tmp_path / "to")["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
+    kept = np.array([3, 5, 9])
+    for values in (np.array([9, 4, 3]), np.tile([9, 4, 3], 10)):  # few values for the limit, and many
+        plan = writer.Plan(tmp_path, 100, 8, 0)
+        assert writer.indices_of(values, kept, plan).tolist() == [3, 0, 1] * (len(values) // 3)
+        assert writer.indices_of(values, kept[:0], plan).tolist() == [0] * len(values)
+        assert writer.indices_of(kept, kept, plan._replace(threshold=0)).tolist() == [0, 1, 2]
 
 
-def test_preparation_goes_on_where_it_was_killed(pytorch_python: Path, tmp_path: Path) -> None:
-    write_days(tmp_path / "raw", 6, 4000)
-    assert prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "whole").returncode == 0
-    command = [str(pytorch_python), "-m", "benchmarks.dlrm.prepare", "--workers", "1"]
+def test_preparation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    write_days(tmp_path / "raw", 6, 1000)
+    prepare(tmp_path / "raw", "-o", tmp_path / "whole")
+    command = [sys.executable, "-m", "benchmarks.dlrm.prepare", "--workers", "1"]
     command += [str(tmp_path / "raw"), "-o", str(tmp_path / "to")]
     with subprocess.Popen(command, cwd=paths.ROOT, stderr=subprocess.DEVNULL) as child:
         while not list((tmp_path / "to").glob("parts/train-*.json")):
@@ -193,50 +200,43 @@ def test_preparation_goes_on_where_it_was_killed(pytorch_python: Path, tmp_path:
             time.sleep(0.01)
         child.kill()
     assert not (tmp_path / "to" / "dataset.json").exists()
-    done = prepare(pytorch_python, *command[3:])
-    assert done.returncode == 0, done.stderr
-    assert passport(tmp_path / "to")["id"] == passport(tmp_path / "whole")["id"]
-    again = prepare(pytorch_python, *command[3:])
-    assert again.returncode == 0
-    assert "nothing to do" in again.stderr
+    prepare(tmp_path / "raw", "-o", tmp_path / "to")
+    assert preparing.passport(tmp_path / "to")["id"] == preparing.passport(tmp_path / "whole")["id"]
+    assert "nothing to do" in prepare(tmp_path / "raw", "-o", tmp_path / "to")
 
 
-def test_bad_sources_are_refused(pytorch_python: Path, tmp_path: Path) -> None:
-    def refusal(folder: Path, *more: object) -> str:
-        done = prepare(pytorch_python, folder, "-o", tmp_path / "to", *more)
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stderr
-
-    write_days(tmp_path / "raw", 3, 200)
-    cut = tmp_path / "raw" / "day_1"
+def test_bad_sources_are_refused(tmp_path: Path) -> None:
+    raw, to = tmp_path / "raw", ("-o", tmp_path / "to")
+    write_days(raw, 3, 200)
+    cut = raw / "day_1"
     whole = cut.read_text(encoding="ascii")
     cut.write_text(whole[:-50], encoding="ascii")
-    assert "day_1 ends within a row" in refusal(tmp_path / "raw")
+    assert "day_1 ends within a row" in prepare(raw, *to, code=2)
     cut.unlink()
-    assert "day_1 missing below day_2" in refusal(tmp_path / "raw")
+    assert "day_1 missing below day_2" in prepare(raw, *to, code=2)
     # Negative ids, as a wrong export of signed hashes has them.
     cut.write_text(whole.replace("\t000000", "\t-00000"), encoding="ascii")
-    told = refusal(tmp_path / "raw")
-    assert "are malformed; the first is line 1 of" in told
-    done = prepare(pytorch_python, tmp_path / "raw", "-o", tmp_path / "to", "--skip-corrupt")
-    assert done.returncode == 0, done.stderr
-    assert passport(tmp_path / "to")["facts"]["malformed"] == 200
-    assert "holds the data set criteo-3-days, made from another source" in refusal(tmp_path / "raw", "--seed", 5)
+    assert "are malformed; the first is line 1 of" in prepare(raw, *to, code=2)
+    prepare(raw, *to, "--skip-corrupt")
+    assert preparing.passport(tmp_path / "to")["facts"]["malformed"] == 200
+    assert "holds the data set criteo-3-days, made from another source" in prepare(raw, *to, "--seed", 5, code=2)
     (tmp_path / "empty").mkdir()
-    assert "no day_0 and no train.txt" in refusal(tmp_path / "empty")
-    named = refusal(tmp_path / "raw", "--name", "criteo-1tb", "--overwrite", "--skip-corrupt")
-    assert "expected: 4,195,197,692 + 89,137,319" in named
+    assert "no day_0 and no train.txt" in prepare(tmp_path / "empty", *to, code=2)
+    named = prepare(raw, *to, "--name", "criteo-1tb", "--overwrite", "--skip-corrupt", code=2)
+    assert "4,195,197,692 + 89,137,319" in named
+
+
+def list_source(folder: Path) -> criteo.Source:
+    return criteo.list_source(folder, None, lambda size: None, lambda text: None)
 
 
 def test_how_a_text_ends_does_not_matter(tmp_path: Path) -> None:
     text = "".join(row(number) for number in range(70))
-    text_file = tmp_path / "train.txt"
     for content in (text, text[:-1], text + "\n" * 70_000, text + "\r\n\r\n", text[:-1] + "\r"):
-        text_file.write_bytes(content.encode())
-        source = sources.list_source(tmp_path, None, lambda size: None, lambda text: None)
+        (tmp_path / "train.txt").write_bytes(content.encode())
+        source = list_source(tmp_path)
         splits = [
-            b"".join(line for part in sources.ranges(split, 1000) for line in stages.read_lines(part))
+            b"".join(line for part in criteo.ranges(split, 1000) for line in criteo.read_lines(part))
             for split in (source.train, source.val)
         ]
         assert [split.count(b"\n") for split in splits] == [60, 10]
@@ -246,46 +246,35 @@ def test_how_a_text_ends_does_not_matter(tmp_path: Path) -> None:
 def test_a_malformed_row_has_the_number_of_its_line_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "PART_BYTES", 2000)
+    monkeypatch.setattr(writer, "PART_BYTES", 2000)
     rows = [row(number) for number in range(70)]
     for number in (41, 65):  # in a later part of training, and in the rows that are held out
         (tmp_path / "train.txt").write_text("".join([*rows[:number], "x\n", *rows[number + 1 :]]))
+        parts = writer.cut(list_source(tmp_path), writer.Plan(tmp_path, 100, 0, 0))
+        for part in (*parts["train"], *parts["val"]):
+            writer.parse_part(part, lambda done, size: None)
         with pytest.raises(Problem, match=f"the first is line {number + 1} of {tmp_path / 'train.txt'}"):
-            malformed_rows(tmp_path)
-
-
-def malformed_rows(folder: Path) -> int:
-    """Parse a folder's text, in this process, and return how many rows are malformed."""
-    source = sources.list_source(folder, None, lambda size: None, lambda text: None)
-    scratch = folder / "to" / "parts"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    args = argparse.Namespace(index_limit=100, seed=0, frequency_threshold=0, workers=1)
-    task = writer.plan(source, args, scratch, Progress(as_json=True))
-    for part in (*task.parts["train"], *task.parts["val"]):
-        stages.parse_part(part, lambda done, size: None)
-    return writer.check_malformed(task, skip=False)
+            writer.check_malformed(parts, False, Progress(as_json=True))
 
 
 def test_what_cannot_be_evaluated_or_read_is_refused_and_what_is_not_used_reported(tmp_path: Path) -> None:
-    rows = [row(number) for number in range(70)]
+    rows, to = [row(number) for number in range(70)], ("-o", f"{tmp_path}-to")
     text = tmp_path / "train.txt"
     text.write_text("".join([*rows[:60], *("0" + each[1:] for each in rows[60:])]))
     (tmp_path / "test.txt").write_text("".join(each[2:] for each in rows))
-    done = prepare(sys.executable, tmp_path, "-o", f"{tmp_path}-to")
-    assert done.returncode == 2
-    assert f"all rows to evaluate on, in {text}, have label 0" in done.stderr
-    assert f"{tmp_path / 'test.txt'} is not used: its first row has 39 fields" in done.stderr
+    said = prepare(tmp_path, *to, code=2)
+    assert f"all rows to evaluate on, in {text}, have label 0" in said
+    assert f"{tmp_path / 'test.txt'} is not used: its first row has 39 fields" in said
     for name in ("train.txt", "test.txt"):
         (tmp_path / name).write_bytes(gzip.compress(text.read_bytes()))
-        done = prepare(sys.executable, tmp_path, "-o", f"{tmp_path}-to")
-        assert done.returncode == 2
-        assert f"{tmp_path / name} is compressed by gzip" in done.stderr
-        assert f"gunzip {tmp_path / name}.gz" in done.stderr
+        with pytest.raises(Problem, match=f"{tmp_path / name} is compressed by gzip.*") as found:
+            list_source(tmp_path)
+        assert f"gunzip {tmp_path / name}.gz" in str(found.value)
         text.write_text("".join(rows))
     (tmp_path / "train.txt").rename(tmp_path / "day_0.gz")
     (tmp_path / "day_0.gz").write_bytes(gzip.compress(b"rows"))
-    assert "day_0.gz is compressed" in prepare(sys.executable, tmp_path, "-o", f"{tmp_path}-to").stderr
+    with pytest.raises(Problem, match=r"day_0\.gz is compressed"):
+        list_source(tmp_path)
 
 
 # -- training ------------------------------------------------------------------------------------------
@@ -351,7 +340,7 @@ def test_bad_data_is_refused(runs: BareRuns, tmp_path: Path) -> None:
     os.truncate(folder / "train.bin", (folder / "train.bin").stat().st_size - 4096)
     assert "train.bin has" in refusal(folder, 2)
     folder = changed("huge")
-    facts = passport(folder)
+    facts = preparing.passport(folder)
     facts["facts"]["table_sizes"][0] = 10**13
     (folder / "dataset.json").write_text(json.dumps(facts), encoding="utf-8")
     told = refusal(folder)

@@ -9,7 +9,7 @@ the result as JSON.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence
 
@@ -22,7 +22,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import Batch, TrainingInput, free_memory, open_data, synthetic_batch
+from benchmarks.dlrm.pytorch.data import Batch, free_memory, open_data, synthetic_batch, training_batches
 from benchmarks.dlrm.pytorch.model import mlp
 from benchmarks.dlrm.pytorch.operators import ALIGNMENT
 from benchmarks.dlrm.pytorch.train import build, train_step, warm_up
@@ -78,11 +78,12 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     training = build(config, sizes, ranks, {})
     evaluated = synthetic_batch(config, sizes, ranks, config.eval_batch_size)
     warm_up(training, sizes)
-    inputs = ExitStack()
-    real, alone = (
-        inputs.enter_context(closing(TrainingInput(config, data, range(len(sizes)), ranks, 0))) for _ in range(2)
-    )
+    real, alone = (training_batches(config, data, range(len(sizes)), ranks, 0) for _ in range(2))
     rate = torch.zeros((), device=ranks.context)
+
+    def close() -> None:
+        for batches in (real, alone):
+            batches.close()
 
     def step(batch: Batch) -> torch.Tensor:
         return train_step(training, batch, rate.fill_(bench.RATE))
@@ -90,15 +91,15 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     loops = {
         "bare": bench.repeated(bare_step(config, sizes, ranks, batch)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
-        "real": bench.training_loop(pytorch, config, ranks, step, real.next),
-        "input": bench.repeated(alone.next),
+        "real": bench.training_loop(pytorch, config, ranks, step, partial(next, real)),
+        "input": bench.repeated(partial(next, alone)),
         bench.EVALUATION: bench.repeated(lambda: training.scores(evaluated)),
     }
     layers = " and ".join("-".join(map(str, widths)) for widths in (config.bottom_mlp, config.top_mlp))
     title = f"DLRM, MLPs {layers}, batch {config.batch_size}, {config.precision}, one {config.device}"
     titles = {"bare": "plain PyTorch, synthetic data", "input": "input alone"}
     samples = {bench.EVALUATION: config.eval_batch_size}
-    return bench.Subject(title, config.batch_size, loops, titles, samples, close=inputs.close)
+    return bench.Subject(title, config.batch_size, loops, titles, samples, close=close)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
+from benchmarks.common.run.schedules import decay_factor, warmup_factor
 
 MEMORY_SHARE = 0.9  # share of a rank's memory for its tables; the rest is for the MLPs, the activations and the batches
 
@@ -70,6 +71,16 @@ class Config:
     def targets(self) -> Dict[str, float]:
         """Target of each quality, by the names of benchmark.toml."""
         return {"auc": self.quality_target}
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of ``step``, which counts from 0 over the whole run.
+
+        As LearningRateScheduler of NVIDIA's v0.7 submission has it (dlrm/implementations/pytorch/scripts/utils.py).
+        """
+        if self.decay_steps == 0 or step < self.decay_start_step:
+            return self.learning_rate * warmup_factor(step, self.warmup_steps)
+        factor = decay_factor(step, self.decay_start_step, self.decay_steps, self.decay_power)
+        return max(self.end_learning_rate, self.learning_rate * factor)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""

@@ -104,21 +104,21 @@ class Tables:
         step's exchanges, which a CUDA graph may hold, have the default ``group``.
         """
         found = self.operators.gather(self.weight, rows, dtype)
-        return self._exchange(found, self._shares(batch_size), self._own_shares(batch_size), group)
+        return self._exchange(found, *self._shares(batch_size), group)
 
     def send_back(self, gradient: torch.Tensor, batch_size: int) -> Wait:
         """Begin to send the gradient of ``send``'s flat vectors back to the tables' ranks."""
-        return self._exchange(gradient.contiguous(), self._own_shares(batch_size), self._shares(batch_size))
+        taken, given = self._shares(batch_size)
+        return self._exchange(gradient.contiguous(), given, taken)
 
     def update(self, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
         """weight[row] -= rate * gradient for each of ``rows``; a row that comes twice gets the sum."""
         self.operators.update(self.weight, rows, gradient, rate)
 
-    def _shares(self, batch_size: int) -> List[int]:
-        return [batch_size * len(tables) * self.width for tables in self.placement]
-
-    def _own_shares(self, batch_size: int) -> List[int]:
-        return [batch_size * len(self.mine) * self.width] * self._ranks.size
+    # Numbers that ``send`` takes from each rank, and gives to each.
+    def _shares(self, batch_size: int) -> Tuple[List[int], List[int]]:
+        counts = [batch_size * len(tables) * self.width for tables in self.placement]
+        return counts, [counts[self._ranks.rank]] * self._ranks.size
 
     # Begin an all-to-all of ``values``, of which each rank gets its number in ``given``.
     def _exchange(self, values: torch.Tensor, taken: List[int], given: List[int], group: Any = None) -> Wait:

@@ -9,7 +9,7 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -26,9 +26,15 @@ from benchmarks.dlrm import events
 from benchmarks.dlrm.placement import Placement
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import Batch, EvaluationInput, TrainingInput, free_memory, open_data, synthetic_batch
+from benchmarks.dlrm.pytorch.data import (
+    Batch,
+    EvaluationInput,
+    free_memory,
+    open_data,
+    synthetic_batch,
+    training_batches,
+)
 from benchmarks.dlrm.pytorch.model import Training
-from benchmarks.dlrm.schedule import learning_rate
 
 STEPS_BEFORE_CAPTURE = 3  # at least, as PyTorch's documentation of CUDA graphs asks
 
@@ -53,15 +59,15 @@ def build(
 
 def train_step(training: Training, batch: Batch, rate: torch.Tensor) -> torch.Tensor:
     """Train on one batch; return the mean loss of this rank's rows, still on the device."""
-    if training.graph is not None:  # the same, captured
-        loss: torch.Tensor = training.graph(*batch, rate)
-        return loss
-    return whole_step(training, batch, rate)
+    compute = training.graph or partial(whole_step, training)  # the same, captured
+    return compute(*batch, rate)
 
 
-def whole_step(training: Training, batch: Batch, rate: torch.Tensor) -> torch.Tensor:
-    """Forward, backward and update on one batch, at the rate in a tensor ()."""
-    loss = training.forward(batch)
+def whole_step(
+    training: Training, numbers: torch.Tensor, labels: torch.Tensor, indices: torch.Tensor, rate: torch.Tensor
+) -> torch.Tensor:
+    """Forward, backward and update on the tensors of a batch, at the rate in a tensor ()."""
+    loss = training.forward(Batch(numbers, labels, indices))
     (loss * training.loss_scale).backward()
     training.update(rate)
     return loss.detach()
@@ -95,7 +101,7 @@ def warm_up(training: Training, sizes: Sequence[int]) -> None:
     config, ranks = training.config, training.ranks
     mine = [sizes[table] for table in training.tables.mine]
     example, rate = synthetic_batch(config, mine, ranks), torch.zeros((), device=ranks.context)
-    once = partial(_on_tensors, training)
+    once = partial(whole_step, training)
     if config.cuda_graph:
         steps = max(config.warm_up_steps, STEPS_BEFORE_CAPTURE)
         training.graph = Captured(once, (*example, rate), repeated(once, steps))
@@ -103,10 +109,6 @@ def warm_up(training: Training, sizes: Sequence[int]) -> None:
         repeated(once, config.warm_up_steps)(*example, rate)
     if config.warm_up_steps:
         training.scores(synthetic_batch(config, mine, ranks, config.eval_batch_size))
-
-
-def _on_tensors(training: Training, *tensors: torch.Tensor) -> torch.Tensor:
-    return whole_step(training, Batch(*tensors[:-1]), tensors[-1])
 
 
 def saved_placement(saved: Mapping[str, Any], sizes: Sequence[int], ranks: Ranks) -> Placement:
@@ -136,8 +138,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     run.log(events.hyperparameters(config, ranks.size))
     steps_per_epoch = -(-data.train_rows // (config.batch_size * ranks.size))
     # No row is read before run_start: the clock starts before any part of the system touches the data set.
-    with ExitStack() as owned, run.timed(events.timeline(config, steps_per_epoch)):
-        batches = owned.enter_context(closing(TrainingInput(config, data, training.tables.mine, ranks, run.position)))
+    batches = training_batches(config, data, training.tables.mine, ranks, run.position)
+    with closing(batches), run.timed(events.timeline(config, steps_per_epoch)):
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
         run.log(samples(data.train_rows, data.val_rows))
         # All ranks have the same MLPs, and tables of their own.
@@ -145,8 +147,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         rate = torch.zeros((), device=ranks.context)
         for _ in run.blocks():
             for number in run.steps():
-                rate.fill_(learning_rate(config, number))
-                run.report(train_step(training, run.wait_for(batches.next), rate), learning_rate(config, number))
+                rate.fill_(config.rate_at(number))
+                run.report(train_step(training, run.wait_for(partial(next, batches)), rate), config.rate_at(number))
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))
     return run.finish()

@@ -17,10 +17,11 @@ import torch
 
 from benchmarks.common.run.mllog import MLLog
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.dlrm import blocks, prepare, reading
+from benchmarks.dlrm import blocks, prepare
+from benchmarks.dlrm.pytorch import data as inputs
 from benchmarks.dlrm.pytorch import train
 from benchmarks.dlrm.pytorch.config import Config
-from benchmarks.dlrm.pytorch.data import EvaluationInput, TrainingInput, Words, open_data
+from benchmarks.dlrm.pytorch.data import EvaluationInput, Loader, open_data, training_batches
 
 CONFIG = Config(device="cpu", precision="fp32", cuda_graph=False, batch_size=700, eval_batch_size=100, seed=9)
 CPU = torch.device("cpu")
@@ -56,27 +57,27 @@ def stored(data):
 
 
 def test_batches_are_the_ordered_rows_read_by_the_step_and_many_at_once(data, stored, monkeypatch):
-    order = reading.epoch_order(1, 0, data.train_rows)
+    order = inputs.epoch_order(1, 0, data.train_rows)
     ordered = np.concatenate([stored[:, b * 1024 : (b + 1) * 1024] for b in order.tolist()], axis=1)
     endless = np.concatenate([ordered, ordered, ordered], axis=1)
     batches = ((700, (3,)), (2600, (25, 3, 4)), (5120, range(26)))
     for words_at_once, (rank, ranks), (size, tables) in itertools.product(
         (1, 1 << 21), ((1, 2), (3, 4), (0, 1)), batches
     ):
-        monkeypatch.setattr(reading, "TASK_WORDS", words_at_once)
-        me, total, steps = Ranks(rank, ranks, rank, ranks, CPU), size * ranks, 0
-        reader = reading.Reader(data.train, data.train_rows, size, tables, data.table_sizes, me)
-        for task in itertools.takewhile(lambda each: each.epoch == 0, reader.tasks(0)):
-            words = Words.empty(len(tables), *reader.words)
-            reader.ask_for(order, task)
-            for places in reader.fill(order, task, *(part.numpy() for part in words.parts())):
-                batch, first = words.batch(*places), steps * total
+        monkeypatch.setattr(inputs, "TASK_WORDS", words_at_once)
+        loader, total = (
+            Loader(data.train, data.train_rows, size, data, tables, Ranks(rank, ranks, rank, ranks, CPU)),
+            size * ranks,
+        )
+        epoch = itertools.takewhile(lambda each: each.epoch == 0, loader.tasks(0))
+        with closing(loader.batches(epoch, lambda _: order, 0)) as found:
+            for step, batch in enumerate(found):
+                first = step * total
                 rows, mine = slice(first, first + total), slice(first + rank * size, first + (rank + 1) * size)
                 assert np.array_equal(batch.indices, endless[[14 + table for table in tables], rows])
                 assert np.array_equal(batch.numbers, endless[1:14, mine].view(np.float32).T)
                 assert np.array_equal(batch.labels, endless[0, mine])
-                steps += 1
-        assert steps == -(-data.train_rows // total)
+        assert step + 1 == -(-data.train_rows // total)
 
 
 def key_of(numbers, indices):
@@ -87,10 +88,11 @@ def rows_of_epoch(data, config, size, epoch):
     """Every row that the ranks see in an epoch."""
     steps = -(-data.train_rows // (config.batch_size * size))
     every, found = range(blocks.TABLES), []
-    inputs = [TrainingInput(config, data, every, Ranks(r, size, r, size, CPU), epoch * steps) for r in range(size)]
+    ranks = [Ranks(rank, size, rank, size, CPU) for rank in range(size)]
+    each_input = [training_batches(config, data, every, rank, epoch * steps) for rank in ranks]
     for _ in range(steps):
-        for rank, each in enumerate(inputs):
-            batch = each.next()
+        for rank, each in enumerate(each_input):
+            batch = next(each)
             mine = slice(rank * config.batch_size, (rank + 1) * config.batch_size)
             found += key_of(batch.numbers, batch.indices[:, mine])
     return found
@@ -109,8 +111,8 @@ def test_an_epoch_has_every_row_once_in_another_order(data, stored, shuffle):
 
 
 def test_every_evaluation_row_counts_once(data):
-    inputs = [EvaluationInput(CONFIG, data, range(26), Ranks(r, 3, r, 3, CPU)) for r in range(3)]
-    assert sum(counted for each in inputs for _, counted in each.one_pass()) == data.val_rows
+    every = [EvaluationInput(CONFIG, data, range(26), Ranks(r, 3, r, 3, CPU)) for r in range(3)]
+    assert sum(counted for each in every for _, counted in each.one_pass()) == data.val_rows
 
 
 def readers():
@@ -119,13 +121,14 @@ def readers():
 
 
 def test_threads_end_with_their_input_also_after_an_error(data):
-    with closing(TrainingInput(CONFIG, data, range(26), ALONE, 0)) as one:
-        one.next()
+    with closing(training_batches(CONFIG, data, range(26), ALONE, 0)) as one:
+        next(one)
         assert readers() == min(2, len(os.sched_getaffinity(0))), "prefetch = 2"
     assert readers() == 0
     broken = data._replace(table_sizes=(1,) * 26)
-    with closing(TrainingInput(CONFIG, broken, range(26), ALONE, 0)) as two, pytest.raises(SystemExit, match="indices"):
-        two.next()
+    two = training_batches(CONFIG, broken, range(26), ALONE, 0)
+    with closing(two), pytest.raises(SystemExit, match="indices"):
+        next(two)
     assert readers() == 0
 
 
