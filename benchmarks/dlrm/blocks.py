@@ -25,7 +25,6 @@ BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES
 
 
 def file_bytes(rows: int) -> int:
-    """Size of a file of ``rows``."""
     return -(-rows // BLOCK_ROWS) * BLOCK_BYTES
 
 

@@ -49,13 +49,10 @@ class Range(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of text."""
         return self.end - self.begin
 
 
 class Source(NamedTuple):
-    """Raw data of both splits."""
-
     name: str
     train: Tuple[Range, ...]
     val: Tuple[Range, ...]

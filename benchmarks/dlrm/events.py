@@ -1,4 +1,4 @@
-"""The MLPerf log events of DLRM that do not depend on the framework.
+"""The MLPerf log events of DLRM, and its learning rate, which do not depend on the framework.
 
 The keys are those of the v0.7 compliance checker (mlperf-logging, ruleset 0.7.0, dlrm), as in the
 submitted logs.
@@ -11,13 +11,13 @@ from typing import Any, Dict
 from mlperf_logging.mllog import constants
 
 from benchmarks.common.run.mllog import Wording
+from benchmarks.common.run.schedules import decay_factor, warmup_factor
 from benchmarks.common.run.timeline import Timeline
 
 WORDING = Wording("dlrm", accuracy_first=True)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
-    """Every hyperparameter event of a run, in the order in which it is logged."""
     return {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
         constants.OPT_NAME: config.optimizer,
@@ -28,6 +28,17 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
         "sgd_opt_learning_rate_decay_steps": config.decay_steps,
         "sgd_opt_learning_rate_decay_poly_power": config.decay_power,
     }
+
+
+def learning_rate(config: Any, step: int) -> float:
+    """Return the learning rate of ``step``, which counts from 0 over the whole run.
+
+    As LearningRateScheduler of NVIDIA's v0.7 submission has it (dlrm/implementations/pytorch/scripts/utils.py).
+    """
+    if config.decay_steps == 0 or step < config.decay_start_step:
+        return float(config.learning_rate * warmup_factor(step, config.warmup_steps))
+    factor = decay_factor(step, config.decay_start_step, config.decay_steps, config.decay_power)
+    return max(config.end_learning_rate, config.learning_rate * factor)
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:

@@ -25,7 +25,6 @@ MISSING = 0.1  # share of empty fields, as far as they may be empty
 
 
 def write_text(folder: Path, seed: int) -> None:
-    """Write train.txt and test.txt."""
     generator = np.random.RandomState(seed % 2**32)
     sizes = (*SIZES, *[LAST_SIZE] * (TABLES - len(SIZES)))
     effects = [SPREAD * generator.randn(size) for size in sizes]

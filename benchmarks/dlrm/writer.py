@@ -42,8 +42,6 @@ MOST_COUNTED = 255  # counts of values stop here, so that they fit into a byte
 
 
 class Listing(NamedTuple):
-    """The source of a preparation."""
-
     source: Optional[Source]  # none for the toy data set, whose text is not written yet
     fingerprint: str
 
@@ -60,7 +58,6 @@ class Part(NamedTuple):
 
     @property
     def done_path(self) -> Path:
-        """The file of the facts, which is written last."""
         return self.rows.with_suffix(".json")
 
     @property
@@ -79,8 +76,6 @@ class Plan(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Counts of a finished part."""
-
     rows: int
     malformed: int
     first_malformed: int  # line of the part, from 0; -1 when there is none
@@ -114,7 +109,6 @@ class Bucket(NamedTuple):
 
 
 def parse_part(part: Part, report: Report) -> Tuple[int, int]:
-    """Write the rows of one part."""
     generator = np.random.default_rng([part.plan.seed, part.split, part.number])
     waiting: List[np.ndarray] = []
     offsets = [np.zeros((0, part.buckets + 1), np.int64)]
@@ -234,7 +228,6 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Write rows, tables and their facts."""
     source = listing.source or _synthetic_source(args, scratch)
     plan = Plan(scratch, args.index_limit, args.frequency_threshold, args.seed)
     parts = cut(source, plan)
@@ -289,7 +282,6 @@ def _synthetic_source(args: argparse.Namespace, scratch: Path) -> Source:
 
 
 def cut(source: Source, plan: Plan) -> Dict[str, Tuple[Part, ...]]:
-    """Cut the text of each split into parts."""
     parts: Dict[str, Tuple[Part, ...]] = {}
     for number, (split, whole) in enumerate(zip(SPLITS, (source.train, source.val))):
         buckets = -(-sum(each.size for each in whole) // BUCKET_BYTES)

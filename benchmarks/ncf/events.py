@@ -25,7 +25,6 @@ def data(facts: Dict[str, Any], train_pairs: int, global_batch_size: int) -> Dic
 
 
 def hyperparameters(config: Any, facts: Dict[str, Any]) -> Dict[str, Any]:
-    """Events about model, optimizer and evaluation."""
     return {
         "model_hp_mf_dim": config.factors,
         "model_hp_mlp_layer_sizes": list(config.layers),
@@ -41,7 +40,6 @@ def hyperparameters(config: Any, facts: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def epoch(config: Any) -> Dict[str, Any]:
-    """Events at the start of an epoch."""
     return {"input_hp_num_neg": config.negatives, "input_step_train_neg_gen": None}
 
 
@@ -51,5 +49,4 @@ def evaluation(epoch: int, facts: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    """Evaluate after each epoch."""
     return by_epochs(config, steps_per_epoch, lambda epoch: True, stops_at_target=config.stop_at_target)

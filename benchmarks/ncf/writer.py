@@ -6,14 +6,15 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.progress import Progress
-from benchmarks.ncf.sources import read_source
+from benchmarks.ncf import interactions, paper, ratings
+from benchmarks.ncf.interactions import Interactions
 
 VERSION = "1"  # raise it when the same source and options give other bytes
 ROOM_FACTOR = 8  # bytes written per byte of a text source, at most: 999 negatives for each user
@@ -36,12 +37,25 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     return Listing(hashlib.sha256(facts.encode()).hexdigest())
 
 
+def read(origin: Optional[Path], name: Optional[str], seed: int) -> Interactions:
+    """Return the interactions of the source at ``origin``, or the toy data set; Problem if it is unusable."""
+    if origin is None:
+        return interactions.generate()
+    negatives = sorted(origin.glob(f"*{paper.NEGATIVES}"))
+    if negatives:
+        return paper.read(negatives[0], name)
+    # Every rating counts, whatever its stars (implicit feedback; He et al. 2017, section 4.1).
+    name, found, where = ratings.read(origin, name)
+    made = f"{where}: the last rating of each user held out, {interactions.MLPERF_NEGATIVES} negatives drawn"
+    return interactions.leave_one_out(name, found, where, made, seed)
+
+
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     """Read the interactions and write the arrays."""
     if args.origin is not None and args.origin.is_file():
         check_room(scratch, ROOM_FACTOR * args.origin.stat().st_size)
     progress.note(f"reading {args.origin}" if args.origin else "generating the toy data set")
-    data = read_source(args.origin, args.name, args.seed)
+    data = read(args.origin, args.name, args.seed)
     users, notes = len(data.test_items), data.notes()
     for note in notes:
         progress.note(note)

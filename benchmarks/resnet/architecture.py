@@ -1,11 +1,11 @@
-"""The shape of ResNet v1.5 (He et al. 2015, arXiv 1512.03385), the same in every framework.
+"""The shape of ResNet v1.5 (He et al. 2015, arXiv 1512.03385), the same in every framework, and names for its weights.
 
 "v1.5" puts the stride of a bottleneck into its 3x3 convolution, as MLPerf's reference does.
 """
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from benchmarks.resnet.config import Hyperparameters
 
@@ -40,7 +40,6 @@ class Block(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Channels that it puts out."""
         return self.convs[-1].channels
 
 
@@ -64,12 +63,10 @@ def residual_blocks(config: Hyperparameters) -> Iterator[Block]:
 
 
 def stem(config: Hyperparameters) -> Conv:
-    """The first convolution."""
     return Conv(image_channels(config), STEM_CHANNELS, 7, 2)
 
 
 def image_channels(config: Hyperparameters) -> int:
-    """Colour channels of the input."""
     return 4 if config.pad_channels else 3
 
 
@@ -80,7 +77,34 @@ def input_shape(config: Hyperparameters) -> Tuple[int, ...]:
 
 
 def bench_title(config: Hyperparameters, *more: str) -> str:
-    """Return the title of a bench."""
     size = f"{config.image_size} x {config.image_size}"
     parts = [f"ResNet-{config.depth}", size, f"batch {config.batch_size}", config.precision, config.layout]
     return ", ".join([*parts, *more, f"one {config.device}"])
+
+
+NORM = ("gamma", "beta", "mean", "variance")
+Shapes = Dict[str, Tuple[int, ...]]
+
+
+def shapes(config: Hyperparameters) -> Shapes:
+    """Name and shape of every array, in the order of the network: stem, blocks, dense."""
+    found: Shapes = {}
+
+    def add(conv: Conv, prefix: str, number: str = "") -> None:
+        found[f"{prefix}.conv{number}.weight"] = (conv.channels, conv.in_channels, conv.kernel, conv.kernel)
+        found.update({f"{prefix}.norm{number}.{part}": (conv.channels,) for part in NORM})
+
+    add(stem(config), "stem")
+    for block in residual_blocks(config):
+        prefix = f"{block.stage}.{block.name}"
+        for number, conv in enumerate(block.convs, 1):
+            add(conv, prefix, str(number))
+        if block.project:
+            add(block.project, f"{prefix}.project")
+    found.update({"dense.weight": (config.num_classes, block.channels), "dense.bias": (config.num_classes,)})
+    return found
+
+
+def trained_names(config: Hyperparameters) -> List[str]:
+    """Names of what the optimizer changes: all but the running statistics."""
+    return [name for name in shapes(config) if not name.endswith(("mean", "variance"))]

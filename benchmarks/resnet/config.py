@@ -17,8 +17,6 @@ from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_lea
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Everything that train.py needs to know, besides where the data and the results are."""
-
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights, image order and crops; a new one for each experiment
@@ -98,7 +96,6 @@ class Hyperparameters:
         return {"accuracy": self.quality_target}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         at_least(self, 1, "batch_size", "accumulation_steps", "epochs", "log_interval", "dali_threads", "dali_prefetch")
         at_least(self, 0, "eval_batch_size", "warm_up_steps", "dali_decoder_cache_mb", "dali_nvjpeg_padding_mb")
         at_least(self, 0, "dali_pinned_mb", "dali_decoder_hint", "dali_crop_hint", "dali_normalize_hint")

@@ -1,4 +1,4 @@
-"""The MLPerf log events of ResNet that do not depend on the framework.
+"""The MLPerf log events of ResNet, and its learning rate, which do not depend on the framework.
 
 The keys are those which the compliance checkers of v0.6 and v0.7 ask for (mlperf-logging, rulesets 0.6.0
 and 0.7.0), as in the submitted logs. ``config`` is any implementation's Config.
@@ -11,6 +11,7 @@ from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
 
+from benchmarks.common.run import schedules
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.timeline import Timeline, by_epochs
 
@@ -30,7 +31,6 @@ def initialization(config: Any) -> Dict[str, Any]:
 
 
 def hyperparameters(config: Any, ranks: int, steps_per_epoch: int) -> Dict[str, Any]:
-    """Every hyperparameter event of a run, in the order in which it is logged."""
     prefix = f"{config.optimizer}_opt"
     events = {
         constants.GLOBAL_BATCH_SIZE: config.batch_size * ranks,
@@ -50,6 +50,16 @@ def hyperparameters(config: Any, ranks: int, steps_per_epoch: int) -> Dict[str, 
         events["lars_epsilon"] = config.lars_epsilon
         events["lars_opt_learning_rate_warmup_epochs"] = config.warmup_epochs
     return events
+
+
+def learning_rate(config: Any, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of ``step``, which counts from 0 over the whole run, by config.schedule."""
+    base, warmup = config.learning_rate, int(config.warmup_epochs * steps_per_epoch)
+    if config.schedule == "pow2":
+        end, total = config.end_learning_rate, config.epochs * steps_per_epoch
+        return schedules.polynomial(step, base=base, end=end, warmup_steps=warmup, total_steps=total, power=2.0)
+    drops = [epoch * steps_per_epoch for epoch in config.decay_epochs]
+    return schedules.stepwise(step, base=base, factor=config.decay_factor, warmup_steps=warmup, boundaries=drops)
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:

@@ -1,21 +1,157 @@
-"""Batches of the DALI pipelines of one rank, for any framework.
+"""The input of ResNet, defined once in DALI for CPU and GPU and for every framework.
 
-``tensors`` is the framework's ``data.py``. Its ``convert(config, ranks, images, labels)`` takes what a pipeline puts
-out (TensorListCPU or TensorListGPU, all samples of one shape) and returns tensors, labels of shape (batch,), that stay
-valid when DALI reuses its memory. Where it only queues the copies, and DALI does not know of them, ``copied(config,
-batch)`` returns what waits for them. Its ``gpu(ranks)`` is the number of this rank's GPU, as the process counts them.
-"""
+Training: read RecordIO by shards, decode a random crop (only the region of interest), resize, mirror,
+normalize. Evaluation: resize the shorter side, crop the centre, normalize; every image exactly once."""
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+
+from nvidia.dali import backend, fn, pipeline_def, types
 
 from benchmarks.common.checks import bench
+from benchmarks.common.data.dali import EXECUTOR, resampling
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import pipeline
 from benchmarks.resnet.config import Hyperparameters
+
+# Mean and standard deviation of ImageNet's training images, per colour, on the scale 0..255. The means are
+# those in the v0.5 logs (input_mean_subtraction); the deviations are the usual 0.229, 0.224, 0.225.
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
+
+
+# Read the encoded images and labels of this rank's shard; labels are made where the images are.
+def _read(config: Hyperparameters, data: Path, split: str, ranks: Ranks, **options: Any) -> Tuple[Any, Any]:
+    if config.dali_decoder_cache_mb:
+        # As submitted: the cache hits only if a rank has the same images in every epoch, and then needs no file.
+        options.update(stick_to_shard=True, skip_cached_images=True, lazy_init=True)
+    jpegs, labels = fn.readers.mxnet(
+        path=[str(data / f"{split}.rec")],
+        index_path=[str(data / f"{split}.idx")],
+        shard_id=ranks.rank,
+        num_shards=ranks.size,
+        dont_use_mmap=not config.dali_mmap,
+        name="reader",
+        **options,
+    )
+    return jpegs, labels.gpu() if config.device == "gpu" else labels
+
+
+def _decoder(config: Hyperparameters) -> Dict[str, Any]:
+    if config.device == "cpu":
+        return {"device": "cpu", "output_type": types.RGB}
+    padding = config.dali_nvjpeg_padding_mb * 1024 * 1024
+    options = {"device": "mixed", "output_type": types.RGB, "hw_decoder_load": config.dali_hw_decoder_load}
+    # Not affine: DALI would tie the threads of each rank to the same cores.
+    options.update(device_memory_padding=padding, host_memory_padding=padding, affine=False)
+    options.update(preallocate_width_hint=config.dali_preallocate_width)
+    options.update(preallocate_height_hint=config.dali_preallocate_height)
+    if config.dali_decoder_cache_mb:
+        options.update(cache_size=config.dali_decoder_cache_mb, cache_type="threshold", cache_threshold=0)
+    if _reserves_outputs():
+        options.update(_hint(config.dali_decoder_hint))
+    return options
+
+
+# Return whether DALI's decoder may reserve memory for its outputs at the start.
+# nvImageCodec's decoder ends with "Setting sample dim is not allowed when batch is already allocated" (DALI 2.4.0 on an
+# H200). It is the default in DALI 1.39 and since 2.2, and not between: known by an argument of its own.
+def _reserves_outputs() -> bool:
+    return "adjust_orientation" not in backend.GetSchema("decoders__Image").GetArgumentNames()
+
+
+# Sizes for which an operator reserves memory at the start; of 0 DALI is not informed.
+def _hint(bytes_per_sample: int, temporary: int = 0) -> Dict[str, int]:
+    hints = {"bytes_per_sample_hint": bytes_per_sample, "temp_buffer_hint": temporary}
+    return {name: size for name, size in hints.items() if size}
+
+
+def _resizing(config: Hyperparameters) -> Dict[str, Any]:
+    return {**resampling(config.antialias), **_hint(config.dali_crop_hint, config.dali_temp_hint)}
+
+
+def _normalize(images: Any, config: Hyperparameters, mirror: Any) -> Any:
+    return fn.crop_mirror_normalize(
+        images,
+        dtype=types.FLOAT16 if config.precision == "fp16" else types.FLOAT,
+        output_layout=config.layout.replace("N", ""),
+        crop=(config.image_size, config.image_size),
+        mean=list(MEAN),
+        std=list(STD),
+        mirror=mirror,
+        pad_output=config.pad_channels,
+        **_hint(config.dali_normalize_hint),
+    )
+
+
+# Crop and resize: either decode only the region of interest, or whole images that a cache keeps.
+def _random_crop(jpegs: Any, config: Hyperparameters, seed: int) -> Any:
+    options, resizing = _decoder(config), _resizing(config)
+    area, ratio, side = list(config.crop_area), list(config.crop_ratio), config.image_size
+    crop = {"random_area": area, "random_aspect_ratio": ratio, "num_attempts": 100, "seed": seed}
+    if config.dali_decoder_cache_mb:
+        return fn.random_resized_crop(fn.decoders.image(jpegs, **options), size=(side, side), **crop, **resizing)
+    return fn.resize(fn.decoders.image_random_crop(jpegs, **options, **crop), resize_x=side, resize_y=side, **resizing)
+
+
+@pipeline_def
+def _training(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
+    seed, buffer = _seed(config, ranks), config.dali_shuffle_buffer
+    jpegs, labels = _read(config, data, "train", ranks, random_shuffle=True, initial_fill=buffer, seed=seed)
+    images = _random_crop(jpegs, config, seed + 1)
+    mirror = fn.random.coin_flip(probability=0.5, seed=seed + 2) if config.mirror else 0
+    return _normalize(images, config, mirror), labels
+
+
+@pipeline_def
+def _evaluation(config: Hyperparameters, data: Path, ranks: Ranks) -> Any:
+    # Every evaluation sees the same shard, padded to the same number of batches on all ranks;
+    # the padding is not counted.
+    jpegs, labels = _read(config, data, "val", ranks, stick_to_shard=True, pad_last_batch=True)
+    images = fn.decoders.image(jpegs, **_decoder(config))
+    return _normalize(fn.resize(images, resize_shorter=config.eval_resize, **_resizing(config)), config, 0), labels
+
+
+# Seed other crops for each rank; the order of images is the same: the reader cuts the shards, then shuffles.
+def _seed(config: Hyperparameters, ranks: Ranks) -> int:
+    return config.seed + 1000 * ranks.rank
+
+
+def _build(definition: Any, config: Hyperparameters, data: Path, ranks: Ranks, gpu: int, **options: Any) -> Any:
+    pipeline = definition(
+        config,
+        data,
+        ranks,
+        num_threads=config.dali_threads,
+        device_id=gpu if config.device == "gpu" else None,
+        prefetch_queue_depth=config.dali_prefetch,
+        seed=_seed(config, ranks),
+        **EXECUTOR,
+        **options,
+    )
+    pipeline.build()
+    return pipeline
+
+
+def training_pipeline(
+    config: Hyperparameters, data: Path, ranks: Ranks, gpu: int = 0, checkpoint: Optional[bytes] = None
+) -> Any:
+    """Build the endless training pipeline on a GPU by its number, or exactly resume a ``checkpoint`` of one."""
+    if config.device == "gpu" and config.dali_pinned_mb:
+        backend.PreallocatePinnedMemory(config.dali_pinned_mb * 1024 * 1024)
+    if config.device == "gpu" and config.dali_decoder_hint and not _reserves_outputs() and ranks.rank == 0:
+        print("dali_decoder_hint is not used: the decoder of this DALI refuses it", file=sys.stderr)
+    options = {"batch_size": config.batch_size, "enable_checkpointing": True, "checkpoint": checkpoint}
+    return _build(_training, config, data, ranks, gpu, **options)
+
+
+def evaluation_pipeline(config: Hyperparameters, data: Path, ranks: Ranks, gpu: int, batch_size: int) -> Any:
+    """Build the evaluation pipeline; its outputs start over after each pass over the shard."""
+    return _build(_evaluation, config, data, ranks, gpu, batch_size=batch_size)
+
 
 Call = Callable[..., Any]
 
@@ -31,8 +167,12 @@ def steps_per_epoch(train_images: int, config: Hyperparameters, ranks: Ranks) ->
     return -(-train_images // (config.batch_size * ranks.size))
 
 
-# The batches of a pipeline as tensors. DALI fills the memory of one again when it is asked for the next.
-class _Batches:
+class Batches:
+    """The batches of a pipeline as tensors: images in config.layout, labels (batch,), on this rank's device.
+
+    DALI fills the memory of one again when it is asked for the next.
+    """
+
     def __init__(self, tensors: Any, config: Hyperparameters, ranks: Ranks, source: Any) -> None:
         self._convert: Call = partial(tensors.convert, config, ranks)
         self._copied: Optional[Call] = partial(tensors.copied, config) if hasattr(tensors, "copied") else None
@@ -41,35 +181,24 @@ class _Batches:
         self._outputs: Any = None
 
     def next(self) -> Tuple[Any, Any]:
+        """Return the next batch."""
         self._wait()
-        # Kept until the copies are done.
-        self._outputs = self._source.run()
+        self._outputs = self._source.run()  # kept until the copies are done
         batch: Tuple[Any, Any] = self._convert(*self._outputs)
         if self._copied is not None:
             self._wait = self._copied(batch)
         return batch
 
-
-class TrainingInput:
-    """An endless stream of training batches of one rank; images in config.layout, labels (batch,).
-
-    It begins anew, or resumes exactly from the ``checkpoint`` of another one.
-    """
-
-    def __init__(
-        self, tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
-    ) -> None:
-        self._pipeline = pipeline.training_pipeline(config, data, ranks, tensors.gpu(ranks), checkpoint)
-        self._batches = _Batches(tensors, config, ranks, self._pipeline)
-
-    def next(self) -> Tuple[Any, Any]:
-        """Return the next batch, on this rank's device."""
-        return self._batches.next()
-
     def checkpoint(self) -> bytes:
         """State after the last batch handed out."""
-        state: bytes = self._pipeline.checkpoint()
-        return state
+        return self._source.checkpoint()
+
+
+def training_input(
+    tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks, checkpoint: Optional[bytes] = None
+) -> Batches:
+    """Return the endless stream of training batches of one rank; it resumes exactly from another one's checkpoint."""
+    return Batches(tensors, config, ranks, training_pipeline(config, data, ranks, tensors.gpu(ranks), checkpoint))
 
 
 class EvaluationInput:
@@ -78,19 +207,19 @@ class EvaluationInput:
     def __init__(self, tensors: Any, config: Hyperparameters, data: Path, ranks: Ranks) -> None:
         self._batch_size = config.eval_batch_size or config.batch_size
         self.total = count_records(data / "val.idx")
-        self._mine = pipeline.shard_size(self.total, ranks.rank, ranks.size)
+        # As DALI cuts them into shards.
+        begin, end = (self.total * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+        self._mine = end - begin
         # All ranks run as many batches as the largest shard needs, so that they stay together.
-        largest = -(-self.total // ranks.size)
-        self.batches = -(-largest // self._batch_size)
-        source = pipeline.evaluation_pipeline(config, data, ranks, tensors.gpu(ranks), self._batch_size)
-        self._batches = _Batches(tensors, config, ranks, source)
+        self.batches = -(-self.total // (ranks.size * self._batch_size))
+        source = evaluation_pipeline(config, data, ranks, tensors.gpu(ranks), self._batch_size)
+        self._batches = Batches(tensors, config, ranks, source)
 
     def one_pass(self) -> Iterator[Tuple[Any, Any, int]]:
         """Yield batches of images and labels with the number of their first images that count."""
         for number in range(self.batches):
             valid = max(0, min(self._batch_size, self._mine - number * self._batch_size))
-            images, labels = self._batches.next()
-            yield images, labels, valid
+            yield (*self._batches.next(), valid)
 
 
 def bench_subject(
@@ -99,7 +228,7 @@ def bench_subject(
     ranks: Ranks,
     calls: Mapping[str, Call],
     synthetic: Any,
-    real: TrainingInput,
+    real: Batches,
     title: str,
     bare_title: str,
 ) -> bench.Subject:

@@ -34,7 +34,6 @@ class Memory(NamedTuple):
 
 
 def product_bytes(config: Hyperparameters) -> int:
-    """Bytes of a number in the type of products and activations."""
     return 2 if config.precision in ("fp16", "bf16") else 4
 
 

@@ -23,7 +23,6 @@ IMAGENET_CLASSES = 1000
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """Add options for images."""
     add = options.add_argument
     add("--resize", type=prepare.number(8, 8192), metavar="PIXELS", help="reduce the short side")
     add("--quality", type=prepare.number(1, 100), metavar="Q", help="re-encode as JPEG of this quality, 1 to 100")
@@ -66,7 +65,6 @@ DATA_SET = prepare.DataSet(
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command line and return its exit code."""
     return prepare.main(DATA_SET, argv)
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from benchmarks.common.data import passport
 from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.resnet.config import Hyperparameters
-from benchmarks.resnet.inputs import EvaluationInput
-from benchmarks.resnet.pipeline import MEAN, STD
+from benchmarks.resnet.inputs import MEAN, STD, EvaluationInput
 
 IMAGES = "RGB, (value 0..255 - mean) / std of each colour, the shorter side resized, the centre cropped"
 LOGITS = "one for each class; the largest is the answer"
@@ -55,7 +54,6 @@ def preprocessing(config: Hyperparameters, folder: Path) -> Dict[str, Any]:
 
 
 def accuracy(infer: Infer, evaluation: EvaluationInput, array: Callable[[Any], np.ndarray]) -> Dict[str, float]:
-    """Top-1 accuracy over all validation images."""
     correct = 0
     for images, labels, valid in evaluation.one_pass():
         if valid:

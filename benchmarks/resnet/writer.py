@@ -14,11 +14,9 @@ from benchmarks.common.data.passport import File
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
-from benchmarks.resnet.images import CorruptImage, Encoding, encode
-from benchmarks.resnet.parts import Finished, Part, finished, join, plan, write_part
+from benchmarks.resnet.parts import CorruptImage, Encoding, Finished, Part, encode, finished, join, plan, write_part
 from benchmarks.resnet.prepare import check_counts
-from benchmarks.resnet.sources import list_images
-from benchmarks.resnet.sources.listing import Item, Source, check_classes, read_item
+from benchmarks.resnet.sources import Item, Source, check_classes, list_images, read_item
 
 VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 SAMPLED_IMAGES = 32  # images encoded on trial to estimate the room needed
@@ -34,7 +32,6 @@ class Listing(NamedTuple):
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    """List the images of the source that the command line names."""
     encoding = Encoding(args.resize, args.quality, args.trust)
 
     def report(count: int, total: Optional[int] = None) -> None:
@@ -64,7 +61,6 @@ def fingerprint_of(source: Source, encoding: Encoding) -> str:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    """Convert the images and join the parts."""
     source, encoding = listing.source, listing.encoding
     parts = {split: plan(items, split, scratch, encoding) for split, items in source.images.items()}
     facts = convert(listing, parts, scratch, args.workers, progress)

@@ -1,21 +1,19 @@
 """Learning rates against values worked out by hand, and the blocks of epochs."""
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.resnet import schedule
+from benchmarks.resnet import events
 from benchmarks.resnet.config import Hyperparameters
-from encore import catalogue
+from encore import catalogue, paths
 
-FOLDER = Path(schedule.__file__).parent / "systems"
+FOLDER = paths.BENCHMARKS / "resnet" / "systems"
 READ = [catalogue.read_toml(path) for path in sorted(FOLDER.glob("*.toml"))]
 SYSTEMS = [system for system in READ if system["kind"] == "submitted" and system["round"] <= "v0.7"]
 
 
-def config(**changes: Any) -> SimpleNamespace:
+def config(**changes: Any) -> Hyperparameters:
     values = {
         "schedule": "pow2",
         "learning_rate": 8.0,
@@ -27,7 +25,7 @@ def config(**changes: Any) -> SimpleNamespace:
         "eval_period": 4,
         "eval_offset": 0,
     }
-    return SimpleNamespace(**{**values, **changes})
+    return Hyperparameters(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
@@ -35,17 +33,17 @@ def config(**changes: Any) -> SimpleNamespace:
     [(0, 0.4), (9, 4.0), (18, 7.6), (19, 8.0), (59, 0.5 + 7.5 * 0.25), (99, 0.5), (120, 0.5)],
 )
 def test_pow2(step: int, rate: float) -> None:
-    assert schedule.learning_rate(config(), step, 10) == pytest.approx(rate)
+    assert events.learning_rate(config(), step, 10) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(("step", "rate"), [(0, 0.4), (9, 4.0), (39, 8.0), (40, 0.8), (60, 0.08), (99, 0.08)])
 def test_step(step: int, rate: float) -> None:
-    assert schedule.learning_rate(config(schedule="step"), step, 10) == pytest.approx(rate)
+    assert events.learning_rate(config(schedule="step"), step, 10) == pytest.approx(rate)
 
 
 def test_no_warmup_starts_at_the_base_rate() -> None:
-    assert schedule.learning_rate(config(warmup_epochs=0, schedule="step"), 0, 10) == 8.0
-    assert schedule.learning_rate(config(warmup_epochs=0), 0, 10) == pytest.approx(0.5 + 7.5 * 0.99**2)
+    assert events.learning_rate(config(warmup_epochs=0, schedule="step"), 0, 10) == 8.0
+    assert events.learning_rate(config(warmup_epochs=0), 0, 10) == pytest.approx(0.5 + 7.5 * 0.99**2)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system["system"] + system["round"])

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 
 from benchmarks.common.checks import bench  # noqa: E402
 from benchmarks.common.run.timing import InputWait  # noqa: E402
-from benchmarks.resnet import inputs, pipeline  # noqa: E402
+from benchmarks.resnet import inputs  # noqa: E402
 from benchmarks.resnet.config import Hyperparameters  # noqa: E402
 
 SMALL = {"image_size": 32, "eval_resize": 32, "batch_size": 8, "dali_threads": 1, "dali_prefetch": 1, "log_interval": 1}
@@ -34,7 +34,7 @@ def in_numpy(tensor):
 
 def converted(config, device):
     # What data.py makes of a batch, compared with DALI's, after DALI has filled its memory again
-    source = pipeline.training_pipeline(config, data, ranks)
+    source = inputs.training_pipeline(config, data, ranks)
     images, labels = source.run()
     wanted = [np.array(output.as_tensor()) for output in (images, labels)]
     found = tensors.convert(replace(config, device=device), ranks, images, labels)
@@ -76,7 +76,7 @@ def order_of_calls():
         return images, labels
 
     queued = SimpleNamespace(convert=convert, copied=tensors.copied)
-    batches = inputs._Batches(queued, replace(config, device="gpu"), ranks, SimpleNamespace(run=run))
+    batches = inputs.Batches(queued, replace(config, device="gpu"), ranks, SimpleNamespace(run=run))
     for _ in range(3):
         _, labels = batches.next()
         calls.append("step")

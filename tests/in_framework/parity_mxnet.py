@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import weights
-from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet import architecture
+from benchmarks.resnet.inputs import training_input
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model, optimizer
 from benchmarks.resnet.mxnet.config import Config
@@ -20,8 +20,8 @@ from mxnet import autograd  # isort: skip
 
 
 def named(network, config):
-    """Parameters by the names of benchmarks/resnet/weights.py, whose order is that of Gluon's."""
-    return dict(zip(weights.shapes(config), network.collect_params().values(), strict=True))
+    """Parameters by the names of benchmarks/resnet/architecture.py, whose order is that of Gluon's."""
+    return dict(zip(architecture.shapes(config), network.collect_params().values(), strict=True))
 
 
 def network_with(config, arrays):
@@ -62,7 +62,7 @@ def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
     trainer = optimizer.build_trainer(network.collect_params(), config)
     loss_function = model.SmoothedLoss(config.label_smoothing)
-    training = TrainingInput(tensors, config, data, Ranks(0, 1, 0, 1, mx.cpu()))
+    training = training_input(tensors, config, data, Ranks(0, 1, 0, 1, mx.cpu()))
     losses, first = [], None
     for rate in rates:
         trainer.set_learning_rate(rate)

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import networks
-from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.inputs import training_input
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model, optimizer
 from benchmarks.resnet.pytorch.config import Config
@@ -62,7 +62,7 @@ def optimized(config, arrays, gradients, rates):
 def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
     training = Training(network, network, optimizer.build(network, config), config)
-    batches = TrainingInput(tensors, config, data, Ranks(0, 1, 0, 1, CPU))
+    batches = training_input(tensors, config, data, Ranks(0, 1, 0, 1, CPU))
     losses, first = [], None
     for rate in rates:
         images, labels = batches.next()

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from benchmarks.resnet import weights
-from benchmarks.resnet.schedule import learning_rate
+from benchmarks.resnet import architecture, events
 from tests.in_framework import sgd_and_lars
 
 OPTIMIZER_STEPS = 10
@@ -36,7 +35,7 @@ def made_weights(config):
     generator = np.random.RandomState(11)
     last = "norm2" if config.depth < 50 else "norm3"
     arrays = {}
-    for name, shape in weights.shapes(config).items():
+    for name, shape in architecture.shapes(config).items():
         noise = generator.standard_normal(shape).astype("float32")
         layer, part = name.split(".")[-2:]
         if part == "weight":
@@ -58,9 +57,9 @@ def made_batch(config):
 def made_gradients(config):
     """Gradients of each step for the optimizers; a new generator, so that every framework draws the same."""
     generator = np.random.default_rng(13)
-    shapes = weights.shapes(config)
+    shapes = architecture.shapes(config)
     for _ in range(OPTIMIZER_STEPS):
-        yield {name: generator.standard_normal(shapes[name], "float32") for name in weights.trained_names(config)}
+        yield {name: generator.standard_normal(shapes[name], "float32") for name in architecture.trained_names(config)}
 
 
 def optimizer_config(config_class, name):
@@ -73,7 +72,7 @@ def optimizer_config(config_class, name):
 def rates(config):
     """Learning rates of the 50 steps of training, 24 an epoch: with warm-up, of both schedules."""
     stepwise = dataclasses.replace(config, schedule="step", decay_epochs=(1, 2), warmup_epochs=0.5)
-    return [learning_rate(chosen, step, 24) for chosen in (config, stepwise) for step in range(LOSSES)]
+    return [events.learning_rate(chosen, step, 24) for chosen in (config, stepwise) for step in range(LOSSES)]
 
 
 def run(config_class, framework: SimpleNamespace, data):
@@ -85,10 +84,10 @@ def run(config_class, framework: SimpleNamespace, data):
         found[f"logits {depth}"] = framework.logits(config, arrays, batch)
         loss, gradients = framework.loss_and_gradients(config, arrays, batch)
         found[f"loss {depth}"] = np.array(loss)
-        found.update({f"gradient {depth} {name}": gradients[name] for name in weights.trained_names(config)})
+        found.update({f"gradient {depth} {name}": gradients[name] for name in architecture.trained_names(config)})
         # One ReLU that rounding puts on the other side of 0 shows in a small tensor, hardly in all together.
         found[f"gradients {depth}"] = np.concatenate(
-            [gradients[name].ravel() for name in weights.trained_names(config)]
+            [gradients[name].ravel() for name in architecture.trained_names(config)]
         )
     for name in ("sgd", "lars"):
         config = optimizer_config(config_class, name)
@@ -96,7 +95,7 @@ def run(config_class, framework: SimpleNamespace, data):
         made, changing = list(made_gradients(config)), [sgd_and_lars.rate_at(step, 0.4, 12, 4) for step in range(1, 11)]
         arrays = made_weights(config)
         steps = framework.optimized(config, arrays, made, changing)
-        start = {tensor: arrays[tensor] for tensor in weights.trained_names(config)}
+        start = {tensor: arrays[tensor] for tensor in architecture.trained_names(config)}
         rule = sgd_and_lars.trained(start, made, changing, config)
         found.update({f"{name} {tensor}": steps[tensor] for tensor in start})
         found[f"rule {name}"] = np.array([np.linalg.norm(steps[t] - rule[t]) / np.linalg.norm(rule[t]) for t in start])

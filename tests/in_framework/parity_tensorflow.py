@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.inputs import training_input
 from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
@@ -29,7 +29,7 @@ def _from_tensorflow(name, array):
 
 
 def export_arrays(values):
-    """Variables, gradients or momenta with the axes of benchmarks/resnet/weights.py."""
+    """Variables, gradients or momenta with the axes of benchmarks/resnet/architecture.py."""
     return {name: _from_tensorflow(name, value.numpy()) for name, value in values.items()}
 
 
@@ -69,7 +69,7 @@ def trained(config, arrays, data, rates):
     network = network_with(config, arrays)
     training = Training(network, optimizer.build(network.trained, config), config)
     step = tf.function(partial(train_step, training))
-    batches = TrainingInput(tensors, config, data, Ranks(0, 1, 0, 1, "/CPU:0"))
+    batches = training_input(tensors, config, data, Ranks(0, 1, 0, 1, "/CPU:0"))
     losses, first = [], None
     for rate in rates:
         images, labels = batches.next()

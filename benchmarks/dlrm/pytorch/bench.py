@@ -42,7 +42,6 @@ class PlainNetwork(nn.Module):
         self.register_buffer("pairs", torch.tril_indices(count, count, -1))
 
     def forward(self, numbers: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Logits (rows,) of numbers (rows, 13) and indices (tables, rows)."""
         hidden = self.bottom(numbers)
         vectors = [table(one.unsqueeze(1)) for table, one in zip(self.tables, indices)]
         together = torch.stack([hidden, *[vector.to(hidden.dtype) for vector in vectors]], dim=1)
@@ -71,7 +70,6 @@ def bare_step(config: Config, sizes: Sequence[int], ranks: Ranks, batch: Batch) 
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     data = open_data(folder, config, ranks.size, free_memory(ranks))
     sizes = data.table_sizes
     batch = synthetic_batch(config, sizes, ranks)

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, precision_on_cpu, refuse
-from benchmarks.common.run.schedules import decay_factor, warmup_factor
 
 MEMORY_SHARE = 0.9  # share of a rank's memory for its tables; the rest is for the MLPs, the activations and the batches
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, except where the data and the results are."""
-
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights and the order of the rows; a new one for each experiment
@@ -72,18 +69,7 @@ class Config:
         """Target of each quality, by the names of benchmark.toml."""
         return {"auc": self.quality_target}
 
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate of ``step``, which counts from 0 over the whole run.
-
-        As LearningRateScheduler of NVIDIA's v0.7 submission has it (dlrm/implementations/pytorch/scripts/utils.py).
-        """
-        if self.decay_steps == 0 or step < self.decay_start_step:
-            return self.learning_rate * warmup_factor(step, self.warmup_steps)
-        factor = decay_factor(step, self.decay_start_step, self.decay_steps, self.decay_power)
-        return max(self.end_learning_rate, self.learning_rate * factor)
-
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "batch_size", "eval_batch_size", "epochs", "eval_interval", "log_interval")
         at_least(self, 0, "prefetch", "warm_up_steps", "warmup_steps", "decay_steps")

@@ -48,8 +48,6 @@ Batches = Generator[Batch, None, None]
 
 
 class DataSet(NamedTuple):
-    """A prepared data set, looked over."""
-
     train: np.memmap
     val: np.memmap
     train_rows: int
@@ -99,8 +97,6 @@ def free_memory(ranks: Ranks) -> int:
 
 
 class Task(NamedTuple):
-    """Steps of one epoch that are read together."""
-
     epoch: int
     step: int
     steps: int
@@ -135,7 +131,6 @@ class Words(NamedTuple):
         return self.whole[: -self.own_words], self.whole[-self.own_words :]
 
     def batch(self, rows: Rows, own_rows: Rows) -> Batch:
-        """The batch as the network takes it."""
         indices, own = self.parts()
         floats = own_rows.of(own.view(torch.float32), NUMBERS + 1)
         return Batch(floats[:NUMBERS].t(), floats[NUMBERS], rows.of(indices, self.tables))
@@ -171,8 +166,6 @@ def spans(order: np.ndarray, rows: int, first: int, count: int) -> Iterator[Tupl
 
 
 class Loader:
-    """Brings batches of one split to this rank's device."""
-
     def __init__(
         self, split: np.memmap, rows: int, batch_size: int, data: DataSet, tables: Sequence[int], ranks: Ranks
     ) -> None:
@@ -194,7 +187,6 @@ class Loader:
         self._used: Deque[Words] = deque()
 
     def tasks(self, first_step: int) -> Iterator[Task]:
-        """Yield the tasks of a run from a step on, without end."""
         steps_per_epoch, step = -(-self._rows // self._total), first_step
         while True:
             epoch, place = divmod(step, steps_per_epoch)

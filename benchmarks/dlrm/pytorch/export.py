@@ -40,7 +40,6 @@ class Served(nn.Module):
 
 
 def all_tables(saved: Mapping[str, Any], sizes: Sequence[int]) -> torch.Tensor:
-    """Return the tables of all ranks in their order, as one."""
     found: Dict[int, torch.Tensor] = {}
     for rank, tables in enumerate(saved["placement"]):
         parts = saved[f"rank_{rank}"]["tables"].split([sizes[table] for table in tables])
@@ -49,7 +48,6 @@ def all_tables(saved: Mapping[str, Any], sizes: Sequence[int]) -> torch.Tensor:
 
 
 def evaluate(evaluation: EvaluationInput, infer: Infer) -> Dict[str, float]:
-    """AUC over all evaluation rows."""
     scores, labels = [], []
     with closing(evaluation.one_pass()) as batches:
         for batch, counted in batches:
@@ -85,7 +83,6 @@ def subject_of(config: Config, data: DataSet, training: Training, alone: Ranks) 
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported."""
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     data = open_data(folder, config, 1, free_memory(alone))
     # No kernel of the run's GPU: the plain operators.

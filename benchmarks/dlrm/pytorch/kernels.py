@@ -167,14 +167,12 @@ def _lookup(kernel: Any, weight: torch.Tensor, rows: torch.Tensor, *others: torc
 
 
 def gather(weight: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """See operators.gather."""
     found = weight.new_empty(len(rows) * weight.shape[1], dtype=dtype)
     _lookup(gather_rows, weight, rows, found)
     return found
 
 
 def scatter(weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
-    """See operators.scatter."""
     _lookup(scatter_rows, weight, rows, gradient.contiguous(), rate)
 
 

@@ -192,12 +192,10 @@ class Training:
         weights.sub_(gradients.flat * part)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the state that all ranks have in common, for a checkpoint."""
         placement = [list(tables) for tables in self.tables.placement]
         return {"weights": self.weights, "kernels": self.tables.operators.names, "placement": placement}
 
     def scores(self, batch: Batch) -> torch.Tensor:
-        """Logits of this rank's rows, for an evaluation."""
         tables, size = self.tables, len(batch.labels)
         with torch.no_grad(), pytorch.autocast(self.ranks.context, self.config.precision):
             received = tables.send(tables.rows(batch.indices), size, self._dtype, pytorch.eager())

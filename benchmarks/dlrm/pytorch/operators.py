@@ -62,7 +62,6 @@ class Interaction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: torch.Tensor, lower: torch.Tensor, mirror: torch.Tensor) -> torch.Tensor:
-        """Multiply and gather."""
         ctx.save_for_backward(vectors, mirror)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return products.view(vectors.shape[0], -1).index_select(1, lower)
@@ -188,8 +187,6 @@ OPERATORS = {
 
 
 class Chosen(NamedTuple):
-    """The implementations of a run."""
-
     names: Dict[str, str]
     interact: Callable[[torch.Tensor, torch.Tensor, Layout], torch.Tensor] = interact
     gather: Callable[[torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = gather

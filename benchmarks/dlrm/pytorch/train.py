@@ -147,8 +147,11 @@ def main(argv: Optional[List[str]] = None) -> int:
         rate = torch.zeros((), device=ranks.context)
         for _ in run.blocks():
             for number in run.steps():
-                rate.fill_(config.rate_at(number))
-                run.report(train_step(training, run.wait_for(partial(next, batches)), rate), config.rate_at(number))
+                rate.fill_(events.learning_rate(config, number))
+                run.report(
+                    train_step(training, run.wait_for(partial(next, batches)), rate),
+                    events.learning_rate(config, number),
+                )
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))
     return run.finish()

@@ -52,14 +52,12 @@ class PlainNeuMF(torch.nn.Module):
         self.out = torch.nn.Linear(config.factors + config.layers[-1], 1)
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """(n,) scores before the sigmoid."""
         product = self.gmf_users(users) * self.gmf_items(items)
         hidden = self.mlp(torch.cat((self.mlp_users(users), self.mlp_items(items)), 1))
         return self.out(torch.cat((product, hidden), 1)).squeeze(1)
 
 
 def plain_epoch(config: Config, data_set: DataSet, device: torch.device) -> Callable[[], None]:
-    """A whole epoch of the plain version."""
     network = PlainNeuMF(config, data_set.users, data_set.items).to(device)
     betas = (config.beta1, config.beta2)
     optimizer = torch.optim.Adam(network.parameters(), config.learning_rate, betas, config.epsilon)
@@ -90,8 +88,6 @@ def plain_epoch(config: Config, data_set: DataSet, device: torch.device) -> Call
 
 
 def training_epoch(training: Training) -> Callable[[], None]:
-    """The epoch of train.py."""
-
     def epoch() -> None:
         if training.graph is not None:
             training.graph()
@@ -125,7 +121,6 @@ def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks) -> Call
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
-    """Build what is measured."""
     data_set = data.load(folder, data.synthetic(passport.read(folder), ranks.context))
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
     training = build(config, data_set.users, data_set.items, sampler, ranks, {})

@@ -14,8 +14,6 @@ from benchmarks.common.config_checks import above_zero, at_least, fraction, prec
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that train.py needs to know, except where the data and the results are."""
-
     # The run
     device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
     seed: int = 0  # draws weights, negatives and order; a new one for each experiment
@@ -55,7 +53,6 @@ class Config:
         return {"hit_rate": self.quality_target}
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "factors", "batch_size", "eval_batch_size", "negatives", "epochs", "log_interval")
         at_least(self, 0, "checkpoint_interval")

@@ -13,8 +13,6 @@ from benchmarks.common.run.ranks import Ranks
 
 
 class DataSet(NamedTuple):
-    """The arrays of a prepared folder, on the device, and the passport's facts."""
-
     users: int
     items: int
     train_users: torch.Tensor  # (pairs,) int32, sorted by user, then item
@@ -25,8 +23,6 @@ class DataSet(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The pairs of one rank in one step."""
-
     users: torch.Tensor
     items: torch.Tensor
     labels: torch.Tensor  # 1 for a pair that is in the training set
@@ -105,7 +101,6 @@ class Sampler:
         self._keys.copy_(users * items + self._data.train_items - place)
 
     def draw_epoch(self, seed: int) -> None:
-        """Draw the epoch of ``seed``, unless it was drawn last."""
         if seed != self._drawn:
             self._drawn = seed
             torch.manual_seed(seed)

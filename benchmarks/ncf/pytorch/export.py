@@ -23,7 +23,6 @@ from benchmarks.ncf.pytorch.evaluation import Candidates
 
 
 def evaluate(config: Config, candidates: Candidates, infer: Infer) -> Dict[str, float]:
-    """HR@10 over all users, each pair scored by ``infer``."""
     count = candidates.items.shape[1]
     at_once = max(1, config.eval_batch_size // count)
     sums = torch.zeros(3, dtype=torch.float64)
@@ -38,7 +37,6 @@ def evaluate(config: Config, candidates: Candidates, infer: Infer) -> Dict[str, 
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
-    """Build what is exported."""
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     data_set = data.load(folder, data.synthetic(passport.read(folder), alone.context))
     network = model.build(config, data_set.users, data_set.items)

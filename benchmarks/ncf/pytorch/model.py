@@ -116,7 +116,6 @@ def _uniform(limit: float, *shape: int) -> torch.nn.Parameter:
 
 
 def build(config: Config, users: int, items: int) -> NeuMF:
-    """Build a fresh network on the CPU, seeded by PyTorch's default generator."""
     by_tables = config.first_layer == "tables" or (config.first_layer == "auto" and config.batch_size >= users + items)
     choices.record("first_layer", "tables" if by_tables else "rows")
     return NeuMF(users, items, config.factors, config.layers, by_tables)

@@ -33,8 +33,6 @@ WARMUP_STEPS = 3  # before a capture, as PyTorch's notes on CUDA graphs ask for
 
 
 class Training(NamedTuple):
-    """All that a step works on."""
-
     network: NeuMF
     optimizer: torch.optim.Optimizer
     kernel: str  # name of the optimizer's implementation

@@ -19,7 +19,7 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
-from benchmarks.resnet.inputs import TrainingInput, bench_subject
+from benchmarks.resnet.inputs import bench_subject, training_input
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
@@ -56,9 +56,8 @@ def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[],
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    """Return the loops to measure."""
     batch = synthetic_batch(config, ranks.context)
-    real = TrainingInput(tensors, config, data, ranks)
+    real = training_input(tensors, config, data, ranks)
     training = build(config, ranks, {})
     images, labels = synthetic_batch(config, ranks.context, config.eval_batch_size)
     calls: Dict[str, Callable[..., Any]] = {

@@ -11,14 +11,11 @@ from benchmarks.resnet.config import Hyperparameters
 
 @dataclass(frozen=True)
 class Config(Hyperparameters):
-    """Everything that train.py needs to know, besides where the data and the results are."""
-
     precision: Literal["fp16", "fp32"] = "fp16"  # fp16 keeps fp32 master weights and batch-norm statistics
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # fuse the all-reduce into that many groups; 0 lets Horovod decide by size
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         super().__post_init__()
         precision_on_cpu(self, "fp32")
         problem = "device=cpu has no NHWC convolution in MXNet: set layout=NCHW"

@@ -71,7 +71,6 @@ class Layers:
     fused: FusedOperators
 
     def conv(self, conv: architecture.Conv) -> HybridBlock:
-        """Make a convolution."""
         return nn.Conv2D(
             conv.channels,
             conv.kernel,
@@ -84,7 +83,6 @@ class Layers:
         )
 
     def norm(self, channels: int, kind: Any = nn.BatchNorm, zero_gamma: bool = False, **options: Any) -> HybridBlock:
-        """Make a batch-norm over the channels."""
         return kind(
             in_channels=channels,
             axis=self.config.layout.index("C"),
@@ -95,7 +93,6 @@ class Layers:
         )
 
     def norm_relu(self, channels: int) -> HybridBlock:
-        """Make a batch-norm and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_relu:
             return self.norm(channels, FusedNorm, options=norm_options(self.config))
         block = nn.HybridSequential()
@@ -103,7 +100,6 @@ class Layers:
         return block
 
     def norm_add_relu(self, channels: int) -> HybridBlock:
-        """Make a batch-norm, the sum with the shortcut and ReLU, as one kernel where there is one."""
         if self.fused.batch_norm_add_relu:
             return self.norm(channels, FusedNorm, zero_gamma=True, options=norm_options(self.config))
         return NormAddRelu(self.norm(channels, zero_gamma=True))
@@ -134,8 +130,6 @@ class NormAddRelu(HybridBlock):
 
 
 class Residual(HybridBlock):
-    """One residual block."""
-
     def __init__(self, layers: Layers, block: architecture.Block) -> None:
         super().__init__()
         self.body = nn.HybridSequential()

@@ -26,15 +26,12 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.architecture import input_shape
-from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
+from benchmarks.resnet.inputs import Batches, EvaluationInput, count_records, steps_per_epoch, training_input
 from benchmarks.resnet.mxnet import data, model, optimizer
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.schedule import learning_rate
 
 
 class Training(NamedTuple):
-    """All that a step works on."""
-
     network: mx.gluon.HybridBlock
     loss: mx.gluon.HybridBlock
     trainer: hvd.DistributedTrainer
@@ -100,7 +97,6 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def hits(training: Training, images: mx.nd.NDArray, labels: mx.nd.NDArray, valid: int) -> mx.nd.NDArray:
-    """Right answers for the first ``valid`` images."""
     return (mx.nd.argmax(training.network(images), axis=1).astype("float32") == labels)[:valid].sum()
 
 
@@ -120,7 +116,6 @@ def warm_up(training: Training) -> None:
 
 
 def state_dict(training: Training) -> Dict[str, Any]:
-    """Weights and momenta for a checkpoint."""
     parameters = training.network.collect_params()
     with tempfile.NamedTemporaryFile() as file:
         training.trainer.save_states(file.name)
@@ -128,7 +123,7 @@ def state_dict(training: Training) -> Dict[str, Any]:
     return {**{f"weights/{name}": p.data().asnumpy() for name, p in parameters.items()}, "trainer": states}
 
 
-def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+def rank_state_dict(training: Training, batches: Batches) -> Dict[str, Any]:
     """Return what a rank has for itself: the state of its input, and the running statistics with which it evaluates."""
     # MXNet does not know that a step still writes to them: reading waits for nothing.
     mx.nd.waitall()
@@ -159,13 +154,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
         steps = timeline.steps_per_epoch
         run.log(events.hyperparameters(config, ranks.size, steps))
-        batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
+        batches = training_input(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(samples(train_images(), evaluation.total))
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
-                rate = learning_rate(config, step, steps)
+                rate = events.learning_rate(config, step, steps)
                 run.report(train_step(training, *run.wait_for(batches.next), rate), rate)
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))

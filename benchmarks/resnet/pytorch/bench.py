@@ -20,7 +20,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import abilities
 from benchmarks.resnet.architecture import bench_title
-from benchmarks.resnet.inputs import TrainingInput, bench_subject
+from benchmarks.resnet.inputs import bench_subject, training_input
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
@@ -29,7 +29,6 @@ from benchmarks.resnet.pytorch.train import Training, build, train_step
 
 
 def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[], None]:
-    """A step of a plain loop with the same network and batch."""
     network = model.place(model.build(config), config, device)
     sgd = torch.optim.SGD(network.parameters(), lr=0.01, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.compile != "none":
@@ -47,7 +46,6 @@ def bare_step(config: Config, device: torch.device, batch: Batch) -> Callable[[]
 
 @torch.no_grad()
 def evaluation_step(training: Training, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Count the right ones of a batch, as an evaluation does."""
     network = training.network.eval()
     with pytorch.autocast(images.device, training.config.precision):
         logits = network(images)
@@ -56,10 +54,9 @@ def evaluation_step(training: Training, images: torch.Tensor, labels: torch.Tens
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    """Return the loops to measure."""
     config = abilities.resolve(config, ranks)
     batch = synthetic_batch(config, ranks.context)
-    real = TrainingInput(tensors, config, data, ranks)
+    real = training_input(tensors, config, data, ranks)
     training = build(config, ranks, {})
     images, labels = synthetic_batch(config, ranks.context, config.eval_batch_size)
     calls: Dict[str, Callable[..., Any]] = {

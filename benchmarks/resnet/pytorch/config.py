@@ -11,8 +11,6 @@ from benchmarks.resnet.config import Hyperparameters
 
 @dataclass(frozen=True)
 class Config(Hyperparameters):
-    """Everything that train.py needs to know, besides where the data and the results are."""
-
     bucket_mb: int = 25  # megabytes of gradients that DistributedDataParallel sums in one all-reduce
     kernels: Literal["auto", "plain", "triton"] = "auto"  # without compile; auto: measured before the first step
     compile: Literal["auto", "none", "default", "max-autotune-no-cudagraphs"] = "auto"  # mode of torch.compile
@@ -20,7 +18,6 @@ class Config(Hyperparameters):
     # "auto" is default and true with device=gpu, as far as the installed PyTorch has them, else none and false.
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         super().__post_init__()
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "bucket_mb")

@@ -16,7 +16,6 @@ Batch = Tuple[torch.Tensor, torch.Tensor]
 
 
 def convert(config: Config, ranks: Ranks, images: Any, labels: Any) -> Batch:
-    """Copy DALI's batch into PyTorch's memory."""
     pixels = to_tensor(ranks.context, images)
     # The axes are renamed, not moved: NHWC in memory is what PyTorch calls channels_last.
     pixels = pixels.permute(0, 3, 1, 2) if config.layout == "NHWC" else pixels

@@ -1,7 +1,7 @@
 """ResNet v1.5 in PyTorch; its shape is in benchmarks/resnet/architecture.py.
 
 Nothing of torchvision is used: it cannot be imported with every build of PyTorch. The names of the modules
-are those of benchmarks/resnet/weights.py.
+are those of benchmarks/resnet/architecture.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.resnet import architecture
 from benchmarks.resnet.pytorch import operators
 from benchmarks.resnet.pytorch.config import Config
 
-# Names in benchmarks/resnet/weights.py of the tensors of a batch-norm.
+# Names in benchmarks/resnet/architecture.py of the tensors of a batch-norm.
 NEUTRAL_PARTS = {"weight": "gamma", "bias": "beta", "running_mean": "mean", "running_var": "variance"}
 
 
@@ -42,8 +42,6 @@ def _norm(config: Config, channels: int, zero_gamma: bool = False) -> nn.BatchNo
 
 
 class Residual(nn.Module):
-    """One residual block."""
-
     def __init__(self, config: Config, block: architecture.Block) -> None:
         super().__init__()
         self.depth = len(block.convs)
@@ -116,7 +114,7 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) 
 
 
 def neutral_name(name: str) -> str:
-    """Name of benchmarks/resnet/weights.py for a tensor of the network's state."""
+    """Name of benchmarks/resnet/architecture.py for a tensor of the network's state."""
     module, _, part = name.rpartition(".")
     is_norm = module.rpartition(".")[2].startswith("norm")
     return f"{module}.{NEUTRAL_PARTS[part]}" if is_norm else name

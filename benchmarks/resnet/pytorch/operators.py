@@ -69,8 +69,6 @@ OPERATORS = {"norm relu": Operator(norm_relu, f"{MODULE}:norm_relu", _example, t
 
 
 class Chosen(NamedTuple):
-    """The implementation of a run."""
-
     names: Dict[str, str]
     norm_relu: Any = norm_relu
 

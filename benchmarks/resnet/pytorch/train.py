@@ -9,12 +9,16 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
@@ -25,19 +29,19 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import abilities, networks, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured, on_side_stream, repeated
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
-from benchmarks.resnet.pytorch import data, distributed, model, operators, optimizer
+from benchmarks.resnet.inputs import Batches, EvaluationInput, count_records, steps_per_epoch, training_input
+from benchmarks.resnet.pytorch import data, model, operators, optimizer
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.optimizer import MomentumSGD
-from benchmarks.resnet.schedule import learning_rate
 
 # Steps before a capture: DistributedDataParallel settles its buckets in the first ten (PyTorch, CUDA graphs).
 STEPS_BEFORE_CAPTURE = 11
 
+# How gradients travel, where not in their own type.
+HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+
 
 class Training(NamedTuple):
-    """All that a step works on."""
-
     network: nn.Module
     # The network with gradients averaged over the ranks in its backward pass, compiled if so configured.
     parallel: nn.Module
@@ -57,10 +61,47 @@ def build(config: Config, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
         sgd.load_state_dict(saved["optimizer"])
     if config.cuda_graph:
         sgd.make_capturable(ranks.context)
-    training = Training(network, distributed.wrap(network, config, ranks), sgd, config)
+    training = Training(network, wrap(network, config, ranks), sgd, config)
     if saved:
         networks.set_statistics(network, saved["statistics"])
     return warm_up(training, ranks)
+
+
+def wrap(network: nn.Module, config: Config, ranks: Ranks) -> nn.Module:
+    """Wrap ``network``: rank 0's weights go to all ranks, gradients are averaged in the backward pass.
+
+    The compiler comes last: it cuts the network at the borders of the gradient buckets, so that their sums still
+    overlap with the backward pass.
+    """
+    if ranks.size > 1:
+        network = replicated(network, config, ranks)
+    if config.compile != "none":
+        network = torch.compile(network, mode=config.compile, dynamic=False)
+    return network
+
+
+def replicated(network: nn.Module, config: Config, ranks: Ranks) -> DistributedDataParallel:
+    """Return the network with all-reduce in its backward pass, in buckets of config.bucket_mb."""
+    # PyTorch 2.13 gave the option another name.
+    takes = inspect.signature(DistributedDataParallel.__init__).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in takes else "broadcast_buffers"
+    # Built on the stream on which the step runs: a graph's is not the default one.
+    with on_side_stream() if config.cuda_graph else nullcontext():
+        wrapped = DistributedDataParallel(
+            network,
+            device_ids=[ranks.context.index] if ranks.context.type == "cuda" else None,
+            **{buffers: False},  # each rank has its own statistics until an evaluation
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.bucket_mb,
+        )
+    if config.gradient_compression != "none":
+        wrapped.register_comm_hook(dist.group.WORLD, HOOKS[config.gradient_compression])
+    return wrapped
+
+
+# Keep the gradients of the pass inside on this rank.
+def no_sync(parallel: nn.Module) -> ContextManager[Any]:
+    return parallel.no_sync() if hasattr(parallel, "no_sync") else nullcontext()
 
 
 def forward_backward(training: Training, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -69,7 +110,7 @@ def forward_backward(training: Training, images: torch.Tensor, labels: torch.Ten
     training.optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=images.device)
     for number, (part, targets) in enumerate(zip(images.chunk(passes), labels.chunk(passes)), start=1):
-        with distributed.no_sync(training.parallel) if number < passes else nullcontext():
+        with no_sync(training.parallel) if number < passes else nullcontext():
             with autocast(images.device, config.precision):
                 logits = training.parallel(part)
             loss = model.smoothed_loss(logits, targets, config.label_smoothing)
@@ -139,8 +180,8 @@ def warm_up(training: Training, ranks: Ranks) -> Training:
 def _own_pass(training: Training, images: torch.Tensor, labels: torch.Tensor) -> None:
     config = training.config
     part, targets = (each.chunk(config.accumulation_steps)[0] for each in (images, labels))
-    # On the stream of the step that follows: see distributed.py.
-    with on_side_stream() if config.cuda_graph else nullcontext(), distributed.no_sync(training.parallel):
+    # On the stream of the step that follows: see ``replicated``.
+    with on_side_stream() if config.cuda_graph else nullcontext(), no_sync(training.parallel):
         with autocast(images.device, config.precision):
             logits = training.parallel(part)
         (model.smoothed_loss(logits, targets, config.label_smoothing) * config.loss_scale).backward()
@@ -148,7 +189,6 @@ def _own_pass(training: Training, images: torch.Tensor, labels: torch.Tensor) ->
 
 
 def state_dict(training: Training) -> Dict[str, Any]:
-    """Weights and momenta for a checkpoint."""
     return {
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),
@@ -156,7 +196,7 @@ def state_dict(training: Training) -> Dict[str, Any]:
     }
 
 
-def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+def rank_state_dict(training: Training, batches: Batches) -> Dict[str, Any]:
     """Return what a rank has for itself: the state of its input, and its own running statistics."""
     return {
         "input": batches.checkpoint(),
@@ -175,13 +215,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
         steps = timeline.steps_per_epoch
         run.log(events.hyperparameters(config, ranks.size, steps))
-        batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
+        batches = training_input(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(samples(train_images(), evaluation.total))
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
-                rate = learning_rate(config, step, steps)
+                rate = events.learning_rate(config, step, steps)
                 run.report(train_step(training, *run.wait_for(batches.next), rate), rate)
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))

@@ -18,7 +18,7 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
-from benchmarks.resnet.inputs import TrainingInput, bench_subject
+from benchmarks.resnet.inputs import bench_subject, training_input
 from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
@@ -32,7 +32,6 @@ KERAS_POLICIES = {"fp32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16"
 
 
 def bare_network(config: Config) -> Tuple[Callable[[tf.Tensor], tf.Tensor], List[Any]]:
-    """A network with its trained variables."""
     if config.depth not in KERAS_DEPTHS:
         network = model.build(config)
         return (lambda images: network(images, training=True)), list(network.trained.values())
@@ -44,7 +43,6 @@ def bare_network(config: Config) -> Tuple[Callable[[tf.Tensor], tf.Tensor], List
 
 
 def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
-    """A step of a plain loop over one batch."""
     network, variables = bare_network(config)
     sgd = tf.keras.optimizers.SGD(0.01, momentum=config.momentum)
     loss_function = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -61,9 +59,8 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    """Return the loops to measure."""
     batch = tensors.synthetic_batch(config)
-    real = TrainingInput(tensors, config, data, ranks)
+    real = training_input(tensors, config, data, ranks)
     training = build(config, {})
     images, labels = tensors.synthetic_batch(config, config.eval_batch_size)
     calls: Dict[str, Callable[..., Any]] = {

@@ -11,8 +11,6 @@ from benchmarks.resnet.config import Hyperparameters
 
 @dataclass(frozen=True)
 class Config(Hyperparameters):
-    """Everything that train.py needs to know, besides where the data and the results are."""
-
     layout: Literal["NHWC"] = "NHWC"  # order of the axes; TensorFlow's CPU kernels know no other
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
@@ -24,7 +22,6 @@ class Config(Hyperparameters):
         return self.device == "gpu" if self.xla == "auto" else self.xla
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; ValueError says which keys contradict each other."""
         super().__post_init__()
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 0, "gradient_groups")

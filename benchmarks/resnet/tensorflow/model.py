@@ -12,7 +12,7 @@ from typing import Dict, List, Tuple
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.resnet import architecture, weights
+from benchmarks.resnet import architecture
 from benchmarks.resnet.tensorflow.config import Config
 
 TYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
@@ -20,7 +20,7 @@ TYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf
 
 @dataclass(frozen=True)
 class Network:
-    """The variables under the names of benchmarks/resnet/weights.py, and the way through them.
+    """The variables under the names of benchmarks/resnet/architecture.py, and the way through them.
 
     Convolutions have TensorFlow's axes (height, width, in, out), the dense layer (channels, classes).
     """
@@ -30,12 +30,10 @@ class Network:
 
     @property
     def trained(self) -> Dict[str, tf.Variable]:
-        """The trained variables, in the order of the network."""
-        return {name: self.variables[name] for name in weights.trained_names(self.config)}
+        return {name: self.variables[name] for name in architecture.trained_names(self.config)}
 
     @property
     def statistics(self) -> List[tf.Variable]:
-        """The running means and variances of batch-norm."""
         return [variable for name, variable in self.variables.items() if name.endswith(("mean", "variance"))]
 
     def __call__(self, images: tf.Tensor, training: bool) -> tf.Tensor:
@@ -75,7 +73,7 @@ class Network:
         return self._norm(x, f"{prefix}.norm{number}", training)
 
     def _norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
-        gamma, beta, mean, variance = (self.variables[f"{name}.{part}"] for part in weights.NORM)
+        gamma, beta, mean, variance = (self.variables[f"{name}.{part}"] for part in architecture.NORM)
         normalized, batch_mean, batch_variance, *_ = tf.raw_ops.FusedBatchNormV3(
             x=x,
             scale=gamma,
@@ -101,7 +99,7 @@ def _both_sides(edge: int) -> List[List[int]]:
 def build(config: Config) -> Network:
     """The network of ``config`` with weights initialized from config.seed, the same on every rank."""
     generator = np.random.RandomState(config.seed)
-    arrays = {name: _initial(generator, name, shape) for name, shape in weights.shapes(config).items()}
+    arrays = {name: _initial(generator, name, shape) for name, shape in architecture.shapes(config).items()}
     if config.zero_init_residual:
         # Stem and shortcut have no number behind "norm".
         last = f"norm{len(next(architecture.residual_blocks(config)).convs)}.gamma"
@@ -124,7 +122,7 @@ def _initial(generator: np.random.RandomState, name: str, shape: Tuple[int, ...]
 
 
 def to_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
-    """The array called ``name`` in benchmarks/resnet/weights.py, with TensorFlow's axes."""
+    """The array called ``name`` in benchmarks/resnet/architecture.py, with TensorFlow's axes."""
     if array.ndim == 4:
         return array.transpose(2, 3, 1, 0)
     return array.T if name == "dense.weight" else array

@@ -58,6 +58,5 @@ class Optimizer:
 
 
 def build(variables: Dict[str, tf.Variable], config: Config) -> Optimizer:
-    """The optimizer of ``config`` over ``variables``, with momenta of 0."""
     momenta = {name: tf.Variable(tf.zeros_like(variable)) for name, variable in variables.items()}
     return Optimizer(config, variables, momenta)

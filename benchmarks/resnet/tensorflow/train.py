@@ -20,8 +20,7 @@ from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import EvaluationInput, TrainingInput, count_records, steps_per_epoch
-from benchmarks.resnet.schedule import learning_rate
+from benchmarks.resnet.inputs import Batches, EvaluationInput, count_records, steps_per_epoch, training_input
 from benchmarks.resnet.tensorflow import data, model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
 
@@ -111,7 +110,6 @@ def evaluate(training: Training, evaluation: EvaluationInput, run: Run) -> Optio
 
 
 def count_hits(training: Training, images: tf.Tensor, labels: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
-    """How many of the first ``valid`` images of a batch are classified correctly."""
     found = tf.argmax(training.network(images, training=False), axis=1, output_type=tf.int32)
     counts = tf.range(tf.shape(labels)[0]) < valid
     return tf.reduce_sum(tf.cast((found == labels) & counts, tf.float32))
@@ -137,11 +135,10 @@ def warm_up(training: Training, step: Callable[..., Any]) -> None:
 
 
 def state_dict(training: Training) -> Dict[str, Any]:
-    """Weights and momenta for a checkpoint."""
     return {name: variable.numpy() for name, variable in _variables(training).items()}
 
 
-def rank_state_dict(training: Training, batches: TrainingInput) -> Dict[str, Any]:
+def rank_state_dict(training: Training, batches: Batches) -> Dict[str, Any]:
     """State of this rank's input. Each rank has statistics of its own; only their mean is ever used: take that."""
     tensorflow.average_variables(training.network.statistics, "statistics")
     return {"input": batches.checkpoint()}
@@ -165,13 +162,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
         steps = timeline.steps_per_epoch
         run.log(events.hyperparameters(config, ranks.size, steps))
-        batches = TrainingInput(data, config, run.data, ranks, saved.get("input"))
+        batches = training_input(data, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(data, config, run.data, ranks)
         run.log(samples(train_images(), evaluation.total))
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
-                rate = learning_rate(config, step, steps)
+                rate = events.learning_rate(config, step, steps)
                 run.report(step_graph(*run.wait_for(batches.next), tf.constant(rate, tf.float32)), rate)
             if run.evaluates():
                 run.evaluated(evaluate(training, evaluation, run))

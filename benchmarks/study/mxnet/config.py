@@ -10,8 +10,6 @@ from benchmarks.common.config_checks import above_zero, precision_on_cpu, refuse
 
 @dataclass(frozen=True)
 class Config:
-    """One point of the study."""
-
     network: Literal["lenet", "alexnet", "googlenet", "inception-v3", "resnet-110"]
     image: int  # height and width of an image, pixels
     classes: int  # outputs of the network

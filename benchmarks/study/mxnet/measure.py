@@ -4,16 +4,19 @@
     $ horovodrun -np 2 python -m benchmarks.study.mxnet.measure --config config.json --output OUT
 
 Rank 0 writes OUT/measurement.json when all is measured, whole or not at all. Exit code 0: measured; 2: the
-configuration cannot be measured here; else: failed.
-"""
+configuration cannot be measured here; else: failed."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import re
+import shutil
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -23,7 +26,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.run import configuration
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
-from benchmarks.study.mxnet import data, readings
+from benchmarks.study.mxnet import data
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.training import (
     Batch,
@@ -33,8 +36,97 @@ from benchmarks.study.mxnet.training import (
     forward_backward,
     metric,
     start,
+    synthetic,
     weight_update,
 )
+
+_MIB = 2**20
+_LARGEST = 1 << 16
+_FULL = ("out of memory", "memalloc failed", "alloc failed")  # what MXNet's allocators write into the error
+_PROFILED = 2  # steps
+# A copy between devices is a gradient's or a weight's; with records on GPUs, that of the images is among them.
+_UPDATE = re.compile(r"sgd|kvstore|copy[cg]pu2[cg]pu|nccl|horovod|allreduce", re.IGNORECASE)
+# The value that is set is the gradient with which the backward propagation begins.
+_BACKWARD = re.compile(r"backward|setvalueop")
+
+
+def used_mib(contexts: List[Any]) -> List[float]:
+    """Return what is in use on each device, in MiB; processes on CPUs have one value, whatever their contexts."""
+    mx.nd.waitall()
+    if contexts[0].device_type != "gpu":
+        return [resident_mib()]
+    found = []
+    for context in contexts:
+        free, total = mx.context.gpu_memory_info(context.device_id)
+        found.append((total - free) / _MIB)
+    return found
+
+
+def read_by(contexts: List[Any]) -> str:
+    return "cudaMemGetInfo" if contexts[0].device_type == "gpu" else "VmRSS"
+
+
+def resident_mib() -> float:
+    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def largest_batch(training: Training, step: Callable[[Training, Batch], None]) -> Dict[str, Any]:
+    """Return the largest batch of a device that trains a step, and the one that does not (None: none was tried)."""
+    config, fits = training.config, 0
+    batch = config.batch_size
+    while batch <= _LARGEST:
+        if not _fits(training, batch, step):
+            return {"fits": fits, "does_not": batch}
+        fits, batch = batch, 2 * batch
+    return {"fits": fits, "does_not": None}
+
+
+def _fits(training: Training, batch: int, step: Callable[[Training, Batch], None]) -> bool:
+    config = training.config
+    resized = replace(config, batch_size=batch)
+    try:
+        for _ in range(2):
+            step(training._replace(config=resized), synthetic(resized, training.place))
+        mx.nd.waitall()
+    except mx.base.MXNetError as error:
+        if any(each in str(error).lower() for each in _FULL):
+            return False
+        raise
+    return config.device == "gpu" or resident_mib() <= config.memory_limit_mib
+
+
+def stage_of(name: str) -> str:
+    """Return fp, bp or wu for the name of an operator, or of several that MXNet runs as one, joined by commas."""
+    if _UPDATE.search(name):
+        return "wu"
+    return "bp" if _BACKWARD.search(name.lower()) else "fp"
+
+
+def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, float]:
+    """Profile a few steps; return seconds of a step on one device of this process: fp, bp, wu."""
+    mx.nd.waitall()
+    # MXNet removes the file that it is given, whatever it is, before it writes the trace: a name of our own, never a
+    # device such as /dev/null. It may still be writing it when the folder is removed.
+    folder = tempfile.mkdtemp(prefix="encore-profile-")
+    try:
+        trace = str(Path(folder, "trace.json"))
+        mx.profiler.set_config(profile_symbolic=True, profile_imperative=True, aggregate_stats=True, filename=trace)
+        mx.profiler.set_state("run")
+        for _ in range(_PROFILED):
+            step()
+        mx.nd.waitall()
+        mx.profiler.set_state("stop")
+        operators = json.loads(mx.profiler.dumps(reset=True, format="json"))["Time"].get("operator", {})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found = {"fp": 0.0, "bp": 0.0, "wu": 0.0}
+    for name, each in operators.items():
+        found[stage_of(name)] += each["Total"] / 1000 / _PROFILED / len(training.place.contexts)
+    return found
+
 
 _MOST_STEPS = 1000  # of a block
 Next = Callable[[], Batch]
@@ -66,7 +158,6 @@ def timed(training: Training, batches: Next) -> Dict[str, Any]:
     config, place = training.config, training.place
 
     def block_of_steps(steps: int) -> float:
-        """Return seconds per step of a block without waits."""
         return seconds_of(lambda: train_step(training, batches()), steps, mx.nd.waitall)
 
     first, warm = block_of_steps(1), block_of_steps(1)
@@ -94,23 +185,22 @@ def gathered(values: List[float], training: Training) -> List[float]:
 
 
 def measured(config: Config) -> Dict[str, Any]:
-    """Measure; return what goes into the file."""
     place = start(config)
-    before = readings.used_mib(place.contexts)
+    before = used_mib(place.contexts)
     training = build(config, place)
     batches = data.batches(config, place)
-    built = readings.used_mib(place.contexts)
+    built = used_mib(place.contexts)
     found: Dict[str, Any] = {"schema": 1, "config": vars(config), "network": training.facts}
     if config.largest_batch:
-        found["largest_batch"] = readings.largest_batch(training, train_step)
+        found["largest_batch"] = largest_batch(training, train_step)
     else:
         found.update(timed(training, batches))
-        found["operators"] = readings.seconds_by_stage(training, lambda: train_step(training, batches()))
-        found["memory_read_by"] = readings.read_by(place.contexts)
+        found["operators"] = seconds_by_stage(training, lambda: train_step(training, batches()))
+        found["memory_read_by"] = read_by(place.contexts)
         found["memory_mib"] = {
             "empty": gathered(before, training),
             "before_training": gathered(built, training),
-            "training": gathered(readings.used_mib(place.contexts), training),
+            "training": gathered(used_mib(place.contexts), training),
         }
     found["software"] = {"mxnet": mx.__version__, "python": sys.version.split()[0]}
     found["rank"] = place.rank

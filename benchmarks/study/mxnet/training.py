@@ -1,12 +1,14 @@
-"""What a step works on, by either way of communication: devices of this process, network, trainer, batch."""
+"""What a step works on, by either way of communication: devices of this process, network, trainer, batches."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import mxnet as mx
 from mxnet import autograd
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.study.mxnet import networks
 from benchmarks.study.mxnet.config import Config
 
@@ -26,8 +28,6 @@ class Place(NamedTuple):
 
 
 class Training(NamedTuple):
-    """All that a step works on."""
-
     network: mx.gluon.SymbolBlock
     loss: mx.gluon.HybridBlock
     trainer: mx.gluon.Trainer
@@ -55,7 +55,6 @@ def start(config: Config) -> Place:
 
 
 def finish(config: Config) -> None:
-    """Wait for all work and leave the other processes."""
     mx.nd.waitall()
     if config.way == "horovod":
         from benchmarks.common.frameworks import mxnet
@@ -156,3 +155,32 @@ def metric(training: Training, batch: Batch) -> float:
         for images, labels in batch
     ]
     return float(sum(right)) / len(right)
+
+
+def batches(config: Config, place: Place) -> Callable[[], Batch]:
+    """Return what gives the next batch of the devices of this process."""
+    if not config.records:
+        batch = synthetic(config, place)
+        return lambda: batch
+    if not Path(config.records).is_file():
+        raise Problem(f"no file {config.records}", "a RecordIO file with images", "encore data prepare resnet")
+    shape = (3, config.image, config.image)
+    parts = {"num_parts": place.processes, "part_index": place.rank}
+    count = config.batch_size * len(place.contexts)
+    # 58.4: the mean spread of ImageNet's channels; the study needs no more than plausible numbers.
+    scaling = {"mean_r": 123.7, "mean_g": 116.8, "mean_b": 103.9, "scale": 1 / 58.4}
+    source = mx.io.ImageRecordIter(
+        path_imgrec=config.records, data_shape=shape, batch_size=count, shuffle=True, resize=config.image,
+        rand_crop=True, rand_mirror=True, seed=config.seed, **scaling, **parts,
+    )  # fmt: skip
+    alone = place._replace(rank=0)
+
+    def following() -> Batch:
+        try:
+            batch = source.next()
+        except StopIteration:
+            source.reset()
+            batch = source.next()
+        return dealt(config, alone, batch.data[0], batch.label[0] % config.classes)
+
+    return following

@@ -10,7 +10,7 @@ from nvidia.dali import backend, types
 
 from benchmarks.common.data import dali
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import pipeline
+from benchmarks.resnet import inputs
 from benchmarks.resnet.config import Hyperparameters
 
 PLAIN = Hyperparameters(dali_nvjpeg_padding_mb=64, dali_hw_decoder_load=0.5)
@@ -23,7 +23,7 @@ SPLITS = ("training", "evaluation")
 
 def operators(config, split):
     """Arguments of each operator by its name, as DALI prints them."""
-    definition = getattr(pipeline, f"_{split}")
+    definition = getattr(inputs, f"_{split}")
     graph = definition(config, Path("/data"), Ranks(3, 8, 3, 8, None), batch_size=8, num_threads=3, device_id=3)
     graph._build_graph()
     found = {}
@@ -63,7 +63,7 @@ def test_decoder_of_a_newer_dali_gets_no_hint_of_its_outputs(monkeypatch, split)
     # DALI 2.2's decoder has arguments that older ones lack; all else of it is the installed one's.
     names = [*backend.GetSchema("decoders__Image").GetArgumentNames(), "adjust_orientation", "dtype"]
     schema = SimpleNamespace(GetArgumentNames=lambda: names)
-    monkeypatch.setattr(pipeline, "backend", SimpleNamespace(GetSchema=lambda name: schema))
+    monkeypatch.setattr(inputs, "backend", SimpleNamespace(GetSchema=lambda name: schema))
     new = operators(CACHED, split)
     del old["decoders__Image"]["bytes_per_sample_hint"]
     assert new == old

@@ -8,11 +8,10 @@ from PIL import Image
 
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.frameworks import mxnet
-from benchmarks.resnet.inputs import EvaluationInput
+from benchmarks.resnet.inputs import MEAN, STD, EvaluationInput
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import train
 from benchmarks.resnet.mxnet.config import Config
-from benchmarks.resnet.pipeline import MEAN, STD
 from tests.in_framework import resnet
 
 import mxnet as mx  # isort: skip

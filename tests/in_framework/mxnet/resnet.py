@@ -12,10 +12,10 @@ import pytest
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import events, pipeline
+from benchmarks.resnet import events
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.config import Hyperparameters
-from benchmarks.resnet.inputs import TrainingInput
+from benchmarks.resnet.inputs import training_input, training_pipeline
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model, optimizer, train
 from benchmarks.resnet.mxnet.config import Config
@@ -213,7 +213,7 @@ def test_evaluations_and_blocks_are_where_the_submissions_had_them(epochs, offse
 
 def batches_of(digits, shard=0, shards=1, saved=None, **changes):
     config = resnet.config_of(Config, batch_size=50, dali_shuffle_buffer=100, **changes)
-    return TrainingInput(tensors, config, digits, Ranks(shard, shards, shard, shards, mx.cpu()), saved)
+    return training_input(tensors, config, digits, Ranks(shard, shards, shard, shards, mx.cpu()), saved)
 
 
 def test_shards_have_every_image_of_an_epoch(digits):
@@ -243,7 +243,7 @@ def test_crops_differ_between_ranks_and_layouts_are_padded(digits):
     padded = Hyperparameters(
         device="cpu", batch_size=8, image_size=32, dali_threads=1, dali_prefetch=1, dali_mmap=False
     )
-    images, _ = pipeline.training_pipeline(padded, digits, Ranks(0, 1, 0, 1, None)).run()
+    images, _ = training_pipeline(padded, digits, Ranks(0, 1, 0, 1, None)).run()
     assert images.as_tensor().shape() == [8, 32, 32, 4]
 
 

@@ -13,7 +13,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import abilities, networks
 from benchmarks.resnet import memory
 from benchmarks.resnet.architecture import input_shape
-from benchmarks.resnet.pytorch import distributed, model, optimizer, train
+from benchmarks.resnet.pytorch import model, optimizer, train
 from benchmarks.resnet.pytorch.config import Config
 from tests.in_framework import resnet
 
@@ -106,7 +106,7 @@ def test_micro_batches_have_the_gradients_of_the_batch():
 @pytest.mark.parametrize("steps", [1, 4])
 def test_all_micro_batches_send_their_gradients_once(steps):
     trained, sent = built(accumulation_steps=steps), []
-    wrapped = distributed.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+    wrapped = train.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
 
     def hook(state, bucket):
         sent.append(bucket.index())
@@ -119,7 +119,7 @@ def test_all_micro_batches_send_their_gradients_once(steps):
 
 def test_the_whole_network_is_one_compiled_graph():
     trained = built()
-    wrapped = distributed.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
+    wrapped = train.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
     losses_of(trained._replace(parallel=torch.compile(wrapped, backend="eager", dynamic=False)), [0.1])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 

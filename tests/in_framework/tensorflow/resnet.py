@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import weights
+from benchmarks.resnet import architecture
 from benchmarks.resnet.tensorflow import model, optimizer, train
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.train import Training
@@ -26,8 +26,8 @@ tensorflow.start(config_of())
 @pytest.mark.parametrize("depth", resnet.PARAMETERS)
 def test_size_of_the_network(depth):
     config = config_of(depth=depth, num_classes=1000)
-    shapes = weights.shapes(config)
-    assert sum(np.prod(shapes[name]) for name in weights.trained_names(config)) == resnet.PARAMETERS[depth]
+    shapes = architecture.shapes(config)
+    assert sum(np.prod(shapes[name]) for name in architecture.trained_names(config)) == resnet.PARAMETERS[depth]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

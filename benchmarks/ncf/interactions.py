@@ -1,4 +1,4 @@
-"""Interactions of users with items, split into training pairs and one held-out item a user."""
+"""Interactions of users with items, split into training pairs and one held-out item a user; the toy data set's too."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import NamedTuple, Tuple
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.ncf.sources.ratings import Ratings
+from benchmarks.ncf.ratings import Ratings
 
 MLPERF_NEGATIVES = 999  # items that each held-out item is ranked among (preproc_hp_num_eval in the logs of v0.5)
-CHUNK_USERS = 4096
+CHUNK_USERS = 4096  # for whom negatives are drawn at once
+
+# The toy data set: synthetic users with a few tastes each, learnable, the same on every machine.
+TOY = "tastes"
+USERS = 2000
+TASTES = 48
+ITEMS_OF_TASTE = 25
+ITEMS = TASTES * ITEMS_OF_TASTE
+TASTES_OF_USER = 2
+RATINGS = 32  # ratings of each user; some repeat an item and are left out
+LOYALTY = 0.9  # share of a user's ratings that goes to items of the user's tastes; the rest goes anywhere
+SEED = 20170403
 
 
 class Interactions(NamedTuple):
@@ -112,3 +123,20 @@ def repeated_pair(users: np.ndarray, items: np.ndarray) -> Tuple[int, int]:
         return 0, 0
     place = again[np.argmin(order[again + 1])]
     return int(order[place]), int(order[place + 1])
+
+
+def generate() -> Interactions:
+    """Generate users who rate mostly the items of their own tastes; who knows a user's tastes ranks the held-out
+    item among the handful of their items that are left."""
+    # RandomState's stream is frozen, a Generator's is not.
+    random = np.random.RandomState(SEED)
+    tastes = random.randint(TASTES, size=(USERS, TASTES_OF_USER))
+    chosen = np.take_along_axis(tastes, random.randint(TASTES_OF_USER, size=(USERS, RATINGS)), 1)
+    items = chosen * ITEMS_OF_TASTE + random.randint(ITEMS_OF_TASTE, size=(USERS, RATINGS))
+    stray = random.random_sample((USERS, RATINGS)) >= LOYALTY
+    items = np.where(stray, random.randint(ITEMS, size=(USERS, RATINGS)), items)
+    keys, first = np.unique(np.arange(USERS)[:, None] * ITEMS + items, return_index=True)
+    made = f"{USERS} synthetic users with {TASTES_OF_USER} of {TASTES} tastes each"
+    ids = range(USERS), range(ITEMS)
+    ratings = Ratings(keys // ITEMS, keys % ITEMS, first, *ids, np.arange(len(keys)))
+    return leave_one_out(TOY, ratings, TOY, made, SEED)

@@ -13,7 +13,7 @@ from typing import List, Optional, Tuple
 import numpy as np
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.ncf.sources.interactions import Interactions, repeated_pair
+from benchmarks.ncf.interactions import Interactions, repeated_pair
 
 NEGATIVES = ".test.negative"  # end of the third file's name
 MOST_ID = 2**31 - 2  # ids are stored in 32 bits
@@ -51,14 +51,9 @@ def read(negative: Path, name: Optional[str]) -> Interactions:
     return Interactions(name or stem, count, users[order], items[order], test_items, negatives, made)
 
 
-# Return the lines of a file, without blank ones at its end.
-def _lines(path: Path) -> List[bytes]:
-    return path.read_bytes().rstrip().splitlines()
-
-
 def _read_pairs(path: Path) -> Tuple[np.ndarray, np.ndarray]:
     values = array("i")
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(path.read_bytes().rstrip().splitlines(), 1):
         pair = line.rstrip().split(b"\t", 2)[:2]
         if len(pair) < 2 or not all(map(bytes.isdigit, pair)) or max(map(int, pair)) > MOST_ID:
             found = f"{path}, line {number:,}: {line.rstrip()[:60].decode('utf-8', 'replace')!r}"
@@ -88,7 +83,7 @@ def _check_users(train_users: np.ndarray, test_users: np.ndarray, train: Path, t
 
 # (users, negatives); each line must belong to the held-out pair of its user.
 def _read_negatives(path: Path, test_items: np.ndarray) -> np.ndarray:
-    lines = _lines(path)
+    lines = path.read_bytes().rstrip().splitlines()
     if len(lines) != len(test_items):
         raise Problem(f"{path} has {len(lines):,} lines", f"{len(test_items):,}, one a user", "restore it")
     rows: List[List[int]] = []
