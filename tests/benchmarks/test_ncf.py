@@ -1,16 +1,18 @@
 """NCF: whole runs on tiny data, sources and bad input; its network and sampler are in tests/in_framework/pytorch."""
 
-import subprocess
-import sys
+import json
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from encore import data, paths
+from encore import data
 from encore.errors import EncoreError
 from encore.results.compliance.compliance import check
+from tests import preparing
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
 from tests.trainings import BareRuns, assert_resumed, bare_runs, recorded, steps_so_far, write_small_config
 
@@ -72,80 +74,61 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(runs: BareRuns, tmp_path: Pat
 # -- data ---------------------------------------------------------------------------------------------
 
 RATINGS = [(user, item, 4, 1000 + 10 * user + item) for user in range(1, 7) for item in range(user, user + 5)]
-
-
-def prepare(source: Path, to: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.ncf.prepare", str(source), "-o", str(to), *more]
-    return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
+HEADER = "userId,movieId,rating,timestamp\n"
+prepare = partial(preparing.here, "ncf")
 
 
 def rows(separator: str, ratings: Sequence[tuple[object, ...]] = RATINGS) -> str:
     return "".join(separator.join(map(str, row)) + "\n" for row in ratings)
 
 
-def test_the_three_formats_of_movielens_are_read_alike(tmp_path: Path) -> None:
-    sources = {
-        "ratings.csv": "userId,movieId,rating,timestamp\n" + rows(","),
-        "ratings.dat": rows("::"),
-        "u.data": rows("\t"),
-    }
-    found = set()
-    for name, text in sources.items():
-        folder = tmp_path / name.replace(".", "_")
-        folder.mkdir()
-        (folder / name).write_text(text)
-        done = prepare(folder, tmp_path / f"set_{name}", "--name", "mine")
-        assert done.returncode == 0, done.stderr
-        found.add(data.read_passport(tmp_path / f"set_{name}").id)
-    archive = tmp_path / "ml-mine.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("ml-mine/ratings.csv", sources["ratings.csv"])
-    assert prepare(archive, tmp_path / "set_zip", "--name", "mine").returncode == 0
-    found.add(data.read_passport(tmp_path / "set_zip").id)
-    assert len(found) == 1
-    passport = data.read_passport(tmp_path / "set_zip")
-    assert passport.counts == {"train": 24, "test": 6}
-    assert data.check_data(tmp_path / "set_zip", "ncf") == passport
-
-
-def change_ids(prefix: str) -> list[tuple[object, ...]]:
+def change_ids(prefix: str) -> str:
     """RATINGS with other ids in the same order."""
-    return [(f"{prefix}{user:02}", f"{prefix}{item:02}", *rest) for user, item, *rest in RATINGS]
+    return rows(",", [(f"{prefix}{user:02}", f"{prefix}{item:02}", *rest) for user, item, *rest in RATINGS])
+
+
+SWAPPED = "".join(f"{item},{user},{time},{stars}\n" for user, item, stars, time in RATINGS)
+QUOTED = "".join(f'"{user}","{item}","{stars}","{time}"\r\n' for user, item, stars, time in RATINGS)
+MORE = "".join(f'{n},{user},{item},{stars},{time},"a, b"\n' for n, (user, item, stars, time) in enumerate(RATINGS))
+SAME = {
+    "plain": ("ratings.csv", HEADER + rows(",")),
+    "ml-1m's": ("ratings.dat", rows("::")),
+    "ml-100k's": ("u.data", rows("\t")),
+    "no header": ("ratings.csv", rows(",")),
+    "another order": ("ratings.csv", "movieId,userId,timestamp,rating\n" + SWAPPED),
+    "byte order mark": ("ratings.csv", "\ufeff" + HEADER + rows(",")),
+    "quotes and Windows' line ends": ("ratings.csv", HEADER + QUOTED),
+    "more columns": ("ratings.csv", "n,user_id,ITEM_ID,rating,timestamp,note\n" + MORE),
+    "blank lines": ("ratings.csv", "\n" + HEADER + "\n" + rows(",") + "\n\n"),
+    "leading zeros": ("ratings.csv", HEADER + change_ids("0")),
+    "ids above 2**53": ("ratings.csv", HEADER + change_ids("900719925474099")),
+    "ids of text": ("ratings.csv", HEADER + change_ids("film-")),
+    "any positive scale": ("ratings.csv", HEADER + rows(",", [(u, i, 100, time) for u, i, _, time in RATINGS])),
+}
 
 
 def test_what_does_not_matter_in_a_file_of_ratings(tmp_path: Path) -> None:
-    header = "userId,movieId,rating,timestamp\n"
-    swapped = "".join(f"{item},{user},{time},{stars}\n" for user, item, stars, time in RATINGS)
-    quoted = "".join(f'"{user}","{item}","{stars}","{time}"\r\n' for user, item, stars, time in RATINGS)
-    more = "".join(f'{n},{user},{item},{stars},{time},"a, b"\n' for n, (user, item, stars, time) in enumerate(RATINGS))
-    sources = {
-        "plain": header + rows(","),
-        "no header": rows(","),
-        "another order": "movieId,userId,timestamp,rating\n" + swapped,
-        "byte order mark": "\ufeff" + header + rows(","),
-        "quotes and Windows' line ends": header + quoted,
-        "more columns": "n,user_id,ITEM_ID,rating,timestamp,note\n" + more,
-        "blank lines": "\n" + header + "\n" + rows(",") + "\n\n",
-        "leading zeros": header + rows(",", change_ids("0")),
-        "ids above 2**53": header + rows(",", change_ids("900719925474099")),
-        "ids of text": header + rows(",", change_ids("film-")),
-        "any positive scale": header + rows(",", [(user, item, 100, time) for user, item, _, time in RATINGS]),
-    }
     found = {}
-    for name, text in sources.items():
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "ratings.csv").write_bytes(text.encode())
-        done = prepare(folder, tmp_path / f"{name} set", "--name", "mine")
-        assert done.returncode == 0, (name, done.stderr)
+    for name, (file, text) in SAME.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_bytes(text.encode())
+        prepare(tmp_path / name, "-o", tmp_path / f"{name} set", "--name", "mine")
         found[name] = data.read_passport(tmp_path / f"{name} set").id
-    assert len(set(found.values())) == 1, found
-
-
-def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "ratings.dat").write_text("".join("::".join(map(str, row)) + "\n" for row in ratings))
-    return folder
+    with zipfile.ZipFile(tmp_path / "ml-mine.zip", "w") as archive:
+        archive.writestr("ml-mine/ratings.csv", SAME["plain"][1])
+    prepare(tmp_path / "ml-mine.zip", "-o", tmp_path / "zip set", "--name", "mine")
+    passport = data.read_passport(tmp_path / "zip set")
+    assert set(found.values()) == {passport.id}, found
+    assert passport.counts == {"train": 24, "test": 6}
+    assert data.check_data(tmp_path / "zip set", "ncf") == passport
+    arrays = {path.stem: np.load(path) for path in (tmp_path / "zip set").glob("*.npy")}
+    # Users rate 5 items in a row, the last of them last in time.
+    assert arrays["train_users"].tolist() == [user for user in range(6) for _ in range(4)]
+    assert arrays["train_items"].tolist() == [user + number for user in range(6) for number in range(4)]
+    assert arrays["test_items"].tolist() == [4, 5, 6, 7, 8, 9]
+    for user, negatives in enumerate(arrays["test_negatives"]):
+        assert len(negatives) == 999
+        assert set(negatives.tolist()) == set(range(10)) - set(range(user, user + 5)), user
 
 
 @pytest.mark.parametrize(
@@ -158,9 +141,10 @@ def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
         (lambda rows: [*rows, *(f"9::{item}::4::{item}" for item in range(1, 11))], "user 9 has met all 10 items"),
         (lambda rows: [*rows[:5], "1::77::4::9::5", "1::78::4", *rows[5:]], "line 7: '1::78::4'"),
         (lambda rows: [*rows, "2::99::nan::99"], "line 31: '2::99::nan::99'"),
+        (lambda rows: [*rows, "2::99::0::99"], "line 31: '2::99::0::99'"),
         (lambda rows: [*rows, "2::99::inf::99"], "line 31: '2::99::inf::99'"),
         (lambda rows: [*rows, "2::99::4::nan"], "line 31: '2::99::4::nan'"),
-        (lambda rows: [*rows, "2::99::-1::99"], "line 31: '2::99::-1::99'"),
+        (lambda rows: [*rows, "2::99::4::-1"], "line 31: '2::99::4::-1'"),
         (lambda rows: [*rows, "::99::4::99"], "line 31: '::99::4::99'"),
         (lambda rows: ["userId::movieId::timestamp", *rows], "no column rating in its header"),
         (lambda rows: ["nothing here"], "begins with 'nothing here"),
@@ -169,45 +153,52 @@ def write_ratings(folder: Path, ratings: list[tuple[object, ...]]) -> Path:
     ],
 )  # fmt: skip
 def test_bad_ratings(tmp_path: Path, change: Callable[[list[str]], list[str]], told: str) -> None:
-    (tmp_path / "raw").mkdir()
     lines = change(rows("::").splitlines())
-    (tmp_path / "raw" / "ratings.dat").write_text("\n".join(lines) + "\n")
-    done = prepare(tmp_path / "raw", tmp_path / "to", "--name", "mine")
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "hint:" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "ratings.dat").write_text("\n".join(lines) + "\n")
+    said = prepare(tmp_path / "ratings.dat", "-o", tmp_path / "to", "--name", "mine", code=2)
+    assert told in said and "hint" in said
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 
-def test_a_release_must_be_whole(tmp_path: Path) -> None:
-    for folder, name, told in (
-        ("ml-20m", None, "20,000,263 ratings of 138,493 users on 26,744 items, as ml-20m has"),
-        ("other", "ml-1m", "1,000,209 ratings of 6,040 users on 3,706 items, as ml-1m has"),
-        ("other", None, "no known release of MovieLens"),
-    ):
-        source = tmp_path / folder
-        if not source.exists():
-            write_ratings(source, list(RATINGS))
-        done = prepare(source, tmp_path / "to", *(("--name", name) if name else ()))
-        assert done.returncode == 2
-        assert "30 ratings of 6 users on 10 items" in done.stderr
-        assert told in done.stderr
+@pytest.mark.parametrize(
+    ("folder", "name", "told"),
+    [
+        ("ml-20m", (), "20,000,263 ratings of 138,493 users on 26,744 items, as ml-20m has"),
+        ("other", ("--name", "ml-1m"), "1,000,209 ratings of 6,040 users on 3,706 items, as ml-1m has"),
+        ("other", (), "no known release of MovieLens"),
+    ],
+)
+def test_a_release_must_be_whole(tmp_path: Path, folder: str, name: tuple[str, ...], told: str) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "ratings.dat").write_text(rows("::"))
+    said = prepare(tmp_path / folder, "-o", tmp_path / "to", *name, code=2)
+    assert "30 ratings of 6 users on 10 items" in said and told in said
 
 
-def write_paper_files(folder: Path) -> Path:
+PAPER = {
+    "x.train.rating": "0\t1\t5\t9\n0\t2\t5\t9\n1\t0\t5\t9\n1\t3\t5\t9\n",
+    "x.test.rating": "0\t3\t5\t9\n1\t4\t5\t9\n",
+    "x.test.negative": "(0,3)\t0\t4\t5\n(1,4)\t1\t2\t5\n",
+}
+
+
+def write_paper(folder: Path, **changed: str) -> Path:
     folder.mkdir()
-    (folder / "x.train.rating").write_text("0\t1\t5\t9\n0\t2\t5\t9\n1\t0\t5\t9\n1\t3\t5\t9\n")
-    (folder / "x.test.rating").write_text("0\t3\t5\t9\n1\t4\t5\t9\n")
-    (folder / "x.test.negative").write_text("(0,3)\t0\t4\t5\n(1,4)\t1\t2\t5\n")
+    for name, text in {**PAPER, **changed}.items():
+        (folder / name).write_text(text)
     return folder
 
 
 def test_the_papers_files(tmp_path: Path) -> None:
-    done = prepare(write_paper_files(tmp_path / "raw"), tmp_path / "to")
-    assert done.returncode == 0, done.stderr
-    assert "1 of 6 items are held out and never trained on (the first is 4)" in done.stderr
+    said = prepare(write_paper(tmp_path / "raw"), "-o", tmp_path / "to")
+    assert "1 of 6 items are held out and never trained on (the first is 4)" in said
     passport = data.read_passport(tmp_path / "to")
     assert (passport.name, passport.counts) == ("x", {"train": 4, "test": 2})
+    arrays = {path.stem: np.load(path).tolist() for path in (tmp_path / "to").glob("*.npy")}
+    assert arrays == {
+        "train_users": [0, 0, 1, 1], "train_items": [1, 2, 0, 3], "test_items": [3, 4],
+        "test_negatives": [[0, 4, 5], [1, 2, 5]],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -219,7 +210,7 @@ def test_the_papers_files(tmp_path: Path) -> None:
         ("x.train.rating", "0\t1\n1\t0\n0\t1\n", "line 3: user 0 with item 1, as in line 1"),
         ("x.train.rating", "0\t1\n1\t4294967297\n", "line 2: '1\\t4294967297'"),
         ("x.test.negative", "(0,3)\t0\t4\t5\n(1,4)\t1\t2\t4294967297\n", "line 2 does not fit"),
-        ("x.train.rating", "0\t1\n7\t1\n", "has user 7"),
+        ("x.train.rating", "0\t1\n2\t1\n", "has user 2"),
         ("x.train.rating", "0\t3\n1\t1\n", "trains on 1 of the held-out pairs"),
         ("x.train.rating", "0 1\n", "user TAB item"),
         ("x.test.negative", "(0,3)\t0\t4\t5\n", "has 1 lines"),
@@ -228,15 +219,14 @@ def test_the_papers_files(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files_of_the_paper(tmp_path: Path, file: str, text: str, told: str) -> None:
-    folder = write_paper_files(tmp_path / "raw")
-    (folder / file).write_text(text)
-    done = prepare(folder, tmp_path / "to")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert told in done.stderr and "Traceback" not in done.stderr
+    said = json.loads(
+        prepare(write_paper(tmp_path / "raw", **{file: text}), "-o", tmp_path / "to", code=2).splitlines()[-1]
+    )
+    assert told in str(said["error"]["found"]) + said["error"]["expected"]
 
 
 def test_a_changed_data_set_is_refused_before_the_start(encore: Encore, pytorch_python: Path, tmp_path: Path) -> None:
-    prepare(write_paper_files(tmp_path / "raw"), tmp_path / "to")
+    prepare(write_paper(tmp_path / "raw"), "-o", tmp_path / "to")
     with (tmp_path / "to" / "test_negatives.npy").open("ab") as file:
         file.write(b"more")
     with pytest.raises(EncoreError, match="has changed"):

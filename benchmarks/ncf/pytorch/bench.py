@@ -23,7 +23,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.ncf.pytorch import data
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet, Sampler
-from benchmarks.ncf.pytorch.evaluation import Candidates, score_part
+from benchmarks.ncf.pytorch.evaluation import Candidates, gains
 from benchmarks.ncf.pytorch.train import Training, build, train_step
 
 TITLES = {
@@ -32,8 +32,6 @@ TITLES = {
     "input": "drawing the samples of an epoch alone",
     "evaluation": "evaluation step, users/s",
 }
-
-
 CANDIDATES = 1000  # candidates of a user: the held-out item and the 999 negatives of the submissions' evaluation
 
 
@@ -99,23 +97,19 @@ def training_epoch(training: Training) -> Callable[[], None]:
     return epoch
 
 
-def scored_users(config: Config) -> int:
-    """Return the users of an evaluation step, each with ml-20m's candidates."""
-    return max(1, config.eval_batch_size // CANDIDATES)
-
-
-def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks) -> Callable[[], None]:
+def evaluation_step(training: Training, data_set: DataSet, ranks: Ranks, users: int) -> Callable[[], None]:
     """Rank the held-out items of some users among synthetic candidates."""
-    config, users = training.config, min(scored_users(training.config), data_set.users)
-    negatives = np.random.RandomState(0).randint(data_set.items, size=(users, CANDIDATES - 1))
-    some = data_set._replace(users=users, test_items=data_set.test_items[:users], negatives=negatives)
-    candidates = Candidates(some, Ranks(0, 1, 0, 1, ranks.context))
+    config, count = training.config, min(users, data_set.users)
+    negatives = np.random.RandomState(0).randint(data_set.items, size=(count, CANDIDATES - 1))
+    some = data_set._replace(users=count, test_items=data_set.test_items[:count], negatives=negatives)
+    candidates, part = Candidates(some, config, Ranks(0, 1, 0, 1, ranks.context)), slice(0, count)
 
     @torch.no_grad()
     def step() -> None:
         with pytorch.autocast(ranks.context, config.precision):
             tables = training.network.first_layer_tables()
-            score_part(training.network, candidates, config, 0, tables)
+            scores = training.network.score_candidates(0, part, candidates.items, tables)
+        gains(candidates.places(scores, part))
 
     return step
 
@@ -124,18 +118,18 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     data_set = data.load(folder, data.synthetic(passport.read(folder), ranks.context))
     sampler = Sampler(data_set, config.batch_size, config.negatives, ranks)
     training = build(config, data_set.users, data_set.items, sampler, ranks, {})
+    users = max(1, config.eval_batch_size // CANDIDATES)
     loops = {
         "bare": bench.repeated(plain_epoch(config, data_set, ranks.context)),
         "real": bench.repeated(training_epoch(training)),
         "input": bench.repeated(sampler.draw),
-        bench.EVALUATION: bench.repeated(evaluation_step(training, data_set, ranks)),
+        bench.EVALUATION: bench.repeated(evaluation_step(training, data_set, ranks, users)),
     }
     title = (
         f"NeuMF {config.factors} + {'-'.join(map(str, config.layers))}, {data_set.users:,} users, "
         f"{data_set.items:,} items, batch {config.batch_size}, {config.precision}, one {config.device}"
     )
-    samples = {bench.EVALUATION: scored_users(config)}
-    return bench.Subject(title, sampler.samples, loops, TITLES, samples)
+    return bench.Subject(title, sampler.samples, loops, TITLES, {bench.EVALUATION: users})
 
 
 if __name__ == "__main__":

@@ -17,22 +17,17 @@ from benchmarks.common.export import export
 from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.common.export.torch import TOOLS
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.ncf.pytorch import data, evaluation, model
+from benchmarks.ncf.pytorch import data, model
 from benchmarks.ncf.pytorch.config import Config
-from benchmarks.ncf.pytorch.evaluation import Candidates
+from benchmarks.ncf.pytorch.evaluation import Candidates, gains
 
 
-def evaluate(config: Config, candidates: Candidates, infer: Infer) -> Dict[str, float]:
-    count = candidates.items.shape[1]
-    at_once = max(1, config.eval_batch_size // count)
+def evaluate(candidates: Candidates, infer: Infer) -> Dict[str, float]:
     sums = torch.zeros(3, dtype=torch.float64)
-    for begin in range(0, candidates.users, at_once):
-        part = slice(begin, min(begin + at_once, candidates.users))
+    for part in map(candidates.part, range(candidates.parts)):
         items = candidates.items[part].numpy().astype(np.int64)
-        users = np.repeat(np.arange(part.start, part.stop), count)
-        (scores,) = infer(users, items.ravel())
-        listed = evaluation.compared(torch.from_numpy(scores).reshape(items.shape), config)
-        sums += evaluation.gains(candidates.ranks(listed, part))
+        (scores,) = infer(np.repeat(np.arange(part.start, part.stop), items.shape[1]), items.ravel())
+        sums += gains(candidates.places(torch.from_numpy(scores).reshape(items.shape), part))
     return {"hit_rate": float(sums[0] / sums[2])}
 
 
@@ -51,7 +46,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         ),
         outputs=(Value("scores", "logit: a user's items in descending order are the recommendations"),),
         example=(np.arange(4), np.arange(4)),
-        evaluate=partial(evaluate, config, Candidates(data_set, alone)),
+        evaluate=partial(evaluate, Candidates(data_set, config, alone)),
         preprocessing={"users": data_set.users, "items": data_set.items, "numbers": "of the prepared data set"},
     )
 

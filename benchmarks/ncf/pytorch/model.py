@@ -65,10 +65,14 @@ class NeuMF(torch.nn.Module):
         return of_users, F.linear(self.mlp_items, weight[:, width:])
 
     def score_candidates(
-        self, users: slice, candidates: torch.Tensor, tables: Tuple[torch.Tensor, torch.Tensor]
+        self, first: int, part: slice, candidates: torch.Tensor, tables: Tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """(users, candidates) scores of several items for each user; ``tables`` from first_layer_tables."""
+        """(users, candidates) scores of several items for each user of ``part``, which counts from user ``first`` on.
+
+        ``tables`` are from first_layer_tables.
+        """
         of_users, of_items = tables
+        users = slice(first + part.start, first + part.stop)
         hidden = self._upper_layers(F.relu(of_users[users].unsqueeze(1) + F.embedding(candidates, of_items)))
         weighted = (self.gmf_users[users] * self.out_gmf).unsqueeze(2)
         product = torch.bmm(F.embedding(candidates, self.gmf_items), weighted).squeeze(2)

@@ -23,10 +23,10 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.cuda_graphs import Captured
 from benchmarks.ncf import events
-from benchmarks.ncf.pytorch import data, evaluation, model
+from benchmarks.ncf.pytorch import data, model
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import Sampler
-from benchmarks.ncf.pytorch.evaluation import Candidates
+from benchmarks.ncf.pytorch.evaluation import Candidates, gains
 from benchmarks.ncf.pytorch.model import NeuMF
 
 WARMUP_STEPS = 3  # before a capture, as PyTorch's notes on CUDA graphs ask for
@@ -111,13 +111,13 @@ def evaluate(training: Training, candidates: Candidates, users: int, run: Run) -
     """HR@10 and NDCG@10 over all users of all ranks, or None if the run is to stop."""
     config, network, device = training.config, training.network, run.ranks.context
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    # All ranks take part in as many votes as the rank with the most users needs.
-    parts = evaluation.part_count(candidates, config, -(-users // run.ranks.size))
     with pytorch.autocast(device, config.precision):
         tables = network.first_layer_tables()
-    for number in run.interruptible(range(parts)):
+    for number in run.interruptible(range(candidates.parts)):
+        part = candidates.part(number)
         with pytorch.autocast(device, config.precision):
-            sums += evaluation.score_part(network, candidates, config, number, tables)
+            scores = network.score_candidates(candidates.first_user, part, candidates.items[part], tables)
+        sums += gains(candidates.places(scores, part))
     if run.interrupted:
         return None
     hits, gain = run.total(sums, users)
@@ -169,7 +169,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.timed(events.timeline(config, sampler.steps_per_epoch)):
         data_set = data.load(run.data, data_set)
         sampler.index()
-        candidates = Candidates(data_set, ranks)
+        candidates = Candidates(data_set, config, ranks)
         run.register_state(partial(state_dict, training))
         stride = sampler.steps_per_epoch if training.graph else config.log_interval
         for epoch in run.blocks():

@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import mxnet as mx
 
@@ -26,11 +26,11 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.run import configuration
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.run.timing import seconds_of
-from benchmarks.study.mxnet import data
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.training import (
     Batch,
     Training,
+    batches,
     build,
     finish,
     forward_backward,
@@ -43,6 +43,7 @@ from benchmarks.study.mxnet.training import (
 _MIB = 2**20
 _LARGEST = 1 << 16
 _FULL = ("out of memory", "memalloc failed", "alloc failed")  # what MXNet's allocators write into the error
+_MOST_STEPS = 1000  # of a block
 _PROFILED = 2  # steps
 # A copy between devices is a gradient's or a weight's; with records on GPUs, that of the images is among them.
 _UPDATE = re.compile(r"sgd|kvstore|copy[cg]pu2[cg]pu|nccl|horovod|allreduce", re.IGNORECASE)
@@ -60,10 +61,6 @@ def used_mib(contexts: List[Any]) -> List[float]:
         free, total = mx.context.gpu_memory_info(context.device_id)
         found.append((total - free) / _MIB)
     return found
-
-
-def read_by(contexts: List[Any]) -> str:
-    return "cudaMemGetInfo" if contexts[0].device_type == "gpu" else "VmRSS"
 
 
 def resident_mib() -> float:
@@ -128,10 +125,6 @@ def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, f
     return found
 
 
-_MOST_STEPS = 1000  # of a block
-Next = Callable[[], Batch]
-
-
 def train_step(training: Training, batch: Batch) -> None:
     """Forward, backward and update, which nobody has waited for."""
     forward_backward(training, batch)
@@ -153,12 +146,12 @@ def staged_step(training: Training, batch: Batch) -> Dict[str, float]:
     return {"fp_bp": fp_bp, "wu": wu, "step": step, "metric": after}
 
 
-def timed(training: Training, batches: Next) -> Dict[str, Any]:
+def timed(training: Training, next_batch: Callable[[], Batch]) -> Dict[str, Any]:
     """Return the times of steps: first step, blocks without waits, and steps with a wait after each stage."""
     config, place = training.config, training.place
 
     def block_of_steps(steps: int) -> float:
-        return seconds_of(lambda: train_step(training, batches()), steps, mx.nd.waitall)
+        return seconds_of(lambda: train_step(training, next_batch()), steps, mx.nd.waitall)
 
     first, warm = block_of_steps(1), block_of_steps(1)
     # Rank 0 decides: a rank with more steps than the others would wait for them for ever.
@@ -166,7 +159,7 @@ def timed(training: Training, batches: Next) -> Dict[str, Any]:
     blocks, staged = [], []
     for _ in range(config.blocks):
         blocks.append(block_of_steps(steps))
-        staged.append([staged_step(training, batches()) for _ in range(min(steps, 3))])
+        staged.append([staged_step(training, next_batch()) for _ in range(min(steps, 3))])
     # One value a block, as for the steps: those within a block are alike, those of two blocks see the machine drift.
     stages = {name: [sum(each[name] for each in block) / len(block) for block in staged] for name in staged[0][0]}
     return {"first_step_seconds": first, "steps_per_block": steps, "step_seconds": blocks, "stages": stages}
@@ -184,28 +177,28 @@ def gathered(values: List[float], training: Training) -> List[float]:
     return mxnet.total(row)
 
 
-def measured(config: Config) -> Dict[str, Any]:
+# The rank, and what goes into the file.
+def measured(config: Config) -> Tuple[int, Dict[str, Any]]:
     place = start(config)
     before = used_mib(place.contexts)
     training = build(config, place)
-    batches = data.batches(config, place)
+    next_batch = batches(config, place)
     built = used_mib(place.contexts)
     found: Dict[str, Any] = {"schema": 1, "config": vars(config), "network": training.facts}
     if config.largest_batch:
         found["largest_batch"] = largest_batch(training, train_step)
     else:
-        found.update(timed(training, batches))
-        found["operators"] = seconds_by_stage(training, lambda: train_step(training, batches()))
-        found["memory_read_by"] = read_by(place.contexts)
+        found.update(timed(training, next_batch))
+        found["operators"] = seconds_by_stage(training, lambda: train_step(training, next_batch()))
+        found["memory_read_by"] = "cudaMemGetInfo" if config.device == "gpu" else "VmRSS"
         found["memory_mib"] = {
             "empty": gathered(before, training),
             "before_training": gathered(built, training),
             "training": gathered(used_mib(place.contexts), training),
         }
     found["software"] = {"mxnet": mx.__version__, "python": sys.version.split()[0]}
-    found["rank"] = place.rank
     finish(config)
-    return found
+    return place.rank, found
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -214,11 +207,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for measurement.json")
     arguments = parser.parse_args(argv)
     try:
-        found = measured(configuration.load(Config, arguments.config))
+        rank, found = measured(configuration.load(Config, arguments.config))
     except (Problem, ValueError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
-    if found.pop("rank") == 0:
+    if rank == 0:
         temporary = arguments.output / ".measurement.json.writing"
         temporary.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         temporary.replace(arguments.output / "measurement.json")

@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import autograd
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.study.mxnet import networks
+from benchmarks.study.mxnet import model
 from benchmarks.study.mxnet.config import Config
 
 # Images (batch_size, 3, image, image) and labels (batch_size,) on each device of this process.
@@ -31,7 +31,7 @@ class Training(NamedTuple):
     network: mx.gluon.SymbolBlock
     loss: mx.gluon.HybridBlock
     trainer: mx.gluon.Trainer
-    facts: Dict[str, Any]  # of the network; see networks.describe
+    facts: Dict[str, Any]  # of the network; see model.describe
     place: Place
     config: Config
 
@@ -65,8 +65,8 @@ def finish(config: Config) -> None:
 def build(config: Config, place: Place) -> Training:
     """Build network and trainer with parameters that depend on the seed alone, equal on all devices."""
     mx.random.seed(config.seed)
-    symbol = networks.build(config.network, config.classes, config.image, config.dropout)
-    facts = networks.describe(symbol, (config.batch_size, 3, config.image, config.image))
+    symbol = model.build(config.network, config.classes, config.image, config.dropout)
+    facts = model.describe(symbol, (config.batch_size, 3, config.image, config.image))
     data = mx.sym.Variable("data", dtype=_KINDS[config.precision])
     if config.precision == "fp16":
         symbol = mx.sym.Cast(symbol, dtype="float32")

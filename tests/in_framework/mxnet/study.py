@@ -6,12 +6,11 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.study.mxnet import data
 from benchmarks.study.mxnet.config import Config
 from benchmarks.study.mxnet.measure import train_step
-from benchmarks.study.mxnet.networks import build as network_of
-from benchmarks.study.mxnet.networks import describe
-from benchmarks.study.mxnet.training import build, start
+from benchmarks.study.mxnet.model import build as network_of
+from benchmarks.study.mxnet.model import describe
+from benchmarks.study.mxnet.training import batches, build, start
 
 import mxnet as mx  # isort: skip
 
@@ -54,9 +53,9 @@ def trained(network, way, devices, batch):
     )  # fmt: skip
     place = start(config)
     training = build(config, place)
-    batches = data.batches(config, place)
+    next_batch = batches(config, place)
     for _ in range(3):
-        train_step(training, batches())
+        train_step(training, next_batch())
     mx.nd.waitall()
     parameters = training.network.collect_params().values()
     return [[each.asnumpy() for each in parameter.list_data()] for parameter in parameters]

@@ -167,21 +167,21 @@ NAN = math.nan
 )
 def test_place_of_a_held_out_item(negatives, scores, place):
     """Columns: negatives, then the held-out item 9."""
-    assert candidates_of(negatives).ranks(torch.tensor([scores]), slice(0, 1)).tolist() == [place]
+    assert candidates_of(negatives).places(torch.tensor([scores]), slice(0, 1)).tolist() == [place]
 
 
-def candidates_of(negatives):
+def candidates_of(negatives, config=CONFIG):
     held_out = torch.tensor([9], dtype=torch.int32)
     one = small_data()._replace(users=1, test_items=held_out, negatives=np.array([negatives]))
-    return evaluation.Candidates(one, CPU)
+    return evaluation.Candidates(one, config, CPU)
 
 
 def test_fp16_compares_probabilities_and_the_figures_are_the_papers():
     # The logits 5 and 5.004 are two numbers of fp16, their probabilities 0.99331 and 0.99333 one; the first is listed.
-    near, candidates = torch.tensor([[5.0, 0.0, 0.0, 0.0, 5.004]]), candidates_of([5, 6, 7, 8])
+    near = torch.tensor([[5.0, 0.0, 0.0, 0.0, 5.004]])
     for precision, place in (("fp32", 0), ("fp16", 1)):
-        scores = evaluation.compared(near, Config(precision=precision))
-        assert candidates.ranks(scores, slice(0, 1)).tolist() == [place]
+        candidates = candidates_of([5, 6, 7, 8], Config(precision=precision))
+        assert candidates.places(near, slice(0, 1)).tolist() == [place]
     found = evaluation.gains(torch.tensor([0, 9, 10])).tolist()
     assert found == pytest.approx([2, 1 + 1 / math.log2(9 + 2), 3])
 
@@ -224,11 +224,12 @@ def test_evaluator_gives_the_authors_figures(tmp_path):
     assert prepare.main([str(source), "-o", str(folder)]) == 0
     data_set = data.load(folder, data.synthetic(passport.read(folder), torch.device("cpu")))
     config = Config(device="cpu", precision="fp32", eval_batch_size=65536)
-    candidates = evaluation.Candidates(data_set, CPU)
+    candidates = evaluation.Candidates(data_set, config, CPU)
+    parts = list(map(candidates.part, range(candidates.parts)))
     gmf, mlp = sorted((source / "reference_weights").glob("*.h5"))
     for path, layers, figures in ((gmf, (), (0.636755, 0.369085)), (mlp, (64, 32, 16, 8), (0.671026, 0.396254))):
         network = of_authors(read_weights(path), layers)
         tables = network.first_layer_tables()
-        parts = range(evaluation.part_count(candidates, config, data_set.users))
-        sums = sum(evaluation.score_part(network, candidates, config, number, tables) for number in parts)
+        scored = (network.score_candidates(0, part, candidates.items[part], tables) for part in parts)
+        sums = sum(evaluation.gains(candidates.places(scores, part)) for scores, part in zip(scored, parts))
         assert [round(each, 6) for each in (sums[:2] / sums[2]).tolist()] == list(figures)

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.ncf.interactions import draw_negatives
 from benchmarks.ncf.pytorch import data
-from benchmarks.ncf.sources.interactions import draw_negatives
 from tests.in_framework.ncf_data import HELD_OUT, ITEMS, USERS, small_data
 
 RANKS = (1, 3)

@@ -1,6 +1,6 @@
 """The five networks as symbols, with the layers and widths of MXNet's own example/image-classification/symbols.
 
-    from benchmarks.study.mxnet.networks import build, describe
+    from benchmarks.study.mxnet.model import build, describe
     facts = describe(build("googlenet", 1000, 224), (1, 3, 224, 224))
     print(facts["convolutions"], facts["weights"])
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import mxnet as mx
 
@@ -32,8 +32,14 @@ def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[s
     Weights are what is learnt; a batch norm's fixed scale and its moving figures are not.
     """
     arguments, outputs, _ = network.infer_shape(data=shape)
-    operators = [node["op"] for node in json.loads(network.tojson())["nodes"]]
-    fixed = _fixed_scales(network)
+    nodes = json.loads(network.tojson())["nodes"]
+    operators = [node["op"] for node in nodes]
+    # Scales of batch norms that stay 1.
+    fixed = [
+        nodes[node["inputs"][1][0]]["name"]
+        for node in nodes
+        if node["op"] == "BatchNorm" and node["attrs"].get("fix_gamma", "True") == "True"
+    ]
     sizes = {
         name: math.prod(each)
         for name, each in zip(network.list_arguments(), arguments)
@@ -46,16 +52,6 @@ def describe(network: mx.sym.Symbol, shape: Tuple[int, int, int, int]) -> Dict[s
         "sizes": sizes,
         "output": list(outputs[0]),
     }
-
-
-# Return the scales of batch norms that stay 1.
-def _fixed_scales(network: mx.sym.Symbol) -> List[str]:
-    nodes = json.loads(network.tojson())["nodes"]
-    return [
-        nodes[node["inputs"][1][0]]["name"]
-        for node in nodes
-        if node["op"] == "BatchNorm" and node["attrs"].get("fix_gamma", "True") == "True"
-    ]
 
 
 def _conv(
@@ -76,33 +72,29 @@ def _dense(data: mx.sym.Symbol, width: int) -> mx.sym.Symbol:
     return mx.sym.FullyConnected(data, num_hidden=width)
 
 
-def _relu(data: mx.sym.Symbol) -> mx.sym.Symbol:
-    return mx.sym.Activation(data, act_type="relu")
-
-
-def _tanh(data: mx.sym.Symbol) -> mx.sym.Symbol:
-    return mx.sym.Activation(data, act_type="tanh")
+def _activation(data: mx.sym.Symbol, kind: str = "relu") -> mx.sym.Symbol:
+    return mx.sym.Activation(data, act_type=kind)
 
 
 # Two convolutions of 20 and 50, 500 wide; its weights grow with the image, for nothing pools the plane away.
 def _lenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     for filters in (20, 50):
-        data = _pool(_tanh(_conv(data, filters, (5, 5))), "max", 2, 2)
-    return _dense(_tanh(_dense(mx.sym.Flatten(data), 500)), classes)
+        data = _pool(_activation(_conv(data, filters, (5, 5)), "tanh"), "max", 2, 2)
+    return _dense(_activation(_dense(mx.sym.Flatten(data), 500), "tanh"), classes)
 
 
 # Five convolutions without groups: 50.8 million weights at 224, where Krizhevsky's have 61.
 def _alexnet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     def reduced(convolved: mx.sym.Symbol) -> mx.sym.Symbol:
-        return _pool(mx.sym.LRN(_relu(convolved), alpha=0.0001, beta=0.75, knorm=2, nsize=5), "max", 3, 2)
+        return _pool(mx.sym.LRN(_activation(convolved), alpha=0.0001, beta=0.75, knorm=2, nsize=5), "max", 3, 2)
 
     data = reduced(_conv(data, 96, (11, 11), stride=(4, 4)))
     data = reduced(_conv(data, 256, (5, 5), pad=(2, 2)))
     for filters in (384, 384, 256):
-        data = _relu(_conv(data, filters, (3, 3), pad=(1, 1)))
+        data = _activation(_conv(data, filters, (3, 3), pad=(1, 1)))
     data = mx.sym.Flatten(_pool(data, "max", 3, 2))
     for _ in range(2):
-        data = mx.sym.Dropout(_relu(_dense(data, 4096)), p=dropout)
+        data = mx.sym.Dropout(_activation(_dense(data, 4096)), p=dropout)
     return _dense(data, classes)
 
 
@@ -118,7 +110,7 @@ _INCEPTION: Tuple[Optional[Tuple[int, ...]], ...] = (
 # Three convolutions and nine modules of six, without the two other outputs of the paper.
 def _googlenet(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -> mx.sym.Symbol:
     def conv(before: mx.sym.Symbol, filters: int, size: int, stride: int = 1) -> mx.sym.Symbol:
-        return _relu(_conv(before, filters, (size, size), (stride, stride), (size // 2, size // 2)))
+        return _activation(_conv(before, filters, (size, size), (stride, stride), (size // 2, size // 2)))
 
     data = _pool(conv(data, 64, 7, 2), "max", 3, 2)
     data = _pool(conv(conv(data, 64, 1), 192, 3), "max", 3, 2)
@@ -142,7 +134,7 @@ def _normed(
 ) -> mx.sym.Symbol:
     pad = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
     convolved = _conv(data, filters, kernel, (stride, stride), pad, no_bias=True)
-    return _relu(mx.sym.BatchNorm(convolved, fix_gamma=True))
+    return _activation(mx.sym.BatchNorm(convolved, fix_gamma=True))
 
 
 def _chain(data: mx.sym.Symbol, *steps: Tuple[int, Pair]) -> mx.sym.Symbol:
@@ -215,12 +207,12 @@ def _resnet_110(data: mx.sym.Symbol, classes: int, image: int, dropout: float) -
     for stage, filters in enumerate((16, 32, 64)):
         for number in range(_UNITS):
             stride = 2 if stage and not number else 1
-            active = _relu(norm(data, fix_gamma=False))
+            active = _activation(norm(data, fix_gamma=False))
             # The first unit of each stage has a convolution on its short cut, as in MXNet's file.
             short_cut = data if number else conv(active, filters, stride, 1)
-            active = _relu(norm(conv(active, filters, stride), fix_gamma=False))
+            active = _activation(norm(conv(active, filters, stride), fix_gamma=False))
             data = conv(active, filters, 1) + short_cut
-    return _dense(_whole_plane(_relu(norm(data, fix_gamma=False))), classes)
+    return _dense(_whole_plane(_activation(norm(data, fix_gamma=False))), classes)
 
 
 _BUILDERS: Dict[str, Callable[..., mx.sym.Symbol]] = {
