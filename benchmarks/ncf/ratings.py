@@ -180,10 +180,9 @@ def parse(raw: BinaryIO, where: str) -> Ratings:
 def _rows(raw: BinaryIO, separator: str, where: str) -> Iterator[Tuple[int, List[str]]]:
     # An id in another encoding stays what it is.
     texts = (line.decode("utf-8", "surrogateescape") for line in raw)
-    lines = chain([next(texts).lstrip("\ufeff")], texts)
-    if separator == "::":
-        lines, separator = (line.replace("::", "\t") for line in lines), "\t"
-    reader, number = csv.reader(lines, delimiter=separator, strict=True), 1
+    whole = chain([next(texts).lstrip("\ufeff")], texts)
+    lines = (line.replace("::", "\t") if separator == "::" else line for line in whole)
+    reader, number = csv.reader(lines, delimiter="\t" if separator == "::" else separator, strict=True), 1
     while True:
         try:
             row = next(reader, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import warnings
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from PIL import Image, UnidentifiedImageError
 
 from benchmarks.common.data import source_checks
+from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.passport import CHUNK, File, describe_file
 from benchmarks.common.data.recordio import frame, index_line, pack
 from benchmarks.common.data.workers import Report
-from benchmarks.resnet.sources import Item, read_item
+from benchmarks.resnet.sources import Item, Source, read_item
 
 # A photograph of 200 megapixels is no attack here, and an odd EXIF block no reason to worry.
 Image.MAX_IMAGE_PIXELS = None
@@ -126,6 +126,7 @@ class Part:
     records: Path
     first_key: int  # place of its first image in the split; a skipped image leaves its key unused
     items: Tuple[Item, ...]
+    labels: Dict[str, int]  # number of each class
     encoding: Encoding
 
     @property
@@ -144,19 +145,19 @@ class Facts:
 Finished = Dict[Path, Facts]  # facts of parts, by the path of their records, in the order of the split
 
 
-def plan(items: Sequence[Item], split: str, parts: Path, encoding: Encoding) -> List[Part]:
+def plan(source: Source, split: str, parts: Path, encoding: Encoding) -> List[Part]:
+    labels, items = source.labels, source.images[split]
     return [
-        Part(parts / f"{split}-{number:05}.rec", begin, tuple(items[begin : begin + PART_IMAGES]), encoding)
+        Part(parts / f"{split}-{number:05}.rec", begin, tuple(items[begin : begin + PART_IMAGES]), labels, encoding)
         for number, begin in enumerate(range(0, len(items), PART_IMAGES))
     ]
 
 
 def write_part(part: Part, report: Report) -> Tuple[int, int]:
-    temporary = part.records.with_suffix(f".{os.getpid()}")
     index: List[Tuple[int, int]] = []
     corrupt: List[Tuple[str, str]] = []
     keys: List[str] = []
-    with temporary.open("wb") as file:
+    with in_one_step(part.records, durable=True) as file:
         for key, item in enumerate(part.items, part.first_key):
             try:
                 image = encode(read_item(item), part.encoding)
@@ -165,23 +166,11 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
             else:
                 index.append((key, file.tell()))
                 keys.append(source_checks.key(image))
-                file.write(frame(pack(item.label, key, image)))
+                file.write(frame(pack(part.labels[item.kind], key, image)))
             report(key - part.first_key + 1, file.tell())
-        file.flush()
-        os.fsync(file.fileno())
         size = file.tell()
-    temporary.replace(part.records)
-    temporary.write_text(json.dumps([size, index, corrupt, keys]), encoding="utf-8")
-    temporary.replace(part.facts_path)
+    write_facts(part.facts_path, [size, index, corrupt, keys])
     return len(part.items), size
-
-
-# Read the facts of a part, or None when it has not been finished.
-def _read_facts(part: Part) -> Optional[Facts]:
-    try:
-        return Facts(*json.loads(part.facts_path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):  # the last one of a part that an older version wrote
-        return None
 
 
 def finished(parts: Sequence[Part], joined: Path) -> Finished:
@@ -189,21 +178,14 @@ def finished(parts: Sequence[Part], joined: Path) -> Finished:
     found: Finished = {}
     inside = 0  # bytes of the joined file that its parts account for, as long as they follow each other
     for part in parts:
-        facts = _read_facts(part)
-        if facts is None:
+        facts = Facts(*read_facts(part.facts_path)) if part.facts_path.exists() else None
+        if facts and part.records.exists() and part.records.stat().st_size == facts.bytes:
+            inside, found[part.records] = -1, facts
+        elif facts and inside >= 0 and joined.exists() and inside + facts.bytes <= joined.stat().st_size:
+            inside, found[part.records] = inside + facts.bytes, facts
+        else:
             inside = -1
-            continue
-        if _size(part.records) == facts.bytes:
-            inside = -1
-            found[part.records] = facts
-        elif inside >= 0 and not part.records.exists() and inside + facts.bytes <= _size(joined):
-            inside += facts.bytes
-            found[part.records] = facts
     return found
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
 
 
 def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[File, File]:
@@ -232,12 +214,9 @@ def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[
             os.fsync(output.fileno())
             path.unlink()
         size = output.tell()
-    index = joined.with_suffix(".idx")
-    with index.open("w", encoding="ascii") as lines:
-        begin = 0
+    index, begin = joined.with_suffix(".idx"), 0
+    with in_one_step(index, durable=True) as lines:
         for fact in facts.values():
-            lines.writelines(index_line(key, begin + offset) for key, offset in fact.index)
+            lines.writelines(index_line(key, begin + offset).encode() for key, offset in fact.index)
             begin += fact.bytes
-        lines.flush()
-        os.fsync(lines.fileno())
     return {"name": joined.name, "bytes": size, "sha256": digest.hexdigest()}, describe_file(index)

@@ -23,7 +23,7 @@ class Item(NamedTuple):
     """One image: a range of a container, or a file below it, or bytes that are in no file."""
 
     name: str  # class and file name, unique within its split
-    label: int
+    kind: str  # name of its class
     container: str  # path of the tar, or of the folder that ``name`` is relative to
     offset: int  # byte at which it begins in the container; -1 for a file of its own
     size: int  # bytes
@@ -37,6 +37,10 @@ class Source(NamedTuple):
     images: Dict[str, List[Item]]  # those of train and of val
     made: str  # description of it and of its split, for the passport
     left_out: int = 0  # files that are no images by their suffix
+
+    @property
+    def labels(self) -> Dict[str, int]:
+        return {name: label for label, name in enumerate(self.classes)}
 
     @property
     def counts(self) -> Dict[str, int]:
@@ -72,12 +76,12 @@ def read_item(item: Item) -> bytes:
     return data
 
 
-def by_label(items: Iterable[Item], seed: int) -> List[List[Item]]:
-    """Group images by their label; a group is in the order in which images of it are held out, by seed and name."""
-    groups: Dict[int, List[Item]] = {}
+def by_class(items: Iterable[Item], seed: int) -> List[List[Item]]:
+    """Group images by their class; a group is in the order in which images of it are held out, by seed and name."""
+    groups: Dict[str, List[Item]] = {}
     for item in items:
-        groups.setdefault(item.label, []).append(item)
-    return [sorted(groups[label], key=lambda item: mixed(seed, "held out:" + item.name)) for label in sorted(groups)]
+        groups.setdefault(item.kind, []).append(item)
+    return [sorted(groups[kind], key=lambda item: mixed(seed, "held out:" + item.name)) for kind in sorted(groups)]
 
 
 def check_classes(source: Source) -> None:
@@ -89,8 +93,7 @@ def check_classes(source: Source) -> None:
             f"if {source.classes[0]} holds the class folders, name it as the raw data",
         )
     for split, items in source.images.items():
-        labels = {item.label for item in items}
-        absent = [name for label, name in enumerate(source.classes) if label not in labels]
+        absent = sorted(set(source.classes) - {item.kind for item in items})
         if absent:
             raise Problem(
                 f"{split} has no image of {some(absent)}",
@@ -114,7 +117,7 @@ def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> So
     name = origin.resolve().name
     if not (origin / "train").is_dir():
         items, found, left_out = walk_classes(origin, report, 0)
-        images = hold_out(label_by_folder(items, found), found, seed, fraction)
+        images = hold_out(items, seed, fraction)
         made = f"one tree of class folders, {fraction:g} of every class held out here"
         return Source(name, tuple(found), images, made, left_out)
     val = find_val(origin)
@@ -126,10 +129,9 @@ def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> So
         )
     train, trained, left_out = walk_classes(origin / "train", report, 0)
     held, seen, left_out_val = walk_classes(val, report, len(train))
-    classes = tuple(sorted({*trained, *seen}))
-    images = {"train": label_by_folder(train, classes), "val": label_by_folder(held, classes)}
     made = f"class folders, split into train and {val.name} by the source"
-    return Source(name, classes, images, made, left_out + left_out_val)
+    classes = tuple(sorted({*trained, *seen}))
+    return Source(name, classes, {"train": train, "val": held}, made, left_out + left_out_val)
 
 
 def find_val(origin: Path) -> Optional[Path]:
@@ -137,7 +139,7 @@ def find_val(origin: Path) -> Optional[Path]:
 
 
 def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], List[str], int]:
-    """List the images below each class folder of ``root``, not labelled yet; the classes; the files left out."""
+    """List the images below each class folder of ``root``; the classes; the number of files left out."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
@@ -154,7 +156,7 @@ def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], L
                 left_out += 1
                 continue
             facts = os.stat(os.path.join(root, path))  # noqa: PTH116,PTH118
-            items.append(Item(path, -1, str(root), -1, facts.st_size, facts.st_mtime_ns))
+            items.append(Item(path, name, str(root), -1, facts.st_size, facts.st_mtime_ns))
             if len(items) % 256 == 0:
                 report(before + len(items))
     report(before + len(items))
@@ -178,19 +180,13 @@ def _files(root: Path, folder: str) -> Iterator[str]:
             yield path
 
 
-def label_by_folder(items: List[Item], classes: Sequence[str]) -> List[Item]:
-    """Label images by the class folder that their name begins with."""
-    labels = {name: label for label, name in enumerate(classes)}
-    return [item._replace(label=labels[item.name.split("/", 1)[0]]) for item in items]
-
-
-def hold_out(items: List[Item], classes: Sequence[str], seed: int, fraction: float) -> Dict[str, List[Item]]:
+def hold_out(items: List[Item], seed: int, fraction: float) -> Dict[str, List[Item]]:
     """Hold the same fraction of every class out, at least one image, chosen by seed and name."""
     images: Dict[str, List[Item]] = {"train": [], "val": []}
-    for group in by_label(items, seed):
+    for group in by_class(items, seed):
         if len(group) < 2:
             raise Problem(
-                f"the class {classes[group[0].label]} has a single image",
+                f"the class {group[0].kind} has a single image",
                 "at least two: one to train on, one to hold out",
                 "add images to it or take its folder away",
             )
@@ -211,22 +207,19 @@ def list_imagenet(origin: Path, report: Report) -> Source:
     """List ILSVRC2012's tars in place: the training tar of class tars, the flat validation tar."""
     if not (origin / TRAIN_TAR).exists():
         raise Problem(f"{origin} has {VAL_TAR} but no {TRAIN_TAR}", "both", "download it from image-net.org")
-    train: List[Tuple[str, Item]] = []
+    train: List[Item] = []
     for member in members(origin / TRAIN_TAR, 0, None):
         wordnet_id, suffix = os.path.splitext(member.name)  # noqa: PTH122
         if suffix == ".tar":
             for image in members(origin / TRAIN_TAR, member.offset, member.size, member.name):
-                train.append((wordnet_id, image._replace(name=f"{wordnet_id}/{image.name}")))
+                train.append(image._replace(name=f"{wordnet_id}/{image.name}", kind=wordnet_id))
             report(len(train))
-    splits = {"train": train, "val": _list_val(origin, report, len(train))}
-    classes = tuple(sorted({name for items in splits.values() for name, _ in items}))
-    labels = {name: label for label, name in enumerate(classes)}
-    images = {split: [item._replace(label=labels[name]) for name, item in items] for split, items in splits.items()}
+    images = {"train": train, "val": _list_val(origin, report, len(train))}
+    classes = tuple(sorted({item.kind for items in images.values() for item in items}))
     return Source("imagenet", classes, images, "ILSVRC2012's tars, their own split")
 
 
-# List the validation images with their classes' names.
-def _list_val(origin: Path, report: Report, before: int) -> List[Tuple[str, Item]]:
+def _list_val(origin: Path, report: Report, before: int) -> List[Item]:
     if not (origin / VAL_TAR).exists():
         folder = find_val(origin)
         if folder is None:
@@ -235,7 +228,7 @@ def _list_val(origin: Path, report: Report, before: int) -> List[Tuple[str, Item
                 "the validation images",
                 f"download {VAL_TAR} from image-net.org, or sort its images into val/CLASS/",
             )
-        return [(item.name.split("/", 1)[0], item) for item in walk_classes(folder, report, before)[0]]
+        return walk_classes(folder, report, before)[0]
     images = sorted(members(origin / VAL_TAR, 0, None), key=lambda item: item.name)
     report(before + len(images))
     truth = ground_truth(origin / DEVKIT)
@@ -245,11 +238,11 @@ def _list_val(origin: Path, report: Report, before: int) -> List[Tuple[str, Item
             "one label for each image",
             f"download both again: sha256sum {VAL_TAR} shows whether it is whole",
         )
-    return [(truth[position], image) for position, image in enumerate(images)]
+    return [image._replace(kind=kind) for image, kind in zip(images, truth)]
 
 
 def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Iterator[Item]:
-    """Yield the files in a tar, or in the tar inside ``tar`` from ``begin`` on, not unpacked and not labelled."""
+    """Yield the files in a tar, or in the tar inside ``tar`` from ``begin`` on, not unpacked, and of no class yet."""
     facts = tar.stat()
     place = f"{within} in {tar}" if within else str(tar)
     end = facts.st_size if size is None else min(begin + size, facts.st_size)
@@ -268,7 +261,7 @@ def members(tar: Path, begin: int, size: Optional[int], within: str = "") -> Ite
                         raise tarfile.ReadError("it ends within " + member.name)
                     if member.isfile():
                         name = member.name[2:] if member.name.startswith("./") else member.name
-                        yield Item(name, -1, str(tar), member.offset_data, member.size, facts.st_mtime_ns)
+                        yield Item(name, "", str(tar), member.offset_data, member.size, facts.st_mtime_ns)
         except tarfile.TarError as error:
             raise Problem(f"{place} is no whole tar: {error}", "the whole file", "download it again") from None
 
@@ -292,9 +285,11 @@ def ground_truth(devkit: Path) -> List[str]:
     try:
         with tarfile.open(devkit) as archive:
             names = {member.name.split("/", 1)[-1]: member for member in archive if member.isfile()}
-            meta = loadmat(io.BytesIO(_extract(archive, names[META])), squeeze_me=True)["synsets"]
-            lines = _extract(archive, names[GROUND_TRUTH]).split()
-        leaves = {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in meta if int(s["num_children"]) == 0}
+            meta, truth = (archive.extractfile(names[name]) for name in (META, GROUND_TRUTH))
+            assert meta and truth  # both are files
+            synsets = loadmat(io.BytesIO(meta.read()), squeeze_me=True)["synsets"]
+            lines = truth.read().split()
+        leaves = {int(s["ILSVRC2012_ID"]): str(s["WNID"]) for s in synsets if int(s["num_children"]) == 0}
         return [leaves[int(line)] for line in lines]
     except (tarfile.TarError, OSError, EOFError, KeyError, ValueError, IndexError) as error:
         raise Problem(
@@ -302,11 +297,6 @@ def ground_truth(devkit: Path) -> List[str]:
             f"{META} and {GROUND_TRUTH}, as image-net.org gives them",
             "download it again",
         ) from None
-
-
-def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return b"" if file is None else file.read()
 
 
 DIGITS_HELD_OUT = 297
@@ -335,7 +325,7 @@ def list_digits(seed: int) -> Source:
         large = gray.resize((DIGITS_SIDE, DIGITS_SIDE), Image.BICUBIC).convert("RGB")
         large.save(buffer, "JPEG", quality=DIGITS_QUALITY)
         payload = buffer.getvalue()
-        items.append(Item(f"{label}/{number:04}.jpg", int(label), "", -1, len(payload), 0, payload))
+        items.append(Item(f"{label}/{number:04}.jpg", str(label), "", -1, len(payload), 0, payload))
     classes = tuple(str(label) for label in range(10))
     made = (
         f"scikit-learn's load_digits, 8x8 enlarged to {DIGITS_SIDE}x{DIGITS_SIDE} by the bicubic filter, "
@@ -344,8 +334,8 @@ def list_digits(seed: int) -> Source:
     # The k-th of n images of a class is at the fraction k/n: a cut through the sorted fractions takes
     # the same share of every class.
     ranked = sorted(
-        ((place + 0.5) / len(group), item.label, item)
-        for group in by_label(items, seed)
+        ((place + 0.5) / len(group), item.kind, item)
+        for group in by_class(items, seed)
         for place, item in enumerate(group)
     )
     chosen = [item for _, _, item in ranked]

@@ -50,19 +50,20 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
 def fingerprint_of(source: Source, encoding: Encoding) -> str:
     """Hash of all that decides what is written: version, options and listing, but not the place."""
     digest = hashlib.sha256(repr((VERSION, tuple(encoding), source.name, source.classes)).encode())
+    labels = source.labels
     for items in source.images.values():
         digest.update(b"split\n")
         for item in items:
             # The bytes of a generated image follow from its name; its encoder's version must not matter here.
             facts = (0, 0) if item.payload else (item.size, item.changed)
-            text = repr((item.name, item.label, item.offset, *facts))
+            text = repr((item.name, labels[item.kind], item.offset, *facts))
             digest.update(text.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
     source, encoding = listing.source, listing.encoding
-    parts = {split: plan(items, split, scratch, encoding) for split, items in source.images.items()}
+    parts = {split: plan(source, split, scratch, encoding) for split in source.images}
     facts = convert(listing, parts, scratch, args.workers, progress)
     skipped = judge_corrupt(source, facts, args.skip_corrupt, progress)
     listed = source.images["val"]
