@@ -49,8 +49,8 @@ def timeline(config: Any, steps_per_epoch: int) -> Timeline:
     def evaluates_after(step: int) -> bool:
         return step % config.eval_interval == 0 or step == steps
 
+    # Counted from 1, with the part of the epoch that is done, as submitted.
     def epoch_num(step: int) -> float:
-        """Counted from 1, with the part of the epoch that is done, as submitted."""
         epoch = (step - 1) // steps_per_epoch
         return 1 + epoch + (step - epoch * steps_per_epoch) / steps_per_epoch
 

@@ -47,8 +47,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     return Listing(source, encoding, fingerprint_of(source, encoding))
 
 
+# Hash of all that decides what is written: version, options and listing, but not the place.
 def fingerprint_of(source: Source, encoding: Encoding) -> str:
-    """Hash of all that decides what is written: version, options and listing, but not the place."""
     digest = hashlib.sha256(repr((VERSION, tuple(encoding), source.name, source.classes)).encode())
     labels = source.labels
     for items in source.images.values():
@@ -115,8 +115,8 @@ def convert(
     return {split: {part.records: done[part.records] for part in parts[split]} for split in parts}
 
 
+# Size of the data set, from what some images of the training split become.
 def estimate_bytes(listing: Listing) -> int:
-    """Size of the data set, from what some images of the training split become."""
     every = [item for items in listing.source.images.values() for item in items]
     train = listing.source.images["train"]
     sample = train[:: max(1, len(train) // SAMPLED_IMAGES)]
@@ -132,8 +132,8 @@ def _encoded_size(item: Item, encoding: Encoding) -> int:
         return item.size
 
 
+# Names of the corrupt images in each split, when they may be skipped.
 def judge_corrupt(source: Source, facts: Dict[str, Finished], skip: bool, progress: Progress) -> Dict[str, List[str]]:
-    """Names of the corrupt images in each split, when they may be skipped."""
     corrupt = {split: dict(pair for fact in facts[split].values() for pair in fact.corrupt) for split in facts}
     lines = [f"{split}: {name}: {why}" for split, images in corrupt.items() for name, why in images.items()]
     source_checks.damaged(lines, "corrupt images", "images that can be decoded", skip, progress, keeps=True)

@@ -31,7 +31,7 @@ CONSTANT_RATE_LOSS = 0.5269  # log loss on the sample's test rows of always givi
 
 @pytest.fixture(scope="module")
 def clicks(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small data set."""
+    # The small data set.
     folder = tmp_path_factory.mktemp("clicks") / "dlrm"
     data.prepare("dlrm", folder, data.Preparation(), pytorch_python)
     return folder
@@ -41,7 +41,7 @@ prepare = partial(preparing.here, "dlrm")
 
 
 def row(number: int) -> str:
-    """A row of Criteo's format that depends on its number."""
+    # A row of Criteo's format that depends on its number.
     numbers = [str(number % (column + 2) - 1) if number % 5 else "" for column in range(13)]
     hashes = [f"{(number * 7919 + column) % (40 + column):08x}" for column in range(26)]
     return "\t".join([str(number % 3 // 2), *numbers, *hashes]) + "\n"
@@ -281,7 +281,7 @@ def test_what_cannot_be_evaluated_or_read_is_refused_and_what_is_not_used_report
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    """config.json of the small system with a fixed seed."""
+    # config.json of the small system with a fixed seed.
     return write_small_config(path, "dlrm", ranks, ("log_interval=1", *settings))
 
 

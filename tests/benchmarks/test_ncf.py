@@ -16,14 +16,14 @@ from tests import preparing
 from tests.conftest import Encore, evaluations, losses, only_run, quality, records
 from tests.trainings import BareRuns, assert_resumed, bare_runs, recorded, steps_so_far, write_small_config
 
+# Three epochs of 15 steps; each evaluation takes many batches, so that a signal may come within one.
 SMALL = ("layers=[32,16,8]", "factors=8", "stop_at_target=false", "epochs=3", "eval_batch_size=16384")
-"""Three epochs of 15 steps; each evaluation takes many batches, so that a signal may come within one."""
 STEPS = 45
 
 
 @pytest.fixture(scope="session")
 def tastes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small data set of ncf."""
+    # The small data set of ncf.
     folder = tmp_path_factory.mktemp("tastes") / "ncf"
     data.prepare("ncf", folder, data.Preparation(), pytorch_python, lambda update: None)
     return folder
@@ -46,7 +46,7 @@ def test_two_ranks_reach_the_target_and_the_log_passes(encore: Encore, tastes: P
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    """config.json of the small system, of a tenth of its width, with a fixed seed."""
+    # config.json of the small system, of a tenth of its width, with a fixed seed.
     return write_small_config(path, "ncf", ranks, (*SMALL, *settings))
 
 
@@ -83,7 +83,7 @@ def rows(separator: str, ratings: Sequence[tuple[object, ...]] = RATINGS) -> str
 
 
 def change_ids(prefix: str) -> str:
-    """RATINGS with other ids in the same order."""
+    # RATINGS with other ids in the same order.
     return rows(",", [(f"{prefix}{user:02}", f"{prefix}{item:02}", *rest) for user, item, *rest in RATINGS])
 
 

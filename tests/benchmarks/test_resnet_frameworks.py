@@ -12,14 +12,13 @@ import pytest
 from tests.conftest import Encore, evaluations, logged, losses, only_run
 from tests.trainings import SEED, Started, assert_none_left, evaluated, exported, settings
 
-EPOCH = 24
-"""Steps that go over the small data set once."""
+EPOCH = 24  # steps that go over the small data set once
 FRAMEWORKS = ("pytorch", "tensorflow")
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
 def framework(request: pytest.FixtureRequest) -> str:
-    """Each framework in turn."""
+    # Each framework in turn.
     return str(request.param)
 
 
@@ -28,20 +27,19 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 @dataclass(frozen=True)
 class Reached:
-    """A run on two ranks that reached its target: its folder and what --json printed."""
-
+    # A run on two ranks that reached its target: its folder and what --json printed.
     folder: Path
     printed: dict[str, Any]
 
     @property
     def metrics(self) -> Path:
-        """Its metrics stream."""
+        # Its metrics stream.
         return self.folder / "experiment_0" / "metrics.jsonl"
 
 
 @pytest.fixture(scope="module")
 def reached(framework: str, encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Reached:
-    """Trains until the target is reached."""
+    # Trains until the target is reached.
     results = tmp_path_factory.mktemp("reached")
     where = ("--data", str(digits), "--results", str(results))
     done = encore("run", f"resnet-{framework}", "2", *SEED, *where, "--json")
@@ -68,7 +66,7 @@ def test_run_on_two_ranks_reaches_the_target(framework: str, reached: Reached) -
 def test_exported_model_is_the_one_that_reached_the_target(
     framework: str, reached: Reached, encore: Encore, serving_python: Path, tmp_path: Path
 ) -> None:
-    """A server's clients get its quality too."""
+    # A server's clients get its quality too.
     formats = {"pytorch": "torch-export", "tensorflow": "saved-model"}
     content = exported(encore, reached.folder, tmp_path / "exported", formats[framework])
     assert content["reached"]
@@ -141,7 +139,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.usefixtures("mxnet_python", "pytorch_python", "tensorflow_python")
 def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path, name: str) -> None:
-    """LARS, both schedules, bf16, a scaled loss, micro-batches, fp16 on the wire in groups: two ranks, one epoch."""
+    # LARS, both schedules, bf16, a scaled loss, micro-batches, fp16 on the wire in groups: two ranks, one epoch.
     where = ("--data", str(digits), "--results", str(tmp_path), "--seed", "7")
     done = encore("run", name, "2", *where, *settings({**OPTIONS[name], "quality_target": "1.0"}))
     assert done.returncode == 3, done.stdout + done.stderr

@@ -14,7 +14,7 @@ FRAMEWORKS = ("mxnet", "pytorch", "tensorflow")
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
 def found(request: pytest.FixtureRequest, digits: Path) -> dict[str, Any]:
-    """What the program finds in each framework."""
+    # What the program finds in each framework.
     inside: InFramework = request.getfixturevalue(f"in_{request.param}")
     return {"name": request.param, **result(inside("input_batches.py", request.param, str(digits)))}
 
@@ -34,14 +34,14 @@ def test_a_batch_is_copied_in_every_precision_and_layout(found: dict[str, Any]) 
 
 
 def test_a_gpu_has_a_step_while_the_copy_before_it_is_waited_for(found: dict[str, Any]) -> None:
-    """DALI is asked for a batch after the last one is copied, and nothing waits for all that the GPU has to do."""
+    # DALI is asked for a batch after the last one is copied, and nothing waits for all that the GPU has to do.
     assert found["drains"] == 0
     wanted = ["run", "convert", "step", "copied"] * 3 if found["name"] == "tensorflow" else []
     assert found["calls"][:11] == wanted[:11]
 
 
 def queued(fetches: list[float], steps: list[float]) -> float:
-    """Share of the time that a device waits which has a queue: Python fetches the next batch while a step runs."""
+    # Share of the time that a device waits which has a queue: Python fetches the next batch while a step runs.
     fetched = done = waited = 0.0
     for fetch, step in zip(fetches, steps, strict=True):
         fetched += fetch
@@ -51,7 +51,7 @@ def queued(fetches: list[float], steps: list[float]) -> float:
 
 
 def in_turn(fetches: list[float], steps: list[float]) -> float:
-    """The same where a step is done when it returns."""
+    # The same where a step is done when it returns.
     return sum(fetches) / (sum(fetches) + sum(steps))
 
 
@@ -66,8 +66,7 @@ def test_the_share_of_waiting_is_that_of_an_idle_device(found: dict[str, Any]) -
 
 
 def test_an_error_of_a_queued_step_ends_the_training() -> None:
-    """The watch of the device may be the first to hear of it."""
-
+    # The watch of the device may be the first to hear of it.
     def finish() -> None:
         raise RuntimeError("out of memory")
 

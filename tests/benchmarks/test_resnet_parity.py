@@ -8,13 +8,13 @@ import pytest
 from tests.trainings import InFramework, result, write_small_config
 
 FRAMEWORKS = ("pytorch", "tensorflow")
+# The deeper the network, the more a rounding grows on its way back; MXNet's are as far from float64.
 GRADIENTS_OF_50 = {"pytorch": 1e-2, "tensorflow": 2e-2}
-"""The deeper the network, the more a rounding grows on its way back; MXNet's are as far from float64."""
 
 
 @pytest.fixture(scope="module")
 def mxnets(in_mxnet: InFramework, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What MXNet computes of the common task."""
+    # What MXNet computes of the common task.
     file = tmp_path_factory.mktemp("parity") / "mxnet.npz"
     in_mxnet("parity_mxnet.py", str(file), str(digits))
     return file
@@ -22,7 +22,7 @@ def mxnets(in_mxnet: InFramework, digits: Path, tmp_path_factory: pytest.TempPat
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_parity_with_mxnet(framework: str, mxnets: Path, digits: Path, request: pytest.FixtureRequest) -> None:
-    """Weights, logits, loss, gradients, rates, both optimizers and 50 losses on the same batches."""
+    # Weights, logits, loss, gradients, rates, both optimizers and 50 losses on the same batches.
     inside: InFramework = request.getfixturevalue(f"in_{framework}")
     found = result(inside(f"parity_{framework}.py", str(mxnets), str(digits)))
     assert found["same names"]
@@ -49,7 +49,7 @@ def test_parity_with_mxnet(framework: str, mxnets: Path, digits: Path, request: 
 def test_no_rank_reads_before_rank_0_has_started_the_clock(
     framework: str, digits: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Not even the index; rank 0 takes a second to log run_start, for which the other rank waits."""
+    # Not even the index; rank 0 takes a second to log run_start, for which the other rank waits.
     inside: InFramework = request.getfixturevalue(f"in_{framework}")
     name = "resnet" if framework == "mxnet" else f"resnet-{framework}"
     config = write_small_config(tmp_path / "config.json", name, 2, ["warm_up_steps=0"])

@@ -9,7 +9,7 @@ USERS, ITEMS, HELD_OUT = 40, 30, 29
 
 
 def small_data() -> data.DataSet:
-    """Pairs of users and items, of which one item is nobody's but held out."""
+    # Pairs of users and items, of which one item is nobody's but held out.
     generator = torch.Generator().manual_seed(3)
     met = torch.rand(USERS, ITEMS, generator=generator) < 0.3
     met[:, 0] = True

@@ -20,7 +20,7 @@ from mxnet import autograd  # isort: skip
 
 
 def named(network, config):
-    """Parameters by the names of benchmarks/resnet/architecture.py, whose order is that of Gluon's."""
+    # Parameters by the names of benchmarks/resnet/architecture.py, whose order is that of Gluon's.
     return dict(zip(architecture.shapes(config), network.collect_params().values(), strict=True))
 
 

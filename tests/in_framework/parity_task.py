@@ -16,7 +16,7 @@ LOSSES = 50
 
 
 def config_of(config_class, **changes):
-    """The configuration of all comparisons but for ``changes``: ResNet-18 on small images, fp32, on the CPU."""
+    # The configuration of all comparisons but for ``changes``: ResNet-18 on small images, fp32, on the CPU.
     layout = {} if config_class.layout == "NHWC" and "mxnet" not in config_class.__module__ else {"layout": "NCHW"}
     values = dict(
         device="cpu", precision="fp32", pad_channels=False, depth=18, num_classes=10, image_size=64, eval_resize=64,
@@ -27,11 +27,9 @@ def config_of(config_class, **changes):
 
 
 def made_weights(config):
-    """Weights and statistics that are not those of a fresh network, but of a size that trains.
-
-    The last gamma of a block is small: a deep network without that amplifies rounding until no two frameworks
-    agree on a gradient, nor either of them with float64.
-    """
+    # Weights and statistics that are not those of a fresh network, but of a size that trains. The last gamma of a block
+    # is small: a deep network without that amplifies rounding until no two frameworks agree on a gradient, nor either
+    # of them with float64.
     generator = np.random.RandomState(11)
     last = "norm2" if config.depth < 50 else "norm3"
     arrays = {}
@@ -48,14 +46,14 @@ def made_weights(config):
 
 
 def made_batch(config):
-    """Images (N, C, H, W) and labels (N,)."""
+    # Images (N, C, H, W) and labels (N,).
     generator = np.random.RandomState(12)
     shape = (config.batch_size, 3, config.image_size, config.image_size)
     return generator.standard_normal(shape).astype("float32"), generator.randint(0, config.num_classes, shape[0])
 
 
 def made_gradients(config):
-    """Gradients of each step for the optimizers; a new generator, so that every framework draws the same."""
+    # Gradients of each step for the optimizers; a new generator, so that every framework draws the same.
     generator = np.random.default_rng(13)
     shapes = architecture.shapes(config)
     for _ in range(OPTIMIZER_STEPS):
@@ -63,20 +61,20 @@ def made_gradients(config):
 
 
 def optimizer_config(config_class, name):
-    """Strong enough that every term of the formula can be seen in the result."""
+    # Strong enough that every term of the formula can be seen in the result.
     without = {"sgd": ("beta", "bias"), "lars": ("gamma", "beta")}[name]
     strong = {"weight_decay": 0.01, "lars_eta": 0.1, "lars_epsilon": 1e-3}
     return config_of(config_class, optimizer=name, no_weight_decay=without, **strong)
 
 
 def rates(config):
-    """Learning rates of the 50 steps of training, 24 an epoch: with warm-up, of both schedules."""
+    # Learning rates of the 50 steps of training, 24 an epoch: with warm-up, of both schedules.
     stepwise = dataclasses.replace(config, schedule="step", decay_epochs=(1, 2), warmup_epochs=0.5)
     return [events.learning_rate(chosen, step, 24) for chosen in (config, stepwise) for step in range(LOSSES)]
 
 
 def run(config_class, framework: SimpleNamespace, data):
-    """Everything by name, for np.savez."""
+    # Everything by name, for np.savez.
     found = {}
     for depth in (18, 50):
         config = config_of(config_class, depth=depth)
@@ -116,7 +114,7 @@ def run(config_class, framework: SimpleNamespace, data):
 
 
 def differences(found, path):
-    """Worst difference of each kind from another framework's file, relative: |difference| / |other|, by norms."""
+    # Worst difference of each kind from another framework's file, relative: |difference| / |other|, by norms.
     with np.load(path) as file:
         other = {name: file[name] for name in file.files}
     worst = {}

@@ -29,7 +29,7 @@ def _from_tensorflow(name, array):
 
 
 def export_arrays(values):
-    """Variables, gradients or momenta with the axes of benchmarks/resnet/architecture.py."""
+    # Variables, gradients or momenta with the axes of benchmarks/resnet/architecture.py.
     return {name: _from_tensorflow(name, value.numpy()) for name, value in values.items()}
 
 

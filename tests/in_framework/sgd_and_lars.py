@@ -11,14 +11,14 @@ import numpy as np
 
 
 def decays(name: str, optimizer: str) -> bool:
-    """Whether set_wd_mult leaves weight decay to a parameter."""
+    # Whether set_wd_mult leaves weight decay to a parameter.
     if optimizer == "lars":
         return name.endswith(("weight", "bias"))  # the only bias is that of fc1
     return name.endswith(("weight", "gamma"))
 
 
 def rate_at(iteration: int, base: float, iterations: int, warmup: int, end: float = 0.0001) -> float:
-    """PolySchedule; MXNet's num_update is 1 at the first update."""
+    # PolySchedule; MXNet's num_update is 1 at the first update.
     if iteration <= warmup:
         return base * iteration / warmup
     left = 1 - (iteration - warmup) / (iterations - warmup)
@@ -26,7 +26,7 @@ def rate_at(iteration: int, base: float, iterations: int, warmup: int, end: floa
 
 
 def trained(weights: dict, gradients: list, rates: list, config: object) -> dict:
-    """The weights after a step with each of ``gradients`` (averaged) and ``rates``, in float64."""
+    # The weights after a step with each of ``gradients`` (averaged) and ``rates``, in float64.
     weights = {name: weight.astype("float64") for name, weight in weights.items()}
     states = {name: np.zeros(weight.shape) for name, weight in weights.items()}
     last_lr = rates[0]

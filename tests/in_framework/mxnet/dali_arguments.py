@@ -22,7 +22,7 @@ SPLITS = ("training", "evaluation")
 
 
 def operators(config, split):
-    """Arguments of each operator by its name, as DALI prints them."""
+    # Arguments of each operator by its name, as DALI prints them.
     definition = getattr(inputs, f"_{split}")
     graph = definition(config, Path("/data"), Ranks(3, 8, 3, 8, None), batch_size=8, num_threads=3, device_id=3)
     graph._build_graph()
@@ -42,7 +42,7 @@ def decoder_of(config, split):
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("config", [PLAIN, CACHED], ids=["plain", "cached"])
 def test_decoders_get_what_the_submissions_gave_them(config, split):
-    """As common/dali.py of NVIDIA's v0.6, v0.7 and v2.1 submissions of ResNet in MXNet."""
+    # As common/dali.py of NVIDIA's v0.6, v0.7 and v2.1 submissions of ResNet in MXNet.
     decoder, cached = decoder_of(config, split), config is CACHED
     assert (decoder["device"], decoder["affine"]) == ("mixed", "False")
     assert decoder["device_memory_padding"] == decoder["host_memory_padding"] == str(64 * 2**20)
@@ -58,7 +58,7 @@ def test_decoders_get_what_the_submissions_gave_them(config, split):
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_decoder_of_a_newer_dali_gets_no_hint_of_its_outputs(monkeypatch, split):
-    """nvImageCodec's decoder ends when its outputs are allocated already; all else is as for an old one."""
+    # nvImageCodec's decoder ends when its outputs are allocated already; all else is as for an old one.
     old = operators(CACHED, split)
     # DALI 2.2's decoder has arguments that older ones lack; all else of it is the installed one's.
     names = [*backend.GetSchema("decoders__Image").GetArgumentNames(), "adjust_orientation", "dtype"]
@@ -71,7 +71,7 @@ def test_decoder_of_a_newer_dali_gets_no_hint_of_its_outputs(monkeypatch, split)
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_decoder_cache_keeps_to_its_shard(split):
-    """Else a rank has other images in each epoch, and the cache hardly ever hits."""
+    # Else a rank has other images in each epoch, and the cache hardly ever hits.
     plain, cached = (operators(config, split)["readers__MXNet"] for config in (PLAIN, CACHED))
     caching = {"stick_to_shard", "skip_cached_images", "lazy_init"}
     assert [cached.get(name) for name in caching] == ["True"] * 3
@@ -91,7 +91,7 @@ def test_crops_get_their_hints_and_labels_are_on_the_gpu(split, operator):
 
 
 def test_resizing_smooths_only_where_it_was_submitted(monkeypatch):
-    """DALI did so by its triangular filter alone until 1.16, which made it the default of the linear one."""
+    # DALI did so by its triangular filter alone until 1.16, which made it the default of the linear one.
     for config, smooth in ((PLAIN, "False"), (CACHED, "True")):
         every = [each for split in SPLITS for each in operators(config, split).items()]
         assert [arguments["antialias"] for name, arguments in every if "Resize" in name] == [smooth] * 2

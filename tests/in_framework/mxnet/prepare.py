@@ -45,7 +45,7 @@ def picture(random, width=160, height=120):
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
-    """Folder of small JPEGs 00.jpg to 47.jpg, and 28 large ones."""
+    # Folder of small JPEGs 00.jpg to 47.jpg, and 28 large ones.
     folder, random = tmp_path_factory.mktemp("images"), np.random.RandomState(0)
     for number in range(48):
         picture(random, 80 + number, 60).save(folder / f"{number:02}.jpg")
@@ -57,7 +57,7 @@ def images(tmp_path_factory):
 
 @pytest.fixture
 def prepare(monkeypatch, capsys):
-    """Runs the command line with small parts; returns exit code, the error or passport, and the notes."""
+    # Runs the command line with small parts; returns exit code, the error or passport, and the notes.
     monkeypatch.setattr(parts, "PART_IMAGES", 4)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -79,7 +79,7 @@ def prepare(monkeypatch, capsys):
 
 
 def class_folders(root, images, plan, begin=0):
-    """Makes class folders with that many images each."""
+    # Makes class folders with that many images each.
     numbers = iter(range(begin, begin + sum(plan.values())))
     for name, count in plan.items():
         (root / name).mkdir(parents=True)
@@ -90,14 +90,14 @@ def class_folders(root, images, plan, begin=0):
 
 @pytest.fixture
 def pets(tmp_path, images):
-    """Source with train/ of 3 x 8 images and val/ of 3 x 2."""
+    # Source with train/ of 3 x 8 images and val/ of 3 x 2.
     class_folders(tmp_path / "pets" / "train", images, {"ant": 8, "bee": 8, "cow": 8})
     class_folders(tmp_path / "pets" / "val", images, {"ant": 2, "bee": 2, "cow": 2}, begin=24)
     return tmp_path / "pets"
 
 
 def records(folder, split):
-    """Labels and image bytes of a split in their order."""
+    # Labels and image bytes of a split in their order.
     with (folder / f"{split}.rec").open("rb") as file:
         return [unpack(read_record(file, offset)) for _, offset in read_index(folder / f"{split}.idx")]
 
@@ -152,7 +152,7 @@ def test_one_tree_is_split_by_class(tmp_path, images, prepare):
 
 @pytest.fixture
 def imagenet(tmp_path, images):
-    """ImageNet's tars in their true layout, with three classes of eight images and six held out."""
+    # ImageNet's tars in their true layout, with three classes of eight images and six held out.
     folder = tmp_path / "imagenet"
     folder.mkdir()
     with tarfile.open(folder / "ILSVRC2012_img_train.tar", "w") as train:
@@ -164,16 +164,7 @@ def imagenet(tmp_path, images):
     with tarfile.open(folder / "ILSVRC2012_img_val.tar", "w") as val:
         for number in reversed(range(6)):
             val.add(images / f"{24 + number:02}.jpg", f"ILSVRC2012_val_{number + 1:08}.JPEG")
-    fields = [
-        "ILSVRC2012_ID",
-        "WNID",
-        "words",
-        "gloss",
-        "num_children",
-        "children",
-        "wordnet_height",
-        "num_train_images",
-    ]
+    fields = ["ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children", "height", "num_train_images"]
     synsets = np.zeros((5, 1), [(name, object) for name in fields])
     # The true file numbers leaves in an order that is not that of their WordNet ids, inner nodes last.
     for row, name in enumerate(["n02084071", "n01440764", "n01443537", "n00001740", "n00015388"]):
@@ -318,7 +309,7 @@ def test_many_corrupt_images_are_counted_and_twenty_named(tmp_path, pets, prepar
 
 @pytest.fixture
 def slow(tmp_path, images):
-    """Words of a command whose 24 + 4 images take a while, since they are re-encoded; it writes in out/."""
+    # Words of a command whose 24 + 4 images take a while, since they are re-encoded; it writes in out/.
     for split, begin, count in (("train", 0, 24), ("val", 24, 4)):
         for number in range(count):
             folder = tmp_path / "slow" / split / ("more" if number == count - 1 else "all")
@@ -328,7 +319,7 @@ def slow(tmp_path, images):
 
 
 def started(words, pattern="train-*.json"):
-    """Return a preparation in a process of its own that has come as far as a file of its parts."""
+    # Return a preparation in a process of its own that has come as far as a file of its parts.
     command = [sys.executable, "-c", DRIVER, *map(str, words)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not list((words[-1] / "parts").glob(pattern)):
@@ -344,7 +335,7 @@ def error_of(child):
 
 
 def workers(child):
-    """Processes of a preparation."""
+    # Processes of a preparation.
     return Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
 
 
@@ -381,16 +372,6 @@ def test_a_killed_worker_ends_the_preparation(slow):
     assert child.returncode == 1
 
 
-def test_a_changed_source_starts_over(tmp_path, slow, prepare):
-    child = started(slow)
-    child.kill()
-    child.communicate()
-    (tmp_path / "slow" / "train" / "all" / "0.jpg").unlink()
-    code, _, notes = prepare(*slow)
-    assert (code, notes[0].split(":")[0]) == (0, "starting over")
-    assert passports.read(tmp_path / "out")["splits"]["train"]["count"] == 23
-
-
 def test_joining_resumes_byte_for_byte(tmp_path, pets, prepare):
     assert prepare(pets, "-o", tmp_path / "whole")[0] == 0
     # Not even room for a part, then for some, then for all of them and not for the joined file.
@@ -407,19 +388,6 @@ def test_too_little_room_is_reported_before_the_start(tmp_path, pets, prepare, m
     code, error, _ = prepare(pets, "-o", tmp_path / "out")
     assert (code, error["found"]) == (2, f"10.0 kB free on the disk of {tmp_path / 'out'}")
     assert not list((tmp_path / "out" / "parts").glob("*.rec"))
-
-
-@pytest.mark.parametrize(("quality", "code", "end"), [(95, 0, "nothing to do"), (90, 2, "other options")])
-def test_a_second_preparation_of_one_folder_waits_for_the_first(tmp_path, slow, prepare, quality, code, end):
-    child = started(slow, "plan.json")
-    found, last, notes = prepare(tmp_path / "slow", "--quality", quality, "-o", tmp_path / "out")
-    child.communicate()
-    assert (child.returncode, found) == (0, code)
-    assert "another preparation is writing" in notes[0]
-    assert end in (notes[-1] if code == 0 else last["found"])
-    assert passports.read(tmp_path / "out")["how"]["options"]["quality"] == 95
-    assert not (tmp_path / "out" / "parts").exists()
-    assert passports.verify(tmp_path / "out", False, "resnet") == []
 
 
 # -- bad input ----------------------------------------------------------------------------------------

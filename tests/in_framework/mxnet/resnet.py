@@ -60,8 +60,7 @@ def test_weights_follow_the_seed():
 
 
 class NgcOperators:
-    """Symbols with the arguments that NVIDIA's submissions hand to them, and no others."""
-
+    # Symbols with the arguments that NVIDIA's submissions hand to them, and no others.
     @staticmethod
     def BatchNorm(data, act_type, axis, eps, momentum, fix_gamma):
         assert (act_type, axis, fix_gamma) == ("relu", 3, False)
@@ -72,8 +71,7 @@ class NgcOperators:
 
 
 class OldOperators:
-    """An MXNet whose documentation alone knows of the fused operator."""
-
+    # An MXNet whose documentation alone knows of the fused operator.
     @staticmethod
     def BatchNorm(data, axis, eps, momentum, fix_gamma):
         """There is no act_type."""
@@ -95,7 +93,7 @@ def test_fused_operators_are_found_by_asking(config, operators, has):
 
 
 def test_fused_operators_get_the_submitted_arguments():
-    """As resnet-v1b-fl.py calls them; Gluon's own arguments stay out."""
+    # As resnet-v1b-fl.py calls them; Gluon's own arguments stay out.
     found = []
     layers = model.Layers(GPU, model.FusedOperators(True, True))
 
@@ -111,7 +109,7 @@ def test_fused_operators_get_the_submitted_arguments():
 
 
 def losses(training, count, skip=0):
-    """Losses of steps on the same noise at each call, at rates that change."""
+    # Losses of steps on the same noise at each call, at rates that change.
     generator, found = np.random.RandomState(0), []
     for step in range(count):
         labels = generator.randint(0, training.config.num_classes, training.config.batch_size)
@@ -122,7 +120,7 @@ def losses(training, count, skip=0):
 
 
 def test_gradients_stay_in_the_range_of_fp16():
-    """ResNet-50 at the submitted batch size; small images have larger gradients than those of 224 pixels."""
+    # ResNet-50 at the submitted batch size; small images have larger gradients than those of 224 pixels.
     config = resnet.config_of(Config, depth=50, batch_size=408, num_classes=1000, loss_scale=Config().loss_scale)
     training = train.build(config, ranks, {})
     assert losses(training, 1) == pytest.approx([6.9], abs=1.0)

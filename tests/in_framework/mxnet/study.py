@@ -16,8 +16,8 @@ import mxnet as mx  # isort: skip
 
 RANKS = (1, 2)
 WAYS = ("horovod",) if os.environ.get("HOROVOD_SIZE", "1") != "1" else ("local", "device")
+# As symbols/alexnet.py of MXNet 0.12 to 1.3.1: what is pooled is normalized.
 STAGE = ["Convolution", "Activation", "LRN", "Pooling"]
-"""As symbols/alexnet.py of MXNet 0.12 to 1.3.1: what is pooled is normalized."""
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_layers_weights_and_output_shape(name, image, classes, expected):
 
 
 def trained(network, way, devices, batch):
-    """Return the parameters of each device after three steps, without what is random in a step."""
+    # Return the parameters of each device after three steps, without what is random in a step.
     config = Config(
         network=network, image=64, classes=10, way=way, ranks=devices, batch_size=batch, precision="fp32",
         device="cpu", records="", blocks=1, block_seconds=0.1, learning_rate=0.01, momentum=0.9, dropout=0.0,
@@ -64,7 +64,7 @@ def trained(network, way, devices, batch):
 @pytest.mark.parametrize("network", ["lenet", "googlenet"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_trains_the_same(network, way):
-    """Networks without batch norm, whose statistics belong to a device: a joint batch would be another training."""
+    # Networks without batch norm, whose statistics belong to a device: a joint batch would be another training.
     for copies, (joint,) in zip(trained(network, way, 2, 4), trained(network, "local", 1, 8)):
         assert all((each == copies[0]).all() for each in copies)
         np.testing.assert_allclose(copies[0], joint, rtol=2e-4, atol=2e-6)

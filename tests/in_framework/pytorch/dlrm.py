@@ -37,7 +37,7 @@ def ranks():
 
 
 def whole_tables(tables, ranks):
-    """The tables of all ranks, each (rows, width) float64, in their own order."""
+    # The tables of all ranks, each (rows, width) float64, in their own order.
     every = [tables.weight] * ranks.size
     if ranks.size > 1:
         dist.all_gather_object(every, tables.weight)
@@ -48,7 +48,7 @@ def whole_tables(tables, ranks):
 
 
 def plain_logits(numbers, indices, tables, bottom, top):
-    """The paper's network, written out: (rows,) logits in float64."""
+    # The paper's network, written out: (rows,) logits in float64.
     hidden = numbers.double()
     for weight, bias in bottom:
         hidden = torch.relu(hidden @ weight.t() + bias)
@@ -106,7 +106,7 @@ def test_step_is_that_of_a_plain_model(ranks, precision):
 
 @pytest.mark.parametrize("how", ["scatter", "sorted"])
 def test_sparse_update_is_dense_autograd_bit_for_bit(ranks, how):
-    """In numbers of which every sum is exact in fp32."""
+    # In numbers of which every sum is exact in fp32.
     tables = Tables(SIZES, dataclasses.replace(CONFIG, embedding_update=how), ranks)
     generator = torch.Generator().manual_seed(3)
     tables.weight.copy_(torch.randint(-64, 64, tables.weight.shape, generator=generator) / 8)
@@ -120,7 +120,7 @@ def test_sparse_update_is_dense_autograd_bit_for_bit(ranks, how):
 
 
 def by_definition(scores, labels):
-    """Share of (positive, negative) pairs in the right order; a tie is half a pair."""
+    # Share of (positive, negative) pairs in the right order; a tie is half a pair.
     positive, negative = ([s for s, y in zip(scores.tolist(), labels.tolist()) if y == kind] for kind in (1, 0))
     twice = sum(2 * (p > n) + (p == n) for p in positive for n in negative)
     return float(Fraction(twice, 2 * len(positive) * len(negative)))

@@ -30,7 +30,7 @@ place = ["outside"]
 
 
 def noting_group(name):
-    """Return a collective that notes its group."""
+    # Return a collective that notes its group.
     call = getattr(dist, name)
 
     def noted(*arguments, group=None, **options):
@@ -42,8 +42,7 @@ def noting_group(name):
 
 
 def inside(call):
-    """Return ``call`` with what it sends noted as the graph's."""
-
+    # Return ``call`` with what it sends noted as the graph's.
     def noted(*arguments):
         place.append("inside")
         try:
@@ -55,7 +54,7 @@ def inside(call):
 
 
 def trained(ranks, graph):
-    """Weights, tables and areas of a training; a batch is laid out as a real one, which decides the order of sums."""
+    # Weights, tables and areas of a training; a batch is laid out as a real one, which decides the order of sums.
     training = train.build(CONFIG, SIZES, ranks, {})
     training.config = dataclasses.replace(CONFIG, device="gpu", cuda_graph=graph, warm_up_steps=0)
     train.warm_up(training, SIZES)

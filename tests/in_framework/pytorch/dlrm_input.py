@@ -29,7 +29,7 @@ ALONE = Ranks(0, 1, 0, 1, CPU)
 
 
 def row(number):
-    """A row of Criteo's format that depends on its number."""
+    # A row of Criteo's format that depends on its number.
     numbers = [str(number % (column + 2) - 1) if number % 5 else "" for column in range(13)]
     hashes = [f"{(number * 7919 + column) % (40 + column):08x}" for column in range(26)]
     return "\t".join([str(number % 3 // 2), *numbers, *hashes]) + "\n"
@@ -37,7 +37,7 @@ def row(number):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two days to train on, and one held out."""
+    # Two days to train on, and one held out.
     raw, to = tmp_path_factory.mktemp("raw"), tmp_path_factory.mktemp("prepared") / "dlrm"
     for day in range(3):
         (raw / f"day_{day}").write_text("".join(row(day * 5001 + number) for number in range(5001)))
@@ -52,7 +52,7 @@ def data(folder):
 
 @pytest.fixture(scope="module")
 def stored(data):
-    """All training rows, int32 [columns, rows]."""
+    # All training rows, int32 [columns, rows].
     return data.train.transpose(1, 0, 2).reshape(blocks.COLUMNS, -1)[:, : data.train_rows]
 
 
@@ -85,7 +85,7 @@ def key_of(numbers, indices):
 
 
 def rows_of_epoch(data, config, size, epoch):
-    """Every row that the ranks see in an epoch."""
+    # Every row that the ranks see in an epoch.
     steps = -(-data.train_rows // (config.batch_size * size))
     every, found = range(blocks.TABLES), []
     ranks = [Ranks(rank, size, rank, size, CPU) for rank in range(size)]
@@ -116,7 +116,7 @@ def test_every_evaluation_row_counts_once(data):
 
 
 def readers():
-    """How many threads read ahead."""
+    # How many threads read ahead.
     return sum(thread.name.startswith("ThreadPool") for thread in threading.enumerate())
 
 
@@ -154,7 +154,7 @@ def test_checkpoint_of_another_placement_is_refused():
 
 
 def test_no_row_is_read_before_the_clock_starts(folder, tmp_path, monkeypatch):
-    """Reading train.bin or val.bin before run_start would end the process."""
+    # Reading train.bin or val.bin before run_start would end the process.
     faulthandler.enable()  # shows where
     protect, mapped = ctypes.CDLL(None, use_errno=True).mprotect, []
     opened, run_start = blocks.open_blocks, MLLog.run_start

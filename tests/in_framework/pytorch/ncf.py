@@ -31,7 +31,7 @@ ARCHIVE = Path(__file__).parents[4] / "shared" / "data" / "ncf_ml-1m.tar.xz"
 
 
 def reference(values, users, items, labels):
-    """Scores and mean loss of NeuMF as equations 7 to 12 of the paper have it, on float64 tensors."""
+    # Scores and mean loss of NeuMF as equations 7 to 12 of the paper have it, on float64 tensors.
     product = values["gmf_users"][users] * values["gmf_items"][items]
     hidden = torch.cat((values["mlp_users"][users], values["mlp_items"][items]), 1)
     for number in range(len(CONFIG.layers) - 1):
@@ -99,8 +99,7 @@ def test_bf16_gradients_are_those_of_fp32_roughly():
 
 
 class HeldCapture:
-    """A capture that knows the optimizer's tensors by their memory, as a CUDA graph does."""
-
+    # A capture that knows the optimizer's tensors by their memory, as a CUDA graph does.
     optimizer = None
 
     def __init__(self, function, example, warm_up) -> None:
@@ -166,7 +165,7 @@ NAN = math.nan
     ids=["none", "two", "a tie", "listed twice", "itself", "itself, ties before and after", "no number", "one is none"],
 )
 def test_place_of_a_held_out_item(negatives, scores, place):
-    """Columns: negatives, then the held-out item 9."""
+    # Columns: negatives, then the held-out item 9.
     assert candidates_of(negatives).places(torch.tensor([scores]), slice(0, 1)).tolist() == [place]
 
 
@@ -187,7 +186,7 @@ def test_fp16_compares_probabilities_and_the_figures_are_the_papers():
 
 
 def read_weights(path):
-    """Every array by the last part of its name."""
+    # Every array by the last part of its name.
     found = {}
 
     def note(name, entry):
@@ -200,7 +199,7 @@ def read_weights(path):
 
 
 def of_authors(weights, layers):
-    """A NeuMF of which one half says nothing."""
+    # A NeuMF of which one half says nothing.
     users, items = weights["user_embedding_W"], weights["item_embedding_W"]
     network = model.NeuMF(len(users), len(items), 1 if layers else users.shape[1], layers or (2, 1), by_tables=False)
     kind, silent = (("mlp", network.out_gmf), ("gmf", network.out_mlp))[not layers]

@@ -26,7 +26,7 @@ def ranks():
 
 
 def samples_of_epoch(sampler, seed):
-    """[user, item, label] of every sample of all ranks, in the order of the steps."""
+    # [user, item, label] of every sample of all ranks, in the order of the steps.
     sampler.draw_epoch(seed)
     found = []
     for step in range(sampler.steps_per_epoch):
@@ -90,7 +90,7 @@ def test_evaluation_draws_every_item_that_is_not_met(ranks):
 
 
 def test_no_pair_is_read_before_the_clock_starts(ranks, tmp_path):
-    """What comes before works on generated pairs, and afterwards on the same tensors with the pairs of the data set."""
+    # What comes before works on generated pairs, and afterwards on the same tensors with the pairs of the data set.
     data_set = small_data()
     content = {"facts": data_set.facts, "splits": {"train": {"count": len(data_set.train_users)}}}
     generated = data.synthetic(content, CPU.context)

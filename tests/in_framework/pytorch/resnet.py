@@ -43,7 +43,7 @@ def test_loss(smoothing):
 
 
 def logits(**changes):
-    """Logits of one batch with the weights of the seed."""
+    # Logits of one batch with the weights of the seed.
     config = resnet.config_of(Config, **changes)
     images = torch.rand((2, 3, 32, 32), generator=torch.Generator().manual_seed(9))
     network = model.place(model.build(config), config, CPU).eval()
@@ -71,7 +71,7 @@ def batch_of(count=8, dtype=torch.float32):
 
 
 def losses_of(trained, rates=(0.1, 0.05, 0.2, 0.2)):
-    """Losses of steps on one batch, at rates that change."""
+    # Losses of steps on one batch, at rates that change.
     return [train.train_step(trained, *batch_of(), rate).item() for rate in rates]
 
 
@@ -126,7 +126,7 @@ def test_the_whole_network_is_one_compiled_graph():
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_an_update_from_tensors_is_the_plain_one(name):
-    """It is what a graph captures; a checkpoint of a captured run resumes."""
+    # It is what a graph captures; a checkpoint of a captured run resumes.
     tensors = built(optimizer=name)
     tensors.optimizer.make_capturable(CPU)
     found = losses_of(tensors, (0.1, 0.05))
@@ -176,7 +176,7 @@ def test_this_pytorch_lacks_nothing():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("depth", [18, 50])
 def test_activations_in_the_model_of_memory_are_those_that_pytorch_keeps(depth, precision):
-    """Besides the weights themselves; bf16 has copies of those."""
+    # Besides the weights themselves; bf16 has copies of those.
     config = resnet.config_of(Config, depth=depth, precision=precision, image_size=64, eval_resize=64)
     network = model.build(config)
     own = {tensor.untyped_storage().data_ptr() for tensor in network.state_dict().values()}

@@ -44,7 +44,7 @@ def batch_of():
 
 
 def built(factor=1.0, **changes):
-    """A fresh training whose first convolution is multiplied by ``factor``, and its step as a graph."""
+    # A fresh training whose first convolution is multiplied by ``factor``, and its step as a graph.
     config = config_of(**changes)
     network = model.build(config)
     network.variables["stem.conv.weight"].assign(factor * network.variables["stem.conv.weight"])
@@ -76,7 +76,7 @@ def test_nan_shows_in_the_loss():
 
 
 def test_a_warm_up_leaves_no_trace():
-    """And steps of other rates are not traced again."""
+    # And steps of other rates are not traced again.
     training, step = built(warm_up_steps=2, optimizer="lars")
     variables = train._variables(training)
     for _ in range(2):
@@ -91,8 +91,7 @@ def test_a_warm_up_leaves_no_trace():
 
 
 class Frozen:
-    """A network whose batch-norm has the running statistics."""
-
+    # A network whose batch-norm has the running statistics.
     def __init__(self, network):
         self.network, self.trained = network, network.trained
 
@@ -113,7 +112,7 @@ def test_micro_batches_have_the_gradients_of_the_batch():
 
 
 def test_an_overflow_ends_the_run():
-    """It shows in what the step reports, which is read two steps later."""
+    # It shows in what the step reports, which is read two steps later.
     _, step = built(loss_scale=float("inf"))
     losses = (step(*batch_of(), tf.constant(0.1)) for _ in range(10))
     assert resnet.end_of_overflow(tensorflow, ALONE, losses) == (3, "the loss is not finite at step 1: found nan")
