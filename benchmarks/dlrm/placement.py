@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.problem import Problem
 
@@ -21,10 +21,10 @@ def place(sizes: Sequence[int], ranks: int, row_bytes: int = 4, memory: Optional
         Problem: no placement within ``memory`` was found.
     """
     limit = float("inf") if memory is None else memory / row_bytes
-    found = _deal(sizes, ranks, limit, _by_tables) or _deal(sizes, ranks, limit, _by_rows)
+    found = _deal(sizes, ranks, limit) or _deal(sizes, ranks, limit, rows_alone=True)
     if found is not None:
         return found
-    least = _deal(sizes, ranks, float("inf"), _by_rows) or ()
+    least = _deal(sizes, ranks, float("inf"), rows_alone=True) or ()
     fullest = max(sum(sizes[table] for table in tables) for tables in least)
     fewest = max(max(sizes), -(-sum(sizes) // ranks))
     hint = "use more ranks" if max(sizes) <= limit else "prepare with a lower --index-limit"
@@ -36,25 +36,15 @@ def place(sizes: Sequence[int], ranks: int, row_bytes: int = 4, memory: Optional
     )
 
 
-def _by_tables(tables: int, rows: int) -> Tuple[int, int]:
-    return tables, rows
-
-
-def _by_rows(tables: int, rows: int) -> Tuple[int, int]:
-    return rows, tables
-
-
-# Give each table, the largest first, to the rank of the least ``load`` that has room for it.
-def _deal(
-    sizes: Sequence[int], ranks: int, limit: float, load: Callable[[int, int], Tuple[int, int]]
-) -> Optional[Placement]:
+# Give each table, the largest first, to the rank with the fewest tables (or rows) that has room for it.
+def _deal(sizes: Sequence[int], ranks: int, limit: float, rows_alone: bool = False) -> Optional[Placement]:
     chosen: List[List[int]] = [[] for _ in range(ranks)]
     rows = [0] * ranks
     for table in sorted(range(len(sizes)), key=lambda t: (-sizes[t], t)):
         with_room = [rank for rank in range(ranks) if rows[rank] + sizes[table] <= limit]
         if not with_room:
             return None
-        rank = min(with_room, key=lambda r: (*load(len(chosen[r]), rows[r]), r))
+        rank = min(with_room, key=lambda r: (0 if rows_alone else len(chosen[r]), rows[r], len(chosen[r]), r))
         chosen[rank].append(table)
         rows[rank] += sizes[table]
     return tuple(tuple(sorted(tables)) for tables in chosen)

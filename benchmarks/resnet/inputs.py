@@ -148,11 +148,6 @@ def training_pipeline(
     return _build(_training, config, data, ranks, gpu, **options)
 
 
-def evaluation_pipeline(config: Hyperparameters, data: Path, ranks: Ranks, gpu: int, batch_size: int) -> Any:
-    """Build the evaluation pipeline; its outputs start over after each pass over the shard."""
-    return _build(_evaluation, config, data, ranks, gpu, batch_size=batch_size)
-
-
 Call = Callable[..., Any]
 
 
@@ -212,7 +207,8 @@ class EvaluationInput:
         self._mine = end - begin
         # All ranks run as many batches as the largest shard needs, so that they stay together.
         self.batches = -(-self.total // (ranks.size * self._batch_size))
-        source = evaluation_pipeline(config, data, ranks, tensors.gpu(ranks), self._batch_size)
+        # Its outputs start over after each pass over the shard.
+        source = _build(_evaluation, config, data, ranks, tensors.gpu(ranks), batch_size=self._batch_size)
         self._batches = Batches(tensors, config, ranks, source)
 
     def one_pass(self) -> Iterator[Tuple[Any, Any, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Iterator, NamedTuple
 
-from benchmarks.resnet.architecture import Block, Conv, image_channels, residual_blocks, stem
+from benchmarks.resnet.architecture import Conv, image_channels, residual_blocks, stem
 from benchmarks.resnet.config import Hyperparameters
 
 GIB = 2**30
@@ -41,20 +41,9 @@ def _out(size: int, conv: Conv) -> int:
     return (size - 1) // conv.stride + 1
 
 
-# Numbers that a block keeps for one image.
+# Numbers that each part of the network keeps for one image.
 # A convolution keeps its input, which is the ReLU's output before it; a batch-norm keeps its input, the convolution's
 # output. The sum with the shortcut and the last ReLU are one tensor: the next block's input.
-def _block(block: Block, size: int) -> int:
-    kept = 0
-    if block.project:
-        kept += _out(size, block.project) ** 2 * block.channels
-    for conv in block.convs:
-        size = _out(size, conv)
-        kept += size**2 * conv.channels * 2
-    return kept
-
-
-# Numbers that each part of the network keeps for one image.
 def _kept(config: Hyperparameters) -> Iterator[int]:
     first = stem(config)
     size = _out(config.image_size, first)
@@ -64,9 +53,11 @@ def _kept(config: Hyperparameters) -> Iterator[int]:
     size = _out(size, Conv(first.channels, first.channels, 3, 2))
     yield size**2 * first.channels
     for block in residual_blocks(config):
-        yield _block(block, size)
+        if block.project:
+            yield _out(size, block.project) ** 2 * block.channels
         for conv in block.convs:
             size = _out(size, conv)
+            yield size**2 * conv.channels * 2
 
 
 def activations(config: Hyperparameters, framework: str) -> int:

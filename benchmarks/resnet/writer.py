@@ -16,7 +16,7 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
 from benchmarks.resnet.parts import CorruptImage, Encoding, Finished, Part, encode, finished, join, plan, write_part
 from benchmarks.resnet.prepare import check_counts
-from benchmarks.resnet.sources import Item, Source, check_classes, list_images, read_item
+from benchmarks.resnet.sources import Source, check_classes, list_images, read_item
 
 VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 SAMPLED_IMAGES = 32  # images encoded on trial to estimate the room needed
@@ -98,38 +98,31 @@ def convert(
 ) -> Dict[str, Finished]:
     """Write all parts that are not there yet, and return what is known about all of them, by split and in order."""
 
-    def find() -> Finished:
-        return {
-            path: facts for split in parts for path, facts in finished(parts[split], scratch / f"{split}.rec").items()
-        }
+    def find() -> Dict[str, Finished]:
+        return {split: finished(own, scratch / f"{split}.rec") for split, own in parts.items()}
 
-    every = [part for split in parts for part in parts[split]]
-    done = find()
-    waiting = [part for part in every if part.records not in done]
-    if waiting:
+    every = [part for own in parts.values() for part in own]
+    done = {path for facts in find().values() for path in facts}
+    if len(done) < len(every):
         present = sum(path.stat().st_size for path in scratch.glob("*.rec"))
         check_room(scratch.parent, estimate_bytes(listing) - present)
     pool = Workers(worker_count, scratch.parent, progress)
     pool.run("convert", "images", write_part, every, lambda part: len(part.items), lambda part: part.records in done)
-    done = find()
-    return {split: {part.records: done[part.records] for part in parts[split]} for split in parts}
+    return find()
 
 
 # Size of the data set, from what some images of the training split become.
 def estimate_bytes(listing: Listing) -> int:
     every = [item for items in listing.source.images.values() for item in items]
     train = listing.source.images["train"]
-    sample = train[:: max(1, len(train) // SAMPLED_IMAGES)]
-    before = sum(item.size for item in sample) or 1
-    after = sum(_encoded_size(item, listing.encoding) for item in sample)
-    return round(sum(item.size for item in every) * after / before) + len(every) * BYTES_OF_RECORD
-
-
-def _encoded_size(item: Item, encoding: Encoding) -> int:
-    try:
-        return len(encode(read_item(item), encoding))
-    except CorruptImage:
-        return item.size
+    before = after = 0
+    for item in train[:: max(1, len(train) // SAMPLED_IMAGES)]:
+        before += item.size
+        try:
+            after += len(encode(read_item(item), listing.encoding))
+        except CorruptImage:
+            after += item.size
+    return round(sum(item.size for item in every) * after / max(1, before)) + len(every) * BYTES_OF_RECORD
 
 
 # Names of the corrupt images in each split, when they may be skipped.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -74,19 +74,21 @@ class Sampler:
     """
 
     def __init__(self, data: DataSet, batch_size: int, negatives: int, ranks: Ranks) -> None:
-        self._data = data
-        self._ranks = ranks
-        self._negatives = negatives
-        self._pairs = len(data.train_users)
+        self._data, self._negatives, self._pairs = data, negatives, len(data.train_users)
         self.samples = self._pairs * (1 + negatives)
         self.global_batch_size = batch_size * ranks.size
-        self.steps_per_epoch = -(-self.samples // self.global_batch_size)
+        # This rank's part of each global batch, the last of which is shorter.
+        self._bounds: List[Tuple[int, int]] = []
+        for begin in range(0, self.samples, self.global_batch_size):
+            size = min(self.global_batch_size, self.samples - begin)
+            first, last = (begin + size * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+            self._bounds.append((first, last))
+        self.steps_per_epoch = len(self._bounds)
         device = data.train_users.device
         self._first = torch.zeros(data.users, dtype=torch.int64, device=device)
         self._not_met = torch.zeros(data.users, dtype=torch.float64, device=device)
         self._keys = torch.zeros(self._pairs, dtype=torch.int64, device=device)
         self._drawn = -1
-        self._bounds = [self._share(step) for step in range(self.steps_per_epoch)]
         self.index()
 
     def index(self) -> None:
@@ -115,24 +117,14 @@ class Sampler:
         pair = mine % self._pairs
         users = self._data.train_users[pair].long()
         is_positive = mine < self._pairs
-        drawn = self._draw_items(users, draws[(mine - self._pairs).clamp_(min=0)])
+        # For each user an item that the user does not train on, by a number uniform in [0, 1). In fp64: 24 bits of a
+        # draw times the number of items must not round up to all of them.
+        number = (draws[(mine - self._pairs).clamp_(min=0)].double() * self._not_met[users]).long()
+        below = torch.searchsorted(self._keys, users * self._data.items + number, right=True)
+        drawn = number + below - self._first[users]
         self._users = users
         self._items = torch.where(is_positive, self._data.train_items[pair].long(), drawn)
         self._labels = is_positive.float()
-
-    # For each user an item that the user does not train on; ``draws`` are uniform in [0, 1).
-    def _draw_items(self, users: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        # In fp64: 24 bits of a draw times the number of items must not round up to all of them.
-        number = (draws.double() * self._not_met[users]).long()
-        below = torch.searchsorted(self._keys, users * self._data.items + number, right=True)
-        return number + below - self._first[users]
-
-    # This rank's part of the global batch of ``step``, which is shorter at the end of an epoch.
-    def _share(self, step: int) -> Tuple[int, int]:
-        begin = step * self.global_batch_size
-        size = min(self.global_batch_size, self.samples - begin)
-        rank, ranks = self._ranks.rank, self._ranks.size
-        return begin + size * rank // ranks, begin + size * (rank + 1) // ranks
 
     def batch(self, step: int) -> Batch:
         """The pairs of ``step`` (counted from 0 in the epoch)."""
