@@ -19,6 +19,7 @@ from encore.machine.node import Node
 from encore.machine.preflight import Check, refuse_failed
 from encore.machine.pythons import Facts
 
+CAP_SYS_RESOURCE = 24
 UNMOUNTABLE = re.compile(r"[,:\"\n]")  # Characters that divide the parts of a mount on engines' command lines
 
 
@@ -180,20 +181,13 @@ def check_code(image: Image, choice: Choice) -> Check:
 def check_locked_memory(engine: Engine) -> Check:
     """Check that the engine can lift the limit on locked memory, which GPUs and adapters need."""
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    may_raise = not engine.rootless and _engine_may_raise_limits()
+    # Whether processes of this machine can have CAP_SYS_RESOURCE at all
+    bounds = re.search(r"^CapBnd:\s*([0-9a-f]+)", text_of("/proc/self/status"), re.MULTILINE)
+    may_raise = not engine.rootless and (bounds is None or bool(int(bounds[1], 16) >> CAP_SYS_RESOURCE & 1))
     if hard == resource.RLIM_INFINITY or may_raise:
         return Check("OK", "locked memory", "unlimited in the container")
     found = f"{engine.name} may not lift the limit of {hard // 1024} KiB"
     return Check("WARN", "locked memory", found, "start the engine with CAP_SYS_RESOURCE and LimitMEMLOCK=infinity")
-
-
-CAP_SYS_RESOURCE = 24
-
-
-def _engine_may_raise_limits() -> bool:
-    # Whether processes of this machine can have CAP_SYS_RESOURCE at all
-    bounds = re.search(r"^CapBnd:\s*([0-9a-f]+)", text_of("/proc/self/status"), re.MULTILINE)
-    return bounds is None or bool(int(bounds.group(1), 16) >> CAP_SYS_RESOURCE & 1)
 
 
 def _check_gpu_run(target: Target, configuration: Configuration, machine: Node) -> list[Check]:

@@ -117,17 +117,13 @@ def _look(runtime: str, choice: Choice, why: str, image: str | None) -> Target:
         found = engines.inspect(engine, reference) if built else None
         if built and found is None:
             problem = building.not_built(choice, runtime)
-        elif not built and not _is_in_registry(runtime, reference) and not Path(reference).exists():
+        # Pyxis imports an image of a registry itself: ``nvcr.io#nvidia/mxnet:24.06-py3``; a file is an absolute path.
+        elif not built and (runtime != "pyxis" or reference.startswith(("/", "."))) and not Path(reference).exists():
             hint = f"encore images convert {choice.name} --runtime {'enroot' if runtime == 'pyxis' else runtime}"
             problem = EncoreError(f"no image file {reference}", hint=hint)
     except EncoreError as error:
         problem = error
     return Target(runtime=runtime, why=why, engine=engine, image=reference, found=found, problem=problem)
-
-
-def _is_in_registry(runtime: str, reference: str) -> bool:
-    # Whether Pyxis imports the image itself: ``nvcr.io#nvidia/mxnet:24.06-py3``; a file is an absolute path
-    return runtime == "pyxis" and not reference.startswith(("/", "."))
 
 
 def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Command:

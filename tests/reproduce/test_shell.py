@@ -79,6 +79,7 @@ def test_eval_reads_the_words_of_a_text_once_more() -> None:
         ("A=1\nsource /etc/profile", 2, "not in the folder"),
         ("source ../outside.sh", 1, "not in the folder"),
         ("for i in 1 2; do A=$i; done", 1, "loop"),
+        ("(( A > 0 )) && B=1", 1, "is not read"),
         ("A=${!B}", 1, "not read"),
     ],
 )

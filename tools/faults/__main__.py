@@ -39,7 +39,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no fault after that")
     parser.add_argument("--list", action="store_true", help="print the faults' names and end")
     options = parser.parse_args(argv)
-    unknown = set(LISTS.get(options.faults) or options.faults.split(",")) - set(FAULTS)
+    options.faults = LISTS.get(options.faults) or options.faults.split(",")
+    unknown = set(options.faults) - set(FAULTS)
     if unknown:
         parser.error(f"no fault {', '.join(sorted(unknown))}; see --list")
     return options
@@ -75,13 +76,6 @@ def table(verdicts: Verdicts) -> str:
     return "\n".join([*lines, ", ".join(f"{count} {kind}" for kind, count in counts.items())])
 
 
-def as_json(verdicts: Verdicts) -> str:
-    # The verdicts for another program
-    return json.dumps(
-        [{"fault": f, "benchmark": b, "verdict": v.kind, "text": v.text} for (f, b), v in verdicts.items()], indent=1
-    )
-
-
 def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, seconds: float) -> Verdicts:
     # Try every fault on every benchmark while there is time; print each verdict
     verdicts: Verdicts = {}
@@ -113,10 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         cluster = work / "cluster.toml"
         cluster.write_text('runtime = "host"\n', encoding="utf-8")
         os.environ["ENCORE_CLUSTER"] = str(cluster)
-        faults = LISTS.get(options.faults) or options.faults.split(",")
-        verdicts = try_all(names, faults, options.seed, work, options.minutes * 60)
+        verdicts = try_all(names, options.faults, options.seed, work, options.minutes * 60)
     if options.json:
-        options.json.write_text(as_json(verdicts), encoding="utf-8")
+        found = [
+            {"fault": fault, "benchmark": name, "verdict": verdict.kind, "text": verdict.text}
+            for (fault, name), verdict in verdicts.items()
+        ]
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(table(verdicts))
     return 1 if any(verdict.kind == "FAULT" for verdict in verdicts.values()) else 0
 

@@ -30,7 +30,6 @@ from tests.conftest import evaluations, records
 RANKS = 2
 LONGEST_SECONDS = 300
 DYING_SECONDS = 10.0  # A process that was killed may need so long on a busy machine until it is gone
-HINT = re.compile(r"(?:resume with|end them|or end it): (.+)$", re.MULTILINE)
 CANCEL = re.compile(r"\S*encore cancel .+$", re.MULTILINE)
 GONE = "its processes are gone"  # What a cancel says of a run that has ended meanwhile
 CACHES = ("torchinductor_", "__pycache__", "__autograph")  # What PyTorch and TensorFlow compile and keep in TMPDIR
@@ -148,7 +147,13 @@ class Trial:
         programs = self.bench.work.parent / "bin"
         for folder in (self.folder, self.temporary):
             folder.mkdir(parents=True, exist_ok=True)
-        _provide_encore(programs)
+        program = programs / "encore"
+        if not program.exists():
+            # This checkout's, whatever environment it runs in
+            programs.mkdir(parents=True, exist_ok=True)
+            python, root = shlex.quote(sys.executable), shlex.quote(str(paths.ROOT))
+            program.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {python} -m encore.cli.app "$@"\n', encoding="ascii")
+            program.chmod(0o755)
         variables = {
             **os.environ,
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
@@ -185,7 +190,7 @@ class Trial:
         # Start a new run
         return self.spawn(self.run_command())
 
-    def resume_stopped(self, harm: Callable[[Path], object] = lambda run: None) -> Verdict:
+    def resume_stopped(self, harm: Callable[[Path], object]) -> Verdict:
         # Resume a copy of the run that was stopped, after something was done to it
         run = self.copied(self.bench.stopped)
         harm(run)
@@ -321,16 +326,6 @@ def snapshot(folder: Path) -> dict[str, str]:
     # The digest of every file that counts
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".owner.lock"]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def _provide_encore(programs: Path) -> None:
-    # Put ``encore`` on PATH: this checkout's, whatever environment it runs in
-    program = programs / "encore"
-    if not program.exists():
-        programs.mkdir(parents=True, exist_ok=True)
-        python, root = shlex.quote(sys.executable), shlex.quote(str(paths.ROOT))
-        program.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {python} -m encore.cli.app "$@"\n', encoding="ascii")
-        program.chmod(0o755)
 
 
 @contextlib.contextmanager

@@ -114,22 +114,16 @@ def _count(variables: dict[str, Variable], patterns: tuple[str, ...]) -> int | N
 def _command(
     reader: Reader, candidates: list[Implementation]
 ) -> tuple[Implementation, tuple[Value, ...], tuple[str, int] | None] | None:
-    # The first command that has the program of an implementation, and where it is
-    for each in candidates:
-        held = reader.state.variables.get(each.command) if each.command else None
-        if held is not None:
-            words = tuple(held.value.split())
-            if _has_program(words, each):
-                return each, words, (held.file, held.line)
-    for invocation in reader.state.invocations:
-        for each in candidates:
-            if _has_program(invocation.words, each):
-                return each, invocation.words, (invocation.file, invocation.line)
+    # The first command, in a variable or started, that has the program of an implementation, and where it is
+    variables = reader.state.variables
+    held = [(each, variables[each.command]) for each in candidates if each.command in variables]
+    places = [([each], tuple(variable.value.split()), variable.file, variable.line) for each, variable in held]
+    places += [(candidates, started.words, started.file, started.line) for started in reader.state.invocations]
+    for possible, words, file, line in places:
+        for each in possible:
+            if any(word.text.rpartition("/")[2] in each.program for word in words):
+                return each, words, (file, line)
     return None
-
-
-def _has_program(words: tuple[Value, ...], implementation: Implementation) -> bool:
-    return any(word.text.rpartition("/")[2] in implementation.program for word in words)
 
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)

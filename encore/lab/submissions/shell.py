@@ -182,8 +182,11 @@ class _Run:
             self._block("}", active=False)
             self._expect("}")
             return True
-        if not token.is_word and token.text == "(" and following is not None and following.text == "(":
-            return self._arithmetic(token.line, active)
+        if token.text.startswith("(("):
+            self._at += 1
+            if active:
+                self._note(token.line, "((...)) is not read; taken for false")
+            return None
         compound = {
             "if": self._if, "case": self._case, "[[": self._test, "{": self._group, "(": self._group,
             **dict.fromkeys(("for", "while", "until", "select"), self._loop),
@@ -249,17 +252,6 @@ class _Run:
         if active and assigned:
             self._note(begin.line, f"a loop that assigns {assigned[0].partition('=')[0]}; passed over")
         return True
-
-    def _arithmetic(self, line: int, active: bool) -> bool | None:
-        depth = 0
-        while (part := self._peek()) is not None:
-            depth += {"(": 1, ")": -1}.get(part.text, 0)
-            self._at += 1
-            if depth == 0:
-                break
-        if active:
-            self._note(line, "((...)) is not read; taken for false")
-        return None
 
     def _test(self, begin: Token, active: bool) -> bool | None:
         inside = self._until("]]", begin.line, "']]' is missing")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 MOST_NESTED = 40
 _BLANK = re.compile(r"(?:\\\n|[ \t])+")
-_OPERATOR = re.compile(r"&&|\|\||;;|\|&|<<<|<<-|<<|>>|>&|<&|&>|[><|&;()\n]")
+_OPERATOR = re.compile(r"&&|\|\||;;|\|&|<<<|<<-|<<|>>|>&|<&|&>|[><|&;)\n]|\((?!\()")
 _ENDS_WORD = frozenset(" \t\n;&|()<>")
 _CLOSING = {"(": ")", "{": "}", '"': '"'}
 _QUOTES = {"'": "a quote", '"': "a double quote", "`": "a back quote"}
@@ -35,7 +35,7 @@ class ShellError(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """A word with its quotes, or an operator; a line break is an operator."""
+    """A word with its quotes, or an operator; a line break is an operator, ``((...))`` a word."""
 
     text: str
     line: int
@@ -85,6 +85,8 @@ def _line_end(text: str, start: int) -> int:
 
 
 def _end_of_word(text: str, start: int) -> int:
+    if text.startswith("((", start):
+        return _end(text, start)
     at = start
     while at < len(text) and text[at] not in _ENDS_WORD:
         at = behind(text, at)
