@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,25 @@ def test_underlined_heading_and_two_gpus_behind_a_switch() -> None:
     assert (server.kind, server.switches, server.near) == ("PCIe", (("GPU0", "GPU1"),), (("GPU0", "GPU1"),))
 
 
+def traffic(handle: int, fields: list[tuple[int, int]]) -> list[SimpleNamespace]:
+    ((number, scope),) = fields
+    assert scope == telemetry.ALL_LINKS
+    return [SimpleNamespace(nvmlReturn=int(handle == 1), value=SimpleNamespace(ullVal=number * 10))]
+
+
+ANSWERS: dict[str, Callable[..., object]] = {
+    "nvmlInit": lambda: None,
+    "nvmlShutdown": lambda: None,
+    "nvmlDeviceGetCount": lambda: 2,
+    "nvmlDeviceGetHandleByIndex": lambda index: index,
+    "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode()),
+    "nvmlDeviceGetNvLinkState": lambda handle, link: int(link < 2),
+    "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0"),
+    "nvmlDeviceGetPcieThroughput": lambda handle, counter: 1000 * (counter + 1) + handle,
+    "nvmlDeviceGetFieldValues": traffic,
+}
+
+
 class Library:
     # As much of pynvml as is asked: two GPUs with two links to each other, and one link to nothing
 
@@ -111,37 +131,7 @@ class Library:
         def refuse(*_: object) -> None:
             raise self.NVMLError("Not Supported")
 
-        return refuse
-
-    def nvmlInit(self) -> None:
-        pass
-
-    def nvmlShutdown(self) -> None:
-        pass
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode())
-
-    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
-        return int(link < 2)
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: int, link: int) -> SimpleNamespace:
-        return SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0")
-
-    def nvmlDeviceGetPcieThroughput(self, handle: int, counter: int) -> int:
-        return 1000 * (counter + 1) + handle
-
-    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[tuple[int, int]]) -> list[SimpleNamespace]:
-        ((number, scope),) = fields
-        assert scope == telemetry.ALL_LINKS
-        failed = handle == 1
-        return [SimpleNamespace(nvmlReturn=int(failed), value=SimpleNamespace(ullVal=number * 10))]
+        return ANSWERS.get(name, refuse)
 
 
 def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +154,7 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert binding.near_gpus(node.busses()) == () and node.gpus() == ()
     named = {"nvmlDeviceGetName": lambda handle: b"NVIDIA GB10", "nvmlSystemGetDriverVersion": lambda: "580.1"}
     for name, answer in named.items():
-        monkeypatch.setattr(Library, name, staticmethod(answer), raising=False)
+        monkeypatch.setitem(ANSWERS, name, answer)
     found = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
     assert node.gpus() == (found, replace(found, index=1))
 
