@@ -1,4 +1,4 @@
-"""The MLPerf log events of BERT pretraining that do not depend on the framework.
+"""The learning rate and the MLPerf log events of BERT pretraining which do not depend on the framework.
 
 The keys are those of the v0.7 compliance checker (mlperf-logging, ruleset 0.7.0, bert), as in NVIDIA's submitted logs:
 a run is one epoch and one block, and train_samples, logged at its end, are the samples that it trained on.
@@ -62,3 +62,16 @@ def timeline(config: Any, ranks: int) -> Timeline:
         epoch_num=lambda step: 1,
         evaluates_inside_epochs=True,
     )
+
+
+def learning_rate(config: Any, step: int) -> float:
+    """Warm up linearly, then decay to 0 at ``max_steps``; ``step`` counts from 0 over the whole run.
+
+    As LinearWarmupPolyDecayScheduler of NVIDIA's v0.7 submission has it (schedulers.py), which counts the first step
+    as 1: the decay is that of the whole run, so that the rate falls by a step at the end of the warm-up.
+    """
+    number = step + 1
+    warmed_up = number - config.start_warmup_step
+    if warmed_up < config.warmup_steps:
+        return float(config.learning_rate * warmed_up / config.warmup_steps)
+    return float(config.learning_rate * (1 - min(number / config.max_steps, 1.0)) ** config.decay_power)

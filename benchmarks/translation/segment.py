@@ -1,6 +1,11 @@
-"""Cuts lines into tokens: Moses' tokenizer and byte pair encoding.
+"""Cuts lines into tokens: Moses' tokenizer and byte pair encoding, or tensor2tensor's subtokens.
 
 sacremoses and subword-nmt are imported where they are used: sets whose text is tokenized and encoded need neither.
+
+The Transformer's submissions of v0.6 and v0.7 have subtokens (utils/tokenizer.py): a line is cut where letters and
+digits meet other characters; a single space between two tokens is left out. A token is escaped (``_`` to ``\\u``, ``\\`` to
+``\\\\``, a character outside of the dictionary to ``\\NUMBER;``), ended by ``_`` and covered from the left by the
+longest entries of the dictionary.
 """
 
 from __future__ import annotations
@@ -8,15 +13,23 @@ from __future__ import annotations
 import io
 import os
 import sys
+import unicodedata
+from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, TextIO, cast
+from typing import Any, Callable, Dict, List, Mapping, Sequence, TextIO, Tuple, cast
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.translation.vocabulary import JOIN
+from benchmarks.translation.vocabulary import JOIN, SPECIAL, UNK
 
 LONGEST = 80  # Words of a side at most, as ``clean-corpus-n.perl ... 1 80`` of GNMT's download_dataset.sh.
 # How subword-nmt's files of codes begin.
 HEADER = "#version:"
+
+# Of the submission: 33,708 lines, the first two of them for padding and the end of a sentence.
+DICTIONARY = "reference_dictionary.ende.txt"
+RESERVED = ("<pad>_", "<EOS>_", "<lua_index_compat>", "<bypass_unk>")
+CACHE = 1 << 18  # tokens whose subtokens are remembered
 
 Tokenize = Callable[[str], List[str]]
 
@@ -72,6 +85,73 @@ def bpe(codes: str) -> Tokenize:
 
     encoder: Any = Encoder(io.StringIO(codes), separator=JOIN)
     return lambda line: encoder.segment_tokens(line.split())
+
+
+def read_dictionary(path: Path) -> List[str]:
+    """Return the entries of a submission's dictionary, one in quotes a line, without the reserved ones.
+
+    Raises:
+        Problem: a line is not an entry in quotes, or appears twice.
+    """
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise Problem(f"{path}: {error.reason}", "UTF-8 text", "fetch the dictionary again") from None
+    entries: Dict[str, None] = {}
+    for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
+        # As the submission reads it: outer white space goes, then the quotes.
+        quoted = line.strip()
+        if len(quoted) < 3 or quoted[0] != "'" or quoted[-1] != "'":
+            expected = "an entry in single quotes"
+            raise Problem(f"{path}, line {number:,}: {line[:60]!r}", expected, "fetch the dictionary again")
+        if quoted[1:-1] in entries:
+            raise Problem(f"{path}, line {number:,}: {line[:60]!r} again", "each entry once", "remove the line")
+        if quoted[1:-1] not in RESERVED:
+            entries[quoted[1:-1]] = None
+    return list(entries)
+
+
+class Subtokens:
+    """Cuts lines into entries of a vocabulary; the first four of ``entries`` are special and never found."""
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._places = {entry: place for place, entry in enumerate(entries) if place >= len(SPECIAL)}
+        self._alphabet = frozenset("".join(self._places)) | frozenset("\\_u;0123456789")
+        self._longest = max(map(len, self._places), default=1)
+        self._cached = lru_cache(maxsize=CACHE)(self._ids_of_token)
+
+    def encode(self, line: str) -> List[int]:
+        """Return the ids of a line; what no entry covers is unknown."""
+        return [each for token in split_tokens(line) for each in self._cached(token)]
+
+    def _ids_of_token(self, token: str) -> Tuple[int, ...]:
+        escaped = self._escape(token)
+        found, begin = [], 0
+        while begin < len(escaped):
+            for end in range(min(len(escaped), begin + self._longest), begin, -1):
+                place = self._places.get(escaped[begin:end])
+                if place is not None:
+                    break
+            else:
+                end, place = begin + 1, UNK
+            found.append(place)
+            begin = end
+        return tuple(found)
+
+    def _escape(self, token: str) -> str:
+        plain = token.replace("\\", "\\\\").replace("_", "\\u")
+        return "".join(mark if mark in self._alphabet else f"\\{ord(mark)};" for mark in plain) + "_"
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_alphanumeric(mark: str) -> bool:
+    return unicodedata.category(mark)[0] in "LN"
+
+
+def split_tokens(line: str) -> List[str]:
+    """Cut a line where letters and digits meet other characters, without single spaces between tokens."""
+    runs = ["".join(run) for _, run in groupby(line, _is_alphanumeric)]
+    return [run for place, run in enumerate(runs) if run != " " or place in (0, len(runs) - 1)]
 
 
 def versions() -> Dict[str, str]:

@@ -11,7 +11,7 @@ from benchmarks.common.data import source_checks
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
-from benchmarks.translation import language, subtokens, wmt
+from benchmarks.translation import language, segment, wmt
 from benchmarks.translation.stages import RAW, SPLIT, TOKENIZED, WHOLE
 from benchmarks.translation.vocabulary import JOIN
 
@@ -63,14 +63,14 @@ def find(args: argparse.Namespace) -> Source:
     else:
         source = find_text(origin, args.languages or (), args.test, args.tokenized)
     source = source._replace(name=args.name or source.name, codes=args.codes or source.codes)
-    dictionary = args.dictionary or next(origin.glob(subtokens.DICTIONARY), None)
+    dictionary = args.dictionary or next(origin.glob(segment.DICTIONARY), None)
     if args.tokens == "bpe" or (args.tokens == "auto" and not dictionary and not is_wmt):
         return source
     if source.form == SPLIT:
         raise Problem(f"{origin} is split by BPE", "text to cut into subtokens", "add --tokens bpe")
     if not dictionary:
         raise Problem(
-            f"{origin} has no {subtokens.DICTIONARY}",
+            f"{origin} has no {segment.DICTIONARY}",
             "the entries of subtokens",
             "copy it from mlcommons/training_results_v0.7, NVIDIA/benchmarks/transformer/implementations/pytorch, into "
             "the folder; or add --tokens bpe",

@@ -18,7 +18,6 @@ from benchmarks.common.data import source_checks
 from benchmarks.common.data.files import in_one_step, read_facts, write_facts
 from benchmarks.common.data.workers import Report
 from benchmarks.translation import CODES, SIDES, VOCABULARY, segment, vocabulary
-from benchmarks.translation.subtokens import Subtokens
 from benchmarks.translation.vocabulary import JOIN
 
 # Pairs of lines of a block: what is done again after an interruption, and what a worker holds in memory.
@@ -162,7 +161,7 @@ def encode(block: Block, report: Report) -> Tuple[int, int]:
     # Split a block's words and write the ids and lengths of its sentences, both sides.
     entries = vocabulary.read(block.shared(VOCABULARY))
     places = {entry: place for place, entry in enumerate(entries)}
-    subtokens = Subtokens(entries) if block.form == WHOLE else None
+    subtokens = segment.Subtokens(entries) if block.form == WHOLE else None
     split = str.split if block.form == SPLIT else splitter(block.shared(CODES))
     ids: Tuple[List[int], List[int]] = ([], [])
     lengths: Tuple[List[int], List[int]] = ([], [])

@@ -6,12 +6,13 @@ import argparse
 import hashlib
 from collections import Counter
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array, write_header
 from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.prepare import Content, Split, check_room
@@ -27,19 +28,25 @@ from benchmarks.translation import (
     TEST_FILES,
     TRAIN_FILES,
     VOCABULARY,
-    checks,
     segment,
     sources,
     stages,
     vocabulary,
+    wmt,
 )
 from benchmarks.translation.sources import Corpus, Source
 from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
-from benchmarks.translation.subtokens import read_dictionary
 
 VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 ROOM_FACTOR = 8  # bytes written per byte of text, at most: text as it was, clean and split, and ids
 MOST_WORDS = 1 << 20  # no limit of words: subtokens are cut by the training alone, as submitted
+
+
+REASONS = {"empty": "empty", "long": "too long", "foreign": "outside of Latin-1"}
+SAMPLE_LINES = 2000  # lines that are split again to see whether codes belong to them
+# Tokens a word, on average: codes learnt from a text leave fewer than two, those of another script one a letter.
+MOST_PARTS = 3.0
+MOST_UNKNOWN = 0.05  # share of tokens that the vocabulary lacks
 
 
 class Listing(NamedTuple):
@@ -88,16 +95,16 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     source = sources.extract(source, scratch, pool)
     task = plan(source, args, scratch, pool)
     task.run("clean", stages.clean)
-    left_out = checks.check_cleaning(task.blocks, progress)
-    common = checks.check_overlap(task.part("test"), task.part("train"), args.allow_overlap, progress)
+    left_out = check_cleaning(task.blocks, progress)
+    common = check_overlap(task.part("test"), task.part("train"), args.allow_overlap, progress)
     how = _split(task, args)
     task.run("encode", stages.encode)
-    checks.check_unknown(task.blocks, progress)
+    check_unknown(task.blocks, progress)
     entries = len(vocabulary.read(scratch / VOCABULARY))
     tokens = {part: _write_arrays(task.part(part), scratch, entries) for part in PARTS}
     _write_texts(task, scratch)
     if source.corpus == "wmt16" and source.form != WHOLE:
-        how["differs_from_submitted"] = checks.compare_with_submitted(task.blocks, progress)
+        how["differs_from_submitted"] = compare_with_submitted(task.blocks, progress)
     counts = {part: sum(block.facts("clean")["kept"] for block in task.part(part)) for part in PARTS}
     return Content(
         name=source.name,
@@ -177,7 +184,7 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
     scratch, source = task.scratch, task.source
     if source.dictionary:
         (scratch / CODES).write_text("")
-        vocabulary.write(scratch / VOCABULARY, read_dictionary(source.dictionary))
+        vocabulary.write(scratch / VOCABULARY, segment.read_dictionary(source.dictionary))
         return {"dictionary": source.dictionary.name}
     words: Counter[str] = Counter()
     for block in task.part("train"):
@@ -192,14 +199,14 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
     with in_one_step(scratch / CODES) as file:
         file.write(codes.encode())
     if given and source.form == SPLIT:
-        checks.check_codes(given, task.part("train")[0])
+        check_split(given, task.part("train")[0])
     tokens: Counter[str] = Counter()
     split = str.split if source.form == SPLIT else segment.bpe(codes)
     for word, count in words.items():
         for token in split(word):
             tokens[token] += count
     if given and source.form != SPLIT:
-        checks.check_foreign_codes(given, tokens, words)
+        check_foreign_codes(given, tokens, words)
     # The most frequent first, equal ones by their text.
     vocabulary.write(scratch / VOCABULARY, sorted(tokens, key=lambda token: (-tokens[token], token)))
     return {"codes": given.name if given else "", "merges": args.merges if learns else 0}
@@ -230,3 +237,96 @@ def _write_texts(task: Task, scratch: Path) -> None:
             for line in chain.from_iterable(stages.read_lines(block, side) for block in task.part("test")):
                 words = line.split()
                 file.write((vocabulary.join_bpe(words) if task.source.form == SPLIT else " ".join(words)) + "\n")
+
+
+# -- what is refused once the text is seen -------------------------------------------------------------------
+
+
+def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int]:
+    """Count what was left out of training; refuse a part of which nothing is left, or a test part that has holes."""
+    counts = dict.fromkeys(("kept", *REASONS), 0)
+    first = ""
+    for block in blocks:
+        facts = block.facts("clean")
+        if facts["first"]:
+            where = f"line {facts['first']:,} of {_files(block)}"
+            if block.part == "test":
+                raise Problem(f"{where} is empty", "text in both: all are tested on", "remove the pair from both files")
+            first = first or where
+        if block.part == "train":
+            counts = {reason: count + facts[reason] for reason, count in counts.items()}
+    kept = counts.pop("kept")
+    left_out = ", ".join(f"{count:,} {REASONS[reason]}" for reason, count in counts.items() if count)
+    if not kept:
+        found = f"no pair is left to train on: {left_out}; the first is {first}"
+        raise Problem(found, "pairs with text in both languages", "look at the files, or raise --longest")
+    if left_out:
+        progress.note(f"left out of training: {left_out}; the first is {first}")
+    return counts
+
+
+def _files(block: Block) -> str:
+    return f"{block.names[0]} and {Path(block.names[1]).name}"
+
+
+def check_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, progress: Progress) -> int:
+    """Warn of pairs to test on that are trained on, or refuse them; return their number."""
+
+    def pairs(blocks: Sequence[Block]) -> Iterator[bytes]:
+        return chain.from_iterable(block.path("clean").read_bytes().split(b"\n")[:-1] for block in blocks)
+
+    # No line of the test part is left out.
+    named = ((f"line {number:,} of {_files(test[0])}", pair) for number, pair in enumerate(pairs(test), 1))
+    return source_checks.overlap(named, pairs(train), "pairs", allowed, progress)
+
+
+def check_split(codes: Path, block: Block) -> None:
+    # Refuse codes that split the words of a text in another way than it is split.
+    encode = segment.bpe(codes.read_text(encoding="utf-8"))
+    for text in chain.from_iterable(islice(stages.read_pairs(block.path("clean")), SAMPLE_LINES)):
+        old, new = text.split(), encode(vocabulary.join_bpe(text.split()))
+        if new != old:
+            at = next((place for place, pair in enumerate(zip(old, new)) if pair[0] != pair[1]), 0)
+            raise Problem(
+                f"{codes} splits into {' '.join(new[at : at + 3])!r} what is {' '.join(old[at : at + 3])!r} of "
+                f"{Path(block.names[0]).name} or {Path(block.names[1]).name}",
+                "the codes that the text was split by",
+                "name them by --codes, or take the file of codes out of the folder",
+            )
+
+
+def check_foreign_codes(codes: Path, tokens: Mapping[str, int], words: Mapping[str, int]) -> None:
+    """Refuse codes that leave words in many parts: they come from another language or another kind of text."""
+    parts = sum(tokens.values()) / sum(words.values())
+    if parts > MOST_PARTS:
+        raise Problem(
+            f"{codes} splits a word into {parts:.1f} tokens on average",
+            f"at most {MOST_PARTS:g}: codes learnt from text like this",
+            "name other --codes, or none, and they are learnt from the text",
+        )
+
+
+def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
+    """Report tokens of the test part that training never sees; refuse a vocabulary that lacks too many of any part."""
+    for part in PARTS:
+        facts = [block.facts("encode") for block in blocks if block.part == part]
+        unknown, tokens = sum(each["unknown"] for each in facts), sum(sum(each["tokens"]) for each in facts)
+        text = f"{unknown:,} of {tokens:,} tokens of the {part} part are not in the vocabulary"
+        if unknown > MOST_UNKNOWN * tokens:
+            expected = f"at most {MOST_UNKNOWN:.0%}"
+            raise Problem(text, expected, "take the vocabulary or the codes that belong to this text")
+        if unknown:
+            progress.note(text)
+
+
+def compare_with_submitted(blocks: Sequence[Block], progress: Progress) -> str:
+    """Compare the split text with that of GNMT's submission; return and report where it differs, which is allowed."""
+    sums = {(part, side): hashlib.md5() for part in PARTS for side in SIDES}
+    for block in blocks:
+        for pair in stages.read_pairs(block.path("split")):
+            for side, text in zip(SIDES, pair):
+                sums[block.part, side].update(f"{text}\n".encode())
+    differing = ", ".join(" ".join(key) for key, md5 in wmt.SUBMITTED_MD5.items() if sums[key].hexdigest() != md5)
+    text = f"other tokens than in verify_dataset.sh of v0.5: {differing}" if differing else "every token as submitted"
+    progress.note(text)
+    return differing

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.bert import events, schedule
+from benchmarks.bert import events
 from encore import catalogue, configuration, data
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
 from tests.trainings import BareRuns, InFramework, assert_resumed, bare_runs, exported, write_small_config
@@ -34,10 +34,10 @@ def config_of(system: str, ranks: int, *settings: str) -> SimpleNamespace:
 def test_learning_rate_is_the_submitted_one() -> None:
     # LinearWarmupPolyDecayScheduler, whose first step is 1; the warm-up began at -76.
     config = config_of("dgxa100_n256", 8)
-    found = [schedule.learning_rate(config, number - 1) / 0.00288293 for number in (1, 210, 211, 560)]
+    found = [events.learning_rate(config, number - 1) / 0.00288293 for number in (1, 210, 211, 560)]
     assert found == pytest.approx([77 / 287, 286 / 287, 1 - 211 / 560, 0])
     config = config_of("dgxa100", 8)
-    assert schedule.learning_rate(config, 0) == pytest.approx(3.5e-4 * (1 - 1 / 13700))
+    assert events.learning_rate(config, 0) == pytest.approx(3.5e-4 * (1 - 1 / 13700))
 
 
 def test_evaluations_are_those_of_the_submission() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bert_squad import answers, made, schedule, scores, squad, windows, writer
+from benchmarks.bert_squad import answers, events, made, squad, windows, writer
 from benchmarks.bert_squad.answers import Places
 from benchmarks.bert_squad.arrays import open_data
 from benchmarks.bert_squad.squad import Answer, Paragraph, Question
@@ -53,16 +53,16 @@ SHARED = paths.ROOT.parent / "shared" / "data"
 )
 def test_scores_are_those_of_the_official_rules(prediction: str, reference: str, exact: float, f1: float) -> None:
     """As evaluate-v1.1.py of SQuAD gives them."""
-    assert scores.exact_match(prediction, reference) == exact
-    assert scores.f1(prediction, reference) == pytest.approx(f1)
+    assert answers.exact_match(prediction, reference) == exact
+    assert answers.f1(prediction, reference) == pytest.approx(f1)
 
 
 def test_each_question_counts_once_with_its_best_reference() -> None:
-    found = scores.score(["The cat sat.", "dog"], [["a dog", "cat sat"], ["cat", "big dog", "bird"]])
+    found = answers.score(["The cat sat.", "dog"], [["a dog", "cat sat"], ["cat", "big dog", "bird"]])
     assert found.exact_match == 50.0
     assert found.f1 == pytest.approx(100 * (1 + 2 / 3) / 2)
     with pytest.raises(ValueError, match="1 predictions for 2 questions"):
-        scores.score(["cat"], [["cat"], ["dog"]])
+        answers.score(["cat"], [["cat"], ["dog"]])
 
 
 # -- spans ---------------------------------------------------------------------------------------------
@@ -167,8 +167,8 @@ def test_ground_truth_of_the_development_set_is_perfect(dev: tuple[list[Paragrap
     questions = [question for paragraph in dev[0] for question in paragraph.questions]
     references = [[answer.text for answer in question.answers] for question in questions]
     assert len(questions) == 10_570
-    assert scores.score([each[0] for each in references], references) == (100.0, 100.0)
-    assert scores.score(["" for _ in references], references).f1 < 1
+    assert answers.score([each[0] for each in references], references) == (100.0, 100.0)
+    assert answers.score(["" for _ in references], references).f1 < 1
 
 
 def test_no_answer_of_the_development_set_is_lost_by_windows(dev: tuple[list[Paragraph], Tokenizer]) -> None:
@@ -188,7 +188,7 @@ def test_no_answer_of_the_development_set_is_lost_by_windows(dev: tuple[list[Par
                 assert any(begin <= first and last < begin + size for begin, size in chosen), answer
                 read = paragraph.context[text.begins[first] : text.ends[last]]
                 assert answer.text.strip() in read, "tokens hold the whole answer"
-                worst.append(scores.exact_match(read, answer.text))
+                worst.append(answers.exact_match(read, answer.text))
     assert count == 10_833, "the windows that the published code has at 384 and 128"
     assert np.mean(worst) > 0.99, "an answer that ends within a word is widened to it"
 
@@ -291,7 +291,7 @@ def config_of(system: str, ranks: int) -> SimpleNamespace:
 
 def test_learning_rate_is_the_published_one() -> None:
     config = config_of("dgxa100-80g", 8)
-    found = [schedule.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
+    found = [events.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
     assert found == pytest.approx([0.05, 0.5, 1, 79 / 80, 0.5, 0])
 
 
@@ -326,7 +326,7 @@ def test_two_ranks_train_like_one(runs: BareRuns) -> None:
 def test_scores_of_a_run_are_those_of_its_predictions(runs: BareRuns) -> None:
     output, asked = runs.uninterrupted(2), open_data(runs.folder).questions
     predicted = json.loads((output / "predictions.json").read_text(encoding="utf-8"))
-    expected = scores.score([predicted[each.id] for each in asked], [each.references for each in asked])
+    expected = answers.score([predicted[each.id] for each in asked], [each.references for each in asked])
     last = evaluations(output / "metrics.jsonl")[-1]
     assert (quality(last), last["exact_match"]) == pytest.approx((expected.f1, expected.exact_match))
     listed = json.loads((output / "nbest_predictions.json").read_text(encoding="utf-8"))

@@ -11,9 +11,7 @@ from mlperf_logging import compliance_checker
 
 from benchmarks.common.run.mllog import Noted
 from benchmarks.gnmt import events as gnmt_events
-from benchmarks.gnmt import schedule as gnmt_schedule
 from benchmarks.transformer import events as transformer_events
-from benchmarks.transformer import schedule as transformer_schedule
 from encore import catalogue, configuration, data
 from encore.results.compliance.compliance import check
 from tests.conftest import Encore, evaluations, inside, logged, losses, only_run, quality
@@ -50,11 +48,11 @@ def test_learning_rates_are_the_submitted_ones() -> None:
     config = config_of("gnmt", "dgxa100", "v0.7")
     steps = (1, 100, 200, 201, 4053, 4054, 4559, 4560, 5065, 5066, 5571, 5572, 100_000)
     # Its WarmupMultiStepLR counts the first step as 1.
-    found = [gnmt_schedule.learning_rate(config, step - 1) / 2.875e-3 for step in steps]
+    found = [gnmt_events.learning_rate(config, step - 1) / 2.875e-3 for step in steps]
     first = 0.01 ** (199 / 200)
     assert found == pytest.approx([first, 0.1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625])
     config = config_of("transformer", "dgxa100", "v0.7")
-    found = [transformer_schedule.learning_rate(config, step) for step in (0, 1, 375, 750, 751, 3000)]
+    found = [transformer_events.learning_rate(config, step) for step in (0, 1, 375, 750, 751, 3000)]
     # The first update has the rate 0: fairseq sets the rate of update n after n - 1 of them.
     assert found == pytest.approx([0, 1.9e-3 / 750, 0.95e-3, 1.9e-3, 1.9e-3 * (750 / 751) ** 0.5, 0.95e-3])
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.translation import CODES, FILES, REFERENCES, VOCABULARY, bleu, checks, orders, segment, stages, wmt
+from benchmarks.translation import CODES, FILES, REFERENCES, VOCABULARY, bleu, orders, segment, stages, wmt, writer
 from benchmarks.translation import vocabulary as words
 from benchmarks.translation.arrays import DataSet, open_data
-from benchmarks.translation.subtokens import Subtokens, read_dictionary, split_tokens
+from benchmarks.translation.segment import Subtokens, read_dictionary, split_tokens
 from benchmarks.translation.vocabulary import BOS, EOS, PAD, SUBTOKENS, UNK, Vocabulary
 from encore import paths
 
@@ -219,9 +219,9 @@ def test_codes_that_are_none_or_of_another_text_are_refused(tmp_path: Path) -> N
         path.write_text(text)
         with pytest.raises(Problem, match=found):
             segment.check_codes(path)
-    checks.check_foreign_codes(path, {"a": 200, "b": 100}, {"word": 100})
+    writer.check_foreign_codes(path, {"a": 200, "b": 100}, {"word": 100})
     with pytest.raises(Problem, match=r"splits a word into 3\.1 tokens on average"):
-        checks.check_foreign_codes(path, {"a": 310}, {"word": 100})
+        writer.check_foreign_codes(path, {"a": 310}, {"word": 100})
 
 
 def test_special_entries_have_the_ids_of_the_constants() -> None:

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import NO_WORD, MicroBatch
-from benchmarks.language.pytorch.encoder import Encoder, Pooler, Rows, Shape
-from benchmarks.language.pytorch.pieces import NORM_EPSILON, bias_gelu, draw_weights
+from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Pooler, Rows, Shape, bias_gelu, draw_weights
 
 
 class Network(nn.Module):

@@ -20,7 +20,6 @@ from benchmarks.bert import events
 from benchmarks.bert.pytorch.config import Config
 from benchmarks.bert.pytorch.data import Batch, MicroBatch, evaluation_input, synthetic_batch, training_input
 from benchmarks.bert.pytorch.model import Network, decay_of, parts_of
-from benchmarks.bert.schedule import learning_rate
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
@@ -226,7 +225,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = training_input(config, data.train, ranks, run.position + optimizer.uncounted)
         run.register_state(training.state_dict, training.rank_state_dict)
         # As submitted: neither the rate nor the samples trained on advance with a step that is skipped.
-        rates = Rates(optimizer, partial(learning_rate, config), timeline.steps)
+        rates = Rates(optimizer, partial(events.learning_rate, config), timeline.steps)
         run.leave_out(optimizer.skipped_since)
         interruptible = run.interruptible if config.accumulation >= MANY_PARTS else iter
         with closing(batches):

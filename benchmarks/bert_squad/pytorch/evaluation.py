@@ -11,8 +11,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 import torch
 import torch.distributed as dist
 
-from benchmarks.bert_squad import scores
-from benchmarks.bert_squad.answers import Span, best_of, best_spans, text_of
+from benchmarks.bert_squad.answers import Span, best_of, best_spans, score, text_of
 from benchmarks.bert_squad.arrays import DataSet
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch
@@ -83,8 +82,8 @@ def _by_question(rows: Sequence[Sequence[float]], data: DataSet, count: int) -> 
     spans: Dict[int, List[Span]] = defaultdict(list)
     owners = data.test.question[:].tolist()
     # The order of the windows, whichever rank had them: of equal spans the first one counts.
-    for index, score, begin, end in sorted(rows, key=lambda row: row[0]):
-        spans[owners[int(index)]].append(Span(score, int(begin), int(end)))
+    for index, value, begin, end in sorted(rows, key=lambda row: row[0]):
+        spans[owners[int(index)]].append(Span(value, int(begin), int(end)))
     return [best_of(spans[number], count) for number in range(len(data.questions))]
 
 
@@ -94,7 +93,7 @@ def quality(found: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, output
     if ranks.rank == 0:
         questions = data.questions
         texts = [text_of(spans, asked.context) for spans, asked in zip(found, questions)]
-        result = scores.score(texts, [asked.references for asked in questions])
+        result = score(texts, [asked.references for asked in questions])
         values += torch.tensor([result.f1, result.exact_match], dtype=torch.float64, device=ranks.context)
         # The form that SQuAD's evaluate-v1.1.py reads, and that of run_squad.py.
         _replace(output / PREDICTIONS, {asked.id: text for asked, text in zip(questions, texts)})

@@ -10,8 +10,7 @@ from torch.nn import functional
 
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import Batch
-from benchmarks.language.pytorch.encoder import Encoder, Rows, shape_of
-from benchmarks.language.pytorch.pieces import DEVIATION, draw_weights
+from benchmarks.language.pytorch.encoder import DEVIATION, Encoder, Rows, draw_weights, shape_of
 
 
 class Network(nn.Module):

@@ -30,7 +30,6 @@ from benchmarks.bert_squad.pytorch.data import (
 from benchmarks.bert_squad.pytorch.evaluation import answer, quality
 from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.bert_squad.pytorch.optimizer import adam_candidates, without_correction
-from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import stopping
@@ -195,7 +194,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    batch, rate = run.wait_for(partial(next, batches)), learning_rate(config, number, timeline.steps)
+                    batch, rate = (
+                        run.wait_for(partial(next, batches)),
+                        events.learning_rate(config, number, timeline.steps),
+                    )
                     run.report(train_step(training, batch, rate), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, run))

@@ -28,7 +28,6 @@ from benchmarks.gnmt import events
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape
 from benchmarks.gnmt.pytorch.model import GNMT, decode
-from benchmarks.gnmt.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.pytorch import evaluation, operators
@@ -99,7 +98,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = training_input(data.train, orders, ranks, run.position, shape(config), config.prefetch)
         run.log(samples(len(orders(0).sentences), len(data.test)))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)
-        rates = Rates(training.optimizer, partial(learning_rate, config), config.epochs * orders(0).steps)
+        rates = Rates(training.optimizer, partial(events.learning_rate, config), config.epochs * orders(0).steps)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():

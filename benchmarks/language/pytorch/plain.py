@@ -10,8 +10,7 @@ from torch import nn
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.language.pytorch.attention import pad
-from benchmarks.language.pytorch.encoder import Encoder, Rows, shape_of
-from benchmarks.language.pytorch.pieces import NORM_EPSILON
+from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Rows, shape_of
 
 NextBatch = Callable[[], List[Any]]  # gives the micro-batches of a step
 

@@ -29,7 +29,6 @@ from benchmarks.transformer import events
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
 from benchmarks.transformer.pytorch.model import Network, Norm, decode
-from benchmarks.transformer.schedule import learning_rate
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import fairseq_score, plain_score, sacrebleu_score, tokenized_score
 from benchmarks.translation.pytorch import evaluation, operators
@@ -119,7 +118,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         batches = training_input(data.train, orders, ranks, run.position, ahead=config.prefetch)
         run.log(samples(len(data.train), len(data.test)))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)
-        rates = Rates(training.optimizer, partial(learning_rate, config), config.epochs * orders(0).steps)
+        rates = Rates(training.optimizer, partial(events.learning_rate, config), config.epochs * orders(0).steps)
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from benchmarks.bert_squad.arrays import Windows
+from benchmarks.bert_squad.events import learning_rate
 from benchmarks.bert_squad.pytorch import train
 from benchmarks.bert_squad.pytorch.config import Config
 from benchmarks.bert_squad.pytorch.data import chosen, filled, gathered, synthetic_batch
 from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.bert_squad.pytorch.train import Training, train_step
-from benchmarks.bert_squad.schedule import learning_rate
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.generators import drawn_from
