@@ -3,9 +3,9 @@
 sacremoses and subword-nmt are imported where they are used: sets whose text is tokenized and encoded need neither.
 
 The Transformer's submissions of v0.6 and v0.7 have subtokens (utils/tokenizer.py): a line is cut where letters and
-digits meet other characters; a single space between two tokens is left out. A token is escaped (``_`` to ``\\u``, ``\\`` to
-``\\\\``, a character outside of the dictionary to ``\\NUMBER;``), ended by ``_`` and covered from the left by the
-longest entries of the dictionary.
+digits meet other characters; a single space between two tokens is left out. A token is escaped (``_`` to ``\\u``,
+``\\`` to ``\\\\``, a character outside of the dictionary to ``\\NUMBER;``), ended by ``_`` and covered from the left by
+the longest entries of the dictionary.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_second_segment_follows_or_is_from_another_document(numbered: Documents,
 
 
 def test_samples_of_a_seed_are_the_recorded_ones(drawn: Samples) -> None:
-    """RandomState's stream is frozen: what was prepared once is prepared again."""
+    # RandomState's stream is frozen: what was prepared once is prepared again.
     content = b"".join(getattr(drawn, name).astype(kind).tobytes() for name, kind in ARRAYS.items())
     assert hashlib.md5(content).hexdigest() == "cd71c3aecfdebfc52ae4e0fd012facd2"
 
@@ -172,12 +172,12 @@ def test_hdf5_of_the_submission_is_read_where_h5py_is(
     assert (done.returncode, "part_0.hdf5 cannot be read" in done.stderr) == (2, True)
 
 
+# What is changed: array, place, value.
 ROWS = {
     "mask": ("input_mask", (7, 63), 1),
     "place": ("masked_lm_positions", (5, 0), 64),
     "id": ("masked_lm_ids", (3, 1), 65535),
 }
-"""What is changed: array, place, value."""
 
 
 def damage(path: Path, change: str, drawn: Samples) -> None:

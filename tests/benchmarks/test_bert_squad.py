@@ -52,7 +52,7 @@ SHARED = paths.ROOT.parent / "shared" / "data"
     ],
 )
 def test_scores_are_those_of_the_official_rules(prediction: str, reference: str, exact: float, f1: float) -> None:
-    """As evaluate-v1.1.py of SQuAD gives them."""
+    # As evaluate-v1.1.py of SQuAD gives them.
     assert answers.exact_match(prediction, reference) == exact
     assert answers.f1(prediction, reference) == pytest.approx(f1)
 
@@ -69,7 +69,7 @@ def test_each_question_counts_once_with_its_best_reference() -> None:
 
 
 def every_span(start: np.ndarray, end: np.ndarray, places: Places, count: int, longest: int) -> list[tuple[Any, ...]]:
-    """The published rule by loops: all pairs of the best tokens, judged one by one, the best of each text first."""
+    # The published rule by loops: all pairs of the best tokens, judged one by one, the best of each text first.
 
     def best(logits: np.ndarray) -> list[int]:
         return [place for place, _ in sorted(enumerate(logits.tolist()), key=lambda pair: -pair[1])][:count]
@@ -103,7 +103,7 @@ def test_best_spans_are_those_of_the_published_rule() -> None:
 
 
 def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(made_set: Path, tmp_path: Path) -> None:
-    """Training opens it before the clock starts."""
+    # Training opens it before the clock starts.
     open_data(with_other_offsets(made_set, tmp_path / "copy"))
 
 
@@ -148,7 +148,7 @@ def test_most_context_is_the_published_choice() -> None:
 
 @pytest.fixture(scope="module")
 def dev() -> tuple[list[Paragraph], Tokenizer]:
-    """The development set of SQuAD v1.1 and the published vocabulary."""
+    # The development set of SQuAD v1.1 and the published vocabulary.
     names = {"squad_dev_v1.1.tar.xz": "dev-v1.1.from-explorer.json", "bert_vocab.tar.xz": "vocab.txt"}
     if not all((SHARED / name).exists() for name in names):
         pytest.skip(f"no SQuAD in {SHARED}")
@@ -172,7 +172,7 @@ def test_ground_truth_of_the_development_set_is_perfect(dev: tuple[list[Paragrap
 
 
 def test_no_answer_of_the_development_set_is_lost_by_windows(dev: tuple[list[Paragraph], Tokenizer]) -> None:
-    """Every answer is whole in a window, and what the best span of that window reads is the answer."""
+    # Every answer is whole in a window, and what the best span of that window reads is the answer.
     paragraphs, tokenizer = dev
     cut, count, worst = writer.PUBLISHED, 0, []
     for paragraph in paragraphs:
@@ -198,7 +198,7 @@ def test_no_answer_of_the_development_set_is_lost_by_windows(dev: tuple[list[Par
 
 @pytest.fixture(scope="module")
 def made_set(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small data set."""
+    # The small data set.
     folder = tmp_path_factory.mktemp("questions") / "bert-squad"
     data.prepare("bert-squad", folder, data.Preparation(), pytorch_python)
     return folder
@@ -227,7 +227,7 @@ CONTEXT = "Ada lives in Old Bray. Ben lives in New Alton."
 
 
 def file_of(context: str = CONTEXT, answer: str = "Old Bray", begin: int = 13) -> dict[str, Any]:
-    """SQuAD's form with one question."""
+    # SQuAD's form with one question.
     asked = {"id": "q1", "question": "Where does Ada live?", "answers": [{"text": answer, "answer_start": begin}]}
     return {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": [asked]}]}]}
 
@@ -299,12 +299,12 @@ def test_learning_rate_is_the_published_one() -> None:
 
 SHORT = ("epochs=2", "quality_target=100.0", "width=16", "heads=2", "inner_width=16", "log_interval=1")
 GLOBAL_BATCH = 240
+# Less than an epoch has.
 STEPS = 20
-"""Less than an epoch has."""
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    """config.json of the small system with a fixed seed."""
+    # config.json of the small system with a fixed seed.
     return write_small_config(path, "bert-squad", ranks, (*SHORT, f"batch_size={GLOBAL_BATCH // ranks}", *settings))
 
 
@@ -347,7 +347,7 @@ def test_stopped_and_resumed_run_is_an_uninterrupted_one(runs: BareRuns, tmp_pat
 
 @pytest.fixture(scope="module")
 def small_run(encore: Encore, made_set: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The small run as a user starts it: its folder and what was printed."""
+    # The small run as a user starts it: its folder and what was printed.
     results = tmp_path_factory.mktemp("results")
     done = encore("run", "bert-squad", "2", "--data", str(made_set), "--results", str(results), "--seed", "1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -170,7 +170,7 @@ def test_wikitext_keeps_running_text_alone() -> None:
 
 
 def pack(content: bytes, size: int) -> bytes:
-    """Streams of so many bytes each, wherever pages are cut."""
+    # Streams of so many bytes each, wherever pages are cut.
     return b"".join(bz2.compress(content[place : place + size]) for place in range(0, len(content), size))
 
 
@@ -333,7 +333,7 @@ def source(small_shards: None, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source, prepared by one worker."""
+    # The source, prepared by one worker.
     to = tmp_path_factory.mktemp("whole") / "bert"
     assert run(source, "-o", to, *SHORT)[0] == 0
     return to
@@ -341,7 +341,7 @@ def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def raw(source: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    # A copy that a test may change.
     return Path(shutil.copytree(source, tmp_path / "raw"))
 
 
@@ -368,7 +368,7 @@ def test_two_workers_write_the_same_and_no_shard_is_another_one(source: Path, wh
 
 
 def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(whole: Path, tmp_path: Path) -> None:
-    """Training opens it before the clock starts."""
+    # Training opens it before the clock starts.
     open_data(with_other_offsets(whole, tmp_path / "copy"))
 
 

@@ -67,7 +67,7 @@ SUBMITTED = [
 
 @pytest.mark.parametrize(("name", "round_", "system"), SUBMITTED)
 def test_hyperparameters_pass_the_checker_of_their_round(name: str, round_: str, system: str) -> None:
-    """The checkers' own conditions: mlperf-logging has them as Python expressions over ``v``."""
+    # The checkers' own conditions: mlperf-logging has them as Python expressions over ``v``.
     file = {"v0.6": f"training_0.6.0/{name}.yaml", "v0.7": f"training_0.7.0/closed_{name}.yaml"}[round_]
     events = EVENTS[name].hyperparameters(config_of(name, system, round_), 8)
     rules = [entry["KEY"] for entry in yaml.safe_load((RULES / file).read_text(encoding="utf-8"))]
@@ -93,7 +93,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def language(name: str, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy data set."""
+    # The toy data set.
     folder = tmp_path_factory.mktemp("language") / name
     data.prepare(name, folder, data.Preparation(), pytorch_python)
     return folder
@@ -101,7 +101,7 @@ def language(name: str, pytorch_python: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def reached(name: str, encore: Encore, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small system on two ranks, to its target."""
+    # The small system on two ranks, to its target.
     results = tmp_path_factory.mktemp("reached")
     done = encore("run", name, "2", "--data", str(language), "--results", str(results), *SEED)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -191,19 +191,19 @@ def test_a_run_stopped_in_training_and_in_decoding_and_resumed_is_an_uninterrupt
 SHORT = ("epochs=2", "quality_target=100.0", "width=16", "layers=3", "max_length_train=14", "log_interval=1",
          "warmup_steps=5", "beam_size=2", "eval_batch_size=4", "max_length_test=20", "dropout=0.0")  # fmt: skip
 GLOBAL_BATCH = 192
+# Less than an epoch has.
 STEPS = 20
-"""Less than an epoch has."""
 
 
 def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    """config.json of the small system with a fixed seed; a single rank logs in the dialect of v0.6."""
+    # config.json of the small system with a fixed seed; a single rank logs in the dialect of v0.6.
     size = f"batch_size={GLOBAL_BATCH // ranks}"
     return write_small_config(path, "gnmt", ranks, (*SHORT, size, *settings), "v0.6" if ranks == 1 else "v0.7")
 
 
 @pytest.fixture(scope="module")
 def runs(language: Path, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> BareRuns:
-    """GNMT's trainings."""
+    # GNMT's trainings.
     return BareRuns("benchmarks.gnmt.pytorch.train", pytorch_python, language, write_config, tmp_path_factory)
 
 

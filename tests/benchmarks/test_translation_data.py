@@ -26,14 +26,14 @@ from encore import paths
 
 EN = ["the cat sat on the mat .", "dogs bark , cats do not .", "a small house", "it is rain@@ ing 3,000 times"]
 DE = ["die katze saß auf der matte .", "hunde bellen , katzen nicht .", "ein kleines haus", "es regnet 3.000 mal"]
+# Other lines of the same words: what is tested on is not trained on.
 TURNED = {"en": [" ".join(line.split()[::-1]) for line in EN], "de": [" ".join(line.split()[::-1]) for line in DE]}
-"""Other lines of the same words: what is tested on is not trained on."""
+# Exit code and JSON lines of a preparation.
 Outcome = tuple[int, list[dict[str, Any]]]
-"""Exit code and JSON lines of a preparation."""
 
 
 def run(*argv: object, benchmark: str = "gnmt", python: Path | str = sys.executable, before: str = "") -> Outcome:
-    """Prepare a data set; ``before`` is Python that runs first."""
+    # Prepare a data set; ``before`` is Python that runs first.
     program = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
     program += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
     command = [str(python), "-c", program, "--progress", "json", *map(str, argv)]
@@ -62,12 +62,12 @@ def write_text(folder: Path, source: list[str], target: list[str]) -> Path:
 
 @pytest.fixture
 def split(tmp_path: Path) -> Path:
-    """Aligned files whose words are split already, so that no package is needed to prepare them."""
+    # Aligned files whose words are split already, so that no package is needed to prepare them.
     return write_text(tmp_path / "raw", EN, DE)
 
 
 def digest(folder: Path) -> str:
-    """Checksum of all that is prepared."""
+    # Checksum of all that is prepared.
     found = hashlib.sha256()
     for name in FILES:
         found.update(name.encode() + (folder / name).read_bytes())
@@ -157,6 +157,7 @@ def test_pairs_are_cleaned_and_compressed_files_are_as_good(split: Path, tmp_pat
 TRAIN = {name: lines_of(*lines).encode() for name, lines in (("en", EN), ("de", DE))}
 GREEN = "ein gr\xfcnes haus\n".encode("latin1")
 TWO_TESTS = {f"test.{year}.{name}": TRAIN[name] for year in (2016, 2017) for name in TRAIN}
+# Files that are written (nothing: removed), options, and what the refusal has.
 BAD: dict[str, tuple[dict[str, bytes | None], tuple[str, ...], tuple[str, ...]]] = {
     "lines": ({"train.de": TRAIN["de"] + b"eine\n"}, (), ("train.en has 4 lines, ", "train.de has 5", "restore both")),
     "empty test": (
@@ -187,7 +188,6 @@ BAD: dict[str, tuple[dict[str, bytes | None], tuple[str, ...], tuple[str, ...]]]
     "gzip without a name": ({"train.de": gzip.compress(b"x")}, (), ("train.de is compressed by gzip", "gunzip")),
     "bzip2": ({"train.de": b"BZh9"}, (), ("train.de is compressed by bzip2",)),
 }  # fmt: skip
-"""Files that are written (nothing: removed), options, and what the refusal has."""
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -274,7 +274,7 @@ def pack(path: Path, members: dict[str, str]) -> None:
 
 @pytest.fixture
 def archives(tmp_path: Path) -> Path:
-    """WMT17's archives with a line each, and a dictionary."""
+    # WMT17's archives with a line each, and a dictionary.
     folder = tmp_path / "wmt"
     folder.mkdir()
     for number, each in enumerate(wmt.CORPORA["wmt17"]):
@@ -288,7 +288,7 @@ def archives(tmp_path: Path) -> Path:
 
 
 def run_archives(folder: Path, to: Path) -> Outcome:
-    """Prepare archives with this test's newstest2014 as the known one."""
+    # Prepare archives with this test's newstest2014 as the known one.
     sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.glob(f"{wmt.TEST}.??")}
     before = f"from benchmarks.translation import wmt\nwmt.KNOWN_MD5 = {sums!r}"
     return run(folder, "-o", to, benchmark="transformer", before=before)
@@ -359,7 +359,7 @@ def test_sgm_and_lists_of_checksums_are_read(tmp_path: Path) -> None:
 
 
 def lengths_of_text(pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths as of news text: 25 tokens on average, the target in proportion."""
+    # Lengths as of news text: 25 tokens on average, the target in proportion.
     random = np.random.RandomState(0)
     source = np.clip(np.exp(random.randn(pairs) * 0.6 + 3.0), 1, 120).astype(np.int32)
     target = np.clip(source * np.exp(random.randn(pairs) * 0.2) + 1, 1, 120).astype(np.int32)
@@ -367,7 +367,7 @@ def lengths_of_text(pairs: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def padding(order: orders.Order, source: np.ndarray, target: np.ndarray) -> list[float]:
-    """Share of each batch that is padding, both sides together, EOS included."""
+    # Share of each batch that is padding, both sides together, EOS included.
     shares = []
     for begin, end in pairwise(order.bounds):
         sides = [side[order.sentences[begin:end]] + 1 for side in (source, target)]
@@ -383,6 +383,7 @@ ORDERS: dict[str, tuple[Callable[..., orders.Order], dict[str, int]]] = {
     "tokens, multiples": (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "length_multiple": 2}),
     "tokens": (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "multiple": 1}),
 }
+# Steps, pairs and checksum of two epochs' orders: a run that is resumed anywhere continues with the same pairs.
 RECORDED: dict[str, tuple[int, int, str]] = {
     "buckets, 1 rank": (243, 3888, "1242cc62d78b717c57f07ac2b4a63ab7"),
     "buckets, 3 ranks": (79, 3792, "498cc30bb11c8713abb16da88e4dee5b"),
@@ -390,7 +391,6 @@ RECORDED: dict[str, tuple[int, int, str]] = {
     "tokens, multiples": (64, 3915, "c8d4c4e48cbd0f7e71a9a73129e41f57"),
     "tokens": (59, 3926, "7cfab288dccb1f0c24c0da3fff7dca81"),
 }
-"""Steps, pairs and checksum of two epochs' orders: a run that is resumed anywhere continues with the same pairs."""
 
 
 @pytest.mark.parametrize("name", ORDERS)

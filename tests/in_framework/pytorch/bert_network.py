@@ -50,7 +50,7 @@ def samples(count=9, longest=LONGEST, entries=ENTRIES):
 
 
 def initialized(shape, attention_name="grouped"):
-    """A network whose biases and layer norms are not those of a fresh one."""
+    # A network whose biases and layer norms are not those of a fresh one.
     torch.manual_seed(4)
     network = Network(shape, attention_name).double()
     with torch.no_grad():
@@ -60,23 +60,16 @@ def initialized(shape, attention_name="grouped"):
 
 
 def norm(x, w, name):
-    mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
-    return (x - mean) / torch.sqrt(variance + 1e-12) * w[f"{name}.weight"] + w[f"{name}.bias"]
+    return functional.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-12)
 
 
 def product(x, w, name):
     return x @ w[f"{name}.weight"].t() + w[f"{name}.bias"]
 
 
-def gelu(x, kind):
-    if kind == "erf":
-        return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
 def reference(w, shape, tokens, segments, there):
-    """Logits (B, length, vocabulary) and (B, 2) by the equations of arXiv 1810.04805 and 1706.03762."""
-    names = "bert.embeddings."
+    # Logits (B, length, vocabulary) and (B, 2) by the equations of arXiv 1810.04805 and 1706.03762.
+    names, approximate = "bert.embeddings.", "tanh" if shape.gelu == "tanh" else "none"
     x = w[f"{names}word_embeddings.weight"][tokens] + w[f"{names}token_type_embeddings.weight"][segments]
     x = norm(x + w[f"{names}position_embeddings.weight"][: tokens.shape[1]], w, f"{names}LayerNorm")
     size = shape.width // shape.heads
@@ -90,9 +83,9 @@ def reference(w, shape, tokens, segments, there):
             heads.append(torch.softmax(scores.masked_fill(~there[:, None, :], -math.inf), -1) @ v[..., part])
         attended = product(torch.cat(heads, -1), w, f"{layer}attention.output.dense")
         x = norm(x + attended, w, f"{layer}attention.output.LayerNorm")
-        inner = gelu(product(x, w, f"{layer}intermediate.dense"), shape.gelu)
+        inner = functional.gelu(product(x, w, f"{layer}intermediate.dense"), approximate=approximate)
         x = norm(x + product(inner, w, f"{layer}output.dense"), w, f"{layer}output.LayerNorm")
-    head = gelu(product(x, w, "cls.predictions.transform.dense"), shape.gelu)
+    head = functional.gelu(product(x, w, "cls.predictions.transform.dense"), approximate=approximate)
     head = norm(head, w, "cls.predictions.transform.LayerNorm")
     words = head @ w[f"{names}word_embeddings.weight"].t() + w["cls.predictions.bias"]
     pooled = torch.tanh(product(x[:, 0], w, "bert.pooler.dense"))
@@ -100,7 +93,7 @@ def reference(w, shape, tokens, segments, there):
 
 
 def hugging_face(w, shape, tokens, segments, there):
-    """The same of transformers' own model, where that is installed; its gradients go to ``w``."""
+    # The same of transformers' own model, where that is installed; its gradients go to ``w``.
     bert = pytest.importorskip("transformers.models.bert")
     config = bert.BertConfig(
         vocab_size=shape.vocabulary,
@@ -164,10 +157,6 @@ def test_network_and_loss_are_the_equations(other, implementation, kind):
     assert max(distance(gradients[name], each.grad, least) for name, each in w.items()) < 1e-9
 
 
-def test_attention_of_equal_lengths_is_that_of_padded_ones():
-    assert attention.difference(attention.grouped, torch.device("cpu"), torch.float64, 16) < 1e-12
-
-
 # -- weights -----------------------------------------------------------------------------------------------
 
 
@@ -178,7 +167,7 @@ def renamed(names, *pairs):
 
 
 def published(network):
-    """Weights by the names of Hugging Face's files, and by those of NVIDIA's submission with fused_mha."""
+    # Weights by the names of Hugging Face's files, and by those of NVIDIA's submission with fused_mha.
     theirs = {name: each.clone() for name, each in checkpoint.places_of(network.state_dict()).items()}
     theirs["bert.embeddings.position_ids"] = torch.arange(LONGEST)[None]
     theirs["cls.predictions.decoder.weight"] = theirs["bert.embeddings.word_embeddings.weight"]
@@ -206,7 +195,7 @@ def test_weights_of_every_origin_are_read(tmp_path):
 
 
 def test_weights_decay_as_submitted():
-    """With fused_mha the attentions' layer norms have a name that the submitted grouping misses: their scales decay."""
+    # With fused_mha the attentions' layer norms have a name that the submitted grouping misses: their scales decay.
     network = initialized(SHAPE)
     found = {}
     for kind, named in zip(("unpad", "fused_mha"), published(network)):
@@ -237,7 +226,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
 
 
 def written(name, shape):
-    """What the Saver of TensorFlow 1's interface wrote for a name."""
+    # What the Saver of TensorFlow 1's interface wrote for a name.
     return np.asarray(np.random.RandomState(sum(name.encode())).randn(*shape), np.float32)
 
 
@@ -295,7 +284,7 @@ def micro_batch(number=0):
 
 
 def gradients(training, given, step=None):
-    """Loss and gradients of a micro-batch."""
+    # Loss and gradients of a micro-batch.
     training.optimizer.gradients.zero_()
     loss = (step or training.micro_step)(given)
     return [loss.clone(), training.optimizer.gradients.clone()]
@@ -341,7 +330,7 @@ def test_a_step_by_graphs_is_the_plain_one():
 
 
 class FakeLinear(nn.Linear):
-    """What transformer_engine.pytorch.Linear is asked for; its products are rounded to FP8."""
+    # What transformer_engine.pytorch.Linear is asked for; its products are rounded to FP8.
 
     inside = False
 

@@ -32,7 +32,7 @@ CONFIG = Config(
 
 @pytest.fixture(scope="module")
 def windows(count=30):
-    """Windows of random tokens of all lengths."""
+    # Windows of random tokens of all lengths.
     random = np.random.RandomState(0)
     lengths = random.randint(10, 41, count)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -52,7 +52,7 @@ def windows(count=30):
 
 
 def plain_loss(logits, batch):
-    """The loss window by window."""
+    # The loss window by window.
     found = []
     for row, (begin, end) in enumerate(itertools.pairwise(batch.rows.offsets.tolist())):
         shares = logits[begin:end].log_softmax(0)

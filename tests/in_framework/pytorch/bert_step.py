@@ -40,13 +40,13 @@ def samples():
 
 @pytest.fixture(scope="module")
 def config(ranks):
-    """As many samples of all ranks together, however many there are."""
+    # As many samples of all ranks together, however many there are.
     return dataclasses.replace(CONFIG, batch_size=CONFIG.batch_size // ranks.size)
 
 
 @pytest.fixture(scope="module")
 def expected(config, ranks, samples):
-    """Losses of the plain steps, and the weights: all samples of the global batch in one row, LAMB by its equations."""
+    # Losses of the plain steps, and the weights: all samples of the global batch in one row, LAMB by its equations.
     network = Training(config, ENTRIES, Ranks(0, 1, 0, 1, torch.device("cpu"))).network.double()
     parameters = dict(network.named_parameters())
     moments = {name: [torch.zeros_like(each), torch.zeros_like(each)] for name, each in parameters.items()}

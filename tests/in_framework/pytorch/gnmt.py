@@ -20,8 +20,8 @@ CONFIG = Config(device="cpu", precision="fp32", width=WIDTH, layers=4, dropout=0
                 optimizer_kernel="fused", batch_size=3, beam_size=3, max_length_test=14, warm_up_steps=1,
                 vocabulary_multiple=1)  # fmt: skip
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
+# Tokens of the sentences, marks included.
 LENGTHS = (6, 4, 7), (5, 7, 3)
-"""Tokens of the sentences, marks included."""
 pytorch.start(CONFIG)
 
 
@@ -57,7 +57,7 @@ def batch():
 
 
 def lstm(values, name, inputs):
-    """Outputs of a layer for a list of vectors."""
+    # Outputs of a layer for a list of vectors.
     hidden = cell = np.zeros(WIDTH)
     outputs = []
     for x in inputs:
@@ -71,7 +71,7 @@ def lstm(values, name, inputs):
 
 
 def layers(values, side, x, context=()):
-    """Layers above the first, with residuals from the second on; a decoder's have the context as well."""
+    # Layers above the first, with residuals from the second on; a decoder's have the context as well.
     for number in range(3):
         joined = [np.concatenate(pair) for pair in zip(x, context, strict=True)] if context else x
         above = lstm(values, f"{side}.layers.{number}", joined)
@@ -87,7 +87,7 @@ def encoder(values, tokens):
 
 
 def decoder(values, tokens, context):
-    """Log-probabilities (positions, vocabulary) and attention (positions, source)."""
+    # Log-probabilities (positions, vocabulary) and attention (positions, source).
     own = {name.rpartition(".")[0].rpartition(".")[2] + name.rpartition(".")[2]: v for name, v in values.items()}
     vector = own["attentionvector"] / np.linalg.norm(own["attentionvector"]) * own["attentionscale"]
     first = lstm(values, "decoder.first", [values["embedding.weight"][token] for token in tokens])
@@ -115,7 +115,7 @@ def reference_loss(values, batch):
 
 
 def test_loss_and_derivatives_are_the_equations(network, batch):
-    """Derivatives along random directions, next to central differences."""
+    # Derivatives along random directions, next to central differences.
     values = {name: parameter.detach().numpy().copy() for name, parameter in network.named_parameters()}
     loss = network.loss_sum(batch)
     loss.backward()
@@ -130,7 +130,7 @@ def test_loss_and_derivatives_are_the_equations(network, batch):
 
 @torch.no_grad()
 def test_decoding_step_by_step_is_decoding_at_once(network, batch):
-    """Two hypotheses a sentence, next to all positions at once and to the equations."""
+    # Two hypotheses a sentence, next to all positions at once and to the equations.
     values = {name: parameter.numpy() for name, parameter in network.named_parameters()}
     forced = torch.log_softmax(network.classifier(network(batch.source, batch.source_lengths, batch.target_in)), 2)
     state = Decoding(network, network.encode(batch.source, batch.source_lengths), 2)
@@ -165,7 +165,7 @@ def test_scores_in_chunks_are_those_at_once(monkeypatch):
 
 
 def test_a_batch_is_translated_as_its_sentences_are(batch):
-    """After learning it: translations end by themselves, at different lengths."""
+    # After learning it: translations end by themselves, at different lengths.
     training = training_of()
     for _ in range(80):
         train_step(training, batch, 0.01)

@@ -20,7 +20,7 @@ WORDS, LONGEST = 61, 24
 
 
 def network_of(**changes):
-    """A network whose weights are all random, norms and biases too."""
+    # A network whose weights are all random, norms and biases too.
     torch.manual_seed(11)
     network = Network(dataclasses.replace(CONFIG, **changes), WORDS).eval()
     for parameter in network.parameters():
@@ -30,7 +30,7 @@ def network_of(**changes):
 
 
 def sentences(*lengths):
-    """int64 (sentences, longest): random tokens with EOS, then PAD."""
+    # int64 (sentences, longest): random tokens with EOS, then PAD.
     found = torch.full((len(lengths), max(lengths)), PAD)
     for row, length in zip(found, lengths, strict=True):
         row[: length - 1] = torch.randint(4, WORDS, (length - 1,))
@@ -40,7 +40,7 @@ def sentences(*lengths):
 
 @torch.no_grad()
 def reference(network):
-    """PyTorch's own encoder and decoder with the network's weights."""
+    # PyTorch's own encoder and decoder with the network's weights.
     config = network.config
     sizes = (config.width, config.heads, config.inner_width)
     same = {"dropout": 0.0, "batch_first": True, "norm_first": config.norm == "pre"}
@@ -88,7 +88,7 @@ def test_logits_and_gradients_are_those_of_pytorchs_modules(norm, attention):
 @pytest.mark.parametrize(("precision", "most"), [("fp32", 1e-4), ("bf16", 0.2)])
 @torch.no_grad()
 def test_decoding_with_a_cache_is_decoding_from_the_start(precision, most):
-    """Over reorderings of the rows, and after a sentence has left."""
+    # Over reorderings of the rows, and after a sentence has left.
     network, source = network_of(precision=precision), sentences(9, 4, 7, 9)
     with pytorch.autocast(source.device, precision):
         state = State.of(network, source, 3)

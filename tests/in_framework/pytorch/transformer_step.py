@@ -19,10 +19,10 @@ from benchmarks.translation.pytorch.batches import training_input
 from benchmarks.translation.pytorch.loss import plain_loss
 
 RANKS = (1, 2)
+# With an epsilon so large that no gradient near 0 makes a step of the full rate in a direction of rounding.
 CONFIG = Config(device="cpu", precision="fp32", layers=2, width=32, heads=4, inner_width=48, batch_size=256,
                 dropout=0.0, attention_dropout=0.0, relu_dropout=0.0, max_length=40, seed=5, optimizer_kernel="fused",
                 epsilon=1e-3)  # fmt: skip
-"""With an epsilon so large that no gradient near 0 makes a step of the full rate in a direction of rounding."""
 WORDS, STEPS, PAIRS, RATE = 57, 4, 24, 0.02
 
 
@@ -39,7 +39,7 @@ def side(generator, count):
 
 
 def batches(ranks):
-    """The same steps for any number of ranks, of which the last has the fewest pairs."""
+    # The same steps for any number of ranks, of which the last has the fewest pairs.
     generator, size = np.random.RandomState(2), ranks.size
     data = Pairs(side(generator, STEPS * PAIRS), side(generator, STEPS * PAIRS))
     cuts = [step * PAIRS + (PAIRS * rank + size - 1) // size for step in range(STEPS) for rank in range(size)]
@@ -49,7 +49,7 @@ def batches(ranks):
 
 
 def expected(network, config, alone):
-    """Losses of the plain steps, which change the network."""
+    # Losses of the plain steps, which change the network.
     network = network.double()
     network.dtype = torch.float64
     betas = (config.beta1, config.beta2)

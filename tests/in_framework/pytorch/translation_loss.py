@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 class LargestTensor(TorchDispatchMode):
-    """Keeps the number of elements of the largest result of any operator."""
+    # Keeps the number of elements of the largest result of any operator.
 
     elements = 0
 
@@ -29,7 +29,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 def example():
-    """Hidden states, weights and bias, and targets of which every fifth is padding."""
+    # Hidden states, weights and bias, and targets of which every fifth is padding.
     torch.manual_seed(1)
     tensors = [torch.randn(ROWS, WIDTH), torch.randn(VOCABULARY, WIDTH) / 4, torch.randn(VOCABULARY)]
     targets = torch.randint(1, VOCABULARY, (ROWS,))
@@ -38,7 +38,7 @@ def example():
 
 
 def results(name, smoothing, with_bias, autocast=None):
-    """The sum, and the gradients of half of it."""
+    # The sum, and the gradients of half of it.
     (hidden, weight, bias), targets = example()
     inputs = [hidden, weight, *([bias] if with_bias else [])]
     with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
@@ -51,7 +51,7 @@ def results(name, smoothing, with_bias, autocast=None):
 
 
 def error(ours, theirs):
-    """Largest error as a share of the largest value of each tensor."""
+    # Largest error as a share of the largest value of each tensor.
     assert [(each.dtype, each.shape) for each in ours] == [(each.dtype, each.shape) for each in theirs]
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
 
@@ -82,7 +82,7 @@ def test_padding_counts_nothing_and_is_never_computed():
 
 
 class FusedLoss(torch.autograd.Function):
-    """What apex.contrib.xentropy.SoftmaxCrossEntropyLoss does, by PyTorch's operators."""
+    # What apex.contrib.xentropy.SoftmaxCrossEntropyLoss does, by PyTorch's operators.
 
     @staticmethod
     def forward(ctx, logits, labels, smoothing, padding, to_float):

@@ -40,7 +40,7 @@ def taken(ranks, order_of, shape, position, count):
 
 
 def fields(batch):
-    """All of a batch, sentences without their padding; the padded widths."""
+    # All of a batch, sentences without their padding; the padded widths.
     rows = {name: value.tolist() for name, value in batch._asdict().items() if torch.is_tensor(value)}
     for name in ("source", "target_in", "target_out"):
         rows[name] = [[token for token in row if token != PAD] for row in rows[name]]
@@ -49,7 +49,7 @@ def fields(batch):
 
 
 def defined(order, step, ranks, shape):
-    """The same by definition."""
+    # The same by definition.
     mine = order.batch(step, ranks.rank, ranks.size)
     every = np.concatenate([order.batch(step, rank, ranks.size) for rank in range(ranks.size)])
     source = [[BOS] * shape.source_bos + DATA.source[index].tolist() + [EOS] for index in mine]
@@ -140,7 +140,7 @@ def test_translations_and_their_scores_can_be_read(ranks, tmp_path_factory):
 
 
 def test_bleu_of_the_transformer_is_that_of_the_round():
-    """Over tokens of both sides; v0.5 matches no unknown word: 5 of 6 words, 4 of 5 pairs, 3 of 4, 2 of 3."""
+    # Over tokens of both sides; v0.5 matches no unknown word: 5 of 6 words, 4 of 5 pairs, 3 of 4, 2 of 3.
     known = Vocabulary((*SPECIAL, "the_", "Haus_", "-_", "boot_", "\\u_"), SUBTOKENS)
     target = Sentences(np.array([4, 5, 6, 7, 8, 4, 5, UNK], np.uint16), np.array([0, 8]))
     data = SimpleNamespace(vocabulary=known, references=["another text"], test=SimpleNamespace(target=target))

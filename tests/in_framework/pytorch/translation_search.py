@@ -20,7 +20,7 @@ TRANSFORMER = Rules(beam.length_penalty(0.6, 5), shortest=1)
 
 @cache
 def model(seed, prefix, equal):
-    """Log-probabilities and attention after a prefix; few different values where some are to be ``equal``."""
+    # Log-probabilities and attention after a prefix; few different values where some are to be ``equal``.
     numbers = random.Random(f"{seed} {prefix}")
     logits = torch.tensor([float(numbers.randrange(3)) if equal else numbers.gauss(0, 1.5) for _ in range(TOKENS)])
     weights = torch.tensor([numbers.gauss(0, 2) for _ in range(SOURCE)])
@@ -28,7 +28,7 @@ def model(seed, prefix, equal):
 
 
 class State:
-    """The prefix of each row, the seed of its sentence, and the rows that went through the model."""
+    # The prefix of each row, the seed of its sentence, and the rows that went through the model.
 
     def __init__(self, seeds, equal):
         self.seeds, self.equal, self.prefixes, self.rows = seeds, equal, [()] * len(seeds), 0
@@ -46,7 +46,7 @@ class State:
 
 
 def search(seeds, width, rules, longest=LONGEST, equal=False):
-    """What is found, and the rows that went through the model."""
+    # What is found, and the rows that went through the model.
     state = State([seed for seed in seeds for _ in range(width)], equal)
     batch = SourceBatch(np.arange(len(seeds)), torch.zeros(len(seeds), 1), torch.ones(len(seeds)))
     return beam.search(state.step, state, batch, beam=width, longest=longest, rules=rules), state.rows
@@ -54,7 +54,7 @@ def search(seeds, width, rules, longest=LONGEST, equal=False):
 
 @dataclass
 class Slot:
-    """A place in the beam, as the submissions keep it."""
+    # A place in the beam, as the submissions keep it.
 
     tokens: tuple
     total: float = 0.0
@@ -66,7 +66,7 @@ class Slot:
 
 
 def continuations(seed, slots, equal, shortest):
-    """(-sum, slot, token) of each, best first; an ended slot has itself alone, as PAD."""
+    # (-sum, slot, token) of each, best first; an ended slot has itself alone, as PAD.
     found = [(-slot.total, number, PAD) for number, slot in enumerate(slots) if slot.ended]
     for number, slot in enumerate(slots):
         if not slot.ended:
@@ -78,7 +78,7 @@ def continuations(seed, slots, equal, shortest):
 
 
 def as_gnmt(seed, width, rules, equal):
-    """The algorithm of GNMT's submission for one sentence."""
+    # The algorithm of GNMT's submission for one sentence.
     slots = [Slot(())]
     for _ in range(LONGEST):
         for slot in slots:
@@ -102,7 +102,7 @@ def as_gnmt(seed, width, rules, equal):
 
 
 def as_transformer(seed, width, rules, equal):
-    """The algorithm of Transformer's submission for one sentence."""
+    # The algorithm of Transformer's submission for one sentence.
     slots, ended = [Slot(())], []
     for position in range(LONGEST):
         found = continuations(seed, slots, equal, rules.shortest)
