@@ -73,12 +73,6 @@ def test_samples_of_a_seed_are_the_recorded_ones(drawn: Samples) -> None:
     assert hashlib.md5(content).hexdigest() == "cd71c3aecfdebfc52ae4e0fd012facd2"
 
 
-def test_half_is_random_and_a_tenth_of_the_documents_is_short(drawn: Samples) -> None:
-    # 50 %, and the samples of one sentence, which have no text that follows.
-    assert 0.5 < drawn.next.mean() < 0.62
-    assert drawn.lengths.max() == 64 and (drawn.lengths < 40).mean() > 0.05
-
-
 def test_masks_are_15_percent_of_which_80_are_mask_and_10_stay(drawn: Samples) -> None:
     counts = np.diff(drawn.masked_offsets)
     assert (counts == np.clip(np.rint(drawn.lengths * 0.15), 1, 9)).all()

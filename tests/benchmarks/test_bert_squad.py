@@ -3,7 +3,6 @@
 import json
 import re
 import resource
-import tarfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +17,11 @@ from benchmarks.bert_squad.arrays import open_data
 from benchmarks.bert_squad.squad import Answer, Paragraph, Question
 from benchmarks.bert_squad.windows import Cut
 from benchmarks.common.data.problem import Problem
+from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
-from encore import catalogue, configuration, data, paths
+from encore import catalogue, configuration, data
+from tests.bert_data import unpack
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality
 from tests.trainings import (
     BareRuns,
@@ -31,9 +32,6 @@ from tests.trainings import (
     with_other_offsets,
     write_small_config,
 )
-
-SHARED = paths.ROOT.parent / "shared" / "data"
-
 
 # -- scores --------------------------------------------------------------------------------------------
 
@@ -146,34 +144,10 @@ def test_most_context_is_the_published_choice() -> None:
             assert chosen[place] == owner
 
 
-@pytest.fixture(scope="module")
-def dev() -> tuple[list[Paragraph], Tokenizer]:
-    # The development set of SQuAD v1.1 and the published vocabulary.
-    names = {"squad_dev_v1.1.tar.xz": "dev-v1.1.from-explorer.json", "bert_vocab.tar.xz": "vocab.txt"}
-    if not all((SHARED / name).exists() for name in names):
-        pytest.skip(f"no SQuAD in {SHARED}")
-    contents = []
-    for name, wanted in names.items():
-        with tarfile.open(SHARED / name) as packed:
-            member = next(each for each in packed.getmembers() if each.name.endswith(wanted))
-            file = packed.extractfile(member)
-            assert file is not None
-            contents.append(file.read().decode("utf-8"))
-    content = json.loads(contents[0])
-    return list(squad._paragraphs(Path("dev"), content)), Tokenizer(Vocabulary(tuple(contents[1].split("\n")[:-1])))
-
-
-def test_ground_truth_of_the_development_set_is_perfect(dev: tuple[list[Paragraph], Tokenizer]) -> None:
-    questions = [question for paragraph in dev[0] for question in paragraph.questions]
-    references = [[answer.text for answer in question.answers] for question in questions]
-    assert len(questions) == 10_570
-    assert answers.score([each[0] for each in references], references) == (100.0, 100.0)
-    assert answers.score(["" for _ in references], references).f1 < 1
-
-
-def test_no_answer_of_the_development_set_is_lost_by_windows(dev: tuple[list[Paragraph], Tokenizer]) -> None:
+def test_no_answer_of_the_development_set_is_lost_by_windows(tmp_path: Path) -> None:
     # Every answer is whole in a window, and what the best span of that window reads is the answer.
-    paragraphs, tokenizer = dev
+    paragraphs = squad.read(next(unpack("squad_dev_v1.1.tar.xz", tmp_path).rglob("dev-v1.1*.json")))
+    tokenizer = Tokenizer(vocabulary.read(next(unpack("bert_vocab.tar.xz", tmp_path).rglob("vocab.txt"))))
     cut, count, worst = writer.PUBLISHED, 0, []
     for paragraph in paragraphs:
         text = windows.tokenized(paragraph.context, tokenizer)

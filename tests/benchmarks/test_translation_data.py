@@ -411,28 +411,6 @@ def test_orders_are_the_recorded_ones_with_every_pair_once(name: str) -> None:
     assert np.mean(padding(first, source, target)) < (0.15 if "tokens" in how else 0.4)
 
 
-def test_batches_are_of_like_lengths_as_submitted() -> None:
-    source, target = LENGTHS
-    longer = np.maximum(source, target)
-    buckets = orders.by_sentences(source, target, seed=3, epoch=0, batch_size=16, ranks=2, longest=75)
-    # 75 in 5 buckets: every pair of a step is from the same 15 lengths, the last one has what is left.
-    found = np.minimum((longer[buckets.sentences] + 2) // 15, 4).reshape(buckets.steps, -1)
-    assert (found == found[:, :1]).all()
-    shards = orders.by_shards(source, target, seed=3, epoch=0, batch_size=16, ranks=2, longest=50, shard_size=10)
-    assert (np.diff((source + target)[shards.sentences].reshape(shards.steps, 32), axis=1) >= 0).all()
-    for multiple in (1, 2):
-        tokens = orders.by_tokens(
-            source, target, seed=3, epoch=0, tokens=1024, ranks=2, longest=80, length_multiple=multiple
-        )
-        sizes = np.diff(tokens.bounds)
-        longest = np.array([longer[tokens.sentences[begin:end]].max() + 1 for begin, end in pairwise(tokens.bounds)])
-        assert (sizes * -(-longest // multiple) * multiple).max() <= 1024
-        assert np.mean(sizes[sizes > 8 // multiple] % (8 // multiple) == 0) > 0.95
-        assert max(padding(tokens, source, target)) <= orders.MOST_PADDING
-        # At most one step of the epoch is left out, and what is too long.
-        assert len(tokens.sentences) >= (longer < 80).sum() - sizes.max()
-
-
 def test_no_batch_of_tokens_is_padding_for_the_most_part() -> None:
     # A few short sources with very long targets among many pairs that are short on both sides.
     source, target = np.full(500, 5, np.int32), np.full(500, 5, np.int32)
