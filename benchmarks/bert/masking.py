@@ -39,7 +39,7 @@ class Documents(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two segments of one sample as places in ``Documents.tokens``."""
+    # Two segments of one sample as places in ``Documents.tokens``.
 
     first: int
     first_end: int
@@ -116,7 +116,7 @@ def make_samples(
     vocabulary: Vocabulary,
     random: np.random.RandomState,
 ) -> Samples:
-    """Return the samples of one pass over the documents ``numbers``, in their order."""
+    # Return the samples of one pass over the documents ``numbers``, in their order.
     length = settings.sequence_length - MARKS
     pairs = [pair for number in numbers for pair in pairs_of(documents, number, length, random)]
     places = np.array(pairs, np.int64).reshape(-1, len(Pair._fields))

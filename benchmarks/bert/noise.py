@@ -17,7 +17,7 @@ WHOLE_SHARE = 0.2
 
 
 def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Dict[str, np.ndarray]:
-    """Return the arrays of a part: tokens of any entry, a seventh of them masked."""
+    # Return the arrays of a part: tokens of any entry, a seventh of them masked.
     random = np.random.RandomState(count)
     lengths = np.where(random.rand(count) < WHOLE_SHARE, length, random.randint(8, length + 1, count))
     masked = np.minimum(np.maximum(lengths // 7, 1), predictions)
@@ -34,7 +34,7 @@ def sample_arrays(count: int, length: int, predictions: int, entries: int) -> Di
 
 
 def write(folder: Path, entries: int = 30522, length: int = 512, predictions: int = 76) -> None:
-    """Write samples of up to ``length`` tokens of a vocabulary of ``entries``."""
+    # Write samples of up to ``length`` tokens of a vocabulary of ``entries``.
     for part, count in SAMPLES.items():
         for name, array in sample_arrays(count, length, predictions, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))

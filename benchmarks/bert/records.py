@@ -121,7 +121,7 @@ def refuse_equal_files(facts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def convert(packed: Packed, report: Report) -> Tuple[int, int]:
-    """Write the samples of a file as shards; those of training are shuffled."""
+    # Write the samples of a file as shards; those of training are shuffled.
     entries, random = _vocabulary(packed.vocabulary), stream(packed.seed, _SEED, packed.number)
     digest = hashlib.md5()
     width = predictions = count = 0

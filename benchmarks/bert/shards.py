@@ -21,7 +21,7 @@ _SEED = 2  # behind those of the parts: the random numbers of the shuffles
 
 
 def shuffled(samples: Samples, seed: int, part: str, number: int = 0) -> Samples:
-    """Return the samples of shard ``number`` of a part in a random order."""
+    # Return the samples of shard ``number`` of a part in a random order.
     return samples.take(stream(seed, _SEED, len(part), number).permutation(len(samples)))
 
 

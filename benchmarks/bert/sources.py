@@ -42,7 +42,7 @@ class Source(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One preparation: from what and how."""
+    # One preparation: from what and how.
 
     source: Source
     settings: Settings
@@ -142,7 +142,7 @@ def _form_of(path: Path, paragraphs: bool, named: bool) -> str:
 
 
 def toy_data_set(folder: Path, name: Optional[str]) -> Source:
-    """Write the text of the toy data set; written anew after an interruption, it is the same."""
+    # Write the text of the toy data set; written anew after an interruption, it is the same.
     path = folder / "python.txt"
     made = python_text.write_text(path)
     return Source(name or python_text.NAME, (File(path, texts.SENTENCES),), (), None, made)

@@ -98,7 +98,7 @@ def _of_bounded_size(documents: Iterable[Document], size: int) -> Iterator[List[
 
 
 def shard_text(documents: Iterable[Sequence[str]]) -> bytes:
-    """Return the content of a ``.text`` file."""
+    # Return the content of a ``.text`` file.
     return "\n\n".join("\n".join(each) for each in documents).encode("utf-8")
 
 
@@ -108,7 +108,7 @@ def read_shard(stem: str) -> Iterator[List[str]]:
 
 
 def read_digests(stem: str) -> List[bytes]:
-    """Return the md5 of each document of a shard."""
+    # Return the md5 of each document of a shard.
     content = Path(f"{stem}.md5").read_bytes()
     return [content[place : place + DIGEST_BYTES] for place in range(0, len(content), DIGEST_BYTES)]
 
@@ -122,7 +122,7 @@ def _tokenizer(path: str) -> Tokenizer:
 
 
 def mask(shard: Shard, report: Report) -> Tuple[int, int]:
-    """Write the samples of a shard; those of training are shuffled."""
+    # Write the samples of a shard; those of training are shuffled.
     tokenizer, passes = _tokenizer(shard.vocabulary), []
     documents, unknown = tokenize(read_shard(shard.stem), set(shard.left_out), tokenizer)
     count = len(documents.documents) - 1

@@ -53,7 +53,7 @@ LOOK_BACK = 32  # characters before a full stop in which its word is looked for
 
 
 class Document(NamedTuple):
-    """One document, cut into sentences."""
+    # One document, cut into sentences.
 
     sentences: List[str]
     raw: str  # as process_wiki.sh leaves it: its md5 is what MLPerf's list of evaluation articles has
@@ -64,7 +64,7 @@ class Document(NamedTuple):
 
 
 def sentences_of(paragraph: str) -> List[str]:
-    """Return the sentences of a paragraph, without spaces around them; none is empty."""
+    # Return the sentences of a paragraph, without spaces around them; none is empty.
     found, begin = [], 0
     for match in _END.finditer(paragraph):
         if match.group(1) == "." and not match.group(2) and _is_abbreviated(paragraph, match.start()):
@@ -96,7 +96,7 @@ def form_of(path: Path) -> str:
 
 
 def cut(path: Path, form: str, size: int) -> List[Tuple[int, int]]:
-    """Return ranges of about ``size`` bytes that begin where a document does."""
+    # Return ranges of about ``size`` bytes that begin where a document does.
     return ranges(path, _BOUNDARIES[form], size)
 
 

@@ -103,7 +103,7 @@ def read(path: Path, begin: int, end: int, counts: "Counter[str]", report: Calla
 def pages(
     path: Path, begin: int, end: int, counts: "Counter[str]", report: Callable[[int], None] = lambda done: None
 ) -> Iterator[Page]:
-    """Yield the articles of a range: no redirects, and nothing but the namespace of articles."""
+    # Yield the articles of a range: no redirects, and nothing but the namespace of articles.
     for raw in _raw_pages(path, begin, end, report):
         title = html.unescape(_first(_TITLE, raw).decode("utf-8", "replace"))
         counts["bytes of XML"] += len(raw)

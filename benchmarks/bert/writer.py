@@ -41,7 +41,7 @@ class Listing(NamedTuple):
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    """Find the text; all that decides what is written goes into the fingerprint."""
+    # Find the text; all that decides what is written goes into the fingerprint.
     files: List[Path] = []
     source, parts = None, 0
     if args.origin is not None:

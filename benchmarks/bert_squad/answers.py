@@ -32,7 +32,7 @@ class Places(NamedTuple):
 
 
 def highest(logits: np.ndarray, count: int) -> np.ndarray:
-    """Return the places of the ``count`` highest logits, the first of equal ones first."""
+    # Return the places of the ``count`` highest logits, the first of equal ones first.
     return np.argsort(-logits, kind="stable")[:count]
 
 
@@ -80,7 +80,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Scores(NamedTuple):
-    """0 to 100."""
+    # 0 to 100.
 
     exact_match: float
     f1: float
@@ -92,7 +92,7 @@ def normalized(text: str) -> str:
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Return 1 where both are the same when normalized, else 0."""
+    # Return 1 where both are the same when normalized, else 0.
     return float(normalized(prediction) == normalized(reference))
 
 

@@ -41,7 +41,7 @@ LONGEST_PARAGRAPH = (1 << 16) - 1  # characters
 
 @dataclass(frozen=True)
 class Windows:
-    """One part; the fields are as above."""
+    # One part; the fields are as above.
 
     tokens: np.ndarray
     begins: np.ndarray
@@ -91,7 +91,7 @@ class DataSet:
 
     @cached_property
     def questions(self) -> List[Asked]:
-        """The questions of the test part; read when first asked for."""
+        # The questions of the test part; read when first asked for.
         found = []
         for line in (self.folder / PARAGRAPHS).read_text(encoding="utf-8").split("\n")[:-1]:
             paragraph = json.loads(line)

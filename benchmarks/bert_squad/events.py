@@ -27,7 +27,7 @@ def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
 
 
 def timeline(config: Any, steps_per_epoch: int) -> Timeline:
-    """Evaluate after each ``eval_interval`` epochs and at the end."""
+    # Evaluate after each ``eval_interval`` epochs and at the end.
 
     def evaluates(epoch: int) -> bool:
         return epoch + 1 == config.epochs or (config.eval_interval > 0 and (epoch + 1) % config.eval_interval == 0)

@@ -27,7 +27,7 @@ PARAGRAPHS = {"train": 2000, "test": 200}
 
 
 class Kind(NamedTuple):
-    """A kind of fact; {} is the person, and the answer in the sentence."""
+    # A kind of fact; {} is the person, and the answer in the sentence.
 
     question: str
     sentence: str

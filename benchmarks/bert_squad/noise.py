@@ -41,7 +41,7 @@ def window_arrays(count: int, length: int, entries: int) -> Dict[str, np.ndarray
 
 
 def write(folder: Path, entries: int = 30522, length: int = 384) -> None:
-    """Write windows of up to ``length`` tokens of a vocabulary of ``entries``."""
+    # Write windows of up to ``length`` tokens of a vocabulary of ``entries``.
     for part, count in WINDOWS.items():
         for name, array in window_arrays(count, length, entries).items():
             np.save(str(folder / f"{part}_{name}.npy"), array.astype(ARRAYS[name]))

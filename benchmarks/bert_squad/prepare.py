@@ -18,7 +18,7 @@ from benchmarks.common.data import prepare
 
 
 def add_options(options: argparse._ArgumentGroup) -> None:
-    """How paragraphs become windows; all in tokens."""
+    # How paragraphs become windows; all in tokens.
     add = options.add_argument
     length = "tokens of a window, at most; default: 384, of the toy data set 40"
     add("--sequence-length", type=prepare.number(16, 512), metavar="N", help=length)

@@ -20,7 +20,7 @@ MARKS = 3  # [CLS] and twice [SEP]
 
 
 class Cut(NamedTuple):
-    """How windows are cut; all in tokens."""
+    # How windows are cut; all in tokens.
 
     sequence_length: int  # tokens of a window, at most
     stride: int  # between the first tokens of two windows

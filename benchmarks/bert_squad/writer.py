@@ -56,7 +56,7 @@ class Written(NamedTuple):
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    """Find the files; all that decides what is written goes into the fingerprint."""
+    # Find the files; all that decides what is written goes into the fingerprint.
     given = args.sequence_length, args.stride, args.question_length
     default = SMALL if args.origin is None else PUBLISHED
     cut = Cut(*(own if own is not None else usual for own, usual in zip(given, default)))

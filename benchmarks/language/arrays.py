@@ -32,7 +32,7 @@ from benchmarks.language.vocabulary import Vocabulary
 
 
 def within(counts: np.ndarray) -> np.ndarray:
-    """Return 0 to count - 1 for each count, one after the other."""
+    # Return 0 to count - 1 for each count, one after the other.
     ends = np.cumsum(counts)
     return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
 
@@ -46,7 +46,7 @@ def ragged(offsets: np.ndarray, chosen: np.ndarray) -> Tuple[np.ndarray, np.ndar
 
 @dataclass(frozen=True)
 class Samples:
-    """One part; the fields are as above."""
+    # One part; the fields are as above.
 
     tokens: np.ndarray
     offsets: np.ndarray
@@ -74,7 +74,7 @@ class Samples:
         return self.masked_places[place], self.masked_labels[place]
 
     def take(self, order: np.ndarray) -> Samples:
-        """Return the samples ``order`` in that order."""
+        # Return the samples ``order`` in that order.
         tokens, lengths = ragged(self.offsets, order)
         masked, counts = ragged(self.masked_offsets, order)
         return Samples(

@@ -25,7 +25,7 @@ _HEAD, _FOOT = struct.Struct("<QI"), struct.Struct("<I")
 
 
 def masked_crc(content: bytes) -> int:
-    """Return the CRC-32C (RFC 3720, B.4) of bytes as it is stored."""
+    # Return the CRC-32C (RFC 3720, B.4) of bytes as it is stored.
     crc = google_crc32c.value(content)
     return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
 
@@ -34,7 +34,7 @@ def masked_crc(content: bytes) -> int:
 
 
 def is_record(head: bytes) -> bool:
-    """Return whether the first 12 bytes of a file begin a record."""
+    # Return whether the first 12 bytes of a file begin a record.
     return len(head) == _HEAD.size and masked_crc(head[:8]) == _HEAD.unpack(head)[1]
 
 
@@ -101,7 +101,7 @@ class Entry(NamedTuple):
 
 
 class Bundle:
-    """The tensors of a checkpoint by name; each is read when it is asked for."""
+    # The tensors of a checkpoint by name; each is read when it is asked for.
 
     def __init__(self, index: Path) -> None:
         # Read the index file. Raises Problem where it is none or is damaged.

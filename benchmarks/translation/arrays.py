@@ -47,7 +47,7 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Both sides of a part: sentence i of one is the translation of sentence i of the other."""
+    # Both sides of a part: sentence i of one is the translation of sentence i of the other.
 
     source: Sentences
     target: Sentences
@@ -68,12 +68,12 @@ class DataSet:
 
     @cached_property
     def references(self) -> List[str]:
-        """Target lines of the test part as BLEU compares with; read when first asked for."""
+        # Target lines of the test part as BLEU compares with; read when first asked for.
         return _lines(self.folder / REFERENCES)
 
     @cached_property
     def sources(self) -> List[str]:
-        """Source lines of the test part; read when first asked for."""
+        # Source lines of the test part; read when first asked for.
         return _lines(self.folder / SOURCES)
 
 

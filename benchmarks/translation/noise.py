@@ -15,7 +15,7 @@ LONGEST = 50  # tokens of a sentence, evenly from 4 on: WMT's have 28 on average
 
 
 def write(folder: Path, benchmark: str, entries: int, pairs: int = PAIRS) -> None:
-    """Write sentences of random tokens of a vocabulary of ``entries``."""
+    # Write sentences of random tokens of a vocabulary of ``entries``.
     random = np.random.RandomState(0)
     counts = {"train": pairs, "test": TESTED}
     for part, count in counts.items():

@@ -121,7 +121,7 @@ class Subtokens:
         self._cached = lru_cache(maxsize=CACHE)(self._ids_of_token)
 
     def encode(self, line: str) -> List[int]:
-        """Return the ids of a line; what no entry covers is unknown."""
+        # Return the ids of a line; what no entry covers is unknown.
         return [each for token in split_tokens(line) for each in self._cached(token)]
 
     def _ids_of_token(self, token: str) -> Tuple[int, ...]:

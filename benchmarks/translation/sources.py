@@ -20,7 +20,7 @@ CODES = ("codes", "codes.txt", "code", "bpe.codes", "bpe.32000")  # what files o
 
 
 class Item(NamedTuple):
-    """One file of text: on the disk, or a member of an archive."""
+    # One file of text: on the disk, or a member of an archive.
 
     path: Path
     member: str = ""  # its name in the archive, without folders, or without .gz; empty for a file on the disk
@@ -207,7 +207,7 @@ def _is_split(item: Item) -> bool:
 
 
 def toy_data_set(folder: Path, seed: int, name: Optional[str]) -> Source:
-    """Write the text of the toy data set; written anew after an interruption, it is the same."""
+    # Write the text of the toy data set; written anew after an interruption, it is the same.
     folder.mkdir(exist_ok=True)
     language.write_text(folder, seed)
     made = "a synthetic language and its translation by rules, generated"

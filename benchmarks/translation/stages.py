@@ -152,7 +152,7 @@ def read_pairs(path: Path) -> Iterator[List[str]]:
 
 @lru_cache(maxsize=2)
 def splitter(codes: Path) -> segment.Tokenize:
-    """Return what splits a line of words into tokens: by a file of codes, which may be empty."""
+    # Return what splits a line of words into tokens: by a file of codes, which may be empty.
     text = codes.read_text(encoding="utf-8")
     return segment.bpe(text) if text else str.split
 

@@ -26,7 +26,7 @@ _SPACED = ((" ,", ","), (" .", "."), (" !", "!"), (" ?", "?"), (" ' ", "'"), (" 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The entries by id, with what turns ids into text."""
+    # The entries by id, with what turns ids into text.
 
     entries: Tuple[str, ...]  # all of them, the special ones first
     kind: str = BPE
@@ -52,7 +52,7 @@ class Vocabulary:
         return found
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return a sentence as BLEU reads it: whole words, detokenized where the references are."""
+        # Return a sentence as BLEU reads it: whole words, detokenized where the references are.
         tokens = self.tokens(ids)
         if self.kind == SUBTOKENS:
             return join_subtokens(tokens)
@@ -66,7 +66,7 @@ class Vocabulary:
 
 
 def join_bpe(tokens: Iterable[str]) -> str:
-    """Join the parts of words; a part that nothing follows loses its mark."""
+    # Join the parts of words; a part that nothing follows loses its mark.
     joined = " ".join(tokens).replace(JOIN + " ", "")
     return joined[: -len(JOIN)] if joined.endswith(JOIN) else joined
 
@@ -119,7 +119,7 @@ def detokenize(words: str, language: str) -> str:
 
 
 def write(path: Path, entries: Iterable[str]) -> None:
-    """Write one entry a line, the special ones left out: they are the same everywhere."""
+    # Write one entry a line, the special ones left out: they are the same everywhere.
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(entry + "\n" for entry in entries)
 

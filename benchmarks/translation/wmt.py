@@ -141,7 +141,7 @@ def listed_sums(origin: Path) -> Dict[str, str]:
 
 
 def check_sum(path: Path, wanted: str, source: str, add: Any) -> None:
-    """Refuse a file with another checksum than ``source`` has for it."""
+    # Refuse a file with another checksum than ``source`` has for it.
     kind = "md5" if len(wanted) == 32 else "sha256"
     digest = hashlib.new(kind)
     with path.open("rb") as file:

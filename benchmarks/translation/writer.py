@@ -55,7 +55,7 @@ class Listing(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One preparation: from what and how."""
+    # One preparation: from what and how.
 
     source: Source
     blocks: Tuple[Block, ...]
@@ -72,7 +72,7 @@ class Task(NamedTuple):
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    """Find the text; all that decides what is written goes into the fingerprint."""
+    # Find the text; all that decides what is written goes into the fingerprint.
     options = (args.name, args.seed, args.merges, args.longest, args.tokens)
     files: List[Path] = [path for path in (args.codes, args.dictionary) if path is not None]
     source = None
@@ -270,7 +270,7 @@ def _files(block: Block) -> str:
 
 
 def check_overlap(test: Sequence[Block], train: Sequence[Block], allowed: bool, progress: Progress) -> int:
-    """Warn of pairs to test on that are trained on, or refuse them; return their number."""
+    # Warn of pairs to test on that are trained on, or refuse them; return their number.
 
     def pairs(blocks: Sequence[Block]) -> Iterator[bytes]:
         return chain.from_iterable(block.path("clean").read_bytes().split(b"\n")[:-1] for block in blocks)

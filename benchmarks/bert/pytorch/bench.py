@@ -46,7 +46,7 @@ LAMBS = {"lamb by tensors": "plain", "lamb": "fused"}
 
 
 def everywhere(part: MicroBatch) -> MicroBatch:
-    """Return a micro-batch that asks for the word at every place; only those of masked places count."""
+    # Return a micro-batch that asks for the word at every place; only those of masked places count.
     labels = torch.full_like(part.rows.tokens, NO_WORD)
     labels[part.masked] = part.labels
     return part._replace(masked=torch.arange(len(labels), device=labels.device), labels=labels)

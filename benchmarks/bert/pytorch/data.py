@@ -64,7 +64,7 @@ def permuted(places: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray
 
 
 def samples_of_step(config: Config, samples: int, ranks: int, step: int) -> np.ndarray:
-    """Return the samples of all ranks of a step, int64 (global batch,), rank by rank."""
+    # Return the samples of all ranks of a step, int64 (global batch,), rank by rank.
     total = config.batch_size * ranks
     numbers = np.arange(step * total, (step + 1) * total)
     epochs, places = numbers // samples, numbers % samples
@@ -86,7 +86,7 @@ def shares(lengths: np.ndarray, count: int) -> np.ndarray:
 
 
 def part_of(samples: Samples, chosen: np.ndarray) -> MicroBatch:
-    """Return the samples ``chosen`` as one row, the shortest first."""
+    # Return the samples ``chosen`` as one row, the shortest first.
     lengths = samples.offsets[chosen + 1] - samples.offsets[chosen]
     chosen = chosen[np.argsort(lengths, kind="stable")]
     rows = gather_rows(samples, chosen)
@@ -107,7 +107,7 @@ def step_of(config: Config, samples: Samples, ranks: Ranks, step: int) -> Batch:
 
 
 def ready(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
-    """Return a part with weights, filled up where rows need certain lengths, from where nobody waits for a copy."""
+    # Return a part with weights, filled up where rows need certain lengths, from where nobody waits for a copy.
     part = weighted(part, config, ranks, masked)
     if config.fills_rows:
         part = filled(part, config)
@@ -124,7 +124,7 @@ def filled(part: MicroBatch, config: Config) -> MicroBatch:
 
 
 def filled_to(part: MicroBatch, tokens: int, config: Config) -> MicroBatch:
-    """Fill a row up to ``tokens``; see ``filled``."""
+    # Fill a row up to ``tokens``; see ``filled``.
     part = part._replace(
         rows=fill_up(part.rows, tokens, -(-config.token_bucket // config.positions) + 1, config.positions)
     )
@@ -138,12 +138,12 @@ def filled_to(part: MicroBatch, tokens: int, config: Config) -> MicroBatch:
 
 
 def masked_room(tokens: int, samples: int) -> int:
-    """Return the masked places of a filled row: masking takes 15 % of a sample's words, rounded, and at least one."""
+    # Return the masked places of a filled row: masking takes 15 % of a sample's words, rounded, and at least one.
     return tokens // 6 + samples
 
 
 def weighted(part: MicroBatch, config: Config, ranks: Ranks, masked: int) -> MicroBatch:
-    """Give a part the weights of its losses; ``masked`` counts the masked words of all ranks in the step."""
+    # Give a part the weights of its losses; ``masked`` counts the masked words of all ranks in the step.
     if config.masked_mean == "batch":
         masked = len(part.labels) * ranks.size * config.accumulation
     weights = torch.tensor([1.0 / max(1, masked), 1.0 / (config.batch_size * ranks.size)], dtype=torch.float32)

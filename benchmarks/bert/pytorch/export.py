@@ -44,14 +44,14 @@ class Served(nn.Module):
     def forward(
         self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor, masked: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(B, P, vocabulary) and (B, 2) of three (B, L) and the places (B, P)."""
+        # (B, P, vocabulary) and (B, 2) of three (B, L) and the places (B, P).
         rows = serving.packed(tokens, segments, mask)
         words, follows = self.network(rows, (masked + rows.offsets[:-1, None]).flatten())
         return words.view(*masked.shape, -1), follows
 
 
 def places_of(part: MicroBatch, width: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the masked places of each sample and whether each is one, (B, width)."""
+    # Return the masked places of each sample and whether each is one, (B, width).
     offsets = part.rows.offsets.numpy()
     flat = part.masked.numpy()
     owners = np.searchsorted(offsets, flat, side="right") - 1

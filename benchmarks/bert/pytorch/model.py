@@ -18,7 +18,7 @@ from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Pooler, R
 
 
 class Network(nn.Module):
-    """Encoder, pooler and both heads; the masked-word head shares the table of words."""
+    # Encoder, pooler and both heads; the masked-word head shares the table of words.
 
     def __init__(self, shape: Shape, attention: str, compile: bool = False) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Network(nn.Module):
             draw_weights(module)
 
     def forward(self, rows: Rows, masked: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return logits (M, vocabulary) of the words at the places ``masked`` (M,) of the row, and (B, 2) of next."""
+        # Return logits (M, vocabulary) of the words at the places ``masked`` (M,) of the row, and (B, 2) of next.
         hidden = self.encoder(rows)
         product = functional.linear(hidden.index_select(0, masked), self.transform.weight)
         words = self.transform_norm(bias_gelu(product, self.transform.bias, self.encoder.shape.gelu))
@@ -53,7 +53,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def figures(self, batch: MicroBatch) -> torch.Tensor:
-        """Return, float64 (5,): right words, their loss, right next sentences, sequences, masked words."""
+        # Return, float64 (5,): right words, their loss, right next sentences, sequences, masked words.
         words, follows = self(batch.rows, batch.masked)
         found = [
             (words.argmax(-1) == batch.labels).sum(),
@@ -77,5 +77,5 @@ def decay_of(name: str, config: Config) -> float:
 
 
 def parts_of(name: str) -> int:
-    """Return how many tensors of the submission a parameter holds: queries, keys and values are one each."""
+    # Return how many tensors of the submission a parameter holds: queries, keys and values are one each.
     return 3 if ".qkv." in name else 1

@@ -38,7 +38,7 @@ MANY_PARTS = 8  # in which a batch may take long enough to be stopped within it;
 
 
 class Training:
-    """The network on this rank's device, its optimizer, and how many micro-batches of a step are done."""
+    # The network on this rank's device, its optimizer, and how many micro-batches of a step are done.
 
     def __init__(
         self, config: Config, vocabulary: int, ranks: Ranks, kernel: str = "", weights: Optional[Path] = None
@@ -74,11 +74,11 @@ class Training:
             yield
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the state that all ranks have in common, for a checkpoint."""
+        # Return the state that all ranks have in common, for a checkpoint.
         return {"network": self.network.state_dict(), **self.optimizer.state_dict()}
 
     def rank_state_dict(self) -> Dict[str, Any]:
-        """Return the state of this rank alone, for a checkpoint: also in the middle of a step."""
+        # Return the state of this rank alone, for a checkpoint: also in the middle of a step.
         found = self.optimizer.rank_state_dict()
         if self.done:
             found["done"] = {"parts": self.done, "loss": self.loss, "gradients": self.optimizer.gradients}
@@ -94,7 +94,7 @@ class Training:
 
 
 def flat_optimizer(network: Network, config: Config, ranks: Ranks, kernel: str) -> FlatOptimizer:
-    """Return the optimizer of the network's weights, LAMB; ``kernel`` is the implementation, or "auto"."""
+    # Return the optimizer of the network's weights, LAMB; ``kernel`` is the implementation, or "auto".
     named = list(network.named_parameters())
     groups = lamb.parameter_groups(named, partial(decay_of, config=config), parts_of)
     options = lamb.Options((config.beta1, config.beta2), config.epsilon)
@@ -159,7 +159,7 @@ def train_step(
 
 
 def micro_step(training: Training, micro_batch: MicroBatch) -> torch.Tensor:
-    """Forward and backward on a micro-batch; return its share of the mean loss over all ranks."""
+    # Forward and backward on a micro-batch; return its share of the mean loss over all ranks.
     with training.mixed_precision():
         loss = training.network.loss(micro_batch)
     training.optimizer.scaled(loss).backward()
@@ -167,7 +167,7 @@ def micro_step(training: Training, micro_batch: MicroBatch) -> torch.Tensor:
 
 
 def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[str, float]]:
-    """Share of the masked words of all ranks that are predicted, and further figures; None if the run is to stop."""
+    # Share of the masked words of all ranks that are predicted, and further figures; None if the run is to stop.
     sums = torch.zeros(5, dtype=torch.float64, device=run.ranks.context)
     training.network.eval()
     with closing(evaluation_input(training.config, samples, run.ranks)) as parts:
@@ -188,7 +188,7 @@ def evaluate(training: Training, samples: Samples, run: Run) -> Optional[Dict[st
 
 
 def warm_up(training: Training) -> None:
-    """Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before."""
+    # Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before.
     config = training.config
     with without_trace(training.optimizer, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):

@@ -18,7 +18,7 @@ from benchmarks.language.pytorch.encoder import Rows, fill_up, gather_rows, pinn
 
 
 class Batch(NamedTuple):
-    """This rank's windows of a step: B windows of T tokens together, like lengths next to each other."""
+    # This rank's windows of a step: B windows of T tokens together, like lengths next to each other.
 
     rows: Rows
     # int64 (T,): place of each token in a table of (B, longest) places; of padding, the place behind the last.
@@ -29,7 +29,7 @@ class Batch(NamedTuple):
 
 
 def steps_per_epoch(config: Config, data: DataSet, ranks: Ranks) -> int:
-    """Return the number of whole global batches; Config.misfits refuses a data set that has none."""
+    # Return the number of whole global batches; Config.misfits refuses a data set that has none.
     return len(data.train) // (config.batch_size * ranks.size)
 
 
@@ -88,7 +88,7 @@ def training_input(
 
 
 def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterator[Batch]:
-    """Yield this rank's batches of all windows, the longest first; every rank has as many, of which some are empty."""
+    # Yield this rank's batches of all windows, the longest first; every rank has as many, of which some are empty.
     order = np.argsort(-windows.lengths, kind="stable")
     size = config.eval_batch_size * ranks.size
 
@@ -101,7 +101,7 @@ def evaluation_batches(config: Config, windows: Windows, ranks: Ranks) -> Iterat
 
 
 def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks, tokens: int = 0) -> Batch:
-    """A batch of windows of equal length, of random tokens: about ``tokens`` tokens, by default full windows."""
+    # A batch of windows of equal length, of random tokens: about ``tokens`` tokens, by default full windows.
     count = config.batch_size
     length = max(2, min(tokens // count or config.sequence_length, config.sequence_length))
     draw = np.random.RandomState(config.seed % 2**32)

@@ -88,7 +88,7 @@ def _by_question(rows: Sequence[Sequence[float]], data: DataSet, count: int) -> 
 
 
 def quality(found: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, output: Path) -> Dict[str, float]:
-    """Return F1 and exact match, 0 to 100, on every rank, found by rank 0, which also writes the answers."""
+    # Return F1 and exact match, 0 to 100, on every rank, found by rank 0, which also writes the answers.
     values = torch.zeros(2, dtype=torch.float64, device=ranks.context)
     if ranks.rank == 0:
         questions = data.questions

@@ -43,14 +43,14 @@ class Served(nn.Module):
     def forward(
         self, tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Two (B, L) of three (B, L)."""
+        # Two (B, L) of three (B, L).
         logits = self.network(serving.packed(tokens, segments, mask)).view(*mask.shape, 2)
         first, last = logits.masked_fill(mask[:, :, None] == 0, NOWHERE).unbind(2)
         return first, last
 
 
 def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
-    """F1 and exact match over all questions."""
+    # F1 and exact match over all questions.
 
     def logits(batch: Batch) -> torch.Tensor:
         tokens, segments, mask = serving.table(batch.rows, config.sequence_length)

@@ -14,7 +14,7 @@ from benchmarks.language.pytorch.encoder import DEVIATION, Encoder, Rows, draw_w
 
 
 class Network(nn.Module):
-    """Encoder and span head (arXiv 1810.04805, section 4.2)."""
+    # Encoder and span head (arXiv 1810.04805, section 4.2).
 
     def __init__(self, config: Config, vocabulary: int, attention: str) -> None:
         super().__init__()
@@ -26,11 +26,11 @@ class Network(nn.Module):
                 weight *= config.initializer_range / DEVIATION
 
     def forward(self, rows: Rows) -> torch.Tensor:
-        """Logits (T, 2), fp32: that a token is the first, and the last one of the answer."""
+        # Logits (T, 2), fp32: that a token is the first, and the last one of the answer.
         return self.span(self.encoder(rows)).float()
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
-        """(): mean of the cross-entropies of first and last token, each over its window's tokens; summed over B."""
+        # (): mean of the cross-entropies of first and last token, each over its window's tokens; summed over B.
         tables = in_tables(self(batch.rows), batch)  # twice (B, longest)
         first, last = (
             functional.cross_entropy(table, wanted, reduction="sum")
@@ -40,7 +40,7 @@ class Network(nn.Module):
 
 
 def in_tables(logits: torch.Tensor, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return both logits as (B, longest), minus infinity behind a window's end."""
+    # Return both logits as (B, longest), minus infinity behind a window's end.
     count, longest = len(batch.start), batch.rows.longest
     empty = logits.new_full((count * longest + 1, 2), float("-inf"))  # the last place is for padding
     first, last = empty.index_copy(0, batch.wide, logits)[:-1].view(count, longest, 2).unbind(2)

@@ -41,7 +41,7 @@ def adam_candidates(config: Config, decayed: int, apex: Any) -> Dict[str, Build]
 
 
 def without_correction(optimizer: torch.optim.Optimizer) -> None:
-    """Start the moments at 0 and PyTorch's count of steps where its correction is 1; apex's needs neither."""
+    # Start the moments at 0 and PyTorch's count of steps where its correction is 1; apex's needs neither.
     if not isinstance(optimizer, torch.optim.AdamW):
         return
     for group in optimizer.param_groups:

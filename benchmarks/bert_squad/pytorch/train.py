@@ -82,7 +82,7 @@ class Training:
         self.forward_and_backward: Callable[[Batch], torch.Tensor] = partial(forward_and_backward, self)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the state that all ranks have in common, for a checkpoint."""
+        # Return the state that all ranks have in common, for a checkpoint.
         return {"network": self.network.state_dict(), **self.optimizer.state_dict()}
 
 
@@ -108,14 +108,14 @@ def build(config: Config, data: DataSet, ranks: Ranks, saved: Mapping[str, Any])
 
 
 def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
-    """Forward, backward and update on one batch; return the mean loss of this rank's windows, on the device."""
+    # Forward, backward and update on one batch; return the mean loss of this rank's windows, on the device.
     loss = training.forward_and_backward(batch)
     training.optimizer.step(rate, len(batch.start) * training.ranks.size)
     return loss / len(batch.start)
 
 
 def forward_and_backward(training: Training, batch: Batch) -> torch.Tensor:
-    """Return the sum of the losses of this rank's windows, on the device; its gradients are in the optimizer."""
+    # Return the sum of the losses of this rank's windows, on the device; its gradients are in the optimizer.
     with pytorch.autocast(training.ranks.context, training.config.precision):
         loss = training.network.loss_sum(batch)
     training.optimizer.scaled(loss).backward()
@@ -124,7 +124,7 @@ def forward_and_backward(training: Training, batch: Batch) -> torch.Tensor:
 
 @torch.no_grad()
 def logits(training: Training, batch: Batch) -> torch.Tensor:
-    """Return (T, 2) of windows to be answered."""
+    # Return (T, 2) of windows to be answered.
     training.network.eval()
     with pytorch.autocast(training.ranks.context, training.config.precision):
         found: torch.Tensor = training.network(batch.rows)
@@ -133,14 +133,14 @@ def logits(training: Training, batch: Batch) -> torch.Tensor:
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
-    """F1 and exact match over all questions of the test part, 0 to 100; None if the run is to stop."""
+    # F1 and exact match over all questions of the test part, 0 to 100; None if the run is to stop.
     batches = evaluation_batches(training.config, data.test, run.ranks)
     found = answer(training.config, batches, data, partial(logits, training), run)
     return None if found is None else quality(found, data, run.ranks, run.output)
 
 
 def warm_up(training: Training) -> None:
-    """Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before."""
+    # Connect the ranks, compile and capture at rate 0; weights, optimizer and generators are as before.
     config, vocabulary, ranks = training.config, training.vocabulary, training.ranks
     with without_trace(training.optimizer, ranks):
         if config.cuda_graph:

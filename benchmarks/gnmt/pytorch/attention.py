@@ -23,7 +23,7 @@ def plain(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> to
 
 
 def chunked(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """Return the same, without a tensor (B, T, S, W)."""
+    # Return the same, without a tensor (B, T, S, W).
     scores: torch.Tensor = _Chunked.apply(queries, keys, vector)
     return scores
 

@@ -37,5 +37,5 @@ def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[So
 
 
 def shape(config: Config) -> Shape:
-    """Return how batches are laid out: GNMT's source has a BOS."""
+    # Return how batches are laid out: GNMT's source has a BOS.
     return Shape(source_bos=True, multiple=MULTIPLES.get(config.precision, 1))

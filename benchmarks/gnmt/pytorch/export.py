@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         self.network = network
 
     def forward(self, source: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Context and keys (B, S, width) of int64 (B, S)."""
+        # Context and keys (B, S, width) of int64 (B, S).
         context, keys, _ = self.network.encode(source, (source != PAD).sum(1))
         return context, keys
 
@@ -106,7 +106,7 @@ def step(
 
 
 def training_step(network: GNMT) -> Infer:
-    """Return the training code's way to the outputs of `Step`."""
+    # Return the training code's way to the outputs of `Step`.
 
     def infer(*inputs: np.ndarray) -> Arrays:
         tokens, source, context, keys, *states = as_tensors(inputs)

@@ -38,11 +38,11 @@ class Attention(nn.Module):
         self.scores: attention.Scores = attention.chunked
 
     def encoded(self, context: torch.Tensor, padding: torch.Tensor) -> Encoded:
-        """Project ``context`` (B, S, width) once for all target positions."""
+        # Project ``context`` (B, S, width) once for all target positions.
         return Encoded(context, self.key(context) + self.bias, padding)
 
     def forward(self, queries: torch.Tensor, encoded: Encoded) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the context (B, T, width) for ``queries`` (B, T, width), and the weights (B, T, S)."""
+        # Return the context (B, T, width) for ``queries`` (B, T, width), and the weights (B, T, S).
         projected = self.query(queries)
         vector = self.scale * self.vector / self.vector.norm()
         scores = self.scores(projected, encoded.keys.to(projected.dtype), vector.to(projected.dtype))
@@ -61,7 +61,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(nn.LSTM(width * (2 if n == 0 else 1), width) for n in range(layers - 1))
 
     def forward(self, embedded: torch.Tensor, lengths: torch.Tensor, dropout: Dropout) -> torch.Tensor:
-        """(S, B, width) of ``embedded`` (S, B, width); what is behind a sentence's end depends on nothing before it."""
+        # (S, B, width) of ``embedded`` (S, B, width); what is behind a sentence's end depends on nothing before it.
         x = dropout.of_embedding(embedded)
         x = dropout(torch.cat(self._both_directions(x, lengths), 2))
         x = run(self.layers[0], x)
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
 
 def run(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
-    """(T, B, width): the outputs of ``layer`` for ``x`` (T, B, inputs), from a state of zeros."""
+    # (T, B, width): the outputs of ``layer`` for ``x`` (T, B, inputs), from a state of zeros.
     if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         # oneDNN has LSTMs in fp16 and bf16 on few CPUs, and fails on the others.
         with torch.autocast("cpu", enabled=False):
@@ -91,24 +91,24 @@ def run(layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
 
 
 def wide(x: torch.Tensor) -> torch.dtype:
-    """Return float32, or the type of ``x`` if it is wider: for what must not be rounded to fp16."""
+    # Return float32, or the type of ``x`` if it is wider: for what must not be rounded to fp16.
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def turned(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """(S, B, width) with the positions of each sentence in the ``order`` (S, B)."""
+    # (S, B, width) with the positions of each sentence in the ``order`` (S, B).
     return x.gather(0, order.unsqueeze(2).expand_as(x))
 
 
 class Dropout(nn.Module):
-    """Dropout at the places that the configuration names: of inputs as since v0.6, or of outputs as in v0.5."""
+    # Dropout at the places that the configuration names: of inputs as since v0.6, or of outputs as in v0.5.
 
     def __init__(self, share: float, at: str) -> None:
         super().__init__()
         self.share, self.at_inputs = share, at == "inputs"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Drop values of ``x`` in training."""
+        # Drop values of ``x`` in training.
         return functional.dropout(x, self.share, self.training) if self.share else x
 
     def of_embedding(self, x: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ class Dropout(nn.Module):
 
 
 class Decoder(nn.Module):
-    """LSTM layers; the first one's output is the attention's query, the context goes into all others."""
+    # LSTM layers; the first one's output is the attention's query, the context goes into all others.
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(nn.LSTM(2 * width, width) for _ in range(layers - 1))
 
     def forward(self, embedded: torch.Tensor, encoded: Encoded, dropout: Dropout) -> torch.Tensor:
-        """(T, B, width) of ``embedded`` (T, B, width), all positions at once."""
+        # (T, B, width) of ``embedded`` (T, B, width), all positions at once.
         x = run(self.first, dropout.of_embedding(embedded))
         context = self.attention(x.transpose(0, 1), encoded)[0].transpose(0, 1)
         x = run(self.layers[0], dropout.joined(x, context))
@@ -144,7 +144,7 @@ class GNMT(nn.Module):
     # Encoder, decoder, one table of embeddings for both, and the classifier.
 
     def __init__(self, config: Config, vocabulary: int) -> None:
-        """``vocabulary``: entries, padding included."""
+        # ``vocabulary``: entries, padding included.
         super().__init__()
         self.config = config
         self.row_loss: RowLoss = row_loss
@@ -166,13 +166,13 @@ class GNMT(nn.Module):
                 parameter.uniform_(-limit, limit)
 
     def encode(self, source: torch.Tensor, lengths: torch.Tensor) -> Encoded:
-        """Encode ``source`` int64 (B, S) with ``lengths`` (B,)."""
+        # Encode ``source`` int64 (B, S) with ``lengths`` (B,).
         output = self.encoder(self.embedding(source.t()), lengths, self.dropout).transpose(0, 1)
         padding = torch.arange(source.shape[1], device=source.device) >= lengths.unsqueeze(1)
         return self.decoder.attention.encoded(output.contiguous(), padding)
 
     def forward(self, source: torch.Tensor, lengths: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """(B, T, width): what the classifier makes the next token's logits of, for ``target`` int64 (B, T)."""
+        # (B, T, width): what the classifier makes the next token's logits of, for ``target`` int64 (B, T).
         decoded = self.decoder(self.embedding(target.t()), self.encode(source, lengths), self.dropout)
         return decoded.transpose(0, 1)
 
@@ -196,24 +196,24 @@ Cells = List[Tuple[torch.Tensor, torch.Tensor]]  # hidden state and cell (B * be
 
 
 class Decoding:
-    """The state of a decoder that advances by one token for each of B * beam hypotheses, in the order of sentences."""
+    # The state of a decoder that advances by one token for each of B * beam hypotheses, in the order of sentences.
 
     def __init__(self, network: GNMT, encoded: Encoded, beam: int, cells: Optional[Cells] = None) -> None:
-        """Begin, or continue from ``cells``."""
+        # Begin, or continue from ``cells``.
         self._network, self._encoded, self._beam = network, encoded, beam
         rows, width = len(encoded.context) * beam, encoded.context.shape[2]
         zeros = encoded.context.new_zeros(rows, width)
         self.cells: Cells = cells or [(zeros, zeros)] * (1 + len(network.decoder.layers))
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order."""
+        # Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order.
         self.cells = [(hidden[rows], cell[rows]) for hidden, cell in self.cells]
         if len(rows) < len(self._encoded.context) * self._beam:
             sentences = rows[:: self._beam] // self._beam
             self._encoded = Encoded(*(tensor[sentences] for tensor in self._encoded))
 
     def step(self, tokens: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities (B * beam, V) of what follows ``tokens`` int64 (B * beam,), and weights (B * beam, S)."""
+        # Log-probabilities (B * beam, V) of what follows ``tokens`` int64 (B * beam,), and weights (B * beam, S).
         decoder = self._network.decoder
         x = self._layer(0, decoder.first, self._network.embedding(tokens))
         # The hypotheses of a sentence share its keys: to the attention they are target positions.
@@ -238,7 +238,7 @@ class Decoding:
 
 @torch.no_grad()
 def decode(network: GNMT, words: int, batch: SourceBatch) -> List[List[int]]:
-    """Translate a batch; ``words``: entries to choose from."""
+    # Translate a batch; ``words``: entries to choose from.
     config = network.config
     with pytorch.autocast(batch.source.device, config.precision):
         state = Decoding(network, network.encode(batch.source, batch.source_lengths), config.beam_size)
@@ -246,7 +246,7 @@ def decode(network: GNMT, words: int, batch: SourceBatch) -> List[List[int]]:
 
 
 def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
-    """Translate a batch as submitted (seq2seq/inference/beam_search.py), whatever makes a ``step`` from a ``state``."""
+    # Translate a batch as submitted (seq2seq/inference/beam_search.py), whatever makes a ``step`` from a ``state``.
     # A length counts BOS.
     rules = beam.Rules(
         normalize=beam.length_penalty(config.length_penalty, config.length_constant + 1),

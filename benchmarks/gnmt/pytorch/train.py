@@ -38,7 +38,7 @@ SCORES = {"bleu": evaluation.of_text(sacrebleu_score)}
 
 
 def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build for a vocabulary of ``words``, with a checkpoint or fresh weights, ready: warmed up before the clock."""
+    # Build for a vocabulary of ``words``, with a checkpoint or fresh weights, ready: warmed up before the clock.
     if not saved:
         seed_dropout(config.seed, ranks)
     padded = -(-words // config.vocabulary_multiple) * config.vocabulary_multiple
@@ -58,7 +58,7 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
 
 
 def warm_up(training: Training) -> None:
-    """Take the memory of the largest batch, as the submissions do, and open connections; changes nothing."""
+    # Take the memory of the largest batch, as the submissions do, and open connections; changes nothing.
     config = training.config
     batch = synthetic_batch(training.words, config.batch_size, config.max_length_train, training.ranks)
     with without_trace(training.optimizer, training.ranks):
@@ -68,7 +68,7 @@ def warm_up(training: Training) -> None:
 
 
 def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
-    """Forward, backward and update; returns the loss per token, of which the mean over the ranks is that of all."""
+    # Forward, backward and update; returns the loss per token, of which the mean over the ranks is that of all.
     loss = training.network.loss_sum(batch)
     # As submitted: the sum over a sentence's tokens, averaged over the sentences; over this rank's before the scaling,
     # so that the scale of fp16 means the same for any batch.

@@ -31,7 +31,7 @@ def grouped(
     longest: int,
     dropout: float,
 ) -> torch.Tensor:
-    """Attend in all neighbours of equal length together; waits for a GPU, whose offsets it reads."""
+    # Attend in all neighbours of equal length together; waits for a GPU, whose offsets it reads.
     heads, size = queries.shape[1:]
     found = []
     for begin, count, length in runs_of_equal(offsets):
@@ -45,7 +45,7 @@ def grouped(
 
 
 def runs_of_equal(offsets: torch.Tensor) -> List[Tuple[int, int, int]]:
-    """Return (first token, sequences, length of each) for neighbours of equal length."""
+    # Return (first token, sequences, length of each) for neighbours of equal length.
     found: List[Tuple[int, int, int]] = []
     for begin, length in zip(offsets.tolist(), (offsets[1:] - offsets[:-1]).tolist()):
         if found and found[-1][2] == length:
@@ -64,7 +64,7 @@ def padded(
     longest: int,
     dropout: float,
 ) -> torch.Tensor:
-    """Attend in a batch (B, longest), whose padding no token looks at; nobody waits for a device."""
+    # Attend in a batch (B, longest), whose padding no token looks at; nobody waits for a device.
     heads, size = queries.shape[1:]
     lengths = (offsets[1:] - offsets[:-1]).long()
     there = torch.arange(longest, device=queries.device) < lengths[:, None]  # (B, longest)
@@ -84,7 +84,7 @@ def padded(
 
 
 def pad(row: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    """Return (B, longest, ...) with the tokens (T, ...) of ``row`` where ``there`` is true, and 0 elsewhere."""
+    # Return (B, longest, ...) with the tokens (T, ...) of ``row`` where ``there`` is true, and 0 elsewhere.
     wide = row.new_zeros((*there.shape, *row.shape[1:]))
     wide[there] = row
     return wide
@@ -98,7 +98,7 @@ def flash(
     longest: int,
     dropout: float,
 ) -> torch.Tensor:
-    """Attend in all sequences by one kernel; its gradient is PyTorch's own."""
+    # Attend in all sequences by one kernel; its gradient is PyTorch's own.
     # Not torch.nn.attention.varlen (since 2.10): it has no dropout.
     operator: Any = torch.ops.aten._flash_attention_forward
     found: torch.Tensor = operator(queries, keys, values, offsets, offsets, longest, longest, dropout, False, False)[0]
@@ -108,7 +108,7 @@ def flash(
 def table(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, longest: int, dropout: float
 ) -> torch.Tensor:
-    """Attend in sequences that are all padded to ``longest``, to the tokens of ``mask`` (B, longest); for a server."""
+    # Attend in sequences that are all padded to ``longest``, to the tokens of ``mask`` (B, longest); for a server.
     heads, size = queries.shape[1:]
     q, k, v = (each.view(-1, longest, heads, size).transpose(1, 2) for each in (queries, keys, values))
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None] == 1, dropout_p=dropout)
@@ -140,7 +140,7 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, ran
 
 
 def why_no_flash(device: torch.device, dtype: torch.dtype, size: int) -> str:
-    """Return why this PyTorch cannot run ``flash`` on this GPU, found by asking it; empty where it can."""
+    # Return why this PyTorch cannot run ``flash`` on this GPU, found by asking it; empty where it can.
     if dtype not in (torch.float16, torch.bfloat16):
         return "flash attention has fp16 and bf16"
     if not hasattr(torch.ops.aten, "_flash_attention_forward"):
@@ -154,7 +154,7 @@ def why_no_flash(device: torch.device, dtype: torch.dtype, size: int) -> str:
 
 
 def difference(attention: Attention, device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Return the largest error next to ``padded`` in values and gradients, as a share of the largest value."""
+    # Return the largest error next to ``padded`` in values and gradients, as a share of the largest value.
     lengths = (5, 17, 1, 64)
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
     generator = torch.Generator().manual_seed(0)

@@ -48,7 +48,7 @@ MULTIPLE = 8  # tables of words are padded to a multiple of this
 
 
 def published_names(name: str) -> List[str]:
-    """Return Hugging Face's names of a parameter of ours: three for queries, keys and values, else one."""
+    # Return Hugging Face's names of a parameter of ours: three for queries, keys and values, else one.
     where, _, kind = name.rpartition(".")
     if name == "words_bias":
         return [WORDS_BIAS]
@@ -67,7 +67,7 @@ def published_names(name: str) -> List[str]:
 
 
 def places_of(named: Mapping[str, torch.Tensor]) -> Tensors:
-    """Return the memory of each of Hugging Face's names; ``named`` are ours, as ``encoder.layers.0.qkv.weight``."""
+    # Return the memory of each of Hugging Face's names; ``named`` are ours, as ``encoder.layers.0.qkv.weight``.
     found: Tensors = {}
     for name, tensor in named.items():
         names = published_names(name)
@@ -79,7 +79,7 @@ def places_of(named: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def read(path: Path) -> Tensors:
-    """Return the weights in a file by Hugging Face's names. Raises Problem where it is no file of weights."""
+    # Return the weights in a file by Hugging Face's names. Raises Problem where it is no file of weights.
     if path.suffix == ".index":
         return dict(_of_tensorflow(Bundle(path)))
     content = files.load(path, *_expected())
@@ -135,7 +135,7 @@ def _of_tensorflow(bundle: Bundle) -> Iterator[Tuple[str, torch.Tensor]]:
 
 
 def load_weights(encoder: Encoder, path: Path) -> None:
-    """Give an encoder the weights in a file, whatever heads that has; raises Problem that names what does not fit."""
+    # Give an encoder the weights in a file, whatever heads that has; raises Problem that names what does not fit.
     named = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
     fill(places_of(named), read(path), path, OTHER_TASKS)
 

@@ -23,7 +23,7 @@ DEVIATION = 0.02  # standard deviation of fresh weights (initializer_range of th
 
 
 def without_bias(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Return the product alone, whose bias GELU adds; ``fp8`` has another one."""
+    # Return the product alone, whose bias GELU adds; ``fp8`` has another one.
     return functional.linear(hidden, linear.weight)
 
 
@@ -42,7 +42,7 @@ class Shape:
 
 
 def shape_of(config: Any, vocabulary: int) -> Shape:
-    """Return the sizes in a benchmark's configuration; ``vocabulary`` counts rows of the table, padding included."""
+    # Return the sizes in a benchmark's configuration; ``vocabulary`` counts rows of the table, padding included.
     taken = (field.name for field in dataclasses.fields(Shape) if field.name not in ("vocabulary", "segments"))
     return Shape(vocabulary=vocabulary, **{name: getattr(config, name) for name in taken})
 
@@ -60,7 +60,7 @@ class Rows:
 
 
 def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor]) -> Rows:
-    """Return sequences of tokens, int64 (length,), with their segments as one row."""
+    # Return sequences of tokens, int64 (length,), with their segments as one row.
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     offsets = functional.pad(lengths.cumsum(0), (1, 0)).int()
     positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
@@ -75,7 +75,7 @@ def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor])
 
 
 def gather_rows(data: Any, chosen: np.ndarray) -> Rows:
-    """Return the samples ``chosen`` as one row in main memory; ``data`` has tokens, offsets and second (arrays.py)."""
+    # Return the samples ``chosen`` as one row in main memory; ``data`` has tokens, offsets and second (arrays.py).
     where, lengths = ragged(data.offsets, chosen)
     positions = within(lengths)
     segments = positions >= np.repeat(data.second[chosen].astype(np.int64), lengths)
@@ -112,13 +112,13 @@ BatchT = TypeVar("BatchT", bound=Tuple[Any, ...])
 
 
 def tensors_of(batch: Tuple[Any, ...]) -> List[torch.Tensor]:
-    """Return all that is computed on."""
+    # Return all that is computed on.
     rows, *others = batch
     return [rows.tokens, rows.segments, rows.positions, rows.offsets, *others]
 
 
 def with_tensors(batch: BatchT, tensors: Sequence[torch.Tensor]) -> BatchT:
-    """Return the same batch with other ``tensors``."""
+    # Return the same batch with other ``tensors``.
     tokens, segments, positions, offsets, *others = tensors
     rows = Rows(tokens, segments, positions, offsets, batch[0].longest, batch[0].padding)
     kind: Any = type(batch)
@@ -126,12 +126,12 @@ def with_tensors(batch: BatchT, tensors: Sequence[torch.Tensor]) -> BatchT:
 
 
 def pinned(batch: BatchT, device: torch.device) -> BatchT:
-    """Return a batch in memory from which a copy to ``device`` waits for nothing."""
+    # Return a batch in memory from which a copy to ``device`` waits for nothing.
     return with_tensors(batch, [each.pin_memory() for each in tensors_of(batch)]) if device.type == "cuda" else batch
 
 
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
-    """Copy to a device; from pinned memory nobody waits."""
+    # Copy to a device; from pinned memory nobody waits.
     return with_tensors(batch, [each.to(device, non_blocking=True) for each in tensors_of(batch)])
 
 
@@ -161,7 +161,7 @@ def add_norm(
 
 
 def compiled(function: Callable[..., torch.Tensor], wanted: bool) -> Any:
-    """Return ``function``, compiled for rows of any length if that is ``wanted``."""
+    # Return ``function``, compiled for rows of any length if that is ``wanted``.
     return torch.compile(function, dynamic=True) if wanted else function
 
 
@@ -190,7 +190,7 @@ class Layer(nn.Module):
         self.product = without_bias
 
     def forward(self, hidden: torch.Tensor, offsets: torch.Tensor, longest: int, attention: str) -> torch.Tensor:
-        """(T, width) to (T, width)."""
+        # (T, width) to (T, width).
         shape, trains = self.shape, self.training
         dropout = shape.dropout if trains else 0.0
         parts = self.qkv(hidden).view(hidden.shape[0], 3, shape.heads, -1).unbind(1)
@@ -203,10 +203,10 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers; ``attention`` names an implementation of attention.py that this device has."""
+    # Embeddings and layers; ``attention`` names an implementation of attention.py that this device has.
 
     def __init__(self, shape: Shape, attention: str = "grouped", compile: bool = False) -> None:
-        """Draw the weights; ``compile`` makes one kernel of what is between the products."""
+        # Draw the weights; ``compile`` makes one kernel of what is between the products.
         super().__init__()
         self.shape, self.attention = shape, attention
         self.words = nn.Embedding(shape.vocabulary, shape.width)
@@ -218,7 +218,7 @@ class Encoder(nn.Module):
         self._run = [compiled(layer, compile) for layer in self.layers]
 
     def forward(self, rows: Rows) -> torch.Tensor:
-        """Return the hidden states (T, width) of all tokens."""
+        # Return the hidden states (T, width) of all tokens.
         embedded = self.words(rows.tokens) + self.places(rows.positions) + self.segments(rows.segments)
         hidden = functional.dropout(self.norm(embedded), self.shape.dropout, self.training)
         attention, where = (self.attention, rows.offsets) if rows.mask is None else ("table", rows.mask)
@@ -227,12 +227,12 @@ class Encoder(nn.Module):
         return hidden
 
     def first(self, hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Return the state (B, width) of the first token, [CLS], of each sequence that is no padding."""
+        # Return the state (B, width) of the first token, [CLS], of each sequence that is no padding.
         return hidden.index_select(0, rows.offsets[: rows.offsets.shape[0] - 1 - rows.padding])
 
 
 class Pooler(nn.Module):
-    """Input of the next-sentence head: a product and tanh of [CLS]."""
+    # Input of the next-sentence head: a product and tanh of [CLS].
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -240,5 +240,5 @@ class Pooler(nn.Module):
         self.apply(draw_weights)
 
     def forward(self, first: torch.Tensor) -> torch.Tensor:
-        """(B, width) to (B, width)."""
+        # (B, width) to (B, width).
         return torch.tanh(self.dense(first))

@@ -43,7 +43,7 @@ def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
 
 
 def use(encoder: Encoder, found: Tuple[Any, Any]) -> Callable[[], ContextManager[Any]]:
-    """Let TransformerEngine multiply in all layers; return what makes the context of a forward pass."""
+    # Let TransformerEngine multiply in all layers; return what makes the context of a forward pass.
     engine, recipes = found
     for layer in encoder.layers:
         for name in PRODUCTS:

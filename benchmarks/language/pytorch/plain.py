@@ -16,10 +16,10 @@ NextBatch = Callable[[], List[Any]]  # gives the micro-batches of a step
 
 
 class PlainEncoder(nn.Module):
-    """Embeddings and nn.TransformerEncoder, in the place of an ``Encoder``."""
+    # Embeddings and nn.TransformerEncoder, in the place of an ``Encoder``.
 
     def __init__(self, config: Any, vocabulary: int, longest: int = 0) -> None:
-        """Pad to ``longest``; 0 pads to the longest sequence of a batch."""
+        # Pad to ``longest``; 0 pads to the longest sequence of a batch.
         super().__init__()
         self.shape, self.longest = shape_of(config, vocabulary), longest
         sizes = (vocabulary, config.positions, 2)
@@ -33,7 +33,7 @@ class PlainEncoder(nn.Module):
     first = Encoder.first
 
     def forward(self, rows: Rows) -> torch.Tensor:
-        """Return the hidden states (T, width) of all tokens, computed in a table (B, longest)."""
+        # Return the hidden states (T, width) of all tokens, computed in a table (B, longest).
         lengths, longest = (rows.offsets[1:] - rows.offsets[:-1]).long(), self.longest or rows.longest
         there = torch.arange(longest, device=lengths.device) < lengths[:, None]
         tokens, segments = pad(rows.tokens, there), pad(rows.segments, there)
@@ -45,7 +45,7 @@ class PlainEncoder(nn.Module):
 def plain_step(
     config: Any, network: nn.Module, loss: Callable[[Any], torch.Tensor], device: torch.device, next_batch: NextBatch
 ) -> Callable[[], None]:
-    """Return a step of a plain loop; ``loss`` is that of the network on a micro-batch."""
+    # Return a step of a plain loop; ``loss`` is that of the network on a micro-batch.
     network.to(device)
     optimizer = torch.optim.AdamW(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 

@@ -17,7 +17,7 @@ TOKENS = {"tokens": "WordPiece, lower case", "vocabulary": "vocabulary.txt of th
 
 
 def packed(tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> Rows:
-    """Return tokens, segments and mask (B, L), int64, as one row of B * L tokens; the mask is 1 where a token is."""
+    # Return tokens, segments and mask (B, L), int64, as one row of B * L tokens; the mask is 1 where a token is.
     count, length = mask.shape
     places = torch.arange(length, device=mask.device).repeat(count)
     offsets = torch.arange(count + 1, device=mask.device) * length
@@ -25,7 +25,7 @@ def packed(tokens: torch.Tensor, segments: torch.Tensor, mask: torch.Tensor) -> 
 
 
 def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return tokens, segments and mask (B, length), int64, of a batch as training has it."""
+    # Return tokens, segments and mask (B, length), int64, of a batch as training has it.
     count = len(rows.offsets) - 1
     owners = np.repeat(np.arange(count), np.diff(rows.offsets.numpy()))
     places = (owners, rows.positions.numpy())

@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         self.network = network
 
     def forward(self, source: torch.Tensor) -> torch.Tensor:
-        """(B, layers, 2, heads, S, width / heads) of int64 (B, S)."""
+        # (B, layers, 2, heads, S, width / heads) of int64 (B, S).
         network = self.network
         values = network.place(source, sinusoids(source.shape[1], network.config.width))
         return joined(network.memories(network.through_encoder(values, mask_of(source))))
@@ -97,7 +97,7 @@ def decode(
 
 
 def joined(memories: Memories) -> torch.Tensor:
-    """Return (B, layers, 2, heads, S, width / heads)."""
+    # Return (B, layers, 2, heads, S, width / heads).
     return torch.stack([torch.stack(each, 1) for each in memories], 1)
 
 
@@ -106,7 +106,7 @@ def parted(memory: torch.Tensor) -> Memories:
 
 
 def training_step(network: Network) -> Infer:
-    """Return the training code's way to the outputs of `Step`."""
+    # Return the training code's way to the outputs of `Step`.
 
     def infer(*inputs: np.ndarray) -> Arrays:
         tokens, source, memory, cache = as_tensors(inputs)

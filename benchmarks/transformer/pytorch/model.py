@@ -32,7 +32,7 @@ Mask = Optional[torch.Tensor]
 
 
 def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Tensor:
-    """(length, width): sines, then cosines, of wavelengths from 2 pi to 10,000 * 2 pi, as tensor2tensor has them."""
+    # (length, width): sines, then cosines, of wavelengths from 2 pi to 10,000 * 2 pi, as tensor2tensor has them.
     half = width // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10000) / max(1, half - 1)))
     angles = torch.arange(first, first + length).unsqueeze(1) * rates
@@ -59,12 +59,12 @@ def plain_attention(
 def fused_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask, dropout: float, causal: bool
 ) -> torch.Tensor:
-    """The same by PyTorch's operator, since 2.0."""
+    # The same by PyTorch's operator, since 2.0.
     return functional.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
 
 
 def attention_of(config: Config) -> str:
-    """Return which attention "auto" stands for: fused where PyTorch has it."""
+    # Return which attention "auto" stands for: fused where PyTorch has it.
     there = hasattr(functional, "scaled_dot_product_attention")
     if config.attention == "fused" and not there:
         raise choices.UnavailableError(f"PyTorch {torch.__version__} has no fused attention: set attention=plain")
@@ -74,10 +74,10 @@ def attention_of(config: Config) -> str:
 
 
 class Attention(nn.Module):
-    """Heads over projected queries, keys and values; the projections of one input are one product."""
+    # Heads over projected queries, keys and values; the projections of one input are one product.
 
     def __init__(self, config: Config, across: bool) -> None:
-        """``across``: queries come from the decoder, keys and values from the encoder."""
+        # ``across``: queries come from the decoder, keys and values from the encoder.
         super().__init__()
         width, bias = config.width, config.attention_bias
         self.heads, self.dropout, self.across = config.heads, config.attention_dropout, across
@@ -89,20 +89,20 @@ class Attention(nn.Module):
         self.output = linear(width, 1, bias, width)
 
     def split(self, projected: torch.Tensor, count: int) -> Tuple[torch.Tensor, ...]:
-        """(sentences, length, count * width) as ``count`` tensors (sentences, heads, length, width / heads)."""
+        # (sentences, length, count * width) as ``count`` tensors (sentences, heads, length, width / heads).
         sentences, length, _ = projected.shape
         return projected.view(sentences, length, count, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask = None, causal: bool = False
     ) -> torch.Tensor:
-        """(sentences, length, width) of the heads' inputs, as ``split`` gives them."""
+        # (sentences, length, width) of the heads' inputs, as ``split`` gives them.
         found = self.attend(query, key, value, mask, self.dropout if self.training else 0.0, causal)
         return self.output(found.transpose(1, 2).flatten(2))
 
 
 def linear(width: int, parts: int, bias: bool, each: int) -> nn.Linear:
-    """``parts`` matrices (each, width) in one, each with initial weights of its own (Xavier uniform; biases 0)."""
+    # ``parts`` matrices (each, width) in one, each with initial weights of its own (Xavier uniform; biases 0).
     layer = nn.Linear(width, parts * each, bias=bias)
     bound = math.sqrt(6 / (width + each))
     nn.init.uniform_(layer.weight, -bound, bound)
@@ -112,19 +112,19 @@ def linear(width: int, parts: int, bias: bool, each: int) -> nn.Linear:
 
 
 class Norm(nn.LayerNorm):
-    """Layer norm that keeps its input's type; its statistics are in fp32 in any type."""
+    # Layer norm that keeps its input's type; its statistics are in fp32 in any type.
 
     compute: Any = staticmethod(layer_norm)  # the implementation that a run has chosen
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """(..., width)."""
+        # (..., width).
         weight, bias = self.weight.to(values.dtype), self.bias.to(values.dtype)
         with torch.autocast(values.device.type, enabled=False):
             return self.compute(values, self.normalized_shape, weight, bias, self.eps)
 
 
 class Layer(nn.Module):
-    """Self-attention, in the decoder attention to the encoder, and feed-forward: residual blocks with norms."""
+    # Self-attention, in the decoder attention to the encoder, and feed-forward: residual blocks with norms.
 
     def __init__(self, config: Config, decodes: bool) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Layer(nn.Module):
     def decode(
         self, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: Mask, cache: Optional[Cache] = None
     ) -> torch.Tensor:
-        """A layer of the decoder, over whole sentences, or over the next position of each with a ``cache``."""
+        # A layer of the decoder, over whole sentences, or over the next position of each with a ``cache``.
         query, key, value = self.own.split(self.own.joint(self.enter(0, values)), 3)
         if cache is None:
             found = self.own(query, key, value, causal=True)
@@ -165,7 +165,7 @@ class Layer(nn.Module):
         return self.feed_forward(self.leave(1, values, self.look(self.enter(1, values), memory, mask)))
 
     def look(self, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: Mask) -> torch.Tensor:
-        """Attend to keys and values (sentences, heads, source, width / heads) from all rows of each sentence."""
+        # Attend to keys and values (sentences, heads, source, width / heads) from all rows of each sentence.
         across = self.across
         rows = values.reshape(memory[0].shape[0], -1, values.shape[-1])
         (query,) = across.split(across.query(rows), 1)
@@ -177,13 +177,13 @@ Memories = List[Tuple[torch.Tensor, ...]]
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer: (2, rows, heads, positions, width / heads), of which some are filled."""
+    # Keys and values of one layer: (2, rows, heads, positions, width / heads), of which some are filled.
 
     held: torch.Tensor
     position: int
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Put in those of the present position (rows, heads, 1, width / heads); return all up to it."""
+        # Put in those of the present position (rows, heads, 1, width / heads); return all up to it.
         self.held[0, :, :, self.position] = key[:, :, 0]
         self.held[1, :, :, self.position] = value[:, :, 0]
         return self.held[:, :, :, : self.position + 1].unbind(0)
@@ -191,7 +191,7 @@ class Cache(NamedTuple):
 
 class Network(nn.Module):
     def __init__(self, config: Config, vocabulary: int) -> None:
-        """``vocabulary``: entries, padding included."""
+        # ``vocabulary``: entries, padding included.
         super().__init__()
         self.config = config
         self.row_loss: RowLoss = row_loss
@@ -209,7 +209,7 @@ class Network(nn.Module):
         self.encoder_norm, self.decoder_norm = ends
 
     def embed(self, tokens: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Embeddings of int64 (rows, length) with their positions, which count from ``first``."""
+        # Embeddings of int64 (rows, length) with their positions, which count from ``first``.
         end = first + tokens.shape[1]
         if end > len(self.positions):
             # What is translated may be longer than what is trained on, and nobody has looked before the clock.
@@ -217,16 +217,16 @@ class Network(nn.Module):
         return self.place(tokens, self.positions[first:end])
 
     def place(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Embeddings of int64 (rows, length) at ``positions``, sinusoids (length, width)."""
+        # Embeddings of int64 (rows, length) at ``positions``, sinusoids (length, width).
         values = self.table(tokens) * self.scale + positions
         return functional.dropout(values.to(self.dtype), self.config.dropout, self.training)
 
     def encode(self, source: torch.Tensor, mask: Mask) -> torch.Tensor:
-        """(sentences, S, width) of int64 (sentences, S)."""
+        # (sentences, S, width) of int64 (sentences, S).
         return self.through_encoder(self.embed(source), mask)
 
     def through_encoder(self, values: torch.Tensor, mask: Mask) -> torch.Tensor:
-        """(sentences, S, width) of embeddings of the same shape."""
+        # (sentences, S, width) of embeddings of the same shape.
         for layer in self.encoder:
             values = layer.encode(values, mask)
         return self.encoder_norm(values)
@@ -256,20 +256,20 @@ class Network(nn.Module):
             return smoothed_loss(hidden, self.table.weight, None, targets, smoothing, chunk, batch.rows, self.row_loss)
 
     def next(self, tokens: torch.Tensor, position: int, state: State) -> torch.Tensor:
-        """Log-probabilities (rows, vocabulary) of what follows ``tokens``, int64 (rows,), which are at ``position``."""
+        # Log-probabilities (rows, vocabulary) of what follows ``tokens``, int64 (rows,), which are at ``position``.
         values = self.embed(tokens.unsqueeze(1), position)
         for number, (layer, memory) in enumerate(zip(self.decoder, state.memories)):
             values = layer.decode(values, memory, state.mask, state.cache(number, position))
         return self.log_probabilities(values.squeeze(1))
 
     def log_probabilities(self, values: torch.Tensor) -> torch.Tensor:
-        """(..., vocabulary) of the decoder's last values (..., width)."""
+        # (..., vocabulary) of the decoder's last values (..., width).
         hidden = self.decoder_norm(values)
         return functional.log_softmax(functional.linear(hidden, self.table.weight).float(), dim=-1)
 
 
 def mask_of(source: torch.Tensor) -> torch.Tensor:
-    """(sentences, 1, 1, S): where the source is no padding."""
+    # (sentences, 1, 1, S): where the source is no padding.
     return (source != PAD)[:, None, None, :]
 
 
@@ -280,19 +280,19 @@ class State:
     """
 
     def __init__(self, beam: int, mask: torch.Tensor, memories: Memories, held: torch.Tensor) -> None:
-        """Continue from ``held``: (layers, 2, beam * sentences, heads, positions, width / heads)."""
+        # Continue from ``held``: (layers, 2, beam * sentences, heads, positions, width / heads).
         self.beam, self.mask, self.memories, self.held = beam, mask, memories, held
 
     @classmethod
     def of(cls, network: Network, source: torch.Tensor, beam: int) -> State:
-        """Encode ``source``, int64 (sentences, S)."""
+        # Encode ``source``, int64 (sentences, S).
         config, mask = network.config, mask_of(source)
         memories = network.memories(network.encode(source, mask))
         depth, rows, head = len(network.decoder), len(source) * beam, config.width // config.heads
         return cls(beam, mask, memories, memories[0][0].new_empty(depth, 2, rows, config.heads, 0, head))
 
     def cache(self, layer: int, position: int) -> Cache:
-        """Return that of one layer, with room for ``position``."""
+        # Return that of one layer, with room for ``position``.
         if position >= self.held.shape[-2]:
             grown = self.held.new_empty(*self.held.shape[:-2], position + GROWTH, self.held.shape[-1])
             grown[..., : self.held.shape[-2], :] = self.held
@@ -300,7 +300,7 @@ class State:
         return Cache(self.held[layer], position)
 
     def select(self, rows: torch.Tensor) -> None:
-        """Put ``rows`` in the places of all rows: whole sentences leave, the rows of one change places."""
+        # Put ``rows`` in the places of all rows: whole sentences leave, the rows of one change places.
         self.held = self.held.index_select(2, rows)
         sentences = rows[:: self.beam] // self.beam
         if len(sentences) < len(self.mask):
@@ -313,7 +313,7 @@ class State:
 
 @torch.no_grad()
 def decode(network: Network, words: int, batch: SourceBatch) -> List[List[int]]:
-    """Translate a batch; ``words``: entries to choose from."""
+    # Translate a batch; ``words``: entries to choose from.
     config = network.config
     with pytorch.autocast(batch.source.device, config.precision):
         state = State.of(network, batch.source, config.beam)
@@ -323,7 +323,7 @@ def decode(network: Network, words: int, batch: SourceBatch) -> List[List[int]]:
 
 
 def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:
-    """Translate a batch as submitted, whatever makes a ``step`` from a ``state``."""
+    # Translate a batch as submitted, whatever makes a ``step`` from a ``state``.
     normalize = beam.length_penalty(config.length_penalty, config.length_constant)
     # In tokens, EOS included on both sides.
     longest = [int(config.longest_factor * length) + config.longest_offset for length in batch.source_lengths.tolist()]

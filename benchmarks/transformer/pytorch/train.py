@@ -37,7 +37,7 @@ from benchmarks.translation.pytorch.state import Training, adam
 
 
 def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
-    """Build for a vocabulary of ``words``, with a checkpoint or fresh weights, ready: warmed up before the clock."""
+    # Build for a vocabulary of ``words``, with a checkpoint or fresh weights, ready: warmed up before the clock.
     if not saved:
         seed_dropout(config.seed, ranks)
     padded = -(-words // config.vocabulary_multiple) * config.vocabulary_multiple
@@ -64,7 +64,7 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
 
 
 def warm_up(training: Training) -> None:
-    """Connect the ranks and compile, by steps at rate 0; weights, optimizer and generators are as before."""
+    # Connect the ranks and compile, by steps at rate 0; weights, optimizer and generators are as before.
     config = training.config
     if not config.warm_up_steps:
         return
@@ -91,14 +91,14 @@ def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
 
 
 def score_of(config: Config) -> evaluation.Score:
-    """Return the BLEU that a configuration is evaluated by: of its round's submission, or plain."""
+    # Return the BLEU that a configuration is evaluated by: of its round's submission, or plain.
     if config.bleu == "plain":
         return evaluation.of_text(plain_score)
     return evaluation.of_tokens(fairseq_score if config.round == "v0.5" else tokenized_score)
 
 
 def evaluate(training: Training, data: DataSet, run: Run) -> Optional[Dict[str, float]]:
-    """BLEU of the whole test part as the configuration counts it, and sacreBLEU; None if the run is to stop."""
+    # BLEU of the whole test part as the configuration counts it, and sacreBLEU; None if the run is to stop.
     batches = evaluation_input(training.config, data, run.ranks)
     translate = partial(decode, training.network, training.words)
     scores = {"bleu": score_of(training.config), "sacrebleu": evaluation.of_text(sacrebleu_score)}

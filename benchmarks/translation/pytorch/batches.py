@@ -21,7 +21,7 @@ AHEAD = 4
 
 
 class Batch(NamedTuple):
-    """This rank's pairs of a step; sentences are padded with PAD at their end."""
+    # This rank's pairs of a step; sentences are padded with PAD at their end.
 
     source: torch.Tensor  # int64 (B, S): the tokens and EOS; BOS before them where the model wants it
     source_lengths: torch.Tensor  # int64 (B,): with EOS, and BOS where it is there
@@ -146,7 +146,7 @@ def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: _Task) -> Batch:
 def evaluation_batches(
     sentences: Sentences, order: Order, ranks: Ranks, shape: Shape = PLAIN, ahead: int = AHEAD
 ) -> Iterator[SourceBatch]:
-    """Yield this rank's batches of ``order`` over the source of the test part, of which some may be empty."""
+    # Yield this rank's batches of ``order`` over the source of the test part, of which some may be empty.
     copy = partial(_tensor, device=ranks.context)
 
     def make(step: int) -> SourceBatch:
@@ -171,7 +171,7 @@ def _arrived(batch: Any, device: torch.device) -> Any:
 
 
 def synthetic_batch(words: int, sentences: int, length: int, ranks: Ranks) -> Batch:
-    """Return a batch of random tokens on each rank, whose sides have ``length`` and no padding: nothing is learnt."""
+    # Return a batch of random tokens on each rank, whose sides have ``length`` and no padding: nothing is learnt.
     tokens = torch.randint(EOS + 1, words, (2, sentences, length), generator=torch.Generator().manual_seed(1))
     tokens[:, :, -1] = EOS
     target_in = tokens[1].roll(1, dims=1)

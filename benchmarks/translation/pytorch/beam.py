@@ -71,7 +71,7 @@ class _Hypotheses(NamedTuple):
     ends: torch.Tensor  # (n,) hypotheses that have left the beam
 
     def keep(self, places: torch.Tensor) -> _Hypotheses:
-        """Return those of the sentences at ``places``."""
+        # Return those of the sentences at ``places``.
         return _Hypotheses(*(None if each is None else each.index_select(0, places) for each in self))
 
 
@@ -82,7 +82,7 @@ class _Best(NamedTuple):
     tokens: torch.Tensor  # (batch, longest)
 
     def offer(self, sentences: torch.Tensor, scores: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it beats what is there."""
+        # Take the best of ``scores`` (n, hypotheses), of equal ones the first, where it beats what is there.
         best, place = smallest(-scores, 1)
         better = best[:, 0].neg() > self.scores[sentences]
         chosen = tokens.gather(1, place[:, :, None].expand(-1, -1, tokens.shape[2]))[:, 0]

@@ -89,7 +89,7 @@ def subject(parts: Parts) -> bench.Subject:
 
 
 def plain_step(parts: Parts, next_batch: NextBatch) -> Callable[[], None]:
-    """Return a step of a plain loop: the logits of a whole batch at once, torch.optim.Adam."""
+    # Return a step of a plain loop: the logits of a whole batch at once, torch.optim.Adam.
     config, network = parts.training.config, parts.plain
     optimizer = torch.optim.Adam(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 

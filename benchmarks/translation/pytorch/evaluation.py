@@ -95,7 +95,7 @@ def of_text(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
 
 
 def of_tokens(count: Callable[[Sequence[str], Sequence[str]], float]) -> Score:
-    """Return the score that compares rejoined tokens with those of the reference, as the Transformer's submissions."""
+    # Return the score that compares rejoined tokens with those of the reference, as the Transformer's submissions.
 
     def score(hypotheses: Sequence[Sequence[int]], data: DataSet) -> float:
         joined, target = data.vocabulary.joined, data.test.target
@@ -113,7 +113,7 @@ def quality(
     output: Path,
     epoch: int,
 ) -> Dict[str, float]:
-    """Return ``scores`` on every rank, found by rank 0, which also writes the texts to ``output``."""
+    # Return ``scores`` on every rank, found by rank 0, which also writes the texts to ``output``.
     found = torch.zeros(len(scores), dtype=torch.float64, device=ranks.context)
     if ranks.rank == 0:
         found += torch.tensor([score(hypotheses, data) for score in scores.values()]).to(found)
@@ -123,7 +123,7 @@ def quality(
 
 
 def write_translations(output: Path, epoch: int, texts: Sequence[str], data: DataSet) -> None:
-    """Replace ``translations.jsonl``: a line a sentence with epoch (from 1), index, source, hypothesis, reference."""
+    # Replace ``translations.jsonl``: a line a sentence with epoch (from 1), index, source, hypothesis, reference.
     fields = zip(data.sources, texts, data.references)
     _replace(
         output / TRANSLATIONS,

@@ -16,7 +16,7 @@ WARPS = 8
 
 @triton.jit
 def smoothed_rows(logits, targets, losses, columns, smoothing, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
-    """One row: its smoothed loss; with GRADIENT, its logits become d loss / d logits."""
+    # One row: its smoothed loss; with GRADIENT, its logits become d loss / d logits.
     row = tl.program_id(0).to(tl.int64)
     first = logits + row * columns
     largest = -float("inf")
@@ -47,7 +47,7 @@ def smoothed_rows(logits, targets, losses, columns, smoothing, GRADIENT: tl.cons
 def row_loss(
     logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-    """See loss.row_loss; the gradient takes the place of the logits."""
+    # See loss.row_loss; the gradient takes the place of the logits.
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:

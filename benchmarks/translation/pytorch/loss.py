@@ -22,7 +22,7 @@ RowLoss = Callable[[torch.Tensor, torch.Tensor, float, bool], Tuple[torch.Tensor
 
 
 def plain_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Return what ``smoothed_loss`` does, from ``logits`` (N, V), by PyTorch's own operators."""
+    # Return what ``smoothed_loss`` does, from ``logits`` (N, V), by PyTorch's own operators.
     log_probabilities = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     counts = targets != PAD
     nll = -log_probabilities.gather(1, targets[:, None])[counts].sum()
@@ -94,7 +94,7 @@ def smoothed_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The gradients of a sum are known with its value but for one factor, by which ``backward`` multiplies them."""
+    # The gradients of a sum are known with its value but for one factor, by which ``backward`` multiplies them.
 
     @staticmethod
     def forward(

@@ -25,7 +25,7 @@ NEVER = -100  # no target: apex leaves rows with its padding out, and ours have 
 def layer_norm(
     values: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, bias: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
-    """PyTorch's, over the last dimensions ``shape`` (arXiv 1607.06450, equation 4)."""
+    # PyTorch's, over the last dimensions ``shape`` (arXiv 1607.06450, equation 4).
     return functional.layer_norm(values, shape, weight, bias, epsilon)
 
 
@@ -73,7 +73,7 @@ OPERATORS = {
 
 
 def find_apex() -> Dict[str, Any]:
-    """Return apex's modules of the operators it has, by operator; empty where the image has none."""
+    # Return apex's modules of the operators it has, by operator; empty where the image has none.
     found = {}
     for name, module in (("loss", "apex.contrib.xentropy"), ("norm", "apex.normalization.fused_layer_norm")):
         try:
@@ -84,7 +84,7 @@ def find_apex() -> Dict[str, Any]:
 
 
 def apex_operators(found: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the implementations that apex's modules ``found`` offer, by operator."""
+    # Return the implementations that apex's modules ``found`` offer, by operator.
 
     def of_rows(
         logits: torch.Tensor, targets: torch.Tensor, smoothing: float, with_gradient: bool

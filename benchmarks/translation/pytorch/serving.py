@@ -45,7 +45,7 @@ class Hypotheses:
         self.infer, self.beam, self.fixed, self.changing = infer, beam, fixed, changing
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order."""
+        # Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order.
         chosen = rows.numpy().reshape(-1, self.beam)
         sentences = chosen[:, 0] // self.beam
         if len(sentences) < len(self.fixed[0]):
@@ -53,12 +53,12 @@ class Hypotheses:
         self.changing = tuple(each.reshape(-1, *each.shape[2:])[chosen] for each in self.changing)
 
     def ask(self, tokens: torch.Tensor) -> Arrays:
-        """Return the outputs of a step from ``tokens`` int64 (B * beam,)."""
+        # Return the outputs of a step from ``tokens`` int64 (B * beam,).
         return self.infer(tokens.view(-1, self.beam).numpy(), *self.fixed, *self.changing)
 
 
 def without(network: M, *names: str) -> M:
-    """Return a copy of a network that lacks the modules of these names: a file has the weights of all that is left."""
+    # Return a copy of a network that lacks the modules of these names: a file has the weights of all that is left.
     found = copy.deepcopy(network)
     for name in names:
         path, _, last = name.rpartition(".")
@@ -67,7 +67,7 @@ def without(network: M, *names: str) -> M:
 
 
 def rows_of(array: np.ndarray) -> torch.Tensor:
-    """Return (B * beam, ...) of (B, beam, ...)."""
+    # Return (B * beam, ...) of (B, beam, ...).
     return torch.from_numpy(array).flatten(0, 1)
 
 

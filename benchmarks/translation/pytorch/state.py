@@ -23,13 +23,13 @@ class Training:
         return {"network": self.network.state_dict(), "kernels": self.kernels, **self.optimizer.state_dict()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what a checkpoint holds."""
+        # Continue from what a checkpoint holds.
         self.network.load_state_dict(saved["network"])
         self.optimizer.restore(saved)
 
 
 def adam(network: Any, config: Any, ranks: Ranks, saved: Mapping[str, Any], scale: ScaleRule) -> FlatOptimizer:
-    """Return Adam as configured, or of the implementation that a checkpoint ``saved``; ``scale`` is for fp16."""
+    # Return Adam as configured, or of the implementation that a checkpoint ``saved``; ``scale`` is for fp16.
     betas = (config.beta1, config.beta2)
     return FlatOptimizer(
         list(network.parameters()),
