@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -91,23 +90,29 @@ def submit(
     )
     rest = tuple(context.args)
     if resume is not None:
-        _refuse_extra(resume, benchmark, rest)
+        if benchmark is not None or rest:
+            raise EncoreError(
+                f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
+                hint=hints.command("submit", "--resume", resume),
+            )
         prepared = submissions.prepare_resume(resume.absolute(), wanted)
     elif benchmark is None:
         raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
     else:
         prepared = submissions.prepare(as_request(_run_options(benchmark, rest)), rest, wanted)
-    found = submissions.checks(prepared) if not dry_run else []
-    if dry_run and commands.is_installed():
-        found = [submissions.check_partition(prepared)]
-    # Without a dry run the failed ones are the error that follows.
-    shown = ("WARN", "FAIL") if dry_run else ("WARN",)
-    print_checks(console(stderr=True, soft_wrap=True), [each for each in found if each.level in shown])
-    if not dry_run:
+    job, screen = None, console(stderr=True, soft_wrap=True)
+    if dry_run:
+        found = [submissions.check_partition(prepared)] if commands.is_installed() else []
+        print_checks(screen, [each for each in found if each.level in ("WARN", "FAIL")])
+    else:
+        found = submissions.checks(prepared)
+        print_checks(screen, [each for each in found if each.level == "WARN"])
         preflight.refuse_failed(found)
-    job = None if dry_run else submissions.submit(prepared)
+        job = submissions.submit(prepared)
     if as_json:
-        write_json(_as_json(prepared, job))
+        step = {"argv": prepared.step.argv, "environment": dict(prepared.step.environment)}
+        made = {"minutes": prepared.submission.minutes, "estimate": prepared.estimate.reason, "script": prepared.script}
+        write_json({"job": job, **made, "step": step})
     elif dry_run:
         typer.echo(prepared.script, nl=False)
         typer.echo("\n# What it starts on its first node, for each run:")
@@ -132,27 +137,9 @@ def _gpus(text: str | None) -> tuple[str | None, int | None]:
         ) from error
 
 
-def _refuse_extra(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:
-    if benchmark is not None or rest:
-        raise EncoreError(
-            f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
-            hint=hints.command("submit", "--resume", resume),
-        )
-
-
 def _run_options(benchmark: str, rest: tuple[str, ...]) -> Mapping[str, Any]:
     # The rest of the command line as `encore run` reads it, with its own messages for what is wrong.
     app = typer.Typer()
     app.command()(run)
     context = typer.main.get_command(app).make_context("encore run", [benchmark, *rest])
     return dict(context.params)
-
-
-def _as_json(prepared: submissions.Prepared, job: str | None) -> dict[str, Any]:
-    return {
-        "job": job,
-        "minutes": prepared.submission.minutes,
-        "estimate": prepared.estimate.reason,
-        "script": prepared.script,
-        "step": {"argv": prepared.step.argv, "environment": dict(prepared.step.environment)},
-    }

@@ -1,5 +1,6 @@
 """Run an action on every node of the allocation, in one step of the job."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -22,8 +23,7 @@ PROBE_SECONDS = 15.0  # a node that does not start a process within this time is
 
 def on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]]:
     """Return the answer of each node to an action of on_node; EncoreError if one gives none."""
-    program = (sys.executable, "-m", "encore.machine.on_node", action, wanted)
-    command = (*step.once_a_node(nodes), *program)
+    command = (*step.once_a_node(nodes), sys.executable, "-m", "encore.machine.on_node", action, wanted)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=paths.ROOT, timeout=STEP_SECONDS, check=False
@@ -61,8 +61,6 @@ def lost(allocation: Allocation) -> list[str]:
 
 def _answers(node: str) -> bool:
     command = (*step.once_a_node(1), f"--nodelist={node}", "true")
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False).returncode == 0
+    return False

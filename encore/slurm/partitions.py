@@ -42,9 +42,9 @@ class Partition:
 
 
 def partitions() -> dict[str, Partition]:
-    text = commands.call("sinfo", "--noheader", "--format=%P|%a|%D|%t|%l|%G")
+    # Each line of sinfo is a group of nodes.
     found: dict[str, Partition] = {}
-    for line in text.splitlines():
+    for line in commands.call("sinfo", "--noheader", "--format=%P|%a|%D|%t|%l|%G").splitlines():
         label, available, count, state, limit, generic = line.split("|")
         name, seconds = label.rstrip("*"), commands.seconds_of(limit)
         gpus = re.findall(r"\bgpu(?::([^,():]+(?=:\d)))?:(\d+)", generic)
@@ -74,27 +74,26 @@ def unusable(names_of: str) -> dict[str, str]:
 
 def choose(known: dict[str, Partition], name: str) -> tuple[Partition, ...]:
     """Return the partitions that were named, ``debug,short``, else the default; EncoreError offers the nearest name."""
-    if name:
-        for each in name.split(","):
-            if each not in known:
-                raise names.unknown("partition", each, known)
-        return tuple(known[each] for each in name.split(","))
-    defaults = [partition for partition in known.values() if partition.is_default]
-    if not defaults:
+    chosen = name.split(",") if name else [each.name for each in known.values() if each.is_default][:1]
+    if not chosen:
         raise EncoreError(
             "no partition given, and this cluster has no default",
             expected=f"one of {', '.join(sorted(known))}",
             hint='--partition NAME, or partition = "NAME" in cluster.toml',
         )
-    return (defaults[0],)
+    for each in chosen:
+        if each not in known:
+            raise names.unknown("partition", each, known)
+    return tuple(known[each] for each in chosen)
 
 
 def check(submission: Submission, candidates: Sequence[Partition], kind: str = "") -> Check:
     """Return whether one of the partitions can ever start the job, and whether it can now; ``kind`` is of the GPUs."""
-    problems = [impossible(submission, partition, kind) for partition in candidates]
-    fitting = [partition for partition, problem in zip(candidates, problems, strict=True) if problem is None]
-    if not fitting:
-        return Check.of(next(problem for problem in problems if problem is not None), "partition")
+    problems = {each.name: impossible(submission, each, kind) for each in candidates}
+    fitting = [each for each in candidates if problems[each.name] is None]
+    first = problems[candidates[0].name]
+    if not fitting and first is not None:
+        return Check.of(first, "partition")
     best = max(fitting, key=lambda partition: partition.nodes(submission.gpus_per_node, kind, up=True))
     up = best.nodes(submission.gpus_per_node, kind, up=True)
     if up < submission.nodes:

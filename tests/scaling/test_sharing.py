@@ -15,7 +15,6 @@ from encore.errors import EncoreError
 from encore.lab.scaling.curves import Curve, Option, interpolated, load_curves, options
 from encore.lab.scaling.sharing import Job, Schedule, most_runs, one_by_one, rounds_one_by_one, schedule_table, shortest
 from encore.run import run_folder
-from tests.conftest import Encore
 from tests.results.result_logs import resnet_v07
 
 STUDY = "microway-dgx1-scaling"
@@ -188,16 +187,17 @@ def test_a_wrong_file_is_reported(tmp_path: Path, content: str, message: str) ->
 # -- the command ----------------------------------------------------------------------------------------
 
 
-def test_plan_prints_both_proposals(encore: Encore, tmp_path: Path) -> None:
-    done = encore("plan", "16", "resnet", "ssd", "ncf=3", "-o", str(tmp_path / "plan"))
-    assert done.returncode == 0, done.stderr
+def test_plan_prints_both_proposals(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", "16", "resnet", "ssd", "ncf=3", "-o", str(tmp_path / "plan")])
+    assert done.exit_code == 0, done.output
     wanted = ("Shortest total time", "Most runs a day", "interpolated", "no schedule of these choices")
     assert [part for part in wanted if part not in done.stdout] == []
     page = (tmp_path / "plan" / "report.html").read_text(encoding="utf-8")
     assert "Who has which GPU when" in page and (tmp_path / "plan" / "gantt.svg").stat().st_size > 1000
     path = tmp_path / "mine.csv"
     path.write_text("benchmark,gpus,minutes\nresnet,1,8\nresnet,2,5\nssd,1,4\n", encoding="utf-8")
-    printed = json.loads(encore("plan", "2", "resnet", "ssd", "--curves", str(path), "--json").stdout)
+    again = CliRunner().invoke(app, ["plan", "2", "resnet", "ssd", "--curves", str(path), "--json"])
+    printed = json.loads(again.stdout)
     shortest = [printed["shortest"][name] for name in ("minutes", "is_shortest", "one_after_the_other")]
     assert (shortest, printed["most_runs"]["rounds_per_day"]) == ([8.0, True, 9.0], pytest.approx(2 * 1440 / 12))
 

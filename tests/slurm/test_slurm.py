@@ -40,7 +40,6 @@ from encore.slurm import (
 from encore.slurm.allocation import Allocation
 from encore.slurm.partitions import Partition
 from encore.slurm.script import Wanted
-from tests.conftest import Encore
 from tests.slurm.jobs import job
 
 GOLDEN = paths.ROOT / "tests" / "golden" / "slurm"
@@ -220,10 +219,11 @@ def test_a_cluster_of_gpus_needs_a_system_to_be_named(option: str, refused: bool
     assert done.exit_code == (1 if refused else 0), done.output
 
 
-def test_without_slurm_nothing_is_submitted(encore: Encore, tmp_path: Path) -> None:
-    done = encore("submit", "resnet", environment={"PATH": str(tmp_path)})
-    assert (done.returncode, "no Slurm here" in done.stderr) == (2, True)
-    assert encore("doctor", "--slurm", environment={"PATH": str(tmp_path)}).returncode == 2
+def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(app, ["submit", "resnet"])
+    assert isinstance(done.exception, EncoreError) and "no Slurm here" in done.exception.found
+    assert CliRunner().invoke(app, ["doctor", "--slurm"]).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -533,15 +533,14 @@ def test_what_would_wait_for_ever_is_refused(
     assert f"{check.level} {check.found}" == said
 
 
-def test_a_dry_run_reports_a_wrong_partition(encore: Encore, tmp_path: Path) -> None:
+def test_a_dry_run_reports_a_wrong_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("sinfo", SINFO), ("sbatch", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'EOF'\n{text}EOF\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = encore("submit", "resnet", "--nodes", "2", "--partition", "gppu", "--dry-run", environment=path)
-    assert done.returncode == 0, done.stderr
-    assert "FAIL partition: unknown partition 'gppu'" in done.stderr
-    assert "did you mean 'gpu'?" in done.stderr
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = CliRunner().invoke(app, ["submit", "resnet", "--nodes", "2", "--partition", "gppu", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert "FAIL partition: unknown partition 'gppu'" in done.output and "did you mean 'gpu'?" in done.output
 
 
 def test_slurms_refusals_name_the_hint() -> None:
