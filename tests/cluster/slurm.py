@@ -99,11 +99,8 @@ class Cluster:
         return self.field(job, "JobState")
 
     def field(self, job: str, name: str) -> str:
-        for word in self.call("scontrol", "show", "job", job).split():
-            key, _, value = word.partition("=")
-            if key == name:
-                return value
-        return ""
+        pairs = (word.partition("=") for word in self.call("scontrol", "show", "job", job).split())
+        return next((value for key, _, value in pairs if key == name), "")
 
     def start_node(self, node: str) -> None:
         self._daemon(node, ["slurmd", "-D", "-N", node])
@@ -150,13 +147,8 @@ class Cluster:
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        options = {
-            "key-file": key,
-            "socket": self.folder / "munge.socket",
-            "pid-file": self.folder / "munge.pid",
-        }
-        options |= {"log-file": self.folder / "munge.log", "seed-file": self.folder / "munge.seed"}
-        arguments = [f"--{name}={value}" for name, value in options.items()]
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        arguments = [f"--{name}={self.folder}/munge.{end}" for name, end in files.items()]
         self._daemon("munged", ["munged", "--foreground", "--force", *arguments])
         wait_for((self.folder / "munge.socket").exists, "munge's socket")
 
@@ -181,14 +173,8 @@ def configure(folder: Path, ports: Sequence[int], plugins: str = "") -> None:
     folder.chmod(0o755)
     for name in ("state", "spool.n1", "spool.n2", "tmp.n1", "tmp.n2"):
         (folder / name).mkdir()
-    memory = psutil.virtual_memory().total // 2**20 // 2
-    text = CONFIGURATION.format(
-        folder=folder,
-        ports=ports,
-        cores=max(1, (os.cpu_count() or 1) // 2),
-        memory=memory,
-        plugins=plugins,
-    )
+    memory, cores = psutil.virtual_memory().total // 2**20 // 2, max(1, (os.cpu_count() or 1) // 2)
+    text = CONFIGURATION.format(folder=folder, ports=ports, cores=cores, memory=memory, plugins=plugins)
     (folder / "slurm.conf").write_text(text, encoding="utf-8")
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n", encoding="utf-8")
 

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,15 +30,11 @@ REACHES = ("--seed", "5", "--set", "quality_target=0.2")
 def nobody_is_left(jobs: Jobs) -> None:
     """No rank of this test's runs is left on any node, once Slurm says that the job has ended."""
 
-    def ranks() -> list[int]:
-        found = []
-        for process in psutil.process_iter(["pid", "cmdline", "status"]):
-            line = " ".join(process.info["cmdline"] or [])
-            if str(jobs.results) in line and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.info["pid"])
-        return found
+    def is_rank(known: dict[str, Any]) -> bool:
+        return str(jobs.results) in " ".join(known["cmdline"] or []) and known["status"] != psutil.STATUS_ZOMBIE
 
-    wait_for(lambda: not ranks(), "processes are left")
+    found = ["cmdline", "status"]
+    wait_for(lambda: not any(is_rank(each.info) for each in psutil.process_iter(found)), "processes are left")
 
 
 @dataclass(frozen=True)
@@ -160,22 +158,20 @@ def test_scancel_writes_a_checkpoint_and_leaves_nothing(jobs: Jobs) -> None:
     nobody_is_left(jobs)
 
 
-def test_a_killed_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
-    job = jobs.submit("--set", "epochs=50")
+@pytest.mark.parametrize(
+    ("options", "fault", "reason"),
+    [((), psutil.Process.kill, "rank 1 was killed by SIGKILL"), (HANGS, psutil.Process.suspend, "rank 1 hangs")],
+    ids=["killed", "hanging"],
+)
+def test_a_rank_that_fails_ends_the_job_with_the_reason(
+    jobs: Jobs, options: tuple[str, ...], fault: Callable[[psutil.Process], None], reason: str
+) -> None:
+    job = jobs.submit("--set", "epochs=50", *options)
     jobs.wait_for_step(job, 5)
-    ranks_of(jobs, job)[1].kill()
+    fault(ranks_of(jobs, job)[1])
     jobs.wait_for_state(job, "FAILED")
-    assert jobs.state(job)["status"] == "failed"
-    assert "rank 1 was killed by SIGKILL" in jobs.state(job)["reason"]
-    nobody_is_left(jobs)
-
-
-def test_a_hanging_rank_ends_the_job_with_the_reason(jobs: Jobs) -> None:
-    job = jobs.submit("--set", "epochs=50", *HANGS)
-    jobs.wait_for_step(job, 5)
-    ranks_of(jobs, job)[1].suspend()
-    jobs.wait_for_state(job, "FAILED")
-    assert "rank 1 hangs" in jobs.state(job)["reason"]
+    state = jobs.state(job)
+    assert state["status"] == "failed" and reason in state["reason"]
     nobody_is_left(jobs)
 
 
@@ -229,12 +225,9 @@ def test_a_full_file_system_ends_the_job_with_the_reason(jobs: Jobs, tmp_path: P
         on_small = Jobs(jobs.cluster, small / "results", jobs.data)
         job = on_small.submit("--set", "epochs=300")
         on_small.wait_for_step(job, 5)
-        with (small / "filler").open("wb") as file:
-            try:
-                while file.write(b"\0" * 2**20):
-                    file.flush()
-            except OSError:
-                pass
+        with contextlib.suppress(OSError), (small / "filler").open("wb") as file:
+            while file.write(b"\0" * 2**20):
+                file.flush()
         on_small.wait_for_state(job, "FAILED")
         # The reason itself finds no room; the batch script's output may not either.
         (small / "filler").unlink(missing_ok=True)

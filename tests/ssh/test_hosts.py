@@ -38,21 +38,10 @@ def test_host_lists_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "no host with a number of slots"),
-        ("n1", "no host with a number of slots"),
-        ("n1:0", "no host with a number of slots"),
-        ("n1:four", "no host with a number of slots"),
-        ("n1:4,,n2:4", "no host with a number of slots"),
-        ("-oProxyCommand=x:4", "no host with a number of slots"),
-        ("n1;reboot:4", "no host with a number of slots"),
-        ("me@n1:4", "no host with a number of slots"),
-        ("n1:4,n1:4", "n1 is listed twice"),
-    ],
+    "text", ["", "n1", "n1:0", "n1:four", "n1:4,,n2:4", "-oProxyCommand=x:4", "n1;reboot:4", "me@n1:4", "n1:4,n1:4"]
 )
-def test_bad_host_lists_are_refused(text: str, expected: str) -> None:
-    with pytest.raises(EncoreError, match=expected):
+def test_bad_host_lists_are_refused(text: str) -> None:
+    with pytest.raises(EncoreError, match="n1 is listed twice" if text == "n1:4,n1:4" else "no host with a number of"):
         hosts.parse(text)
 
 
