@@ -6,6 +6,7 @@ and Podman 4.3 where it could be provoked here, and from their sources' messages
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from encore import catalogue, configuration, environment, paths
-from encore.cli.app import app
+from encore.cli.app import app, main
 from encore.containers import building, checks, engines, images, runtimes
 from encore.containers.engines import Engine
 from encore.errors import EncoreError
@@ -60,14 +61,22 @@ def engine(folder: Path) -> FakeEngine:
 
 
 @pytest.fixture
-def run(folder: Path, tmp_path: Path) -> Callable[..., Ran]:
+def run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ran]:
     # Runs the command line with nothing but the fakes as engines
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.delenv("ENCORE_CLUSTER")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
     def call(*arguments: str, **variables: str) -> Ran:
         # Any engine of this machine is in the same folders as its other tools, so they are left out.
-        environment = {"PATH": str(folder), "HOME": str(tmp_path), "COLUMNS": "200", **variables}
-        command = [sys.executable, "-m", "encore.cli.app", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, env=environment, check=False)
+        for name, value in {"PATH": str(folder), "HOME": str(tmp_path), "COLUMNS": "200", **variables}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["encore", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ran((), int(ended.value.code or 0), *capsys.readouterr())
 
     return call
 
