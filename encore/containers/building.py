@@ -55,12 +55,6 @@ def code_id() -> str:
     return total.hexdigest()[:16]
 
 
-def commit() -> str:
-    """Return the commit of the checkout, marked where files differ from it."""
-    state = checkout.code_state()
-    return (state["commit"] or "unknown") + ("-changed" if state["uncommitted_sha256"] else "")
-
-
 # -- commands ----------------------------------------------------------------------------------------
 
 
@@ -238,7 +232,10 @@ def build(choice: Choice, engine: Engine, base_name: str | None, force: bool, on
     images.find_row(choice)
     base, tag = ensure_base(choice, engine, base_name, force, on_line)
     tags = [image_name(choice), image_name(choice, tag)]
-    arguments = {"BASE": base, "CODE": code_id(), "COMMIT": commit()}
+    # The commit of the checkout, marked where files differ from it
+    state = checkout.code_state()
+    commit = (state["commit"] or "unknown") + ("-changed" if state["uncommitted_sha256"] else "")
+    arguments = {"BASE": base, "CODE": code_id(), "COMMIT": commit}
     run_build(engine, dockerfile(choice.name), tags, arguments, on_line)
     return tags[0]
 
