@@ -13,6 +13,9 @@ ARGS ?=
 # Python that has the frameworks with CUDA; empty: the benchmarks' images.
 export ENCORE_GPU_PYTHON ?=
 
+# Packages are installed without compiled files: each process of a test would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 ENCORE := .venv/bin/encore
 PYTHON := .venv/bin/python
 
@@ -48,7 +51,7 @@ test: setup ## run all tests; makes the framework environments first
 
 .PHONY: test-fast
 test-fast: setup ## run the tests of the host side alone
-	@$(PYTHON) -m pytest -m "$(HOST_SIDE)" --numprocesses auto --maxprocesses 8 $(ARGS)
+	@$(PYTHON) -m pytest -m "$(HOST_SIDE)" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: setup ## run the tests that need a GPU: make test-gpu ENCORE_GPU_PYTHON=FILE

@@ -17,7 +17,7 @@ readonly log
 .venv/bin/python -m tools.environments >"$log" 2>&1 &
 readonly environments=$!
 trap 'kill "$environments" 2>/dev/null || true; rm -f "$log"' EXIT
-.venv/bin/python -m pytest -m "$host_side" --numprocesses auto --maxprocesses 8
+.venv/bin/python -m pytest -m "$host_side" --numprocesses auto --maxprocesses 8 --dist worksteal
 if ! wait "$environments"; then
   cat "$log" >&2
   exit 1

@@ -17,8 +17,11 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from typer.testing import CliRunner
 
 from encore import data, environment, installer, paths
+from encore.cli.app import app
+from encore.errors import EncoreError
 from encore.machine import node
 
 # A caller may keep no bytecode: every process of a test would compile all modules again, longer than it works.
@@ -194,17 +197,37 @@ def prepared(name: str, folder: Path, python: Path) -> None:
     data.prepare(name, folder / name, data.Preparation(), python, lambda update: None)
 
 
+# Commands that read and print: as a process of its own each would take a second to import what this one has.
+READERS = {"archive", "audit", "check", "compare", "list", "plan", "published", "report", "score", "show", "status"}
+
+
 @pytest.fixture(scope="session")
 def encore() -> Encore:
     # Runs the command line of this checkout
     def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "encore.cli.app", *arguments]
         variables = {**os.environ, "COLUMNS": "120", **options.pop("environment", {})}
+        only_reads = arguments[0] in READERS or "--dry-run" in arguments
+        if only_reads and not options and variables == {**os.environ, "COLUMNS": "120"}:
+            return in_process(command, variables)
         return subprocess.run(
             command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, **options
         )
 
     return run
+
+
+def in_process(command: list[str], variables: Mapping[str, str]) -> CompletedProcess[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(paths.ROOT)
+        patch.setenv("ENCORE_CLUSTER", variables["ENCORE_CLUSTER"])  # restored: --cluster sets it
+        done = CliRunner().invoke(app, command[3:], env=dict(variables), prog_name="encore")
+    if isinstance(done.exception, EncoreError):
+        code, problem = done.exception.exit_code, f"error: {done.exception}\n"
+        return CompletedProcess(command, code, done.stdout, done.stderr + problem)
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
 
 
 @dataclass(frozen=True)

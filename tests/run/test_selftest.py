@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from encore.machine import links, node
 from encore.run import published_speed
 from encore.run import selftest as selftests
 from encore.run.selftest import Ended, Place, Request, Row, execute, judged, make_place
-from tests.conftest import Encore
+from tests.conftest import Encore, in_process
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
 
@@ -175,18 +176,6 @@ def test_published_speeds_have_a_source() -> None:
     assert published_speed.find("resnet", "NVIDIA GH200 480GB") is None
 
 
-def test_measured_speeds_are_of_loops_that_are_measured() -> None:
-    # Every benchmark in PyTorch was measured on an H200, by the loop that `bench` compares with it
-    measured = {name: published_speed.measured(name).figures for name in catalogue.benchmarks()}
-    choices = catalogue.choices().values()
-    by_torch = {each.benchmark.name for each in choices if each.implementation.framework == "pytorch"}
-    loops = {name: {each.loop for each in found if each.gpu == "H200"} for name, found in measured.items()}
-    assert {name for name, found in loops.items() if found & {"synthetic", "real"}} == by_torch
-    assert {loop for found in loops.values() for loop in found} <= {"synthetic", "real", "input", "evaluation"}
-    frameworks = {(each.benchmark.name, each.implementation.framework) for each in choices}
-    assert {(name, each.framework) for name, found in measured.items() for each in found} <= frameworks
-
-
 def bench_of(**speeds: float) -> dict[str, Any]:
     measured = {name: {"median": speed} for name, speed in speeds.items()}
     return {"title": "SSD, batch 240", "measured": measured, "input_share": 0.2}
@@ -253,10 +242,10 @@ def test_the_table_fits_into_eighty_columns() -> None:
         (("--time-limit", "0"), "a limit of no seconds"),
     ],
 )
-def test_bad_options_are_refused(encore: Encore, arguments: tuple[str, ...], message: str) -> None:
-    if node.gpus() and "no GPU" in message:
-        pytest.skip("this machine has a GPU")
-    done = encore("selftest", *(() if "no GPU" in message else ("--device", "cpu")), *arguments)
+def test_bad_options_are_refused(arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "gpus", lambda: ())
+    where = () if "no GPU" in message else ("--device", "cpu")
+    done = in_process(["python", "-m", "encore.cli.app", "selftest", *where, *arguments], os.environ)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
