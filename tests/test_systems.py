@@ -7,6 +7,7 @@ executing them; it knows nothing of our systems. Which option is which key is th
 
 import shlex
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 from pydantic import ValidationError
@@ -44,6 +45,7 @@ def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     return found
 
 
+@cache
 def submitted() -> list[Submitted]:
     table = catalogue.read_toml(SAMPLES / "submitted_configurations.toml")
     found = []
@@ -68,13 +70,6 @@ def submitted() -> list[Submitted]:
     return found
 
 
-SUBMITTED = submitted()
-
-
-def name_of(each: Submitted) -> str:
-    return f"{each.choice.name}-{each.round}-{each.ours.system}"
-
-
 def resolved(system: catalogue.System, choice: catalogue.Choice) -> configuration.Configuration:
     return configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
 
@@ -93,31 +88,30 @@ def mapped(each: Submitted) -> list[mapping.Mapped]:
     return found
 
 
-@pytest.mark.parametrize("each", SUBMITTED, ids=name_of)
-def test_a_system_has_the_submitted_values_and_none_from_elsewhere(each: Submitted) -> None:
-    found, expected = resolved(each.ours, each.choice), mapped(each)
-    assert {key.key: found.get(key.key) for key in expected} == {key.key: key.value for key in expected}
-    assert set(each.ours.config) <= {key.key for key in expected}
-    assert each.ours.keep_global_batch == each.implementation.keep_global_batch
-    # An option is a key, or it is stated what it means that it is none.
-    left = reproduction.left_options(each.options, expected, each.implementation.without, mapping.common())
-    assert each.round > "v1" or not [option.name for option in left if not option.meaning]
-
-    wanted = {
-        file: {name: value for name, value in variables.items() if name not in NOT_SET}
-        for file, variables in each.environment.items()
-    }
-    assert each.ours.environment == {file: variables for file, variables in wanted.items() if variables}
-    # Minigo's save all of theirs with each generation's model (run() in train.py of v0.7).
-    assert each.choice.name == "minigo" or found.get("checkpoint_interval") == 0
-    assert not found.is_submitted or "auto" not in found.plain().values(), "a measurement would choose"
+def test_systems_have_the_submitted_values_and_none_from_elsewhere() -> None:
+    # Not a case for each: the workers of pytest-xdist would read all scripts before the first test
+    for each in submitted():
+        place = f"{each.choice.name}, {each.round}, {each.ours.system}"
+        found, expected = resolved(each.ours, each.choice), mapped(each)
+        assert {key.key: found.get(key.key) for key in expected} == {key.key: key.value for key in expected}, place
+        assert set(each.ours.config) <= {key.key for key in expected}, place
+        assert each.ours.keep_global_batch == each.implementation.keep_global_batch, place
+        # An option is a key, or it is stated what it means that it is none.
+        left = reproduction.left_options(each.options, expected, each.implementation.without, mapping.common())
+        assert each.round > "v1" or not [option.name for option in left if not option.meaning], place
+        tables = each.environment.items()
+        wanted = {file: {n: v for n, v in variables.items() if n not in NOT_SET} for file, variables in tables}
+        assert each.ours.environment == {file: variables for file, variables in wanted.items() if variables}, place
+        # Minigo's save all of theirs with each generation's model (run() in train.py of v0.7).
+        assert each.choice.name == "minigo" or found.get("checkpoint_interval") == 0, place
+        assert not found.is_submitted or "auto" not in found.plain().values(), f"{place}: a measurement would choose"
 
 
 def test_every_system_that_was_submitted_is_compared() -> None:
-    compared = {(each.choice.name, each.ours.file) for each in SUBMITTED}
+    compared = {(each.choice.name, each.ours.file) for each in submitted()}
     ours = {
         (choice.name, system.file)
-        for choice in {each.choice.name: each.choice for each in SUBMITTED}.values()
+        for choice in {each.choice.name: each.choice for each in submitted()}.values()
         for system in catalogue.systems(choice)
         if system.kind in ("submitted", "later")
     }

@@ -85,11 +85,11 @@ def folder_of(job: str, results: Path, known: Sequence[queue.Job] = ()) -> RunFo
 
 
 def newest(results: Path) -> RunFolder:
-    mine = [job for job in status.ask().jobs if job.user == queue.this_user()]
-    jobs = [folder for job in mine if (folder := status.elsewhere(job, results)) is not None]
-    for folder in sorted([*status.run_folders(results), *jobs], key=lambda each: -status.made(each.path)):
-        if (folder.path / "run.json").is_file():
-            return folder
+    mine = [status.elsewhere(job, results) for job in status.ask().jobs if job.user == queue.this_user()]
+    every = [*status.run_folders(results), *filter(None, mine)]
+    found = [folder for folder in every if (folder.path / "run.json").is_file()]
+    if found:
+        return max(found, key=lambda each: status.made(each.path))
     raise EncoreError(f"no run in {results}", hint="start one with: encore run; or name the folder: --results DIR")
 
 

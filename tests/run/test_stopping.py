@@ -11,7 +11,7 @@ from encore.job import Command
 from encore.machine import processes
 from encore.run import follow, ownership, run_folder, supervise
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 2.0
 RANK = f"""
 import pathlib, signal, time
 from benchmarks.common.run.stopping import Heartbeat
@@ -19,7 +19,7 @@ from benchmarks.common.run.stopping import Heartbeat
 def save(number, frame):
     writing = pathlib.Path("checkpoint/writing_00000001")
     writing.mkdir(parents=True, exist_ok=True)
-    time.sleep({3 * STOP_SECONDS})
+    time.sleep({2 * STOP_SECONDS})
     writing.rename("checkpoint/step_00000001")
     with open("metrics.jsonl", "a") as metrics:
         metrics.write('{{"kind": "end", "time": 1.0, "outcome": "interrupted"}}\\n')
