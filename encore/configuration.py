@@ -303,7 +303,11 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
     if system.framework not in ("", framework):
         deviations = (Deviation("framework", f"{framework} instead of {system.framework}"), *deviations)
     values.update(overrides)
-    _validate(config, values)
+    try:
+        config(**{name: value.value for name, value in values.items()})
+    except ValueError as error:
+        hint = "change these keys with --set KEY=VALUE"
+        raise EncoreError(f"impossible configuration: {error}", hint=hint) from error
     return Configuration(
         choice=choice,
         system=system,
@@ -312,16 +316,6 @@ def resolve(choice: Choice, system: System, nodes: int, ranks_per_node: int, set
         values=values,
         deviations=deviations,
     )
-
-
-def _validate(config: type[Any], values: dict[str, Value]) -> None:
-    # Ask the dataclass itself whether the combination is possible.
-    try:
-        config(**{name: value.value for name, value in values.items()})
-    except ValueError as error:
-        raise EncoreError(
-            f"impossible configuration: {error}", hint="change these keys with --set KEY=VALUE"
-        ) from error
 
 
 def describe_scale(configuration: Configuration) -> str:

@@ -85,29 +85,18 @@ def on_one_node(
     """Return all ranks on this node; each keeps its output in a file of its own below ``output``/ranks."""
     logs = f"{output}/ranks"
     if not by_horovod(framework):
-        return Launch("python") if ranks == 1 else _torchrun(ranks, logs)
-    by_mpi = meeting == "mpi"
-    environment = HOROVOD_BY_MPI if by_mpi else HOROVOD_BY_GLOO
+        # --standalone: a rendezvous on a free port of this node. 3: standard output and error, to files.
+        options = ("--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}", "--redirects=3", "--no-python")
+        return Launch("python") if ranks == 1 else Launch("torchrun", inner=("torchrun", *options))
+    environment = HOROVOD_BY_MPI if meeting == "mpi" else HOROVOD_BY_GLOO
     if ranks == 1:
         return Launch("python", environment=environment)
-    return _mpirun(ranks, logs, as_root) if by_mpi else _horovodrun(ranks, logs)
-
-
-def _horovodrun(ranks: int, logs: str) -> Launch:
-    command = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", logs)
-    return Launch("horovodrun", inner=command, environment=HOROVOD_BY_GLOO)
-
-
-def _mpirun(ranks: int, logs: str, as_root: bool) -> Launch:
-    # A launch as NVIDIA's submissions have it on one node (v0.7,
-    # resnet/implementations/mxnet/run_and_time.sh). Ranks on this node inherit the environment, so that no
-    # variable has to be named.
-    command = ("mpirun", *(["--allow-run-as-root"] if as_root else []), "--bind-to", "none", "-np", str(ranks))
-    # As horovodrun names the files: without the job's number in the path.
-    return Launch("mpirun", inner=(*command, *("--output-filename", f"{logs}:nojobid")), environment=HOROVOD_BY_MPI)
-
-
-def _torchrun(ranks: int, logs: str) -> Launch:
-    # --standalone: a rendezvous on a free port of this node. 3: standard output and error, to files.
-    options = ("--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}", "--redirects=3")
-    return Launch("torchrun", inner=("torchrun", *options, "--no-python"))
+    if meeting != "mpi":
+        command = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", logs)
+        return Launch("horovodrun", inner=command, environment=environment)
+    # As NVIDIA's submissions have it on one node (v0.7, resnet/implementations/mxnet/run_and_time.sh). Ranks on this
+    # node inherit the environment, so that no variable has to be named. Files are named as horovodrun names them:
+    # without the job's number in the path.
+    root = ("--allow-run-as-root",) if as_root else ()
+    options = (*root, "--bind-to", "none", "-np", str(ranks), "--output-filename", f"{logs}:nojobid")
+    return Launch("mpirun", inner=("mpirun", *options), environment=environment)

@@ -226,7 +226,9 @@ def _run_experiment(
         # A folder that was still being written when the ranks were killed is none.
         if not any((experiment.folder / "checkpoint").glob("step_*")):
             _clear_remains(experiment)
-            cleared = plan.drop_caches and _drop_caches(plan)
+            cleared = plan.drop_caches and (
+                nodes.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
+            )
             passport.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
         if plan.hosts:
             launched = hosts.as_file(multi_host.for_launcher(plan.hosts))
@@ -277,15 +279,13 @@ def _run_in_slurm(
         if outcome.status != "failed":
             return outcome
         outcome = blame_lost_nodes(outcome, allocation)
-        if outcome.lost_nodes or signals.received or not was_not_launched(experiment) or not left:
+        # PMIx's socket of a step that a crash cut off, for one, blocks the next step of its number on that node
+        # (mpi/pmix, pmixp_usock_create_srv); the next try has the next number.
+        never_began = "aborted before step completely launched" in launcher_output(experiment)
+        if outcome.lost_nodes or signals.received or not never_began or not left:
             return outcome
         hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")
     return outcome
-
-
-def _drop_caches(plan: Plan) -> bool:
-    # Drop the page caches of all nodes; False where that could not be done.
-    return nodes.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
 
 
 def _clear_remains(experiment: Experiment) -> None:
@@ -350,11 +350,9 @@ def begun(results: Path, allocation: Allocation, arguments: Sequence[str]) -> Ru
     if allocation.restarts == 0 and allocation.array_count == 1:
         return None
     same = [f for f in folders(results, allocation.folder_mark) if f.passport()["arguments"] == list(arguments)]
-    return next(iter([*[folder for folder in same if not _has_ended(folder)], *same]), None)
-
-
-def _has_ended(folder: RunFolder) -> bool:
-    return all(each.state().status in run_folder.FINISHED for each in folder.experiments())
+    finished = run_folder.FINISHED
+    left = [f for f in same if any(each.state().status not in finished for each in f.experiments())]
+    return next(iter([*left, *same]), None)
 
 
 def shared_stamp(allocation: Allocation) -> str | None:
@@ -386,15 +384,6 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
             hint=hints.resume(folder.path),
         )
     return mine
-
-
-def was_not_launched(experiment: Experiment) -> bool:
-    """Return whether srun could not start the ranks at all, which another try may.
-
-    PMIx's socket of a step that a crash cut off, for one, blocks the next step of its number on that node
-    (mpi/pmix, pmixp_usock_create_srv); the next try has the next number.
-    """
-    return "aborted before step completely launched" in launcher_output(experiment)
 
 
 def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:

@@ -7,27 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, configuration, paths
+from encore import paths
 from encore.run import supervise
 from tools.faults import __main__ as faults
 from tools.faults import kinds
-from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
+from tools.faults.trial import GONE, Bench, Done, Trial, snapshot
 
 
 def test_an_unknown_fault_is_refused_before_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         faults.parse(["dlrm", "--faults", "sigkill-rank,sigkil-rank"])
     assert refused.value.code == 2 and "no fault sigkil-rank; see --list" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", catalogue.choices())
-def test_every_benchmark_can_be_tried_and_reaches_no_target(name: str) -> None:
-    choice = catalogue.choose(name)
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    found = configuration.resolve(choice, system, 1, 2, [*settings(name)[1::2]])
-    for quality, reachable in choice.benchmark.rounds[system.round].targets.items():
-        assert found.get(choice.benchmark.qualities[quality].config) in (1.0, 100.0)
-        assert found.get(choice.benchmark.qualities[quality].config) > reachable
 
 
 LOSSES = (0.5, 0.4, 0.3)

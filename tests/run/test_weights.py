@@ -123,12 +123,6 @@ def test_a_dry_run_without_the_weights_would_be_refused(encore: Encore, tmp_path
     assert "the run would be refused with exit code 2: " in said and "backbone; a dry run exits with 0" in said
 
 
-def test_keys_of_weights_are_keys_of_the_configuration() -> None:
-    for name, choice in catalogue.choices().items():
-        assert set(choice.benchmark.weights) <= set(configuration.field_types(choice.folder)), name
-        assert set(choice.benchmark.rates) <= set(configuration.field_types(choice.folder)), name
-
-
 def test_a_submitted_configuration_on_other_data_is_no_submission() -> None:
     unearned = {"name": "wikipedia", "unearned": "splits.val.count 9 for 10,000"}
     data: tuple[dict[str, Any], ...] = ({"name": "wikipedia"}, {"name": "own data"}, unearned)
