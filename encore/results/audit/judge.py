@@ -9,6 +9,7 @@ for audit in audit_path("results/20260101T120000Z-resnet-mxnet-dgxa100"):
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from encore.results.audit import logs, published_runs, sets
@@ -112,7 +113,7 @@ RULES = (
         severity="warning",
         expected="one run_start",
         hint="let only rank 0 log run_start",
-        check=per_log(logs.several_starts),
+        check=per_log(logs.several("run_start")),
     ),
     Rule(
         name="several_stops",
@@ -120,7 +121,7 @@ RULES = (
         severity="warning",
         expected="one run_stop",
         hint="let only rank 0 log run_stop",
-        check=per_log(logs.several_stops),
+        check=per_log(logs.several("run_stop")),
     ),
     Rule(
         name="target_after_stop",
@@ -266,7 +267,13 @@ RULES = (
         severity="error",
         expected="one system, submitter and division",
         hint=_ALIKE,
-        check=sets.different_system,
+        check=sets.unlike(
+            {
+                "submission_platform": attrgetter("platform"),
+                "submission_org": attrgetter("org"),
+                "submission_division": attrgetter("division"),
+            }
+        ),
     ),
     Rule(
         name="different_batch",
@@ -274,7 +281,9 @@ RULES = (
         severity="error",
         expected="one global batch",
         hint=_ALIKE,
-        check=sets.different_batch,
+        check=sets.unlike(
+            {"global batch": lambda run: f"{run.global_batch:g}" if run.global_batch is not None else None}
+        ),
     ),
     Rule(
         name="different_hyperparameters",
@@ -290,7 +299,7 @@ RULES = (
         severity="warning",
         expected="one version of the program",
         hint=_ALIKE,
-        check=sets.different_program,
+        check=sets.unlike({"run_start was logged from": attrgetter("source")}, with_line=True),
     ),
     Rule(
         name="different_format",
@@ -298,7 +307,7 @@ RULES = (
         severity="error",
         expected="one dialect",
         hint=_ALIKE,
-        check=sets.different_format,
+        check=sets.unlike({"lines in the dialect": lambda run: " and ".join(sorted(run.dialects))}),
     ),
     Rule(
         name="surplus_files",

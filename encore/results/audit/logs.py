@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, duration, milliseconds, starting_line
@@ -34,14 +34,11 @@ _TRAINING = frozenset(
 
 
 def late_start(run: RunLog) -> Iterator[Oddity]:
-    if run.start_s is None:
-        return
     events = [(phase.time_s, phase.line, phase.name) for phase in run.phases if phase.name in _TRAINING]
     events += [(point.time_s, point.line, "eval_accuracy") for point in run.quality if point.time_s is not None]
-    first = min(events, default=None)
-    if first is not None and first[0] < run.start_s - _SLACK_S:
-        found = f"{duration(run.start_s - first[0])} after {first[2]} in line {first[1]}"
-        yield Oddity(found, run.path, starting_line(run))
+    if run.start_s is not None and events and min(events)[0] < run.start_s - _SLACK_S:
+        at, line, name = min(events)
+        yield Oddity(f"{duration(run.start_s - at)} after {name} in line {line}", run.path, starting_line(run))
 
 
 def missing_epochs(run: RunLog) -> Iterator[Oddity]:
@@ -208,19 +205,17 @@ def round_times(run: RunLog) -> Iterator[Oddity]:
         yield Oddity(f"{len(times)} times, each a whole second", run.path, starting_line(run))
 
 
-def several_starts(run: RunLog) -> Iterator[Oddity]:
-    yield from _several(run, "run_start", run.starts)
+def several(name: str) -> Callable[[RunLog], Iterator[Oddity]]:
+    """Return a check for ``run_start`` or ``run_stop`` events with different times."""
 
+    def check(run: RunLog) -> Iterator[Oddity]:
+        events = run.starts if name == "run_start" else run.stops
+        line = next((line for line, seconds in events if seconds != events[0][1]), None)
+        if line is not None:
+            times = len({seconds for _, seconds in events})
+            yield Oddity(f"{len(events)} {name} events with {times} times: the first one counts", run.path, line)
 
-def several_stops(run: RunLog) -> Iterator[Oddity]:
-    yield from _several(run, "run_stop", run.stops)
-
-
-def _several(run: RunLog, name: str, events: Sequence[tuple[int, float]]) -> Iterator[Oddity]:
-    distinct = {seconds for _, seconds in events}
-    if len(distinct) > 1:
-        line = next(line for line, seconds in events if seconds != events[0][1])
-        yield Oddity(f"{len(events)} {name} events with {len(distinct)} times: the first one counts", run.path, line)
+    return check
 
 
 _UNBOUNDED = ("perplexity", "entropy", "loss", "FID")  # Parts of the units of targets that are no fractions

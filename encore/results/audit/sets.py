@@ -1,28 +1,36 @@
-"""Rules on the runs and files of a set: what they have in common, which is unlike the others, which is missing."""
+"""Rules on the runs of a set: copies of one another, what differs between them, and which are missing."""
 
 import json
 import re
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from encore.results.audit.oddities import OFF_THE_CLOCK, Oddity, milliseconds, starting_line
+from encore.results.audit.oddities import OFF_THE_CLOCK, Check, Oddity, milliseconds, starting_line
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import length_of
 from encore.results.scores.score import Score
+from encore.results.table import grouped
 from encore.results.words import count_of
 
-_LEAST_EVALUATIONS = 4
-_LEAST_EQUAL_TIMES = 3
-_LEAST_FIGURES = 3
+_LEAST_EVALUATIONS, _LEAST_FIGURES, _LEAST_EQUAL_TIMES = 4, 3, 3
 _NEARLY = 0.0022
 _NEARLY_OF_CHANGE = 0.003
-_LITTLE_NOISE = frozenset({"llama31_405b"})  # Its honest runs differ by a thousandth
+_LITTLE_NOISE = frozenset({"llama31_405b"})  # its honest runs differ by a thousandth
 _LEAST_BOUNDARIES = 6
 _NEIGHBOURS = 50
-_TOLERANCE_S = 0.0016  # Two times of a copy are each rounded to a millisecond after the shift
+_TOLERANCE_S = 0.0016  # two times of a copy are each rounded to a millisecond after the shift
+_TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
+_DEFERRED = "DEFERRED"  # Google's logs of v0.5 give some values later, under a name of their own
+_OUTLIER, _PACE, _APART = 5.0, 1.5, 1.2
+_ROUND_MS = 100_000
+_LEAST_RUNS = 3
+_SHOWN = 8
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +40,67 @@ class Shape:
     path: Path
     start_s: float
     seconds: float
+    events: Hashable  # name and epoch of each boundary
     fractions: tuple[float, ...]
 
+    @property
+    def middle(self) -> float:
+        return self.fractions[len(self.fractions) // 2]
 
-# Yield each log with something that an earlier one has too, and the name of that one; None is nothing.
+
+def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
+    """Yield each log whose events are those of an earlier one, with it and how its clock differs, if it does."""
+    for shapes in grouped(filter(None, map(_shape, runs)), lambda shape: shape.events).values():
+        order = {id(shape): number for number, shape in enumerate(shapes)}
+        clusters: list[list[Shape]] = []
+        # In the order of their middle boundary, so that equals are near.
+        for shape in sorted(shapes, key=lambda shape: shape.middle):
+            near = (cluster for cluster in reversed(clusters[-_NEIGHBOURS:]) if _equal(shape, cluster[0]))
+            cluster = next(near, None)
+            if cluster is None:
+                clusters.append([shape])
+            else:
+                cluster.append(shape)
+        for cluster in clusters:
+            first, *others = sorted(cluster, key=lambda shape: order[id(shape)])
+            yield from ((copy, first, _how(copy, first)) for copy in others)
+
+
+def _shape(run: RunLog) -> Shape | None:
+    if run.start_s is None or run.stop_s is None or run.stop_s <= run.start_s:
+        return None
+    events = [(phase.name, phase.epoch, phase.time_s) for phase in run.phases]
+    events += [("", point.epoch, point.time_s) for point in run.quality if point.time_s is not None]
+    inside = [event for event in events if event[2] > run.start_s and event[2] != run.stop_s]
+    if len({at for _, _, at in inside}) < _LEAST_BOUNDARIES or all(milliseconds(at) % 1000 == 0 for _, _, at in inside):
+        return None
+    seconds = run.stop_s - run.start_s
+    fractions = tuple((at - run.start_s) / seconds for _, _, at in inside)
+    return Shape(run.path, run.start_s, seconds, tuple(event[:2] for event in inside), fractions)
+
+
+def _equal(shape: Shape, other: Shape) -> bool:
+    near = _TOLERANCE_S / min(shape.seconds, other.seconds)
+    pairs = zip(shape.fractions, other.fractions, strict=True)
+    return abs(shape.middle - other.middle) <= near and all(abs(one - two) <= near for one, two in pairs)
+
+
+# How the copy's clock differs, or nothing where it does not.
+def _how(copy: Shape, original: Shape) -> str:
+    shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
+    words = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
+    if abs(copy.seconds - original.seconds) > 2 * _TOLERANCE_S:
+        words.append(f"all times multiplied by {stretch:.4f}")
+    return ", ".join(words)
+
+
+def shifted_copy(score: Score) -> Iterator[Oddity]:
+    for copy, original, how in copies(score.runs):
+        if how:
+            yield Oddity(f"the events of {original.path.name}, {how}", copy.path)
+
+
+# Each log with something that an earlier one has too, and the name of that one; None is nothing.
 def _again(score: Score, of: Callable[[RunLog], Hashable | None]) -> Iterator[tuple[RunLog, str]]:
     seen: dict[Hashable, str] = {}
     for run in score.runs:
@@ -50,14 +115,7 @@ def same_run(score: Score) -> Iterator[Oddity]:
         yield Oddity(f"the same run as {first}, to the millisecond", run.path)
 
 
-def shifted_copy(score: Score) -> Iterator[Oddity]:
-    for copy, original, how in copies(score.runs):
-        if how:
-            yield Oddity(f"the events of {original.path.name}, {how}", copy.path)
-
-
 def equal_curves(score: Score) -> Iterator[Oddity]:
-
     def curve(run: RunLog) -> Hashable | None:
         found = tuple((point.epoch, tuple(point.values.items())) for point in run.quality)
         return found if len({values for _, values in found}) >= _LEAST_EVALUATIONS else None
@@ -67,7 +125,6 @@ def equal_curves(score: Score) -> Iterator[Oddity]:
 
 
 def equal_statements(score: Score) -> Iterator[Oddity]:
-
     def figures(run: RunLog) -> Hashable | None:
         found = tuple(each.value for each in run.stated)
         return found if len(set(found)) >= _LEAST_FIGURES else None
@@ -76,157 +133,64 @@ def equal_statements(score: Score) -> Iterator[Oddity]:
         yield Oddity(f"all {len(run.stated)} figures of its speed as in {first}", run.path, run.stated[0].line)
 
 
+def equal_seeds(score: Score) -> Iterator[Oddity]:
+    for run, first in _again(score, lambda run: run.seeds[0] if run.seeds else None):
+        yield Oddity(f"seed {run.seeds[0]} as in {first}", run.path)
+
+
 def similar_curves(score: Score) -> Iterator[Oddity]:
     if score.benchmark in _LITTLE_NOISE:
         return
     curves = [(run, [each for point in run.quality for each in point.values.values()]) for run in score.runs]
     long = [(run, curve) for run, curve in curves if len(set(curve)) >= _LEAST_EVALUATIONS and min(curve) > 0]
     for number, (run, curve) in enumerate(long):
+        # Much less than the qualities themselves change by.
         most = min(_NEARLY, _NEARLY_OF_CHANGE * (max(curve) / min(curve) - 1))
         for other, theirs in long[:number]:
-            if len(theirs) == len(curve) and theirs != curve and _all_within(most, curve, theirs):
+            near = len(theirs) == len(curve) and theirs != curve
+            if near and all(abs(mine / each - 1) < most for mine, each in zip(curve, theirs, strict=True)):
                 found = f"all {len(run.quality)} evaluations within {100 * most:.2g} % of {other.path.name}"
                 yield Oddity(found, run.path, run.quality[0].line)
                 break
 
 
-def _all_within(most: float, one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(abs(first / second - 1) < most for first, second in zip(one, other, strict=True))
-
-
 def equal_times(score: Score) -> Iterator[Oddity]:
-    found = defaultdict(list)
-    for run in score.runs:
-        if run.start_s is not None and run.stop_s is not None and run.stop_s > run.start_s:
-            found[milliseconds(run.stop_s - run.start_s)].append(run)
-    for taken, runs in found.items():
-        if len(runs) >= _LEAST_EQUAL_TIMES and taken % 1000:
-            names = ", ".join(run.path.name for run in runs[:_LEAST_EQUAL_TIMES])
+    timed = [(run, milliseconds(run.stop_s - run.start_s)) for run in score.runs if run.start_s and run.stop_s]
+    for taken, runs in grouped(timed, lambda each: each[1]).items():
+        if len(runs) >= _LEAST_EQUAL_TIMES and taken > 0 and taken % 1000:
+            names = ", ".join(run.path.name for run, _ in runs[:_LEAST_EQUAL_TIMES])
             more = f" and {len(runs) - _LEAST_EQUAL_TIMES} more" if len(runs) > _LEAST_EQUAL_TIMES else ""
-            yield Oddity(f"{len(runs)} runs of {taken / 1000:.3f} s: {names}{more}", runs[-1].path)
+            yield Oddity(f"{len(runs)} runs of {taken / 1000:.3f} s: {names}{more}", runs[-1][0].path)
 
 
-def equal_seeds(score: Score) -> Iterator[Oddity]:
-    for run, first in _again(score, lambda run: run.seeds[0] if run.seeds else None):
-        yield Oddity(f"seed {run.seeds[0]} as in {first}", run.path)
+# -- settings and times unlike those of the others -------------------------------------------------------------------
 
 
-def copies(runs: Iterable[RunLog]) -> Iterator[tuple[Shape, Shape, str]]:
-    """Yield each log whose events are those of an earlier one, with it and how its clock differs, if it does."""
-    alike: dict[Hashable, list[Shape]] = defaultdict(list)
-    for run in runs:
-        shape = _shape(run)
-        if shape is not None:
-            alike[shape[0]].append(shape[1])
-    for shapes in alike.values():
-        order = {id(shape): number for number, shape in enumerate(shapes)}
-        for same in _clusters(sorted(shapes, key=_middle)):
-            first, *others = sorted(same, key=lambda shape: order[id(shape)])
-            for copy in others:
-                yield copy, first, _how(copy, first)
+def unlike(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: bool = False) -> Check:
+    """Return a check for the runs of which one of the values differs from that of most of the set; None is none."""
 
+    def check(score: Score) -> Iterator[Oddity]:
+        for what, value in values.items():
+            known = [(run, text) for run in score.runs if run.events and (text := value(run))]
+            for usual, _ in Counter(text for _, text in known).most_common(1):
+                for run, text in known:
+                    if text != usual:
+                        line = starting_line(run) if with_line else None
+                        yield Oddity(f"{what} {text}, in most runs of the set {usual}", run.path, line)
 
-def _shape(run: RunLog) -> tuple[tuple[Hashable, ...], Shape] | None:
-    if run.start_s is None or run.stop_s is None or run.stop_s <= run.start_s:
-        return None
-    events = [(phase.name, phase.epoch, phase.time_s) for phase in run.phases]
-    events += [("", point.epoch, point.time_s) for point in run.quality if point.time_s is not None]
-    inside = [event for event in events if event[2] > run.start_s and event[2] != run.stop_s]
-    seconds = run.stop_s - run.start_s
-    if len({at for _, _, at in inside}) < _LEAST_BOUNDARIES or all(milliseconds(at) % 1000 == 0 for _, _, at in inside):
-        return None
-    fractions = tuple((at - run.start_s) / seconds for _, _, at in inside)
-    return tuple((name, epoch) for name, epoch, _ in inside), Shape(run.path, run.start_s, seconds, fractions)
-
-
-def _middle(shape: Shape) -> float:
-    return shape.fractions[len(shape.fractions) // 2]
-
-
-# Yield the shapes that are equal; they come in the order of their middle boundary, so that equals are near.
-def _clusters(shapes: Sequence[Shape]) -> Iterator[list[Shape]]:
-    clusters: list[list[Shape]] = []
-    for shape in shapes:
-        for cluster in reversed(clusters[-_NEIGHBOURS:]):
-            if _equal(shape, cluster[0]):
-                cluster.append(shape)
-                break
-        else:
-            clusters.append([shape])
-    yield from (cluster for cluster in clusters if len(cluster) > 1)
-
-
-def _equal(shape: Shape, other: Shape) -> bool:
-    near = _TOLERANCE_S / min(shape.seconds, other.seconds)
-    if abs(_middle(shape) - _middle(other)) > near:
-        return False
-    return all(abs(one - two) <= near for one, two in zip(shape.fractions, other.fractions, strict=True))
-
-
-# How the copy's clock differs, or nothing where it does not.
-def _how(copy: Shape, original: Shape) -> str:
-    shift, stretch = copy.start_s - original.start_s, copy.seconds / original.seconds
-    words = [f"{abs(shift):.3f} s {'later' if shift > 0 else 'earlier'}"] if abs(shift) > _TOLERANCE_S else []
-    if abs(copy.seconds - original.seconds) > 2 * _TOLERANCE_S:
-        words.append(f"all times multiplied by {stretch:.4f}")
-    return ", ".join(words)
-
-
-_TUNED = re.compile(r"(?:opt|sgd|lars|adam|lamb)_|s_optimizer$|gradient_accumulation_steps$")
-_DEFERRED = "DEFERRED"  # Google's logs of v0.5 give some values later, under a name of their own
-
-
-# Yield the runs whose value differs from that of most of the set; None is no value.
-def _unlike(score: Score, what: str, value: Callable[[RunLog], str | None]) -> Iterator[Oddity]:
-    known = [(run, text) for run in score.runs if run.events and (text := value(run))]
-    if len({text for _, text in known}) < 2:
-        return
-    usual = Counter(text for _, text in known).most_common(1)[0][0]
-    for run, text in known:
-        if text != usual:
-            yield Oddity(f"{what} {text}, in most runs of the set {usual}", run.path, None)
-
-
-def different_system(score: Score) -> Iterator[Oddity]:
-    yield from _unlike(score, "submission_platform", lambda run: run.platform)
-    yield from _unlike(score, "submission_org", lambda run: run.org)
-    yield from _unlike(score, "submission_division", lambda run: run.division)
-
-
-def different_batch(score: Score) -> Iterator[Oddity]:
-    yield from _unlike(
-        score, "global batch", lambda run: f"{run.global_batch:g}" if run.global_batch is not None else None
-    )
+    return check
 
 
 def different_hyperparameters(score: Score) -> Iterator[Oddity]:
+    def value_of(key: str) -> Callable[[RunLog], str | None]:
+        def value(run: RunLog) -> str | None:
+            text = json.dumps(run.hyperparameters[key], sort_keys=True) if key in run.hyperparameters else _DEFERRED
+            return None if _DEFERRED in text else text
+
+        return value
+
     keys = dict.fromkeys(key for run in score.runs for key in run.hyperparameters if _TUNED.match(key))
-    for key in keys:
-        yield from _unlike(score, key, lambda run, key=key: _value(run, key))  # type: ignore[misc]
-
-
-def _value(run: RunLog, key: str) -> str | None:
-    if key not in run.hyperparameters:
-        return None
-    text = json.dumps(run.hyperparameters[key], sort_keys=True)
-    return None if _DEFERRED in text else text
-
-
-def different_program(score: Score) -> Iterator[Oddity]:
-    for oddity in _unlike(score, "run_start was logged from", lambda run: run.source):
-        run = next(each for each in score.runs if each.path == oddity.path)
-        yield Oddity(oddity.found, oddity.path, starting_line(run))
-
-
-def different_format(score: Score) -> Iterator[Oddity]:
-    yield from _unlike(score, "lines in the dialect", lambda run: " and ".join(sorted(run.dialects)))
-
-
-_OUTLIER = 5.0
-_PACE = 1.5
-_APART = 1.2
-_ROUND_MS = 100_000
-_LEAST_RUNS = 3
+    yield from unlike({key: value_of(key) for key in keys})(score)
 
 
 def outlier(score: Score) -> Iterator[Oddity]:
@@ -239,11 +203,9 @@ def outlier(score: Score) -> Iterator[Oddity]:
 
 
 def different_pace(score: Score) -> Iterator[Oddity]:
-    if score.benchmark in OFF_THE_CLOCK:
-        return
     lengths = [(run, length_of(run)) for run in score.converged]
     known = [(run, length) for run, length in lengths if length is not None and length.value > 0]
-    if len(known) <= _LEAST_RUNS:
+    if len(known) <= _LEAST_RUNS or score.benchmark in OFF_THE_CLOCK:
         return
     unit = Counter(length.unit for _, length in known).most_common(1)[0][0]
     paces = [(run, (run.minutes or 0.0) / length.value) for run, length in known if length.unit == unit]
@@ -256,10 +218,8 @@ def different_pace(score: Score) -> Iterator[Oddity]:
 
 
 def edited_outlier(score: Score) -> Iterator[Oddity]:
-    if not score.score_minutes:
-        return
-    for run in score.dropped:
-        ratio = (run.minutes or 0.0) / score.score_minutes
+    for run in score.dropped if score.score_minutes else ():
+        ratio = (run.minutes or 0.0) / (score.score_minutes or 1.0)
         if 1 / _APART < ratio < _APART or not run.minutes or run.start_s is None or run.stop_s is None:
             continue
         if "mlperf" not in run.dialects and 0 in (milliseconds(each) % _ROUND_MS for each in (run.start_s, run.stop_s)):
@@ -267,9 +227,10 @@ def edited_outlier(score: Score) -> Iterator[Oddity]:
             yield Oddity(found, run.path, starting_line(run))
 
 
-_SHOWN = 8
+# -- files ----------------------------------------------------------------------------------------------------------
 
 
+# The best ones can be chosen from more runs than the round scores.
 def surplus_files(score: Score) -> Iterator[Oddity]:
     if score.required is not None and len(score.runs) > score.required:
         yield Oddity(count_of(len(score.runs), "result file"))
@@ -280,29 +241,22 @@ def missing_files(score: Score) -> Iterator[Oddity]:
         yield Oddity(count_of(len(score.runs), "result file"))
 
 
+# Gaps in the numbers, as if some had been taken out.
 def skipped_numbers(score: Score) -> Iterator[Oddity]:
-    numbers = []
-    for run in score.runs:
-        match = re.fullmatch(r"result_(\d{1,6})\.txt(\.gz)?", run.path.name, re.ASCII)
-        if match is None:
-            return
-        numbers.append(int(match[1]))
-    if not numbers:
+    matches = [re.fullmatch(r"result_(\d{1,6})\.txt(\.gz)?", run.path.name, re.ASCII) for run in score.runs]
+    numbers = [int(match[1]) for match in matches if match is not None]
+    if not numbers or None in matches:
         return
-    gaps = sorted(set(range(min(min(numbers), 1), max(numbers))) - set(numbers))
+    gaps = sorted(set(range(min(*numbers, 1), max(numbers))) - set(numbers))
     if gaps:
         more = f" and {len(gaps) - _SHOWN} more" if len(gaps) > _SHOWN else ""
         yield Oddity(f"no result_ file with the number {', '.join(map(str, gaps[:_SHOWN]))}{more}")
 
 
 def odd_name(score: Score) -> Iterator[Oddity]:
-    forms = [re.sub(r"\d+", "0", run.path.name) for run in score.runs]
-    if len(set(forms)) < 2:
-        return
-    usual = Counter(forms).most_common(1)[0][0]
-    for run, form in zip(score.runs, forms, strict=True):
-        if form != usual:
-            yield Oddity(f"most files are named like {usual}", run.path)
+    forms = [(run, re.sub(r"\d+", "0", run.path.name)) for run in score.runs]
+    for usual, _ in Counter(form for _, form in forms).most_common(1):
+        yield from (Oddity(f"most files are named like {usual}", run.path) for run, form in forms if form != usual)
 
 
 def empty_file(run: RunLog) -> Iterator[Oddity]:
@@ -316,6 +270,7 @@ def damaged_events(run: RunLog) -> Iterator[Oddity]:
         yield Oddity(f"{count_of(run.damaged_events, 'damaged event')}{harmless}", run.path)
 
 
+# Success was inferred where run_stop does not state it.
 def no_status(run: RunLog) -> Iterator[Oddity]:
     if run.stops and run.status is None:
         yield Oddity("success was inferred from the evaluations", run.path, run.stops[0][0])

@@ -17,7 +17,7 @@ from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import deciding, length_of
 from encore.results.published.published import PublishedResult, load_figures, load_published
 from encore.results.published.systems import cells_at, framework_of, model_of, release_of
-from encore.results.table import Cell, Table, grouped, whole
+from encore.results.table import Table, grouped, whole
 from encore.results.words import count_of
 
 _NUMBERED_FROM = 2  # Epochs by which a log's numbers may differ from those that were trained
@@ -158,14 +158,18 @@ def _places(run: RunLog) -> tuple[str, list[float]]:
     return over, [place + shift for place in places]
 
 
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
 def synopsis(measurements: Sequence[Measurement]) -> list[Table]:
+    columns = ("system", "GPUs", "batch", "minutes per epoch", "epochs", "samples", "minutes", "precision")
     return [
         Table(
             title=f"Synopsis of {benchmark}",
-            columns=("system", "GPUs", "batch", "minutes per epoch", "epochs", "samples", "minutes", "precision"),
+            columns=columns,
             rows=tuple(
                 (
-                    each.label if each.label.count("/") else each.system,
+                    each.label if "/" in each.label else each.system,
                     each.gpus,
                     whole(each.batch),
                     each.minutes_per_epoch,
@@ -187,13 +191,7 @@ def speed_up_table(measurements: Sequence[Measurement]) -> Table:
         title="Speed-up by number of GPUs",
         columns=("benchmark", "system", "from GPUs", "to GPUs", "speed-up"),
         rows=tuple(
-            (
-                each.benchmark,
-                _without_nodes(each),
-                base.gpus,
-                each.gpus,
-                (base.minutes or 0) / (each.minutes or 1),
-            )
+            (each.benchmark, _without_nodes(each), base.gpus, each.gpus, _over(base.minutes, each.minutes))
             for base, each in _scaled(measurements)
         ),
         note="Total training time on the fewest GPUs over the one on several.",
@@ -211,14 +209,33 @@ def scaling_efficiency(measurements: Sequence[Measurement]) -> Table:
                 _without_nodes(each),
                 base.gpus,
                 each.gpus,
-                (base.minutes or 0) / (each.minutes or 1) / _growth(base, each),
-                base.minutes_per_epoch / each.minutes_per_epoch / _growth(base, each)
-                if base.minutes_per_epoch and each.minutes_per_epoch
-                else None,
+                _over(base.minutes, each.minutes, _growth(base, each)),
+                _over(base.minutes_per_epoch, each.minutes_per_epoch, _growth(base, each)),
             )
             for base, each in _scaled(measurements)
         ),
         note="By the time to the target, and by the time of an epoch, which leaves convergence out.",
+    )
+
+
+def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
+    """Return the time of the baseline, a label or system in any case, over that of each: above 1 is faster."""
+    wanted = baseline.lower()
+    bases = {
+        each.benchmark: each.minutes
+        for each in measurements
+        if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/")) and each.minutes
+    }
+    if not bases:
+        raise _unknown_baseline(measurements, baseline)
+    return Table(
+        title=f"Score relative to {baseline}",
+        columns=("benchmark", "system", "GPUs", "minutes", "times as fast"),
+        rows=tuple(
+            (each.benchmark, each.label, each.gpus, each.minutes, bases[each.benchmark] / each.minutes)
+            for each in measurements
+            if each.minutes and each.benchmark in bases
+        ),
     )
 
 
@@ -238,83 +255,52 @@ def _unknown_baseline(measurements: Sequence[Measurement], baseline: str) -> Enc
     return error
 
 
-def relative_to(measurements: Sequence[Measurement], baseline: str) -> Table:
-    """Score of each system relative to the baseline's: above 1 is faster.
-
-    ``baseline`` is a measurement's label or system, in any case.
-    """
-    wanted = baseline.lower()
-    bases = {
-        each.benchmark: each
-        for each in measurements
-        if wanted in (each.label.lower(), each.system.lower(), *each.label.lower().split("/")) and each.minutes
-    }
-    if not bases:
-        raise _unknown_baseline(measurements, baseline)
-    return Table(
-        title=f"Score relative to {baseline}",
-        columns=("benchmark", "system", "GPUs", "minutes", "times as fast"),
-        rows=tuple(
-            (each.benchmark, each.label, each.gpus, each.minutes, base.minutes / each.minutes)
-            for each in measurements
-            if each.minutes and (base := bases.get(each.benchmark)) is not None and base.minutes
-        ),
-    )
-
-
 def by_release(measurements: Sequence[Measurement]) -> Table:
     """Return speed-up by container release, on the same system, against the oldest release."""
-    rows: list[tuple[Cell, ...]] = []
     known = [each for each in measurements if each.release and each.minutes]
-    for same in grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.precision)).values():
-        ordered = sorted(same, key=lambda each: each.release or "")
-        if len({each.release for each in ordered}) < 2:
-            continue
-        for each in ordered:
-            per_epoch = ordered[0].minutes_per_epoch and each.minutes_per_epoch
-            rows.append(
-                (
-                    each.benchmark,
-                    f"{each.gpus or '?'} x {each.system}",
-                    each.release,
-                    each.minutes,
-                    (ordered[0].minutes or 0) / (each.minutes or 1),
-                    (ordered[0].minutes_per_epoch or 0) / each.minutes_per_epoch
-                    if per_epoch and each.minutes_per_epoch
-                    else None,
-                )
-            )
+    same = grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.precision)).values()
+    by_age = [sorted(group, key=lambda each: each.release or "") for group in same]
     return Table(
         title="Speed-up by container release",
         columns=("benchmark", "system", "release", "minutes", "speed-up", "speed-up per epoch"),
-        rows=tuple(rows),
+        rows=tuple(
+            (
+                each.benchmark,
+                f"{each.gpus or '?'} x {each.system}",
+                each.release,
+                each.minutes,
+                _over(group[0].minutes, each.minutes),
+                _over(group[0].minutes_per_epoch, each.minutes_per_epoch),
+            )
+            for group in by_age
+            for each in group
+            if group[0].release != group[-1].release
+        ),
         note="Rounds differ in targets and hyperparameters as well; the speed-up of an epoch leaves both out.",
     )
 
 
 def by_precision(measurements: Sequence[Measurement]) -> Table:
     """Return speed-up of each precision against the slowest one, on the same system and GPUs."""
-    rows: list[tuple[Cell, ...]] = []
     known = [each for each in measurements if each.precision and each.minutes_per_epoch]
-    for same in grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)).values():
-        slowest = max(same, key=lambda each: each.minutes_per_epoch or 0.0)
-        if len({each.precision for each in same}) < 2:
-            continue
-        rows += [
+    same = grouped(known, lambda each: (each.benchmark, each.system, each.gpus, each.framework)).values()
+    with_slowest = [(group, max(group, key=lambda each: each.minutes_per_epoch or 0.0)) for group in same]
+    return Table(
+        title="Precision against precision",
+        columns=("benchmark", "system", "precision", "minutes per epoch", "speed-up", "against"),
+        rows=tuple(
             (
                 each.benchmark,
                 f"{each.gpus or '?'} x {each.system}",
                 each.precision,
                 each.minutes_per_epoch,
-                (slowest.minutes_per_epoch or 0.0) / (each.minutes_per_epoch or 1.0),
+                _over(slowest.minutes_per_epoch, each.minutes_per_epoch),
                 slowest.precision,
             )
-            for each in same
-        ]
-    return Table(
-        title="Precision against precision",
-        columns=("benchmark", "system", "precision", "minutes per epoch", "speed-up", "against"),
-        rows=tuple(rows),
+            for group, slowest in with_slowest
+            for each in group
+            if len({each.precision for each in group}) > 1
+        ),
     )
 
 
@@ -330,9 +316,7 @@ def quality_table(measurements: Sequence[Measurement], name: str, over: str) -> 
         title=f"{quality[0].upper()}{quality[1:]} over {over}",
         columns=("benchmark", "system", "run", over, quality),
         rows=tuple(
-            (each.benchmark, each.label, number, place, value)
-            for each, number, curve in found
-            for place, value in curve.points
+            (each.benchmark, each.label, number, *point) for each, number, curve in found for point in curve.points
         ),
     )
 
@@ -341,46 +325,39 @@ def all_tables(measurements: Sequence[Measurement], baseline: str | None = None)
     """Return every table that these measurements fill; EncoreError where there is nothing to tabulate."""
     if not measurements:
         raise EncoreError("no measurement to make tables of", hint="name a run, or a study with --study")
-    tables = [
-        *synopsis(measurements),
-        speed_up_table(measurements),
-        scaling_efficiency(measurements),
-        by_release(measurements),
-        by_precision(measurements),
-    ]
-    if baseline is not None:
-        tables.append(relative_to(measurements, baseline))
-    return [table for table in tables if table.rows]
+    made = (speed_up_table, scaling_efficiency, by_release, by_precision)
+    tables = [*synopsis(measurements), *(table(measurements) for table in made)]
+    relative = [relative_to(measurements, baseline)] if baseline is not None else []
+    return [table for table in (*tables, *relative) if table.rows]
+
+
+def _over(one: float | None, other: float | None, growth: float = 1.0) -> float | None:
+    return one / other / growth if one and other else None
 
 
 def _growth(base: Measurement, each: Measurement) -> float:
     return (each.gpus or 1) / (base.gpus or 1)
 
 
-# Each measurement with the one on the fewest GPUs of the same kind, of several one of the same batch.
-def _scaled(measurements: Sequence[Measurement]) -> list[tuple[Measurement, Measurement]]:
+# Each measurement with the one on the fewest GPUs of the same kind: of several the one of the same batch, all together
+# or of each GPU, else the fastest.
+def _scaled(measurements: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
     known = [each for each in measurements if each.gpus and each.minutes]
-    pairs = []
-    for same in grouped(known, _kind).values():
-        ordered = _by_gpus(same)
-        bases = [each for each in ordered if each.gpus == ordered[0].gpus]
-        pairs += [(_base_of(each, bases), each) for each in ordered[len(bases) :]]
-    return pairs
-
-
-# Base of the same batch, all together or of each GPU; else the fastest.
-def _base_of(each: Measurement, bases: Sequence[Measurement]) -> Measurement:
-    as_large = [b for b in bases if b.batch and each.batch and b.batch in (each.batch, each.batch / _growth(b, each))]
-    return (as_large or list(bases))[0]
-
-
-# System's name without the number of nodes, which must not part what is to be compared.
-def _without_nodes(each: Measurement) -> str:
-    return each.system.rpartition("nodes, ")[2]
+    for kind in grouped(known, _kind).values():
+        same = _by_gpus(kind)
+        bases = [each for each in same if each.gpus == same[0].gpus]
+        for each in same[len(bases) :]:
+            batches = (each.batch, (each.batch or 0.0) / _growth(same[0], each))
+            yield next((base for base in bases if base.batch and base.batch in batches), bases[0]), each
 
 
 def _kind(each: Measurement) -> tuple[object, ...]:
-    return (each.benchmark, _without_nodes(each), each.framework, each.precision, each.release)
+    return each.benchmark, _without_nodes(each), each.framework, each.precision, each.release
+
+
+# The system's name without the number of nodes, which must not part what is to be compared.
+def _without_nodes(each: Measurement) -> str:
+    return each.system.rpartition("nodes, ")[2]
 
 
 def _by_gpus(measurements: Sequence[Measurement]) -> list[Measurement]:
