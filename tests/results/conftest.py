@@ -8,9 +8,9 @@ import pytest
 from tests.results.result_logs import archive
 
 
+# The archive of public logs, unpacked.
 @pytest.fixture(scope="session")
 def public_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of public logs, unpacked."""
     path = archive()
     if path is None:
         pytest.skip("no archive of public logs: shared/mlperf/logs.tar.xz next to the project, or ENCORE_SHARED")

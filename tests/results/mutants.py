@@ -10,8 +10,8 @@ from encore.results.logs.run_log import read_run
 from encore.results.scores.score import score_runs
 
 
+# Few of the accidents that happen to logs.
 def mutate(data: bytes, rng: random.Random) -> bytes:
-    """Return a few of the accidents that happen to logs."""
     for _ in range(rng.randint(1, 3)):
         at, length = rng.randrange(len(data) + 1), rng.randint(0, 60)
         match rng.randrange(6):
@@ -32,13 +32,13 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return data
 
 
+# Lines that hold the times, digits and all.
 def times_of(data: bytes, keys: tuple[bytes, ...]) -> set[bytes]:
-    """Return the lines that hold the times, digits and all."""
     return {line for line in data.split(b"\n") if any(key in line for key in keys)}
 
 
+# A mutant has no time, or the right one, or a whole run_start or run_stop that says another; it can be audited.
 def check_mutant(original: bytes, mutant: bytes, minutes: float, path: Path) -> None:
-    """A mutant has no time, or the right one, or a whole run_start or run_stop that says another; it can be audited."""
     path.write_bytes(mutant)
     run = read_run(path, "v0.5" if b"MLPv0.5" in original else "v0.7")
     audit_score(score_runs(path.parent, [run]))

@@ -8,8 +8,8 @@ from pathlib import Path
 START_MS = 1_592_669_288_183
 
 
+# One event of v0.7 and later.
 def mllog(key: str, value: object = None, time_ms: float = START_MS, **metadata: object) -> str:
-    """Return one event of v0.7 and later."""
     record = {
         "namespace": "",
         "time_ms": time_ms,
@@ -21,6 +21,7 @@ def mllog(key: str, value: object = None, time_ms: float = START_MS, **metadata:
     return f":::MLLOG {json.dumps(record)}\n"
 
 
+# Log that mlperf-logging's checker passes under ruleset 0.7.0; ``changed`` replaces values by key.
 def resnet_v07(
     minutes: float = 40.0,
     *,
@@ -31,7 +32,6 @@ def resnet_v07(
     eval_samples: int = 50_000,
     **changed: object,
 ) -> str:
-    """Return a log that mlperf-logging's checker passes under ruleset 0.7.0; ``changed`` replaces values by key."""
     values = {
         "submission_benchmark": "resnet",
         "submission_org": "Encore",
@@ -71,6 +71,7 @@ def resnet_v07(
     return text + mllog("run_stop", time_ms=round(start_ms + minutes * 60_000), status=status)
 
 
+# What mlperf-logging's checker asks a log of Flux.1 for under ruleset 6.1.0.
 FLUX1_V61 = {
     "submission_benchmark": "flux1",
     "submission_org": "Encore",
@@ -104,11 +105,10 @@ FLUX1_V61 = {
     "config_filename": "config_1x8x64.sh",
     "init_stop": None,
 }
-"""What mlperf-logging's checker asks a log of Flux.1 for under ruleset 6.1.0."""
 
 
+# Log that mlperf-logging's checker passes under ruleset 6.1.0; ``changed`` replaces values by key.
 def flux1_v61(minutes: float = 40.0, *, evaluations: int = 28, **changed: object) -> str:
-    """Return a log that mlperf-logging's checker passes under ruleset 6.1.0; ``changed`` replaces values by key."""
     start_ms = 1_790_000_000_000
     text = "".join(mllog(key, changed.get(key, value), start_ms - 2000) for key, value in FLUX1_V61.items())
     text += mllog("run_start", time_ms=start_ms)
@@ -122,13 +122,13 @@ def flux1_v61(minutes: float = 40.0, *, evaluations: int = 28, **changed: object
     return text + mllog("run_stop", time_ms=round(start_ms + minutes * 60_000), status="success", samples_count=0)
 
 
+# One event of v0.5.
 def v05(key: str, value: str = "", seconds: float = 1_541_720_386.718659639, benchmark: str = "resnet") -> str:
-    """Return one event of v0.5."""
     return f":::MLPv0.5.0 {benchmark} {seconds:.9f} (/workspace/log_utils.py:49) {key}{value and ': ' + value}\n"
 
 
+# V0.5 log as NVIDIA's: run_stop says nothing about success.
 def resnet_v05(minutes: float = 134.0, quality: float = 0.7497, stop: str = "") -> str:
-    """Return a v0.5 log as NVIDIA's: run_stop says nothing about success."""
     start = 1_541_720_386.718659639
     end = start + minutes * 60
     return (
@@ -148,28 +148,28 @@ def resnet_v05(minutes: float = 134.0, quality: float = 0.7497, stop: str = "") 
     )
 
 
+# One event of v0.6.
 def mll(key: str, value: object = None, seconds: float = 1_560_881_731.835, **metadata: object) -> str:
-    """Return one event of v0.6."""
     return f":::MLL {seconds:.3f} {key}: {json.dumps({'value': value, 'metadata': metadata})}\n"
 
 
+# Folder with the texts as result_0.txt, result_1.txt ..., or by ``names``.
 def write_set(folder: Path, texts: list[str], names: list[str] | None = None) -> Path:
-    """Return a folder with the texts as result_0.txt, result_1.txt ..., or by ``names``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in zip(names or [f"result_{number}.txt" for number in range(len(texts))], texts, strict=True):
         (folder / name).write_text(text, encoding="utf-8")
     return folder
 
 
+# Archive of public logs, where this project has it next to it.
 def archive() -> Path | None:
-    """Return the archive of public logs, where this project has it next to it."""
     shared = Path(os.environ.get("ENCORE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
     path = shared / "mlperf" / "logs.tar.xz"
     return path if path.is_file() else None
 
 
+# Made log with its first evaluation some milliseconds later: made logs else are copies, and are found.
 def uneven(text: str, number: int) -> str:
-    """Return a made log with its first evaluation some milliseconds later: made logs else are copies, and are found."""
     return re.sub(
         r'("time_ms": )(\d+)([^\n]*"key": "eval_accuracy")',
         lambda found: f"{found[1]}{int(found[2]) + 37 * number * number}{found[3]}",
@@ -178,17 +178,17 @@ def uneven(text: str, number: int) -> str:
     )
 
 
+# Short log, by default in the months of v2.0.
 def log_of(benchmark: str, *middle: str, start_ms: int = 1_640_000_000_000, minutes: float = 40.0) -> str:
-    """Return a short log, by default in the months of v2.0."""
     end = mllog("run_stop", None, round(start_ms + minutes * 60_000), status="success")
     begin = (mllog("submission_benchmark", benchmark, start_ms - 1000), mllog("run_start", None, start_ms))
     return "".join((*begin, *middle, end))
 
 
+# Runs that say they are of NVIDIA's DGX A100: evaluations every 4 epochs, the target met at the last.
 def a100_texts(
     minutes: float = 39.8, runs: int = 5, spread: float = 0.4, epochs: int = 40, **changed: object
 ) -> list[str]:
-    """Return runs that say they are of NVIDIA's DGX A100: evaluations every 4 epochs, the target met at the last."""
     own: dict[str, object] = {
         "submission_org": "MyLab", "submission_platform": "1xNVIDIA DGX A100", "global_batch_size": 3264, **changed,
     }  # fmt: skip
@@ -204,8 +204,8 @@ def a100_texts(
     return [uneven(text, n) for n, text in enumerate(texts)]
 
 
+# Short ResNet logs of v4.0 with the times of a public set: what scores and reference points need.
 def dell_texts(epochs: tuple[float, ...] = (35,) * 5, batch: int = 3200) -> list[str]:
-    """Return short ResNet logs of v4.0 with the times of a public set: what scores and reference points need."""
     texts = []
     for number, minutes in enumerate((13.148, 13.159, 13.161, 13.168, 13.3)):
         start = 1_714_000_000_123 + number * 10**7
@@ -221,16 +221,16 @@ def dell_texts(epochs: tuple[float, ...] = (35,) * 5, batch: int = 3200) -> list
     return texts
 
 
+# Node's log with a reading each second.
 def power_log(watts: list[float], *, start_ms: int = START_MS, efficiency: float = 0.9, stop: bool = True) -> str:
-    """Return a node's log with a reading each second."""
     text = mllog("power_measurement_start", None, start_ms) + mllog("conversion_eff", efficiency, start_ms)
     for number, each in enumerate(watts, 1):
         text += mllog("power_reading", each, start_ms + 1000 * number)
     return text + mllog("power_measurement_stop", None, start_ms + 1000 * len(watts)) * stop
 
 
+# Log with these seconds of start, and per epoch of training and evaluation.
 def timed_log(train_s: float, evaluate_s: float, epochs: int = 4, start_s: float = 5.0, **values: object) -> str:
-    """Return a log with these seconds of start, and per epoch of training and evaluation."""
     text, now = "", START_MS + start_s * 1000
     for epoch in range(1, epochs + 1):
         end, after = now + train_s * 1000, now + (train_s + evaluate_s) * 1000

@@ -25,8 +25,8 @@ Files = dict[str, str]
 Event = dict[str, object]
 
 
+# Log with each event, numbered from 0, as ``change`` leaves it.
 def changed(text: str, change: Callable[[int, Event], None]) -> str:
-    """Return a log with each event, numbered from 0, as ``change`` leaves it."""
     lines = []
     for number, line in enumerate(text.splitlines()):
         event = json.loads(line.removeprefix(":::MLLOG "))
@@ -35,15 +35,15 @@ def changed(text: str, change: Callable[[int, Event], None]) -> str:
     return "".join(lines)
 
 
+# Log with each time as ``at`` makes it of the old one and the event's key.
 def retimed(text: str, at: Callable[[float, str], float]) -> str:
-    """Return a log with each time as ``at`` makes it of the old one and the event's key."""
     return changed(text, lambda _, event: event.update(time_ms=round(at(event["time_ms"], str(event["key"])))))
 
 
+# Log as a training writes it: with a seed, a curve and times of its own.
 def genuine(
     number: int, minutes: float = 40.0, curve: int | None = None, start: int | None = None, **own: object
 ) -> str:
-    """Return a log as a training writes it: with a seed, a curve and times of its own."""
     noise = random.Random(number if curve is None else curve)
     quality = (*(round(0.1 + 0.09 * step + noise.uniform(-0.01, 0.01), 5) for step in range(7)), 0.7605)
     start = START_MS + number * 3 * HOUR + 137 * number if start is None else start
@@ -59,8 +59,8 @@ def honest() -> Files:
     return files(*(genuine(number) for number in range(5)))
 
 
+# Honest set with this log as its last one.
 def last(text: str) -> Files:
-    """Return an honest set with this log as its last one."""
     return {**honest(), "result_4.txt": text}
 
 
@@ -68,19 +68,19 @@ def each(change: Callable[[str], str]) -> Files:
     return {name: change(text) for name, text in honest().items()}
 
 
+# Change that moves the events with these keys, and no other.
 def later(seconds: float, *keys: str) -> Callable[[str], str]:
-    """Return a change that moves the events with these keys, and no other."""
     return lambda text: retimed(text, lambda t, key: t + seconds * 1000 if key in keys else t)
 
 
+# Log whose run_stop is that many seconds before its last evaluation.
 def late_stop(text: str, seconds: float) -> str:
-    """Return a log whose run_stop is that many seconds before its last evaluation."""
     end = max(json.loads(line[9:])["time_ms"] for line in text.splitlines() if '"eval_accuracy"' in line)
     return retimed(text, lambda t, key: end - seconds * 1000 if key == "run_stop" else t)
 
 
+# Change that numbers epochs and blocks from ``first`` on.
 def epochs_from(first: int) -> Callable[[str], str]:
-    """Return a change that numbers epochs and blocks from ``first`` on."""
     named = {"epoch_num": lambda number: number // 4 + first - 1, "first_epoch_num": lambda number: number + first - 1}
     return lambda text: changed(
         text,
@@ -90,8 +90,8 @@ def epochs_from(first: int) -> Callable[[str], str]:
     )  # fmt: skip
 
 
+# Change that takes that many seconds from the time up to the first evaluation.
 def short_first(seconds: float) -> Callable[[str], str]:
-    """Return a change that takes that many seconds from the time up to the first evaluation."""
 
     return lambda text: changed(
         text,
@@ -101,8 +101,8 @@ def short_first(seconds: float) -> Callable[[str], str]:
     )
 
 
+# Log in which one epoch_stop is ``seconds`` earlier.
 def one_back(text: str, seconds: float) -> str:
-    """Return a log in which one epoch_stop is ``seconds`` earlier."""
     times = [json.loads(line[9:])["time_ms"] for line in text.splitlines() if '"epoch_stop"' in line]
     return retimed(text, lambda t, key: t - 1000 * seconds if (key, t) == ("epoch_stop", times[3]) else t)
 
@@ -116,8 +116,8 @@ def stretched(text: str, factor: float) -> str:
     return retimed(text, lambda t, _: START_MS + (t - START_MS) * factor)
 
 
+# Honest log with a second event of this key.
 def again(key: str, seconds: float, **metadata: object) -> str:
-    """Return an honest log with a second event of this key."""
     found = next(line for line in genuine(4).splitlines(keepends=True) if f'"{key}"' in line)
     event = json.loads(found[9:])
     return genuine(4).replace(found, found + mllog(key, None, event["time_ms"] + seconds * 1000, **metadata))
@@ -144,10 +144,10 @@ def renamed(old: str, new: str) -> Files:
 ROUND = START_MS - START_MS % 100_000
 
 
+# Logs with the times and qualities of a public set's runs, the times changed.
 def public(
     change: Callable[[float], float] = lambda minutes: minutes, evenly: bool = False, platform: str = "1xNF5488"
 ) -> Files:
-    """Return logs with the times and qualities of a public set's runs, the times changed."""
     side = next(each for each in digests("v0.7") if each.label == "v0.7/Inspur/nf5488_mxnet")
     texts: list[str] = []
     for minutes, curve in zip(side.minutes, side.curves, strict=True):
@@ -169,8 +169,8 @@ def public(
     return files(*texts)
 
 
+# Log without the third of its evaluations in the middle, and without their time.
 def without_middle(text: str) -> str:
-    """Return a log without the third of its evaluations in the middle, and without their time."""
     lines = text.splitlines(keepends=True)
     marks = [number for number, line in enumerate(lines) if "block_start" in line]
     one, two = (json.loads(lines[marks[part]].removeprefix(":::MLLOG "))["time_ms"] for part in (3, 6))
@@ -181,8 +181,8 @@ def without_middle(text: str) -> str:
 IMAGES = 1_281_167
 
 
+# Images per second of each four epochs of a log, by its clock.
 def speeds(text: str) -> list[float]:
-    """Return the images per second of each four epochs of a log, by its clock."""
     at: dict[str, list[int]] = {"epoch_start": [], "epoch_stop": []}
     for line in text.splitlines():
         event = json.loads(line[9:])
@@ -190,8 +190,8 @@ def speeds(text: str) -> list[float]:
     return [4000 * IMAGES / (end - begin) for begin, end in zip(at["epoch_start"], at["epoch_stop"], strict=True)]
 
 
+# Log that states its speed at the end of each epoch, ``factor`` times as fast; ``of``: another log's.
 def stating(number: int, factor: float = 1.0, of: int | None = None, step_time: bool = False) -> str:
-    """Return a log that states its speed at the end of each epoch, ``factor`` times as fast; ``of``: another log's."""
     figures = iter(speeds(genuine(number if of is None else of)))
     lines = []
     for line in genuine(number).splitlines(keepends=True):
@@ -203,8 +203,8 @@ def stating(number: int, factor: float = 1.0, of: int | None = None, step_time: 
     return "".join(lines)
 
 
+# Log with its first evaluation after ``first`` blocks, one of a minute after each later one, unmarked.
 def seldom_evaluated(number: int, first: int) -> str:
-    """Return a log with its first evaluation after ``first`` blocks, one of a minute after each later one, unmarked."""
     noise = random.Random(number)
     quality = (*(round(0.3 + 0.02 * step + noise.uniform(-0.01, 0.01), 5) for step in range(15)), 0.7605)
     lines, done = [], 0
@@ -335,8 +335,8 @@ def test_an_honest_set_has_no_finding_and_every_rule_has_a_case(tmp_path: Path) 
     assert {rule.name for rule in RULES} - {*CASES} == {"copy_of_another_set", "altered_copy_of_another_set"}
 
 
+# What the command prints of three sets: an honest one, one with a log of it, and all of it with other times.
 def test_copies_in_a_tree_and_in_another_one(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
-    """What the command prints of three sets: an honest one, one with a log of it, and all of it with other times."""
     write_set(tmp_path / "tree" / "a", list(honest().values()))
     write_set(tmp_path / "tree" / "b", [*(genuine(number) for number in range(5, 9)), genuine(0)])
     write_set(tmp_path / "mine", [stretched(text, 1.18) for text in honest().values()])
@@ -411,8 +411,8 @@ def test_a_terminal_wraps_lines_at_words(width: int, tmp_path: Path, monkeypatch
     assert all(len(line.encode("ascii", "ignore")) <= width + 20 for line in plain)
 
 
+# Mutated logs, and times and qualities at the ends of what a number can be.
 def test_no_log_raises_an_exception(tmp_path: Path) -> None:
-    """Mutated logs, and times and qualities at the ends of what a number can be."""
     rng = random.Random(5)
     ends = ("-1e300", "1e308", "-5", "0", "1e-300", "1e17", "null", '"x"')
     originals = list(honest().values())

@@ -1,18 +1,26 @@
 """A submission tree that somebody else made."""
 
+import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+from encore import paths
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.submissions.archive import check_trees
+from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.results.published.systems import DESCRIPTION_FIELDS
-from tests.results.result_logs import START_MS, resnet_v07, write_set
+from encore.results.scores.score import score_folder
+from tests.results.result_logs import START_MS, flux1_v61, resnet_v05, resnet_v07, write_set
 
 
 def tree(root: Path, ruleset_logs: int = 5) -> Path:
@@ -58,8 +66,8 @@ def test_every_fault_of_the_layout_is_a_finding(tmp_path: Path, recorded: Callab
     assert len(json.loads(result.stdout)["findings"]) == len(reports[0].findings)
 
 
+# A table, a page and JSON: a sound submitter, and one with a run that missed and no system description.
 def test_one_command_scores_checks_audits_and_packs_a_round(tmp_path: Path) -> None:
-    """A table, a page and JSON: a sound submitter, and one with a run that missed and no system description."""
     other = tree(tmp_path / "round").rename(tmp_path / "round" / "Other")
     (other / "systems" / "box.json").unlink()
     missed = other / "results" / "box" / "resnet" / "result_4.txt"
@@ -89,3 +97,192 @@ def test_one_command_scores_checks_audits_and_packs_a_round(tmp_path: Path) -> N
 def test_a_folder_that_is_no_tree(tmp_path: Path) -> None:
     with pytest.raises(EncoreError, match="no submission tree"):
         check_trees(tmp_path)
+
+
+def run_set(folder: Path, count: int = 5, first: int = 0, **changed: object) -> Path:
+    texts = [resnet_v07(40.0 + n, start_ms=START_MS + 10**7 * (n + first), **changed) for n in range(count)]
+    return write_set(folder / "box" / "resnet", texts)
+
+
+def test_the_checker_accepts_a_whole_set(tmp_path: Path) -> None:
+    source = run_set(tmp_path)
+    (package,) = write_archive([source], tmp_path / "out", "MyLab")
+    assert package.folder == tmp_path / "out" / "MyLab"
+    packed = package.folder / "results" / "box" / "resnet"
+    assert sorted(path.name for path in packed.iterdir()) == [f"result_{n}.txt" for n in range(5)]
+    assert (packed / "result_3.txt").read_bytes() == (source / "result_3.txt").read_bytes()
+    described = json.loads((package.folder / "systems" / "box.json").read_text())
+    assert described["submitter"] == "MyLab"
+    assert described["division"] == "closed"
+    verdict = check_package(package)
+    assert verdict.accepted is True, verdict.errors
+
+
+# Its system descriptions have other words for submission_status than the log.
+def test_the_checker_of_v61_accepts_a_whole_set(tmp_path: Path) -> None:
+    texts = [flux1_v61(40.0 + number, seed=number) for number in range(10)]
+    (package,) = write_archive([write_set(tmp_path / "box" / "flux1", texts)], tmp_path / "out", "MyLab")
+    assert json.loads((package.folder / "systems" / "box.json").read_text())["status"] == "Available on-premise"
+    verdict = check_package(package)
+    assert verdict.accepted is True, verdict.errors
+
+
+def test_the_checker_refuses_a_set_with_a_run_missing_and_says_why(tmp_path: Path) -> None:
+    (package,) = write_archive([run_set(tmp_path, 4)], tmp_path / "out")
+    verdict = check_package(package)
+    assert verdict.accepted is False
+    assert any("found 4, expected 5" in line for line in verdict.errors)
+    shown = CliRunner().invoke(app, ["archive", str(tmp_path / "box"), "-o", str(tmp_path / "again")])
+    assert shown.exit_code == 1
+    assert "does not accept" in shown.output
+
+
+def encore_run(folder: Path, count: int, first: int) -> Path:
+    source = run_set(folder, count, first, submission_division="open")
+    passport = {
+        "round": "v0.7", "system": "cpu", "nodes": 1, "ranks_per_node": 2, "implementation": "mxnet",
+        "node": {"hostname": "my node/../1"},
+    }  # fmt: skip
+    (source / "run.json").write_text(json.dumps(passport))
+    (source / "config.json").write_text("{}")
+    (source / "system.json").write_text(json.dumps({"submitter": "", "accelerators_per_node": "0"}))
+    return source
+
+
+# Five runs, made in two goes, with their passports and the code next to them.
+def test_run_folders_of_one_system_are_one_set(tmp_path: Path) -> None:
+    folders = [encore_run(tmp_path / "a", 2, 0), encore_run(tmp_path / "b", 3, 10)]
+    (package,) = write_archive(folders, tmp_path / "out")
+    assert (package.sets, package.logs) == (1, 5)
+    (system,) = (path.name for path in (package.folder / "results").iterdir())
+    assert "/" not in system
+    assert ".." not in Path(system).parts
+    kept = package.folder / "benchmarks" / "resnet" / "implementations" / system
+    assert (kept / "run_0" / "run.json").is_file()
+    assert (kept / "run_1" / "config.json").is_file()
+    assert (kept / "code" / "resnet" / "benchmark.toml").is_file()
+    described = json.loads((package.folder / "systems" / f"{system}.json").read_text())
+    assert described["division"] == "open"
+    assert check_package(package).accepted is True
+
+
+def test_gzip_is_unpacked_and_old_archives_are_left_alone(tmp_path: Path) -> None:
+    source = run_set(tmp_path)
+    plain = (source / "result_0.txt").read_bytes()
+    (source / "result_0.txt").unlink()
+    (source / "result_0.txt.gz").write_bytes(gzip.compress(plain))
+    (package,) = write_archive([source], tmp_path / "out")
+    assert (package.folder / "results" / "box" / "resnet" / "result_0.txt").read_bytes() == plain
+    with pytest.raises(EncoreError, match="is there already"):
+        write_archive([source], tmp_path / "out")
+
+
+def test_rounds_without_a_checker_are_packed_and_not_judged(tmp_path: Path) -> None:
+    source = write_set(tmp_path / "dgx1" / "resnet", [resnet_v05(134.0 + n) for n in range(5)])
+    (package,) = write_archive([source], tmp_path / "out")
+    verdict = check_package(package)
+    assert verdict.accepted is None
+    assert "no package checker" in verdict.summary
+
+
+def test_logs_of_nothing_known_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "result_0.txt").write_text(':::MLLOG {"key": "run_start", "time_ms": 1, "value": null}\n')
+    with pytest.raises(EncoreError, match="is not known"):
+        write_archive([tmp_path], tmp_path / "out")
+
+
+def test_public_sets_are_accepted_and_keep_their_scores(public_logs: Path, tmp_path: Path) -> None:
+    source = public_logs / "v0.7" / "NVIDIA"
+    names = ("dgx1_ngc20.06_mxnet", "dgxa100_ngc20.06_mxnet", "dgxa100_n8_ngc20.06_mxnet")
+    (package,) = write_archive([source / name for name in names], tmp_path)
+    assert check_package(package).accepted is True
+    before = {score.score_minutes for name in names for score in score_folder(source / name)}
+    after = {score.score_minutes for score in score_folder(package.folder / "results")}
+    assert before == after
+
+
+# Set, in the working directory, whose second log misses the target and whose third breaks a rule.
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    texts = [resnet_v07(40.0), resnet_v07(41.0, quality=(0.3, 0.7)), resnet_v07(42.0, opt_name="\x1badam <&>")]
+    return write_set(tmp_path / "a set", texts).relative_to(tmp_path)
+
+
+def test_a_check_as_sarif_has_a_result_per_finding_at_its_line(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["check", str(folder), "--format", "sarif"])
+    assert result.exit_code == 1
+    (run,) = json.loads(result.stdout)["runs"]
+    reports = json.loads(CliRunner().invoke(app, ["check", str(folder), "--json"]).stdout)
+    expected = [(Path(report["path"]).name, each) for report in reports for each in report["findings"]]
+    assert len(run["results"]) == len(expected) > 2
+    for found, (name, finding) in zip(run["results"], expected, strict=True):
+        place = found["locations"][0]["physicalLocation"]
+        assert place["artifactLocation"]["uri"] == f"a%20set/{name}"
+        assert place.get("region", {}).get("startLine") == finding["line"]
+        assert found["level"] == finding["severity"]
+        assert finding["found"] in found["message"]["text"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(set(rules)) == len(rules)
+    assert {found["ruleId"] for found in run["results"]} == set(rules)
+    assert {"opt_name", "target_not_met"} <= set(rules)
+
+
+def test_a_check_as_junit_fails_the_logs_with_errors(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["check", str(folder), "--format", "junit"])
+    suite = ElementTree.fromstring(result.stdout)[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "2")
+    failures = {case.get("name"): case.find("failure") for case in suite}
+    assert failures["result_0.txt"] is None
+    assert "0.759" in (failures["result_1.txt"].text or "")
+    assert "adam <&>" in (failures["result_2.txt"].text or "")
+
+
+def test_an_audit_is_of_the_set_and_names_the_file(folder: Path) -> None:
+    (folder / "result_3.txt").write_bytes((folder / "result_0.txt").read_bytes())
+    run = json.loads(CliRunner().invoke(app, ["audit", str(folder), "--format", "sarif"]).stdout)["runs"][0]
+    copies = [found for found in run["results"] if found["ruleId"] == "same_run"]
+    places = {found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for found in copies}
+    assert places <= {"a%20set", "a%20set/result_0.txt", "a%20set/result_3.txt"}
+    assert copies
+    suite = ElementTree.fromstring(CliRunner().invoke(app, ["audit", str(folder), "--format", "junit"]).stdout)[0]
+    assert (suite.get("tests"), suite.get("failures"), suite[0].get("name")) == ("1", "1", "a set")
+
+
+def test_two_forms_at_once_are_refused(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["check", str(folder), "--json", "--format", "sarif"])
+    assert isinstance(result.exception, EncoreError)
+    assert "--json and --format sarif at once" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "fail", "failed"), [("a set", "true", "1"), ("a set", "false", ""), ("no", "true", None)]
+)
+def test_the_github_action_writes_both_files_and_says_whether_to_fail(
+    folder: Path, tmp_path: Path, name: str, fail: str, failed: str | None
+) -> None:
+    action = yaml.safe_load((paths.ROOT / ".github/actions/check-results/action.yml").read_text("utf-8"))
+    (script,) = [step["run"] for step in action["runs"]["steps"] if step.get("id") == "judge"]
+    checkout, output = tmp_path / "checkout", tmp_path / "output"
+    checkout.mkdir()
+    (checkout / "setup.sh").write_text("#!/bin/sh\n")
+    (checkout / "setup.sh").chmod(0o755)
+    (checkout / ".venv").symlink_to(Path(sys.prefix))
+    variables = {"RESULTS": name, "CHECKOUT": str(checkout), "FAIL": fail, "RUNNER_TEMP": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, **variables, "GITHUB_OUTPUT": str(output)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if failed is None:
+        assert (done.returncode, output.exists()) == (2, False)
+        assert "there is no no" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    written = dict(line.split("=", 1) for line in output.read_text().splitlines())
+    assert written.get("failed", "") == failed
+    for command in ("check", "audit"):
+        assert json.loads(Path(written[command]).read_text())["version"] == "2.1.0"

@@ -1,24 +1,40 @@
 """Published results and the figures of the studies."""
 
+import csv
+import json
+import lzma
+import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.results.compare.digest import digests
+from encore.results.compare import digest
+from encore.results.compare.compare import compare_with
+from encore.results.compare.digest import digests, main
+from encore.results.compare.explain import explain
+from encore.results.compare.nearest import AS_GIVEN
+from encore.results.compare.sides import Side, load_side, load_sides
+from encore.results.logs.run_log import read_run
+from encore.results.logs.timing import MOST_POINTS, curve_of
+from encore.results.published import published
 from encore.results.published.published import load_figures, load_published, load_studies, select, system_of
+from encore.results.published.systems import cells_at, described, family, from_description, model_of, rounds_system
+from encore.results.report.measurements import of_published
 from encore.results.rules import ROUNDS
+from tests.results.result_logs import resnet_v07, write_set
 
+# Valid JSON, log lines with Python dictionaries in them, a comma too many; described nowhere; chips, and cores.
 SYSTEMS = (
     "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet", "v0.7/NVIDIA/dgxa100_n96_ngc20.06_mxnet", "v0.6/NVIDIA/dgx1_ngc19.05_mxnet",
     "v0.7/DellEMC/C4140", "v0.7/DellEMC/2xC4140", "v0.7/DellEMC/4xC4140", "v0.7/Alibaba/v100-1280",
     "v0.7/Alibaba/a100-8", "v3.0/Dell/4xXE8545x4A100-SXM-80GB", "v0.6/Google/tpu-v3-1024",
     "v0.5/nvidia/dgx2h_multi_ngc18.11_mxnet",
 )  # fmt: skip
-"""Valid JSON, log lines with Python dictionaries in them, a comma too many; described nowhere; chips, and cores."""
 
 
 def test_published_results_and_studies(recorded: Callable[[str, object], None]) -> None:
@@ -53,8 +69,8 @@ def test_command(number: int, recorded: Callable[[str, object], None]) -> None:
     recorded(f"published/{number}.txt", f"{COMMANDS[number]}\n{done.stdout}")
 
 
+# The digests are made from the logs. Alibaba's of v0.6 and v0.7 have times of a format of their own.
 def test_every_score_is_the_one_that_the_programs_own_scoring_gives() -> None:
-    """The digests are made from the logs. Alibaba's of v0.6 and v0.7 have times of a format of their own."""
     published = {
         (f"{each.round}/{each.submitter}/{each.system}", each.benchmark): each.score_minutes
         for each in load_published()
@@ -72,8 +88,8 @@ def test_every_score_is_the_one_that_the_programs_own_scoring_gives() -> None:
     assert apart == [("v1.1/Azure/nd96amsr_a100_v4_ngc21.09_pytorch", "maskrcnn")]
 
 
+# Per-accelerator hours of NVIDIA's post on v0.7: single-node minutes times 8, over 60.
 def test_figures_that_the_submitter_published_too() -> None:
-    """Per-accelerator hours of NVIDIA's post on v0.7: single-node minutes times 8, over 60."""
     for benchmark, framework, hours in (
         ("resnet", "mxnet", 5.30), ("ssd", "pytorch", 1.36), ("maskrcnn", "pytorch", 10.95),
         ("gnmt", "pytorch", 1.04), ("transformer", "pytorch", 1.05), ("bert", "pytorch", 6.53),
@@ -85,8 +101,8 @@ def test_figures_that_the_submitter_published_too() -> None:
         assert found[0].score_minutes * 8 / 60 == pytest.approx(hours, abs=0.006)
 
 
+# Many logs state one accelerator's: with these, a run would have seen a fraction of an epoch.
 def test_retinanets_samples_per_second_are_those_of_all_accelerators() -> None:
-    """Many logs state one accelerator's: with these, a run would have seen a fraction of an epoch."""
     cells = [cell for cell in load_published() if cell.benchmark in ("ssd", "retinanet") and cell.round >= "v2.0"]
     assert len(cells) > 200
     for cell in cells:
@@ -123,3 +139,287 @@ def test_two_output_formats_are_refused(command: list[str]) -> None:
     assert isinstance(result.exception, EncoreError)
     assert "at once" in result.exception.found
     assert result.exception.exit_code == 2
+
+
+VALID = {
+    "system_name": "2xC4140",
+    "number of nodes": "2",
+    "accelerators_per_node": 4,
+    "accelerator_model_name": "Nvidia Tesla V100-SXM2-32GB",
+    "framework": "NGC MXNet 20.06",
+    "other_software_stack": [{"cuda_version": "11.0", "nccl_version": "2.7.5"}],
+}
+
+
+@pytest.mark.parametrize("key", ["number of nodes", "number_of_nodes", "Number-of-Nodes", " number_of_nodes "])
+def test_keys_are_read_however_they_are_spelled(key: str) -> None:
+    system = from_description({"accelerators_per_node": "4", key: "2"})
+    assert (system.nodes, system.accelerators) == (2, 8)
+
+
+def broken(how: str) -> str:
+    text = json.dumps(VALID, indent=1)
+    return {
+        "BOM": "\ufeff" + text,
+        "trailing commas": text.replace("}", ",}").replace('"2.7.5"\n', '"2.7.5",\n')[:-2] + ",\n}",
+        "comments": text.replace("{", "{ // the machine\n", 1),
+        "single quotes": text.replace('"', "'"),
+        "control characters": text.replace("NGC MXNet", "NGC\tMXNet\x01"),
+        "unquoted keys": text.replace('"accelerators_per_node"', "accelerators_per_node"),
+        "no last bracket": text.rstrip("}\n "),
+        "two spaces for a comma": text.replace('4,\n "acc', '4\n "acc'),
+    }[how]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["BOM", "trailing commas", "comments", "single quotes", "control characters", "unquoted keys", "no last bracket",
+     "two spaces for a comma"],
+)  # fmt: skip
+def test_json_that_is_not_quite_valid_is_read(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "2xC4140.json"
+    path.write_text(broken(how), encoding="utf-8")
+    system = described(path)
+    assert (system.described, system.accelerators, system.accelerator) == (True, 8, "Nvidia Tesla V100-SXM2-32GB")
+    assert system.software["nccl_version"] == "2.7.5"
+    assert ("read tolerantly" in system.caveat) is (how not in ("BOM", "control characters"))
+
+
+def test_the_log_lines_that_nvidia_took_for_descriptions_in_v06(tmp_path: Path) -> None:
+    nodes = {"num_nodes": "4", "cpu": "2x Xeon 8174", "accelerator": "Tesla V100-SXM3-32GB-H", "num_accelerators": "16"}
+    entry = {
+        "framework": "PyTorch 19.05",
+        "os": "Ubuntu",
+        "libraries": "{'nccl_version': '2.4.6'}",
+        "nodes": str(nodes),
+    }
+    path = tmp_path / "dgx2h_n4.json"
+    lines = {"org": "NVIDIA", "status": "onprem", "entry": str(entry), "poc_name": "a person"}
+    path.write_text("".join(f"{key}: {json.dumps({'value': value})}\n" for key, value in lines.items()))
+    system = described(path)
+    assert (system.nodes, system.accelerators, system.cpus_per_node, system.status) == (4, 64, 2, "onprem")
+    assert system.software == {"nccl_version": "2.4.6"}
+    assert "person" not in repr(system)
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "model"),
+    [
+        ("Nvidia Tesla V100-SXM2-32GB", "V100", "V100-SXM2"),
+        ("Tesla V100-SXM3-32GB-H", "V100", "V100-SXM3"),
+        ("Nvidia Tesla V100S-PCIe-32GB", "V100S", "V100S-PCIe"),
+        ("NVIDIA A100-SXM-80GB", "A100", "A100-SXM"),
+        ("NVIDIA A100-SXM4-80GB (400W)", "A100", "A100-SXM"),
+        ("NVIDIA A100 - PCIe - 80 GB", "A100", "A100-PCIe"),
+        ("NVIDIA H200-NVL-141GB", "H200", "H200-NVL"),
+        ("Intel(R) Gaudi(R) 2 AI Accelerator", "GAUDI2", "GAUDI2"),
+        ("TPU-v5p", "TPUV5P", "TPUV5P"),
+        ("TPU-v5e", "TPUV5E", "TPUV5E"),
+        ("NVIDIA A10G", "A10G", "A10G"),
+        ("TPU-trillium", "TRILLIUM", "TRILLIUM"),
+        ("AMD Radeon RX 7900 XTX", "RX7900XTX", "RX7900XTX"),
+        (None, None, None),
+    ],
+)
+def test_accelerators_are_distinguished(name: str | None, short: str | None, model: str | None) -> None:
+    assert (family(name), model_of(name)) == (short, model)
+
+
+def test_dells_systems_of_v07_are_two_kinds_of_their_true_sizes() -> None:
+    cells = select(load_published(), benchmark="resnet", round_="v0.7", submitter="DellEMC")
+    measured = {cell.system: of_published(cell) for cell in cells}
+    assert {name: each.gpus for name, each in measured.items()} == {"C4140": 4, "DSS8440": 8} | {
+        name: gpus for name, gpus in (("2xC4140", 8), ("4xC4140", 16)) if name in measured
+    }
+    assert measured["C4140"].system != measured["DSS8440"].system
+
+
+def test_a_tpu_of_v05_has_the_cores_of_its_name() -> None:
+    cells = [cell for cell in select(load_published(), round_="v0.5") if "_v2." in cell.system or "_v3." in cell.system]
+    assert {cell.system.rpartition("_")[2] for cell in cells} == {"v2.8", "v2.512", "v3.8", "v3.32", "v3.512"}
+    assert [cell.hardware.accelerators for cell in cells] == [int(cell.system.rpartition(".")[2]) for cell in cells]
+    node = {"num_nodes": 64, "accelerator": "tpuv2-512", "num_accelerators": 512}
+    assert from_description({"nodes": [node]}).accelerators == 512
+    assert from_description({"nodes": [{**node, "accelerator": "Tesla V100"}]}).accelerators == 64 * 512
+
+
+@pytest.mark.parametrize(
+    ("platform", "nodes", "each"),
+    [
+        ("1xMI300X", 1, None),
+        ("8xMI300X", 8, None),
+        ("2xMI300Xx8", 2, 8),
+        ("1x8xMI300X", 1, 8),
+        ("4xXE8545x4A100-SXM-80GB", 4, 4),
+        ("2xNVIDIA DGX A100", 2, 8),
+    ],
+)
+def test_a_platforms_number_in_front_is_of_nodes(platform: str, nodes: int, each: int | None, tmp_path: Path) -> None:
+    found = rounds_system(tmp_path, None, platform)
+    assert (found.nodes, found.accelerators_per_node) == (nodes, each)
+    assert found.accelerator
+
+
+def test_long_curve_is_thinned_to_what_a_plot_can_show(tmp_path: Path) -> None:
+    rising = (*(0.7595 * number / 500 for number in range(500)), 0.7605)
+    curve = curve_of(read_run(write_set(tmp_path, [resnet_v07(100.0, quality=rising)]) / "result_0.txt"))
+    assert len(curve.minutes) == len(curve.values["value"]) == MOST_POINTS
+    assert (curve.values["value"][0], curve.values["value"][-1]) == (0.0, 0.7605)
+    assert list(curve.minutes) == sorted(set(curve.minutes))
+
+
+# A result repository with two systems, and a log that is nobody's submission.
+def _checkout(folder: Path) -> Path:
+    submitter = folder / "training_results_v0.7" / "Ours"
+    texts = [resnet_v07(40.0 + number, seed=number % 4) for number in range(5)]
+    write_set(submitter / "results" / "box" / "resnet", texts)
+    missed = resnet_v07(44.0, quality=(0.3, 0.75), status="aborted")
+    write_set(submitter / "results" / "other_box" / "resnet", [*texts[:4], missed])
+    write_set(submitter / "benchmarks" / "resnet" / "results" / "box", texts[:1])
+    return submitter.parent
+
+
+NAMES = ("round", "benchmark", "length_unit", "runs", "converged", "required", "missing", "division", "targets")
+
+
+# The two have the same figures, to what a digest keeps of them.
+def _assert_same(kept: Side, read: Side) -> None:
+    assert [getattr(kept, name) for name in NAMES] == [getattr(read, name) for name in NAMES]
+    for ours, theirs in ((kept.score, read.score), (kept.lengths, read.lengths), (kept.per_length, read.per_length)):
+        assert (ours and (ours.count, ours.trimmed)) == (theirs and (theirs.count, theirs.trimmed))
+        if ours and theirs:
+            assert ours.estimate == pytest.approx(theirs.estimate, rel=1e-6)
+            assert (ours.spread or 0.0) == pytest.approx(theirs.spread or 0.0, rel=1e-4, abs=1e-5 * ours.estimate)
+    assert kept.phases == pytest.approx(read.phases, rel=1e-5)
+    mine, others = ([(curve.minutes, *curve.values.values()) for curve in side.curves] for side in (kept, read))
+    assert [list(curve.values) for curve in kept.curves] == [list(curve.values) for curve in read.curves]
+    assert [pytest.approx(each, rel=1e-5) for curve in mine for each in curve] == [e for curve in others for e in curve]
+    assert kept.hyperparameters == json.loads(json.dumps(read.hyperparameters))
+
+
+def test_digest_is_the_side_of_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = _checkout(tmp_path)
+    assert main([str(root), "-o", str(tmp_path / "a")]) == 0
+    assert "left out: Ours/benchmarks/resnet/results/box: not the logs of a submission" in capfd.readouterr().err
+    monkeypatch.setattr(published, "DIGESTS", tmp_path / "a" / "digests")
+    published.lines_of.cache_clear()
+    sides = {side.label: side for side in digest.digests("v0.7")}
+    published.lines_of.cache_clear()
+    assert list(sides) == ["v0.7/Ours/box", "v0.7/Ours/other_box"]
+    with (tmp_path / "a" / "published.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["submitter"] == "Ours"]
+    assert [(row["system"], row["runs"], row["converged"], row["score_minutes"]) for row in rows] == [
+        ("box", "5", "5", "42.0000"),
+        ("other_box", "5", "4", "42.0000"),
+    ]
+    for name, side in sides.items():
+        _assert_same(side, load_side(root / "Ours" / "results" / name.rpartition("/")[2] / "resnet"))
+
+
+def test_same_logs_give_the_same_bytes(tmp_path: Path) -> None:
+    root = _checkout(tmp_path)
+    for name in ("a", "b"):
+        main([str(root), "-o", str(tmp_path / name)])
+    first, second = (tmp_path / name / "digests" / "v0.7.jsonl.xz" for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
+    entry = json.loads(lzma.decompress(first.read_bytes()).splitlines()[1])
+    assert entry["seeds"] == [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("round_", sorted(file.name.partition(".jsonl")[0] for file in published.DIGESTS.iterdir()))
+def test_every_published_set_has_a_digest_with_its_score(round_: str) -> None:
+    published.lines_of.cache_clear()
+    started = time.process_time()
+    lines = published.lines_of(round_)
+    assert time.process_time() - started < 0.2
+    sides = {(side.label, side.benchmark): side for side in digest.digests(round_)}
+    assert len(sides) == len(lines) - 1 == json.loads(lines[0])["sets"]
+    for cell in load_published():
+        if cell.round == round_ and cell.benchmark is not None and cell.score_minutes is not None:
+            side = sides[cell.name, cell.benchmark]
+            assert side.score is not None, cell.name
+            # A set with a log that cannot be judged has the mean of the others; one row counts a temporary file.
+            exact = side.score_is_official and side.runs == cell.runs
+            limit = 0.001 if exact else 0.05 * cell.score_minutes
+            assert side.score.estimate == pytest.approx(cell.score_minutes, abs=limit), cell.name
+    for side in sides.values():
+        if side.score is None or not side.score_is_official:
+            continue
+        on_the_clock = sum(side.phases.get(name, 0.0) for name in ("start_s", "train_s", "evaluate_s"))
+        assert on_the_clock == pytest.approx(side.score.estimate * 60, rel=2e-5), side.label
+        # The length of some of those runs is not in their logs.
+        if side.lengths is not None and side.per_length is not None and side.label != "v0.7/Google/tpu-v4-128-TF":
+            product = side.lengths.estimate * side.per_length.estimate
+            assert product == pytest.approx(side.score.estimate, rel=1e-6), side.label
+
+
+def test_digests_are_small() -> None:
+    assert sum(path.stat().st_size for path in published.DIGESTS.iterdir()) < 6 << 20
+
+
+def test_digests_are_what_the_logs_say(public_logs: Path) -> None:
+    sides = {(side.label, side.benchmark): side for round_ in ROUNDS[:3] for side in digest.digests(round_)}
+    same = 0
+    for read in load_sides(public_logs):
+        cell = cells_at(read.folder or public_logs, read.round, read.benchmark)[0]
+        kept = sides[cell.name, read.benchmark]
+        if kept.runs == read.runs:
+            _assert_same(kept, read)
+            same += 1
+    assert same == 47
+
+
+# --- every round and benchmark --------------------------------------------------------------------------------
+
+MAY_2023 = 1_683_000_012_345
+
+
+# A set of v3.0 of a benchmark that Encore cannot train.
+def _gpt3(folder: Path, longer: float = 1.0) -> Path:
+    return write_set(
+        folder,
+        [
+            resnet_v07(
+                minutes * longer,
+                quality=(2.8, 2.68),
+                start_ms=MAY_2023 + number,
+                submission_benchmark="gpt3",
+                gradient_accumulation_steps=1,
+            )
+            for number, minutes in enumerate((64.1, 64.3, 64.2))
+        ],
+    )
+
+
+def test_two_sets_of_any_benchmark_are_compared(tmp_path: Path) -> None:
+    ours, theirs = _gpt3(tmp_path / "ours", 1.3), _gpt3(tmp_path / "theirs")
+    result = CliRunner().invoke(app, ["compare", str(ours), str(theirs), "--json"])
+    found = json.loads(result.stdout)
+    assert found["benchmark"] == "gpt3"
+    assert found["verdict"] != "not comparable", found["reasons"]
+    assert [factor["ratio"] for factor in found["factors"]] == pytest.approx([1.3, 1.3, 1.0], rel=1e-3)
+    assert found["factors"][0]["interval"] is not None
+
+
+def test_other_is_one_set_of_logs_or_a_submission(tmp_path: Path) -> None:
+    ours = _gpt3(tmp_path / "ours")
+    (tmp_path / "junk").mkdir()
+    (tmp_path / "junk" / "result_0.txt").write_bytes(b"\x00\xff:::MLLOG {" * 1000)
+    result = CliRunner().invoke(app, ["compare", str(ours), str(tmp_path / "none")])
+    assert "unknown submission" in str(result.exception)
+    result = CliRunner().invoke(app, ["compare", str(ours), str(tmp_path / "junk")])
+    assert result.exit_code == 0
+    assert "not comparable" in result.stdout
+
+
+# V1.0 and later had a score alone: no interval, no confidence, nothing to explain.
+def test_a_submission_of_a_late_round_has_spread_phases_system_and_curves() -> None:
+    cells = {cell.name: cell for cell in select(load_published(), benchmark="bert", round_="v4.1")}
+    ours, theirs = (
+        digest.submission(cells[f"v4.1/NVIDIA/{name}"]) for name in ("eos_ngc23.04_pytorch", "eos_n8_ngc23.04_pytorch")
+    )
+    assert len(ours.curves) == ours.runs == 10
+    assert compare_with(ours, theirs, AS_GIVEN).score.interval
+    assert {"phases", "hyperparameters"} <= {each.area for each in explain(ours, theirs).differences}

@@ -37,8 +37,7 @@ from tests.results.result_logs import (
 )
 
 Record = Callable[[str, Any], None]
-LATER_MS = 1_640_000_000_000
-"""In the months of v2.0."""
+LATER_MS = 1_640_000_000_000  # In the months of v2.0
 LONG_AFTER_MS = 1_893_456_000_001
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
 DELL = "v4.0/Dell/XE9680x8H100-SXM-80GB"
@@ -103,8 +102,8 @@ def at(minutes: float, key: str, value: object = None, **metadata: object) -> st
     return mllog(key, value, LATER_MS + minutes * 60_000, **metadata)
 
 
+# Three epochs begun, numbered 0 to 2; v0.5 logs number the evaluation after them 3, 2 or 1.
 def numbered(shift: int) -> str:
-    """Return three epochs begun, numbered 0 to 2; v0.5 logs number the evaluation after them 3, 2 or 1."""
     begin = 1_541_720_386.0
     text = v05("run_start", seconds=begin)
     for epoch in range(3):
@@ -114,11 +113,9 @@ def numbered(shift: int) -> str:
     return text + v05("run_stop", seconds=begin + 190)
 
 
+# Evaluation inside an epoch: v0.7 NVIDIA DLRM has the share done on top of its number; others differ.
+# In v1.0 Supermicro as-4142gs-tnr the epoch stops 5 ms before the quality, by times that were rounded.
 def inside(first: int, number: float) -> str:
-    """Return an evaluation inside an epoch: v0.7 NVIDIA DLRM has the share done on top of its number; others differ.
-
-    In v1.0 Supermicro as-4142gs-tnr the epoch stops 5 ms before the quality, by times that were rounded.
-    """
     middle = (
         mllog("epoch_start", None, LATER_MS + 1, epoch_num=first),
         mllog("eval_start", None, LATER_MS + 500, epoch_num=number),
@@ -128,8 +125,8 @@ def inside(first: int, number: float) -> str:
     return log_of("dlrm", *middle)
 
 
+# Metrics that are logged one by one, in v3.1 by steps, all FIDs before the CLIP scores.
 def diffusion(fid: float, clip: float, **position: int) -> str:
-    """Return metrics that are logged one by one, in v3.1 by steps, all FIDs before the CLIP scores."""
     ((name, number),) = position.items()
     return log_of(
         "stable_diffusion",
@@ -141,8 +138,8 @@ def diffusion(fid: float, clip: float, **position: int) -> str:
     )
 
 
+# Log whose first event of this key has another text in place of its time.
 def timed(key: str, time: str) -> str:
-    """Return a log whose first event of this key has another text in place of its time."""
     return re.sub(rf'("time_ms": )\d+([^\n]*"{key}")', rf"\g<1>{time}\2", resnet_v07(40.0), count=1)
 
 
@@ -282,8 +279,7 @@ MISSED = resnet_v07(10.0, quality=(0.3,), status="aborted", seed=9)
 _FIVE = [
     resnet_v07(each, start_ms=START_MS + 10**7 * n, seed=n) for n, each in enumerate((40.0, 41.0, 39.0, 45.0, 42.0))
 ]
-_BETWEEN_MS = 1_623_560_000_000
-"""Between two deadlines."""
+_BETWEEN_MS = 1_623_560_000_000  # Between two deadlines
 _V10, _V11 = (
     log_of("bert", mllog("eval_accuracy", 0.73, _BETWEEN_MS), start_ms=_BETWEEN_MS + shift)
     for shift in (-(10**8), 10**8)
@@ -398,9 +394,9 @@ def write(folder: Path, content: dict[str, str]) -> Path:
     return folder
 
 
+# Its score with the audit's findings, energy and reference convergence; what the commands print of them.
 @pytest.mark.parametrize("name", SETS)
 def test_a_set(name: str, tmp_path: Path, recorded: Record) -> None:
-    """Its score with the audit's findings, energy and reference convergence; what the commands print of them."""
     folder = write(tmp_path / "logs", SETS[name])
     scores, reports = score_and_check(folder)
     found: dict[str, Any] = {"rulesets": sorted({str(each.ruleset) for each in reports})}
@@ -655,9 +651,9 @@ COMPARISONS: dict[str, tuple[dict[str, str], str | None]] = {
 }
 
 
+# The verdict with its factors, how sure it is, and what differs.
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison(name: str, tmp_path: Path, recorded: Record) -> None:
-    """The verdict with its factors, how sure it is, and what differs."""
     content, submission = COMPARISONS[name]
     side = load_side(write(tmp_path / "logs", content))
     found = compare(side, submission)

@@ -32,8 +32,8 @@ NAME = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
 HOSTILE = '</td><script>document.title="taken"</script>|<b>'
 
 
+# Two sets: a DGX A100 and two of them; the second has a value that would be markup.
 def runs(folder: Path) -> list[Path]:
-    """Return two sets: a DGX A100 and two of them; the second has a value that would be markup."""
     sets = []
     for name, platform, minutes in (("$one$", "1xNVIDIA DGX A100", 39.0), ("two", "2xNVIDIA DGX A100", 22.5)):
         texts = [
@@ -53,8 +53,8 @@ def runs(folder: Path) -> list[Path]:
     return sets
 
 
+# Write what a training that translates leaves in the folder of an experiment; chrF rises with the number.
 def write_translations(experiment: Path, translations: list[tuple[str, float]]) -> None:
-    """Write what a training that translates leaves in the folder of an experiment; chrF rises with the number."""
     experiment.mkdir()
     lines = [
         {"epoch": 3, "index": n, "source": "s", "hypothesis": text, "reference": f"| {text}", "bleu": bleu, "chrf": n}
@@ -158,9 +158,9 @@ def test_tables_sort_by_number_and_by_text(page: Path, browser: Any) -> None:
     assert state.count("none") == len(state) - 1
 
 
+# WCAG 2.1: text 4.5 to 1, lines of plots 3 to 1.
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_ink_is_readable_in_both_schemes(page: Path, browser: Any, scheme: str) -> None:
-    """WCAG 2.1: text 4.5 to 1, lines of plots 3 to 1."""
     features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
     browser.get(page.as_uri())
@@ -207,8 +207,8 @@ def test_the_page_never_scrolls_sideways(page: Path, browser: Any, width: int) -
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+# With its plots and the tables behind them, and without what only a screen can do.
 def test_the_page_prints(page: Path, browser: Any) -> None:
-    """With its plots and the tables behind them, and without what only a screen can do."""
     browser.get(page.as_uri())
     shown = (
         "return ['.filter', '.tally', 'nav'].map(s => getComputedStyle(document.querySelector(s)).display !== 'none')"
@@ -224,8 +224,8 @@ def test_the_page_prints(page: Path, browser: Any) -> None:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
+# What is shown of the list, and of the sections below it.
 def visible(browser: Any) -> list[list[str]]:
-    """Return what is shown of the list, and of the sections below it."""
     script = (
         "return ['#summary tbody tr', 'article'].map(s => [...document.querySelectorAll(s)]"
         ".filter(e => e.offsetParent !== null).map(e => e.dataset.set || e.id))"
@@ -264,8 +264,8 @@ def test_the_page_without_a_script(page: Path, browser: Any) -> None:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+# 56 times five runs of 60 evaluations, compared with a submission and with all that differs from it.
 def test_56_sets_make_a_small_page(tmp_path: Path) -> None:
-    """56 times five runs of 60 evaluations, compared with a submission and with all that differs from it."""
     rising = tuple(0.76 * (1 - 0.9 ** (k + 1)) for k in range(59))
     texts = [
         resnet_v07(39 + 0.3 * n, quality=(*(value + 0.001 * n for value in rising), 0.7605), start_ms=START_MS + n)
@@ -295,8 +295,8 @@ def test_verdicts_look_like_what_they_mean() -> None:
     assert all(f".verdict.{each} " in style for each in ("good", "open", "bad"))
 
 
+# What a plot says and shows: its label, texts, and how many marks of each class.
 def drawn(svg: str) -> list[object]:
-    """Return what a plot says and shows: its label, texts, and how many marks of each class."""
     root = ElementTree.fromstring(svg)
     texts = [str(each.text) for each in root.iter("text")]
     marks = [(each.get("class"), str(each.get("d")).count("M")) for each in root.iter("path")]
@@ -304,8 +304,8 @@ def drawn(svg: str) -> list[object]:
     return [root.get("aria-label"), texts, marks, bars]
 
 
+# Two sets of five runs, one that missed among five, a run on a CPU, a set with a factor, and translations.
 def test_what_a_report_says(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
-    """Two sets of five runs, one that missed among five, a run on a CPU, a set with a factor, and translations."""
     rising = tuple(0.1 + 0.07 * k for k in range(9))
     missing = [resnet_v07(39.0 + n, quality=(*rising, 0.7605), start_ms=START_MS + 10**7 * n) for n in range(4)]
     write_set(tmp_path / "missing", [*missing, resnet_v07(50.0, quality=rising, status="aborted", cache_clear=False)])
@@ -340,8 +340,8 @@ def test_what_a_report_says(tmp_path: Path, recorded: Callable[[str, object], No
     assert asked.against == NAME
 
 
+# Neither markup, links, control characters nor a reversed direction of writing; what is damaged is passed over.
 def test_translations_are_text_of_a_limited_length(tmp_path: Path) -> None:
-    """Neither markup, links, control characters nor a reversed direction of writing; what is damaged is passed over."""
     texts = [f"![{HOSTILE}](http://example.org)", "a\x1b[2J\u202eb\nc", "ü" * 1000, "\ufffd"]
     write_translations(tmp_path / "experiment_0", [(text, 1.0) for text in texts])
     whole = {"epoch": 1, "index": 4, "source": "", "hypothesis": "", "reference": "", "bleu": 1, "chrf": 1}

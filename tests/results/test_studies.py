@@ -34,8 +34,8 @@ def plain(tables: Iterable[Table]) -> dict[str, object]:
     return {each.title: [each.columns, each.note, *each.rows] for each in tables}
 
 
+# Of the printed figures that can be computed from others, with the interval that its digits leave.
 def test_tables_of_the_study_and_each_printed_figure_that_does_not_follow(recorded: Record) -> None:
-    """Of the printed figures that can be computed from others, with the interval that its digits leave."""
     found = checks()
     failing = [
         [each.source, each.place, each.what, each.printed, each.computed, each.note]
@@ -51,8 +51,8 @@ def test_tables_of_the_study_and_each_printed_figure_that_does_not_follow(record
     assert [Span(low=1, high=2).meets(Span(low=low, high=3)) for low in (2, 2.1)] == [True, False]
 
 
+# Speed-up, efficiency, a baseline, releases and precisions; published cells; the study's figures.
 def test_tables_and_figures_of_any_measurements(recorded: Record) -> None:
-    """Speed-up, efficiency, a baseline, releases and precisions; published cells; the study's figures."""
     rows = [
         measured("resnet", 1, 100.0),
         measured("resnet", 8, 20.0, batch=512.0),
@@ -72,8 +72,8 @@ def test_tables_and_figures_of_any_measurements(recorded: Record) -> None:
     assert "var(--series-1" in figures[0].alone()
 
 
+# Sets of a loss that count epochs, samples, and neither in one of the logs; a set of two epochs of an accuracy.
 def test_a_figure_is_of_one_quality_over_one_unit(tmp_path: Path, recorded: Record) -> None:
-    """Sets of a loss that count epochs, samples, and neither in one of the logs; a set of two epochs of an accuracy."""
     loss = [
         resnet_v07(60.0 + n, quality=(2.8, 2.68), start_ms=1_683_000_000_000, submission_benchmark="gpt3")
         for n in (1, 2)
