@@ -50,11 +50,13 @@ class Table:
         writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
         return file.getvalue()
 
+    # The text of a cell can neither end the cell nor be taken for HTML, a link or an image.
     def as_markdown(self) -> str:
         right = [self.is_number(column) for column in range(len(self.columns))]
         lines = [f"| {' | '.join(self.columns)} |", f"|{'|'.join('---:' if r else '---' for r in right)}|"]
-        lines += [f"| {' | '.join(_in_markdown(text) for text in self.texts(row))} |" for row in self.rows]
-        return "\n".join(lines)
+        escapes = str.maketrans({"|": "/", "<": "&lt;", "[": "\\["})
+        rows = ([" ".join(text.translate(escapes).split()) for text in self.texts(row)] for row in self.rows)
+        return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def shown(cell: Cell) -> str:
@@ -80,8 +82,3 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     for item in items:
         found.setdefault(key(item), []).append(item)
     return found
-
-
-# Text of a cell that can neither end the cell nor be taken for HTML, a link or an image.
-def _in_markdown(text: str) -> str:
-    return " ".join(text.replace("|", "/").replace("<", "&lt;").replace("[", "\\[").split())

@@ -63,7 +63,11 @@ def fast_beginning(run: RunLog) -> Iterator[Oddity]:
     not say when they are, a long first part with one evaluation compares with no short ones of one each.
     """
     spans = spans_of(run)
-    if spans and spans[0][2] > _LONG_FIRST * max(length for _, _, length in spans[1:]) and not _has_evaluations(run):
+    if (
+        spans
+        and spans[0][2] > _LONG_FIRST * max(length for _, _, length in spans[1:])
+        and not any(phase.name == "eval_start" for phase in run.phases)
+    ):
         return
     if spans and (ratio := _above_others(run, spans, 0)) > _FASTER:
         length = length_of(run)
@@ -75,10 +79,6 @@ def fast_beginning(run: RunLog) -> Iterator[Oddity]:
             run.path,
             run.quality[0].line,
         )
-
-
-def _has_evaluations(run: RunLog) -> bool:
-    return any(phase.name == "eval_start" for phase in run.phases)
 
 
 def fast_middle(run: RunLog) -> Iterator[Oddity]:

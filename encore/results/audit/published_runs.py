@@ -77,7 +77,8 @@ def _key(benchmark: str | None, values: _Values) -> _Key | None:
 
 def published_run(score: Score) -> Iterator[Oddity]:
     for public, ratio, runs in _sets_of(score):
-        if abs(ratio - 1) < _SAME_FACTOR and not _names(score, public.name):
+        # Not in the public set's own place, in a checkout of a results repository.
+        if abs(ratio - 1) < _SAME_FACTOR and not set(public.name.split("/")[1:]) <= set(score.folder.absolute().parts):
             yield Oddity(f"{count_of(runs, 'run')} of {public.name}")
 
 
@@ -130,11 +131,6 @@ def _curves_like(score: Score, run: RunLog) -> Iterator[tuple[_PublicRun, list[f
         if all(mine[:-1] == theirs[: len(mine) - 1] for (_, mine), (_, theirs) in pairs):
             times = zip(curve.minutes, public.minutes, strict=False)
             yield public, [own / theirs for own, theirs in times if theirs > 0]
-
-
-# Whether the folder is the public set's own place, in a checkout of a results repository.
-def _names(score: Score, name: str) -> bool:
-    return set(name.split("/")[1:]) <= set(score.folder.absolute().parts)
 
 
 # Public sets whose run times these are but for one factor, with it and the number of such runs.

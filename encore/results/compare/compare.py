@@ -229,21 +229,20 @@ class Comparison:
             "further_runs": self.further_runs,
             "ratio": self.score.ratio if self.score else None,
             "findings": [finding.as_json() for finding in self.ours.findings],
-            "factors": [_factor_as_json(factor) for factor in self.factors],
+            "factors": [
+                {
+                    "name": factor.name,
+                    "unit": factor.unit,
+                    "ours": factor.ours,
+                    "theirs": factor.theirs,
+                    "ratio": factor.ratio,
+                    "interval": list(factor.interval) if factor.interval else None,
+                    "z": factor.z,
+                    "note": factor.note,
+                }
+                for factor in self.factors
+            ],
         }
-
-
-def _factor_as_json(factor: Factor) -> dict[str, Any]:
-    return {
-        "name": factor.name,
-        "unit": factor.unit,
-        "ours": factor.ours,
-        "theirs": factor.theirs,
-        "ratio": factor.ratio,
-        "interval": list(factor.interval) if factor.interval else None,
-        "z": factor.z,
-        "note": factor.note,
-    }
 
 
 def compare(ours: Side, name: str | None = None, logs: Path | None = None, within: float = WITHIN) -> Comparison:
@@ -344,7 +343,7 @@ def _judge(
         why = ours.missing or f"none of {ours.runs} runs has a time"
         unusable = any(not run.converged and run.reason not in NOT_CONVERGED for run in ours.logs)
         verdict = Verdict.NOT_COMPARABLE if unusable else Verdict.NOT_CONVERGED
-        return verdict, [why, *_explanations(ours)], None
+        return verdict, [why, *list(dict.fromkeys(run.explanation for run in ours.logs if run.explanation))[:3]], None
     score, per_length, lengths = factors
     if score is None or score.ratio is None or ours.score is None:
         return Verdict.NOT_COMPARABLE, [f"{theirs.label} has no {'published ' if theirs.published else ''}score"], None
@@ -352,11 +351,6 @@ def _judge(
         return Verdict.NOT_COMPARABLE, doubts, None
     verdict, decisive = decide(score, per_length, lengths, within, single=ours.score.count == 1)
     return verdict, reasons_for(verdict, decisive, per_length, within), decisive
-
-
-def _explanations(ours: Side) -> list[str]:
-    reasons = dict.fromkeys(run.explanation for run in ours.logs if run.explanation)
-    return list(reasons)[:3]
 
 
 # Yield what keeps the two from being the same kind of run.

@@ -138,13 +138,14 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
     ended = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
     phases = {id(run): phases_of(run) for run in ended}
     each_phase = {name: [getattr(phases.get(id(run)), name, None) for run in runs] for name in PHASE_NAMES}
-    seeds = [run.seeds for run in runs]
+    seeds, platforms = [run.seeds for run in runs], [run.platform for run in runs if run.platform]
     return {
         "name": name,
         "benchmark": side.benchmark,
         "folder": where,
         "division": side.division,
-        "platform": _platform(runs),
+        # The platform that most of the logs name, the first of several.
+        "platform": next((name for name, _ in Counter(platforms).most_common(1)), None),
         "required": side.required,
         "missing": side.missing,
         "score_minutes": _short(side.score.estimate, _TIMES) if side.score and side.score_is_official else None,
@@ -163,19 +164,16 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
             if values.count(None) < len(values)
         },
         "curves": [
-            [_shortened(curve.minutes), {name: _shortened(values) for name, values in curve.values.items()}]
+            [
+                [_short(each) for each in curve.minutes],
+                {name: [_short(each) for each in values] for name, values in curve.values.items()},
+            ]
             for curve in side.curves
         ],
         "global_batch": side.global_batch,
         "train_samples": side.train_samples,
         "hyperparameters": dict(sorted(side.hyperparameters.items())),
     }
-
-
-# Platform that most of the logs name, the first of several.
-def _platform(runs: Sequence[RunLog]) -> str | None:
-    named = Counter(run.platform for run in runs if run.platform)
-    return named.most_common(1)[0][0] if named else None
 
 
 def _length(run: RunLog, unit: str) -> float | None:
@@ -185,10 +183,6 @@ def _length(run: RunLog, unit: str) -> float | None:
 
 def _short(value: float | None, digits: int = _OTHERS) -> float | None:
     return None if value is None else float(f"{value:.{digits}g}")
-
-
-def _shortened(values: Sequence[float]) -> list[float | None]:
-    return [_short(value) for value in values]
 
 
 # Write the round's digests and return them; of two sets of one name, the one with more runs.

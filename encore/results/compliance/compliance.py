@@ -173,7 +173,14 @@ def known_ruleset(ruleset: str | None) -> str | None:
 def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
     run, events = log.run, log.events
     if ruleset is None:
-        return [_unknown_round(run)], "none"
+        unknown_round = Finding(
+            line=None,
+            rule="each round has rules of its own",
+            expected="a log that names its round",
+            found=run.round_found,
+            hint="name it: --ruleset 0.7.0",
+        )
+        return [unknown_round], "none"
     small = small_data_findings(run)
     findings = [*log.damaged, *_timeless(events)]
     if ruleset == "0.5.0":
@@ -183,14 +190,15 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         findings += [_with_best(each, run) for each in official.check_events(events, ruleset, run.benchmark)]
         findings += [*extra_findings(events, run), *small]
         checker = f"{official.version()} and Encore's own rules"
-    excused = bool(small) and run.status == "success"
-    return [_rated(_excused(each) if excused else each) for each in findings], checker
-
-
-# Give a finding of our own the rate of its rule and the severity that this allows.
-def _rated(finding: Finding) -> Finding:
-    rate = rate_of("check", finding.code)
-    return finding if rate is None else replace(finding, rate=rate, severity=severity_at(rate, finding.severity))
+    if small and run.status == "success":
+        # That the round's target was missed is the small data's doing: the run reached the target that it was given. A
+        # run that missed its own, that was stopped or that was killed has nothing to excuse.
+        findings = [replace(each, kind="small_data") if each.code in _TARGET_CODES else each for each in findings]
+    rates = [(each, rate_of("check", each.code)) for each in findings]
+    return [
+        each if rate is None else replace(each, rate=rate, severity=severity_at(rate, each.severity))
+        for each, rate in rates
+    ], checker
 
 
 def _damaged_event(line: int, text: str) -> Finding:
@@ -222,12 +230,6 @@ def _timeless(events: list[Event]) -> list[Finding]:
     ]
 
 
-# Mark that the round's target was missed as the small data's doing: the run reached the target that it was given.
-# A run that missed its own, that was stopped or that was killed has nothing to excuse.
-def _excused(finding: Finding) -> Finding:
-    return replace(finding, kind="small_data") if finding.code in _TARGET_CODES else finding
-
-
 # Say how good the best evaluation was, where the checker says that none is good enough.
 def _with_best(finding: Finding, run: RunLog) -> Finding:
     if finding.code != official.TARGET_NOT_MET or run.round is None or run.benchmark is None:
@@ -244,14 +246,4 @@ def _with_best(finding: Finding, run: RunLog) -> Finding:
         finding,
         expected=f"an evaluation that reaches {wanted}",
         found=f"the best of {count_of(len(values), 'evaluation')} has {reached}",
-    )
-
-
-def _unknown_round(run: RunLog) -> Finding:
-    return Finding(
-        line=None,
-        rule="each round has rules of its own",
-        expected="a log that names its round",
-        found=run.round_found,
-        hint="name it: --ruleset 0.7.0",
     )

@@ -143,20 +143,41 @@ def check_events(events: Sequence[Event], ruleset: str, benchmark: str | None) -
     mlp_compliance.enqueued_configs.clear()
     try:
         mlp_compliance.enqueued_configs.append(config)
-        with _names_in(mlp_compliance, enqueue_config=enqueue, yaml=_Rules, eval=_evaluate, exec=_execute), _silence():
-            _run_configs(collector, _log_lines(events, ruleset), mlp_compliance)
+        lines = _log_lines(events, ruleset)
+        names = {"enqueue_config": enqueue, "yaml": _Rules, "eval": _evaluate, "exec": _execute}
+        silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        with _names_in(mlp_compliance, names), silent[0], silent[1]:
+            while mlp_compliance.enqueued_configs:
+                rules = _checker_folder() / mlp_compliance.enqueued_configs.pop(0)
+                collector.configured_checks(lines, str(rules))
     except Exception as error:
-        crash = _crash(error, ruleset)
+        crash = Finding(
+            line=None,
+            rule=f"mlperf-logging training_{ruleset}",
+            expected="a verdict of the checker",
+            found=f"the checker broke on this log: {type(error).__name__}: {str(error)[:200]}",
+            hint="correct the other findings first; if none is left, report the log to mlcommons/logging",
+            kind="crash",
+        )
     finally:
         mlp_compliance.enqueued_configs.clear()
     findings = [_finding(key, message, severity, ruleset) for key, message, severity in collector.collected()]
-    findings += [_no_such_rules(name, ruleset) for name in refused]
+    findings += [
+        Finding(
+            line=None,
+            rule=f"mlperf-logging training_{ruleset}: one rule file per benchmark, division and optimizer",
+            expected="a benchmark, division and optimizer that the round had",
+            found=f"the log leads to rules that do not exist: {name[:200]}",
+            hint="log submission_benchmark, submission_division and opt_name as the round spells them",
+        )
+        for name in refused
+    ]
     return [*findings, crash] if crash else findings
 
 
 # Give a module other functions for a while, under the names by which it calls them.
 @contextlib.contextmanager
-def _names_in(module: Any, **names: object) -> Iterator[None]:
+def _names_in(module: Any, names: dict[str, object]) -> Iterator[None]:
     before = {name: vars(module)[name] for name in names if name in vars(module)}
     vars(module).update(names)
     try:
@@ -165,12 +186,6 @@ def _names_in(module: Any, **names: object) -> Iterator[None]:
         for name in names:
             del vars(module)[name]
         vars(module).update(before)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 @functools.cache
@@ -216,11 +231,6 @@ def _evaluate(source: str, scope: dict[str, Any], names: dict[str, Any] | None =
 
 def _execute(source: str, scope: dict[str, Any], names: dict[str, Any] | None = None) -> None:
     exec(_compiled(source, "exec"), scope, names)
-
-
-def _run_configs(collector: Any, lines: list[Any], module: Any) -> None:
-    while module.enqueued_configs:
-        collector.configured_checks(lines, str(_checker_folder() / module.enqueued_configs.pop(0)))
 
 
 @functools.cache
@@ -339,24 +349,3 @@ def _value_in(message: str) -> str:
     kept = {name: each for name, each in metadata.items() if name not in _PLACE}
     more = f", metadata {json.dumps(kept)}" if kept else ""
     return f"value {value}{more}"[:300]
-
-
-def _no_such_rules(name: str, ruleset: str) -> Finding:
-    return Finding(
-        line=None,
-        rule=f"mlperf-logging training_{ruleset}: one rule file per benchmark, division and optimizer",
-        expected="a benchmark, division and optimizer that the round had",
-        found=f"the log leads to rules that do not exist: {name[:200]}",
-        hint="log submission_benchmark, submission_division and opt_name as the round spells them",
-    )
-
-
-def _crash(error: Exception, ruleset: str) -> Finding:
-    return Finding(
-        line=None,
-        rule=f"mlperf-logging training_{ruleset}",
-        expected="a verdict of the checker",
-        found=f"the checker broke on this log: {type(error).__name__}: {str(error)[:200]}",
-        hint="correct the other findings first; if none is left, report the log to mlcommons/logging",
-        kind="crash",
-    )

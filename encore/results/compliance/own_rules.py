@@ -7,6 +7,7 @@ from encore.results.findings import Finding, Severity
 from encore.results.logs.reader import Event
 from encore.results.logs.run_log import Reason, RunLog
 from encore.results.rules import data_size
+from encore.results.table import grouped
 
 _RULES = "training_rules.adoc"
 _RESNET_EVAL_EPOCHS = 4
@@ -14,6 +15,13 @@ _RESNET_EVAL_EPOCHS = 4
 # are no evidence: they are constants of the data set, which most submitted logs have before run_start; nor are
 # ``tracked_stats``, by which half of the logs of v5.1 give the times of warm-up and start.
 _DATA_WORK = frozenset({"epoch_start", "epoch_stop", "block_stop", "eval_start", "eval_stop", "eval_accuracy"})
+_ONCE = ("run_start", "run_stop")
+_AT_LEAST_ONCE = ("train_loop", "train_epoch", "eval_start", "eval_accuracy", "eval_target")
+_WORK = ("init_start", "model_hp_", "train_")
+_CACHES = "caches: flush them or reboot before each run"
+_REACH = "quality target: the run must reach it"
+_TRAIN_ON = "train until the target is reached"
+_NO_TIME = f"{_TRAIN_ON}; a run that stops before it has no time"
 
 
 def small_data_findings(run: RunLog) -> list[Finding]:
@@ -41,154 +49,149 @@ def small_data_findings(run: RunLog) -> list[Finding]:
     ]
 
 
+def _finding(
+    code: str, line: int | None, rule: str, expected: str, found: str, hint: str, severity: Severity = "error"
+) -> Finding:
+    rules = f"{_RULES} of v0.5" if code.startswith("v05_") else _RULES
+    return Finding(
+        code=code, line=line, rule=f"{rules}, {rule}", expected=expected, found=found, hint=hint, severity=severity
+    )
+
+
 def extra_findings(events: Sequence[Event], run: RunLog) -> list[Finding]:
+    first = {event.key: event for event in reversed(events)}
     return [
-        *_outcome(events, run),
-        *_cache(events),
-        *_seed(run),
-        *_resnet_schedule(run),
-        *_order(events),
-        *_data_before_clock(events),
+        *_outcome(run, first),
+        *_cache(events, first),
+        *_seed_and_schedule(run),
+        *_order(first),
+        *_data_before_clock(events, first.get("run_start")),
     ]
 
 
-# Check the quality target, which 0.6.0 lacks, and that run_stop says success, which no later ruleset asks.
-def _outcome(events: Sequence[Event], run: RunLog) -> Iterator[Finding]:
+# The quality target, which 0.6.0 lacks, and that run_stop says success, which no later ruleset asks.
+def _outcome(run: RunLog, first: dict[str, Event]) -> Iterator[Finding]:
     if run.reason is Reason.ABORTED:
-        yield Finding(
-            code="run_not_successful",
-            line=next((event.line for event in events if event.key == "run_stop"), None),
-            rule=f"{_RULES}, quality target: the run must reach it",
-            expected="run_stop with status success",
-            found=run.explanation,
-            hint="train until the target is reached; a run that stops before it has no time",
+        yield _finding(
+            "run_not_successful",
+            first["run_stop"].line if "run_stop" in first else None,
+            _REACH,
+            "run_stop with status success",
+            run.explanation,
+            _NO_TIME,
         )
     if run.reason is Reason.TARGET_MISSED and run.round == "v0.6":
-        yield Finding(
-            code="target_missed",
-            line=run.quality[-1].line,
-            rule=f"{_RULES}, quality target of v0.6 (not in the 0.6.0 rule files)",
-            expected=", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets),
-            found=run.explanation,
-            hint="train until the target is reached",
+        yield _finding(
+            "target_missed",
+            run.quality[-1].line,
+            "quality target of v0.6 (not in the 0.6.0 rule files)",
+            _targets(run),
+            run.explanation,
+            _TRAIN_ON,
         )
 
 
-# Check that caches were cleared before the run: the checker takes any cache_clear, anywhere.
-def _cache(events: Sequence[Event]) -> Iterator[Finding]:
-    clears = [event for event in events if event.key == "cache_clear"]
-    start = next((event for event in events if event.key == "run_start"), None)
-    rule = f"{_RULES}, caches: flush them or reboot before each run"
+def _targets(run: RunLog) -> str:
+    return ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets)
+
+
+# That caches were cleared before the run: the checker takes any cache_clear, anywhere.
+def _cache(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
+    clears, start = [event for event in events if event.key == "cache_clear"], first.get("run_start")
     if clears and not any(event.value is True or event.value in ("true", "True", 1) for event in clears):
-        yield Finding(
-            code="cache_not_cleared",
-            line=clears[0].line,
-            rule=rule,
-            expected="cache_clear true",
-            found=f"cache_clear {clears[0].value!r}",
-            hint="let the launcher drop the page cache (needs root), then log cache_clear true",
-            severity="warning",
+        yield _finding(
+            "cache_not_cleared",
+            clears[0].line,
+            _CACHES,
+            "cache_clear true",
+            f"cache_clear {clears[0].value!r}",
+            "let the launcher drop the page cache (needs root), then log cache_clear true",
+            "warning",
         )
     if clears and start and all(event.line > start.line for event in clears):
-        yield Finding(
-            code="cache_cleared_late",
-            line=clears[0].line,
-            rule=rule,
-            expected="cache_clear before run_start",
-            found=f"run_start in line {start.line}, cache_clear in line {clears[0].line}",
-            hint="drop the cache before the program starts",
-            severity="warning",
+        yield _finding(
+            "cache_cleared_late",
+            clears[0].line,
+            _CACHES,
+            "cache_clear before run_start",
+            f"run_start in line {start.line}, cache_clear in line {clears[0].line}",
+            "drop the cache before the program starts",
+            "warning",
         )
 
 
-def _seed(run: RunLog) -> Iterator[Finding]:
+def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:
     if not run.seeds and run.benchmark != "minigo":
-        yield Finding(
-            code="no_seed",
-            line=None,
-            rule=f"{_RULES}, random numbers: seeds from the clock or /dev/urandom, and logged",
-            expected="a seed event",
-            found="none",
-            hint="log seed once, from rank 0",
-            severity="warning",
+        yield _finding(
+            "no_seed",
+            None,
+            "random numbers: seeds from the clock or /dev/urandom, and logged",
+            "a seed event",
+            "none",
+            "log seed once, from rank 0",
+            "warning",
         )
-
-
-def _resnet_schedule(run: RunLog) -> Iterator[Finding]:
-    if run.benchmark != "resnet" or run.round not in ("v0.6", "v0.7"):
-        return
-    epochs = [point.epoch for point in run.quality if point.epoch is not None]
-    for earlier, later in itertools.pairwise(epochs):
-        if later - earlier > _RESNET_EVAL_EPOCHS:
-            yield Finding(
-                code="resnet_evaluations",
-                line=next(point.line for point in run.quality if point.epoch == later),
-                rule=f"{_RULES}, ResNet: evaluation every 4 epochs, offset 0 to 3",
-                expected=f"an evaluation by epoch {earlier + _RESNET_EVAL_EPOCHS:g}",
-                found=f"none between epoch {earlier:g} and {later:g}",
-                hint="evaluate every 4 epochs",
-                severity="warning",
+    if run.benchmark == "resnet" and run.round in ("v0.6", "v0.7"):
+        lines = {point.epoch: point.line for point in reversed(run.quality) if point.epoch is not None}
+        pairs = itertools.pairwise(point.epoch for point in run.quality if point.epoch is not None)
+        gaps = ((earlier, later) for earlier, later in pairs if later - earlier > _RESNET_EVAL_EPOCHS)
+        for earlier, later in itertools.islice(gaps, 1):
+            yield _finding(
+                "resnet_evaluations",
+                lines[later],
+                "ResNet: evaluation every 4 epochs, offset 0 to 3",
+                f"an evaluation by epoch {earlier + _RESNET_EVAL_EPOCHS:g}",
+                f"none between epoch {earlier:g} and {later:g}",
+                "evaluate every 4 epochs",
+                "warning",
             )
-            return
 
 
-# Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times.
-def _order(events: Sequence[Event]) -> Iterator[Finding]:
-    first: dict[str, Event] = {}
-    for event in events:
-        first.setdefault(event.key, event)
-    for before, after in (("init_start", "init_stop"), ("init_stop", "run_start"), ("run_start", "run_stop")):
+# That run_start is not older than init_stop, nor run_stop than run_start, by their own times.
+def _order(first: dict[str, Event]) -> Iterator[Finding]:
+    for before, after in itertools.pairwise(("init_start", "init_stop", "run_start", "run_stop")):
         one, two = first.get(before), first.get(after)
         if one and two and one.time_s and two.time_s and two.time_s < one.time_s:
-            yield Finding(
-                code="clock_order",
-                line=two.line,
-                rule=f"{_RULES}, timing: {before} comes before {after}",
-                expected=f"a time not before that of {before} in line {one.line}",
-                found=f"{one.time_s - two.time_s:.3f} s earlier",
-                hint="take both times on the same node, from the same clock",
-                severity="warning",
+            yield _finding(
+                "clock_order",
+                two.line,
+                f"timing: {before} comes before {after}",
+                f"a time not before that of {before} in line {one.line}",
+                f"{one.time_s - two.time_s:.3f} s earlier",
+                "take both times on the same node, from the same clock",
+                "warning",
             )
 
 
-# Check that nothing read the data set before the clock started, as far as the log shows it.
-def _data_before_clock(events: Sequence[Event]) -> Iterator[Finding]:
-    start = next((event for event in events if event.key == "run_start"), None)
-    if start is None:
-        return
-    for event in events:
-        if event.key in _DATA_WORK and _is_before(event, start):
-            yield Finding(
-                code="data_before_clock",
-                line=event.line,
-                rule=f"{_RULES}, run results: the clock starts before any part of the system touches the data set",
-                expected=f"no {event.key} before run_start in line {start.line}",
-                found=f"{event.key} before it",
-                hint="warm up on synthetic data, log run_start, and only then read the data set",
-            )
-            return
+# That nothing read the data set before the clock started, as far as the log shows it.
+def _data_before_clock(events: Sequence[Event], start: Event | None) -> Iterator[Finding]:
+    early = (event for event in events if start and event.key in _DATA_WORK and _is_before(event, start))
+    for event in itertools.islice(early, 1):
+        yield _finding(
+            "data_before_clock",
+            event.line,
+            "run results: the clock starts before any part of the system touches the data set",
+            f"no {event.key} before run_start in line {start.line if start else '?'}",
+            f"{event.key} before it",
+            "warm up on synthetic data, log run_start, and only then read the data set",
+        )
 
 
-# Compare by the events' own times, or by their lines where one has none.
+# By the events' own times, or by their lines where one has none.
 def _is_before(event: Event, start: Event) -> bool:
     if event.time_s is None or start.time_s is None:
         return event.line < start.line
     return event.time_s < start.time_s
 
 
-_RULES_V05 = "training_rules.adoc of v0.5"
-_ONCE = ("run_start", "run_stop")
-_AT_LEAST_ONCE = ("train_loop", "train_epoch", "eval_start", "eval_accuracy", "eval_target")
-_WORK = ("init_start", "model_hp_", "train_")
+# -- v0.5 -----------------------------------------------------------------------------------------------------------
 
 
 def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:
     """Return findings about a v0.5 log; events that a logger wrote twice count once."""
     distinct = list({(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values())
     distinct.reverse()
-    by_key: dict[str, list[Event]] = {}
-    for event in distinct:
-        by_key.setdefault(event.key, []).append(event)
+    by_key = grouped(distinct, lambda event: event.key)
     return [*_counts(by_key), *_clock(distinct, by_key), *_evaluations(by_key, run), *_outcome_v05(run)]
 
 
@@ -197,8 +200,8 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
         found = by_key.get(key, [])
         if len(found) != 1:
             yield _finding(
-                "clock_once",
-                found[1].line if len(found) > 1 else None,
+                "v05_clock_once",
+                found[1].line if found else None,
                 "timing: one clock, started and stopped once",
                 f"exactly one {key} event",
                 f"{len(found)} of them" if found else "none",
@@ -206,55 +209,48 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
             )
     for key in _AT_LEAST_ONCE:
         if key not in by_key:
-            yield _finding("event_missing", None, "logging", f"at least one {key} event", "none", f"log {key}")
+            yield _finding("v05_event_missing", None, "logging", f"at least one {key} event", "none", f"log {key}")
     if "run_clear_caches" not in by_key:
         yield _finding(
-            "no_cache_clear",
+            "v05_no_cache_clear",
             None,
-            "caches: flush them or reboot before each run",
+            _CACHES,
             "a run_clear_caches event",
             "none",
             "drop the page cache before the run and log run_clear_caches",
         )
     elif all(event.value is False for event in by_key["run_clear_caches"]):
         yield _finding(
-            "cache_not_cleared",
+            "v05_cache_not_cleared",
             by_key["run_clear_caches"][0].line,
-            "caches: flush them or reboot before each run",
+            _CACHES,
             "run_clear_caches without a value, or true",
             "run_clear_caches false",
             "let the launcher drop the page cache (needs root)",
             "warning",
         )
-    for key, hint in (
-        ("run_final", "log run_final last of all"),
-        ("run_set_random_seed", "log the seed used"),
-    ):
+    for key, hint in (("run_final", "log run_final last of all"), ("run_set_random_seed", "log the seed used")):
         if key not in by_key:
-            yield _finding("event_wanted", None, "logging", f"a {key} event", "none", hint, "warning")
+            yield _finding("v05_event_wanted", None, "logging", f"a {key} event", "none", hint, "warning")
 
 
-# Check that the model is built in the run: v0.5 has no untimed initialisation.
+# That the model is built in the run: v0.5 has no untimed initialisation.
 def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[Finding]:
-    start = next(iter(by_key.get("run_start", [])), None)
-    if start is None:
-        return
-    for clear in by_key.get("run_clear_caches", [])[:1]:
-        if clear.line > start.line:
+    for start in by_key.get("run_start", [])[:1]:
+        for clear in by_key.get("run_clear_caches", [])[:1]:
+            if clear.line > start.line:
+                yield _finding(
+                    "v05_cache_cleared_late",
+                    clear.line,
+                    "caches: flush them before the run",
+                    "run_clear_caches before run_start",
+                    f"run_start in line {start.line}",
+                    "drop the cache before the program starts",
+                )
+        early = (event for event in events if event.line < start.line and event.key.startswith(_WORK))
+        for event in itertools.islice(early, 1):
             yield _finding(
-                "cache_cleared_late",
-                clear.line,
-                "caches: flush them before the run",
-                "run_clear_caches before run_start",
-                f"run_start in line {start.line}",
-                "drop the cache before the program starts",
-            )
-    for event in events:
-        if event.line >= start.line:
-            break
-        if event.key.startswith(_WORK):
-            yield _finding(
-                "data_before_clock",
+                "v05_data_before_clock",
                 event.line,
                 "timing: the clock starts before any benchmark-specific work, model construction included",
                 f"no {event.key} before run_start (line {start.line})",
@@ -265,23 +261,23 @@ def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[
                 "warning",
             )
             return
-    for stop in by_key.get("run_stop", [])[:1]:
-        if stop.time_s is not None and start.time_s is not None and stop.time_s <= start.time_s:
-            yield _finding(
-                "clock_order",
-                stop.line,
-                "timing",
-                "run_stop after run_start",
-                f"{start.time_s - stop.time_s:.3f} s before it",
-                "take both times from the same clock",
-            )
+        for stop in by_key.get("run_stop", [])[:1]:
+            if stop.time_s is not None and start.time_s is not None and stop.time_s <= start.time_s:
+                yield _finding(
+                    "v05_clock_order",
+                    stop.line,
+                    "timing",
+                    "run_stop after run_start",
+                    f"{start.time_s - stop.time_s:.3f} s before it",
+                    "take both times from the same clock",
+                )
 
 
 def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Finding]:
     for event in by_key.get("eval_accuracy", []):
         if not (isinstance(event.value, dict) and {"epoch", "value"} <= set(event.value)):
             yield _finding(
-                "evaluation_form",
+                "v05_evaluation_form",
                 event.line,
                 "logging",
                 'eval_accuracy: {"epoch": E, "value": V}',
@@ -292,9 +288,9 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
     wanted = {target.value for target in run.targets}
     for event in by_key.get("eval_target", []):
         value = event.value
-        if wanted and isinstance(value, int | float) and len(wanted) == 1 and value not in wanted:
+        if isinstance(value, int | float) and len(wanted) == 1 and value not in wanted:
             yield _finding(
-                "eval_target",
+                "v05_eval_target",
                 event.line,
                 "quality target",
                 f"eval_target {next(iter(wanted)):g}",
@@ -307,24 +303,10 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
 def _outcome_v05(run: RunLog) -> Iterator[Finding]:
     if run.reason in (Reason.ABORTED, Reason.TARGET_MISSED, Reason.NO_QUALITY):
         yield _finding(
-            "target_missed",
+            "v05_target_missed",
             run.quality[-1].line if run.quality else None,
-            "quality target: the run must reach it",
-            ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets) or "success",
+            _REACH,
+            _targets(run) or "success",
             run.explanation,
-            "train until the target is reached; a run that stops before it has no time",
+            _NO_TIME,
         )
-
-
-def _finding(
-    code: str, line: int | None, rule: str, expected: str, found: str, hint: str, severity: Severity = "error"
-) -> Finding:
-    return Finding(
-        code=f"v05_{code}",
-        line=line,
-        rule=f"{_RULES_V05}, {rule}",
-        expected=expected,
-        found=found,
-        hint=hint,
-        severity=severity,
-    )

@@ -220,7 +220,7 @@ def _parse_v05(body: str, number: int) -> Event | None:
     rest = match["rest"].strip()
     if rest and not rest.startswith(":"):
         return None
-    metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": _lineno(match["lineno"])}
+    metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": int(match["lineno"][:10])}
     return Event(
         time_s=seconds, key=match["key"], value=_bare_or_json(rest[1:]), metadata=metadata, line=number, dialect="v0.5"
     )
@@ -292,7 +292,3 @@ def number_of(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return number if abs(number) < _LARGEST else None
-
-
-def _lineno(digits: str) -> int | None:
-    return int(digits) if len(digits) < 10 else None

@@ -22,7 +22,16 @@ def result_table(results: Iterable[PublishedResult]) -> Table:
     known = [result for result in results if result.benchmark and result.official_minutes is not None]
     benchmarks = sorted({result.benchmark or "" for result in known})
     systems: dict[tuple[str, ...], dict[str, PublishedResult]] = {}
-    for result in sorted(known, key=_order):
+    for result in sorted(
+        known,
+        key=lambda result: (
+            [int(part) for part in result.round.removeprefix("v").split(".")],
+            _DIVISIONS.index(result.division),
+            _AVAILABILITIES.index(result.availability),
+            result.submitter.lower(),
+            result.system.lower(),
+        ),
+    ):
         system = (result.round, result.division, result.availability, result.submitter, result.system)
         systems.setdefault(system, {})[result.benchmark or ""] = result
     return Table(
@@ -90,16 +99,6 @@ def parts_of_width(table: Table, width: int, name_width: int) -> list[Table]:
         )
         for number, part in enumerate(parts)
     ]
-
-
-def _order(result: PublishedResult) -> tuple[object, ...]:
-    return (
-        [int(part) for part in result.round.removeprefix("v").split(".")],
-        _DIVISIONS.index(result.division),
-        _AVAILABILITIES.index(result.availability),
-        result.submitter.lower(),
-        result.system.lower(),
-    )
 
 
 def _row(

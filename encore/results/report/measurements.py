@@ -84,7 +84,7 @@ def of_side(side: Side) -> Measurement:
         epochs=side.lengths.estimate if side.lengths and in_epochs else None,
         samples=side.lengths.estimate if side.lengths and side.length_unit == "samples" else None,
         minutes=side.score.estimate if side.score else None,
-        precision=_precision(side),
+        precision=str(side.settings.get("configuration.precision") or side.hyperparameters.get("precision") or ""),
         release=release_of(image, hardware.framework, side.label),
         curves=tuple(_curves(side.logs)),
     )
@@ -118,11 +118,6 @@ def of_study(key: str) -> list[Measurement]:
         for (model, system, gpus, batch, precision), values in cells.items()
         if len(values) == 2
     ]
-
-
-def _precision(side: Side) -> str:
-    stated = side.settings.get("configuration.precision") or side.hyperparameters.get("precision")
-    return str(stated or "")
 
 
 # Yield each quality of each run over what all logs of the set count; else over the number of the evaluation.

@@ -179,7 +179,9 @@ def section(
         plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
-        choices=_choices(ours) if ours.choices else None,
+        choices=Table(title="What the runs took", columns=("key", "choice"), rows=tuple(ours.choices.items()))
+        if ours.choices
+        else None,
         translations=translations_table(ours.folder),
         detections=tuple(shown_in_report(images_of(ours.folder))),
         generations=generations_table(ours.folder),
@@ -322,10 +324,6 @@ def _runs(side: Side) -> Table:
     )
 
 
-def _choices(side: Side) -> Table:
-    return Table(title="What the runs took", columns=("key", "choice"), rows=tuple(side.choices.items()))
-
-
 def _factors(compared: Comparison) -> Table:
     low, high = f"{percent(LEVEL)} from", f"{percent(LEVEL)} to"
     return Table(
@@ -378,17 +376,12 @@ def page(folder: Path, template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["plain"] = _plain
+    environment.filters["plain"] = lambda text: " ".join(str(text).split()).replace("|", "/").replace("<", "&lt;")
     environment.filters["breakable"] = lambda name: Markup("_<wbr>").join(str(name).split("_"))
     always = {"part": part, "version": __version__, "svg": Markup, "level": percent(LEVEL)}
     # Imported templates see globals alone.
     environment.globals.update({**always, **values})
     return environment.get_template(template).render()
-
-
-# Log's text on one line of Markdown.
-def _plain(text: object) -> str:
-    return " ".join(str(text).split()).replace("|", "/").replace("<", "&lt;")
 
 
 def write(contents: Mapping[str, str], folder: Path) -> list[Path]:
