@@ -19,7 +19,6 @@ from typing import Any
 from encore.results.compare.digest import submission
 from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
 from encore.results.compare.sides import Side, scores_compared, with_official_scores
-from encore.results.logs.timing import Curve
 from encore.results.published.systems import family
 from encore.results.rules import data_size
 from encore.results.scores.score import NOT_CONVERGED, Lack
@@ -81,11 +80,10 @@ class Factor:
 def factor_of(name: str, unit: str, ours: Sample | None, theirs: Sample | None) -> Factor | None:
     if ours is None or theirs is None:
         return None
-    note = ""
-    if ours.spread is None and theirs.spread is not None:
-        note = "one run: its spread is taken from the submission"
-    elif ours.spread is not None and theirs.spread is None:
-        note = "the spread of the submitted runs is not known and taken to be yours"
+    notes = {
+        (True, False): "one run: its spread is taken from the submission",
+        (False, True): "the spread of the submitted runs is not known and taken to be yours",
+    }
     found = ratio_of(ours, theirs)
     return Factor(
         name=name,
@@ -96,7 +94,7 @@ def factor_of(name: str, unit: str, ours: Sample | None, theirs: Sample | None) 
         interval=found.interval() if found else None,
         z=z_score(ours, theirs),
         found=found,
-        note=note,
+        note=notes.get((ours.spread is None, theirs.spread is None), ""),
     )
 
 
@@ -138,12 +136,6 @@ def reasons_for(verdict: Verdict, decisive: Factor, per_length: Factor | None, w
     if verdict is not Verdict.REPRODUCED and per_length is not None and per_length.is_beyond(within):
         reasons.append(_factor_text(per_length))
     return reasons
-
-
-def runs_to_decide(ours: Sample, theirs: Sample, verdict: Verdict, within: float) -> int | None:
-    more = further_runs(ours, theirs, within)
-    # A single run whose time alone is different: a spread of its own takes two more.
-    return 2 if more == 0 and verdict is Verdict.UNDECIDED else more
 
 
 def what_would_decide(ours: Sample, theirs: Sample, more: int | None, within: float) -> Iterator[str]:
@@ -265,7 +257,9 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
     borrowed = ours.score
     if ours.score is not None and theirs is not None and theirs.score is not None and score is not None:
         borrowed = ours.score.with_spread_of(theirs.score)
-        further = runs_to_decide(ours.score, theirs.score, verdict, within)
+        further = further_runs(ours.score, theirs.score, within)
+        # A single run whose time alone is different: a spread of its own takes two more.
+        further = 2 if further == 0 and verdict is Verdict.UNDECIDED else further
         if verdict is Verdict.UNDECIDED:
             reasons += what_would_decide(ours.score, theirs.score, further, within)
     return Comparison(
@@ -287,16 +281,13 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
 
 
 def certainty(found: Comparison) -> Iterator[str]:
-    ours = found.ours
+    ours, span = found.ours, found.score_interval
     if ours.score is not None:
-        name = (
-            ours.score_name if ours.score_is_official else f"mean of {count_of(ours.score.count, 'run')}, not a score"
-        )
-        span = found.score_interval
+        mean = f"mean of {count_of(ours.score.count, 'run')}, not a score"
         interval = f", 90 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""
-        yield f"{name}: {ours.score.estimate:.3f} minutes{interval}"
+        yield f"{ours.score_name if ours.score_is_official else mean}: {ours.score.estimate:.3f} minutes{interval}"
     if found.confidence is not None:
-        yield f"confidence in the verdict: {min(found.confidence, 0.999):.1%}".replace("%", " %")
+        yield f"confidence in the verdict: {100 * min(found.confidence, 0.999):.1f} %"
 
 
 # Time to the target and the two factors that it is the product of.
@@ -331,8 +322,8 @@ def _judge(
 ) -> tuple[Verdict, list[str], Factor | None]:
     if theirs is None:
         return Verdict.NOT_COMPARABLE, [match.text], None
-    doubtful = sorted({each.rule for each in ours.findings if each.severity == "error"})
-    doubts = [f"the audit doubts these logs: {', '.join(doubtful)}"] if doubtful else []
+    doubtful = ", ".join(sorted({each.rule for each in ours.findings if each.severity == "error"}))
+    doubts = [f"the audit doubts these logs: {doubtful}"] if doubtful else []
     if same_runs(ours, theirs):
         return Verdict.SAME_RUNS, [SAME_RUNS if theirs.published else SAME_LOGS, *doubts], None
     obstacles = list(_obstacles(ours, theirs, match.how))
@@ -465,13 +456,16 @@ def _hardware_caveats(ours: Side, theirs: Side, how: How) -> Iterator[str]:
 def same_runs(ours: Side, theirs: Side) -> bool:
     """Return whether both are the same runs: the times of all that converged are, and every quality of every run."""
     times = list(zip(sorted(ours.minutes), sorted(theirs.minutes), strict=False))
+    mine, others = (
+        sorted(
+            [(name, [f"{each:.{_DIGITS}g}" for each in values]) for name, values in sorted(curve.values.items())]
+            for curve in side.curves
+        )
+        for side in (ours, theirs)
+    )
     return (
         bool(times)
         and (ours.runs, len(ours.minutes)) == (theirs.runs, len(theirs.minutes))
-        and all(math.isclose(mine, other, rel_tol=1e-8, abs_tol=_ROUNDED_MINUTES) for mine, other in times)
-        and sorted(map(_qualities, ours.curves)) == sorted(map(_qualities, theirs.curves))
+        and all(math.isclose(*pair, rel_tol=1e-8, abs_tol=_ROUNDED_MINUTES) for pair in times)
+        and mine == others
     )
-
-
-def _qualities(curve: Curve) -> list[tuple[str, list[str]]]:
-    return [(name, [f"{value:.{_DIGITS}g}" for value in values]) for name, values in sorted(curve.values.items())]

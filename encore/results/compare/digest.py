@@ -34,6 +34,7 @@ from encore.results.published.published import DATA, PublishedResult, lines_of, 
 from encore.results.published.systems import cells_at
 from encore.results.rules import ROUNDS, Rule, canonical, rule_for
 from encore.results.scores.score import find_sets, score_folder
+from encore.results.table import grouped
 
 # Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
 _TIMES, _OTHERS = 9, 6
@@ -81,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 # Folders, those without a submission with the round of the checkout that they are in.
 def _with_round(found: Sequence[_Made]) -> list[_Made]:
-    rounds: dict[Path, set[str]] = {}
-    for each in found:
-        if each.round:
-            rounds.setdefault(each.root, set()).add(each.round)
+    rounds = {
+        root: {each.round for each in of_root} - {""}
+        for root, of_root in grouped(found, lambda each: each.root).items()
+    }
     only = {root: next(iter(names)) for root, names in rounds.items() if len(names) == 1}
     return [each if each.round else replace(each, round=only.get(each.root, "")) for each in found]
 
@@ -96,23 +97,17 @@ def _made(root: Path, folder: Path) -> _Made:
         sides = [side for side in load_sides(folder) if side.folder == folder]
     except EncoreError:
         sides = []
+    nothing = _Made(root=root, folder=where, left_out="no MLPerf log")
     if not sides:
-        return _Made(root=root, folder=where, left_out="no MLPerf log")
+        return nothing
     side = max(sides, key=lambda side: side.runs)
     name = _name(side, folder, where)
-    if side.round is None:
-        return _Made(root=root, folder=where, left_out=side.missing)
-    if name is None:
-        return _Made(root=root, folder=where, left_out="not the logs of a submission: no results/SYSTEM in the path")
+    if side.round is None or name is None:
+        unnamed = "not the logs of a submission: no results/SYSTEM in the path"
+        return replace(nothing, left_out=side.missing if side.round is None else unnamed)
     others = [f"{other.runs} logs of {other.round} {other.benchmark}" for other in sides if other is not side]
-    return _Made(
-        root=root,
-        folder=where,
-        round=side.round,
-        entry=entry_of(side, name, where),
-        row=_row(side, name),
-        left_out=", ".join(others),
-    )
+    entry, row = entry_of(side, name, where), _row(side, name)
+    return replace(nothing, round=side.round, entry=entry, row=row, left_out=", ".join(others))
 
 
 # Round, submitter and system by the folder ``SUBMITTER/results/SYSTEM``, else of the published cell.
@@ -125,11 +120,9 @@ def _name(side: Side, folder: Path, where: str) -> str | None:
         return f"{side.round}/{parts[at - 1]}/{parts[at + 1]}"
     # v0.5 has no such order, and nor have logs that somebody else keeps.
     path = "/".join(part for part in parts if part != "results")
-    below = [
-        cell for cell in load_published() if cell.round == side.round and f"/{cell.name.split('/', 1)[1]}/" in path
-    ]
-    cells = below or cells_at(folder, side.round, side.benchmark)
-    return cells[0].name if cells else None
+    of_round = (cell for cell in load_published() if cell.round == side.round)
+    below = [cell for cell in of_round if f"/{cell.name.split('/', 1)[1]}/" in path]
+    return next((cell.name for cell in below or cells_at(folder, side.round, side.benchmark)), None)
 
 
 def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
@@ -316,21 +309,13 @@ def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
 
 # Cell's logs, where the folder holds a set of as many runs as were submitted.
 def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:
-    folders = [folder for folder in sorted(logs.rglob(cell.system)) if folder.is_dir()]
-    for folder in folders:
-        for side in _sides_below(folder, cell):
-            if side.runs == cell.runs:
-                return _as_published(side, cell)
+    for folder in sorted(folder for folder in logs.rglob(cell.system) if folder.is_dir()):
+        for below, _ in find_sets(folder):
+            named = [each.name for each in cells_at(below, cell.round, cell.benchmark)[:1]] == [cell.name]
+            for score in score_folder(below, cell.round) if named else ():
+                if score.benchmark == cell.benchmark and len(score.runs) == cell.runs:
+                    return _as_published(side_of(score), cell)
     return None
-
-
-def _sides_below(folder: Path, cell: PublishedResult) -> Iterator[Side]:
-    for below, _ in find_sets(folder):
-        cells = cells_at(below, cell.round, cell.benchmark)
-        if cells and cells[0].name == cell.name:
-            for score in score_folder(below, cell.round):
-                if score.benchmark == cell.benchmark:
-                    yield side_of(score)
 
 
 # Set with the score that was published of it, where there is one.

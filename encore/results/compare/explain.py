@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from encore import catalogue
 from encore.results.compare.sides import Side, first_step_seconds, scaling_factors
@@ -111,16 +111,6 @@ class Explanation:
     differences: tuple[Difference, ...]
     unknown: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "run": self.ours.label,
-            "round": self.ours.round,
-            "round_is_guess": self.ours.round_is_guess,
-            "other": self.theirs.label,
-            "differences": [vars(difference) for difference in self.differences],
-            "unknown": list(self.unknown),
-        }
-
 
 def explain(ours: Side, theirs: Side) -> Explanation:
     found = [
@@ -160,42 +150,29 @@ def _scaling(ours: Side, theirs: Side) -> Iterator[Difference]:
             yield replace(found, weight=1.0 + abs(mine / other - 1), sentence=text)
 
 
-# Yield where the time went, ours against theirs; the phases on the clock add up to the difference.
+# Where the time went, ours against theirs; the phases on the clock add up to the difference.
 def _phases(ours: Side, theirs: Side) -> Iterator[Difference]:
-    mine, other = dict(ours.phases), dict(theirs.phases)
-    for phases, side in ((mine, ours), (other, theirs)):
-        step = first_step_seconds(side)
-        if step is not None:
-            phases["first_step_s"] = step
+    mine, other = ({**side.phases, **first_step_seconds(side)} for side in (ours, theirs))
     total = sum(other.get(name, 0.0) for name in _ON_THE_CLOCK) or None
-    whole = f" of their {_seconds(total)}" if total else ""
     for name, label in {**_ON_THE_CLOCK, **_PARTS}.items():
-        if name not in mine or name not in other:
-            continue
-        left, right = mine[name], other[name]
+        left, right = mine.get(name, 0.0), other.get(name, 0.0)
         share = abs(left - right) / total if total else _OFF_THE_CLOCK_WEIGHT
-        same = abs(left - right) <= _SAME_TIME * max(left, right)
-        if max(left, right) < _SHORTEST_S or (share < _SAME_SHARE if name in _ON_THE_CLOCK and total else same):
+        of_total = bool(total) and name in _ON_THE_CLOCK
+        same = share < _SAME_SHARE if of_total else abs(left - right) <= _SAME_TIME * max(left, right)
+        if not (name in mine and name in other) or same or max(left, right) < _SHORTEST_S:
             continue
+        part = min(share, 1.0) * _PART_WEIGHT if name != "init_s" else _OFF_THE_CLOCK_WEIGHT
         ratio = left / right if right > 0 else None
-        text = f"your {label} takes {_times(ratio)}: {_seconds(left)} against {_seconds(right)}"
-        if name in _ON_THE_CLOCK and total:
-            text += f", {(left - right) / total:+.1%}{whole}"
+        whole = f", {(left - right) / total:+.1%} of their {_seconds(total)}" if of_total and total else ""
         yield Difference(
             area="phases",
             name=label,
             ours=_seconds(left),
             theirs=_seconds(right),
-            weight=_phase_weight(name, share),
-            sentence=text,
+            weight=1.0 + share if name in _ON_THE_CLOCK else part,
+            sentence=f"your {label} takes {_times(ratio)}: {_seconds(left)} against {_seconds(right)}{whole}",
             ratio=ratio,
         )
-
-
-def _phase_weight(name: str, share: float) -> float:
-    if name in _ON_THE_CLOCK:
-        return 1.0 + share
-    return _OFF_THE_CLOCK_WEIGHT if name == "init_s" else min(share, 1.0) * _PART_WEIGHT
 
 
 def _times(ratio: float | None) -> str:
@@ -206,72 +183,58 @@ def _times(ratio: float | None) -> str:
     return f"{ratio:.1f} times theirs" if ratio > 1 else f"{ratio:.2g} of theirs"
 
 
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
+def _seconds(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 600 else f"{seconds:.3g} s"
 
 
 def _hyperparameters(ours: Side, theirs: Side) -> Iterator[Difference]:
     mine, other = ours.hyperparameters, theirs.hyperparameters
-    if not mine or not other:
-        return
-    for name in sorted({*mine, *other}):
-        if _NOT_COMPARED.search(name) or (ours.benchmark, name) in _OUTCOMES:
-            continue
-        weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
-        yield from _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
+    for name in sorted({*mine, *other} if mine and other else ()):
+        if not _NOT_COMPARED.search(name) and (ours.benchmark, name) not in _OUTCOMES:
+            weight = _weight(name, _HYPERPARAMETERS, _OTHER_HYPERPARAMETER)
+            yield from _setting("hyperparameters", name, mine.get(name), other.get(name), weight)
 
 
 def _software(ours: System, theirs: System) -> Iterator[Difference]:
     mine, other = dict(ours.software), dict(theirs.software)
     if framework_of(ours.framework) != framework_of(theirs.framework) or (ours.described and theirs.described):
-        mine["framework"], other["framework"] = ours.framework or "", theirs.framework or ""
-        mine["operating_system"] = ours.operating_system or ""
-        other["operating_system"] = theirs.operating_system or ""
-    for name in sorted(set(mine) & set(other)):
-        if mine[name] and other[name]:
-            yield from _setting("software", name, mine[name], other[name], _weight(name, _SOFTWARE, 0.03))
+        for software, system in ((mine, ours), (other, theirs)):
+            software |= {"framework": system.framework or "", "operating_system": system.operating_system or ""}
+    for name in sorted(name for name in {*mine} & {*other} if mine[name] and other[name]):
+        yield from _setting("software", name, mine[name], other[name], _weight(name, _SOFTWARE, 0.03))
 
 
 def _topology(ours: System, theirs: System) -> Iterator[Difference]:
     for name, weight in _TOPOLOGY:
         mine, other = getattr(ours, name), getattr(theirs, name)
-        if mine is None or other is None:
-            continue
-        if name == "accelerator" and family(mine) == family(other) is not None:
-            weight *= _ONE_SIDED
-        yield from _setting("topology", name, mine, other, weight)
+        same_family = name == "accelerator" and family(mine) == family(other) is not None
+        if mine is not None and other is not None:
+            yield from _setting("topology", name, mine, other, weight * (_ONE_SIDED if same_family else 1.0))
 
 
 # Yield what the passports of two runs of Encore say; of a submission, the environment in its system file.
 def _environment(ours: Side, theirs: Side) -> Iterator[Difference]:
-    if not ours.settings:
-        return
-    submitted = {} if theirs.settings else _submitted_environment(ours, theirs.published)
-    names = {*ours.settings, *theirs.settings} if theirs.settings else set(submitted)
-    theirs = replace(theirs, settings=theirs.settings or submitted)
-    for name in sorted(names):
+    other = theirs.settings or (_submitted_environment(ours, theirs.published) if ours.settings else {})
+    names = {*ours.settings, *other} if theirs.settings else {*other}
+    for name in sorted(names if ours.settings else ()):
         plain = name.removeprefix("configuration.")
         area: Area = "configuration" if plain != name else "environment"
-        table = _HYPERPARAMETERS if area == "configuration" else _ENVIRONMENT
+        weight = _weight(plain, _HYPERPARAMETERS if plain != name else _ENVIRONMENT, 0.1)
         if plain != "seed":
-            weight = _weight(plain, table, 0.1)
-            yield from _setting(area, plain, ours.settings.get(name), theirs.settings.get(name), weight)
+            yield from _setting(area, plain, ours.settings.get(name), other.get(name), weight)
 
 
 # Variables that were submitted with ``cell``, where ours are of the same framework and on GPUs.
 def _submitted_environment(ours: Side, cell: PublishedResult | None) -> dict[str, object]:
-    name = str(ours.passport.get("name", ""))
-    if cell is None or ours.is_cpu or name not in (choices := catalogue.choices()):
+    choice = catalogue.choices().get(str(ours.passport.get("name", ""))) if cell is not None else None
+    if cell is None or choice is None or ours.is_cpu:
         return {}
-    choice, folder = choices[name], f"training_results_{cell.round},"
-    for system in catalogue.systems(choice):
-        if system.submission == cell.system and folder in system.source:
-            fits = system.framework in ("", choice.implementation.framework)
-            tables = system.environment.values() if fits else ()
-            return {f"environment.{name}": value for table in tables for name, value in table.items()}
-    return {}
+    submitted = [
+        system.environment.values() if system.framework in ("", choice.implementation.framework) else ()
+        for system in catalogue.systems(choice)
+        if system.submission == cell.system and f"training_results_{cell.round}," in system.source
+    ]
+    return {f"environment.{name}": value for table in (submitted or [()])[0] for name, value in table.items()}
 
 
 def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> float:

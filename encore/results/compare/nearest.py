@@ -41,9 +41,6 @@ class Match:
 
 
 AS_GIVEN = Match(How.GIVEN, "as given")
-_OWN_SYSTEM = Match(How.OWN_SYSTEM, "the system that the folder is named after")
-_OWN_PLATFORM = Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
-_STATED = Match(How.STATED, "the submission that the configuration was read from")
 
 
 def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResult | None, Match]:
@@ -52,17 +49,19 @@ def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResul
         return _named(side, name), Match(How.GIVEN, "as named")
     if side.benchmark is None:
         return None, Match(How.NONE, "the logs do not say which benchmark they are of")
-    if side.folder is not None and not side.passport:
-        cells = cells_at(side.folder, side.round, side.benchmark)
-        if cells and cells[0].score_minutes is not None:
-            return cells[0], _OWN_SYSTEM
-    own = [] if side.passport else [cell for cell in rank(side) if _is_platform(side, cell)]
-    if own:
-        return own[0], _OWN_PLATFORM
-    stated = _stated(side)
-    if stated is not None:
-        return stated, _STATED
     ranked = rank(side)
+    if not side.passport:
+        for cell in cells_at(side.folder, side.round, side.benchmark)[:1] if side.folder is not None else ():
+            if cell.score_minutes is not None:
+                return cell, Match(How.OWN_SYSTEM, "the system that the folder is named after")
+        for cell in ranked:
+            if _is_platform(side, cell):
+                return cell, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
+    # The submission that a run.json names, where the run is of its configuration.
+    system, round_ = str(side.submission.get("of")).split("/")[-1], side.passport.get("round")
+    for cell in load_published() if side.submission.get("submitted") is True else ():
+        if (cell.system, cell.round, cell.benchmark) == (system, round_, side.benchmark):
+            return cell, Match(How.STATED, "the submission that the configuration was read from")
     if not ranked:
         return None, Match(How.NONE, f"no published result of {side.benchmark}")
     return ranked[0], Match(How.NEAREST, why(side, ranked[0]))
@@ -86,7 +85,9 @@ def _distance(side: Side, cell: PublishedResult) -> tuple[float, ...]:
         float(bool(side.division and cell.division and side.division != cell.division)),
         _org_differs(side, cell),
         _differs(family(ours.accelerator), family(theirs.accelerator)),
-        _count_distance(side.ranks, theirs.accelerators),
+        abs(math.log2(side.ranks / theirs.accelerators))
+        if side.ranks and theirs.accelerators
+        else _FAR / (2 if side.ranks else 1),
         _differs(
             framework_of(ours.framework, str(side.passport.get("implementation", ""))),
             framework_of(theirs.framework, cell.system),
@@ -131,12 +132,6 @@ def _differs(ours: object, theirs: object) -> float:
     return 0.0 if ours == theirs else 1.0
 
 
-def _count_distance(ours: int | None, theirs: int | None) -> float:
-    if not ours or not theirs:
-        return _FAR if not ours else _FAR / 2
-    return abs(math.log2(ours / theirs))
-
-
 def why(side: Side, cell: PublishedResult) -> str:
     """Say what run and submission have in common, and what is not known of the run."""
     ours, theirs = side.hardware, cell.hardware
@@ -152,37 +147,19 @@ def why(side: Side, cell: PublishedResult) -> str:
     return f"{text}; not known: {', '.join(unknown_here)}" if unknown_here else text
 
 
-# Submission that a run.json names, where the run is of its configuration.
-def _stated(side: Side) -> PublishedResult | None:
-    if side.submission.get("submitted") is not True:
-        return None
-    name = str(side.submission.get("of"))
-    round_ = side.passport.get("round")
-    return next(
-        (
-            cell
-            for cell in load_published()
-            if cell.system in name.split("/")[-1:] and cell.round == round_ and cell.benchmark == side.benchmark
-        ),
-        None,
-    )
-
-
 # Cell called ``name`` of the run's benchmark; EncoreError offers the nearest name.
 def _named(side: Side, name: str) -> PublishedResult:
-    parts = name.strip("/").split("/")
     every = [cell for cell in load_published() if side.benchmark is None or cell.benchmark == side.benchmark]
-    wanted = "/".join(parts).lower()
+    wanted = name.strip("/").lower()
     found = [cell for cell in every if cell.name.lower() == wanted]
-    if not found and len(parts) == 1:
+    if not found and "/" not in wanted:
         found = [cell for cell in every if cell.system.lower() == wanted]
-        same_round = [cell for cell in found if cell.round == side.round]
-        found = same_round or found
-    if len(found) == 1 or (found and len({cell.name for cell in found}) == 1):
+        found = [cell for cell in found if cell.round == side.round] or found
+    if len({cell.name for cell in found}) == 1:
         return found[0]
     if found:
-        names = listed([cell.name for cell in found])
-        raise EncoreError(f"{name!r} is the name of several systems", expected=f"one of {names}")
+        expected = f"one of {listed([cell.name for cell in found])}"
+        raise EncoreError(f"{name!r} is the name of several systems", expected=expected)
     elsewhere = [cell.benchmark or "?" for cell in load_published() if cell.name.lower() == wanted]
     if elsewhere:
         raise EncoreError(

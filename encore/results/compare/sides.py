@@ -8,7 +8,8 @@ for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
 import json
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -137,10 +138,20 @@ def load_side(path: str | Path) -> Side:
 def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
     """Return the side that a scored set is, with what an audit found in it; by default that of the set alone."""
     passport = _json(score.folder / "run.json")
-    minutes = _score_of(score)
+    scored = score.converged if score.score_minutes is None else (*score.counted, *score.dropped)
+    times = [run.minutes for run in scored if run.minutes is not None]
+    trimmed = (len(times) - len(score.counted)) // 2 if score.score_minutes is not None else 0
+    minutes = score_sample(times, trimmed, score.score_minutes)
     ended = [run for run in score.runs if (run.elapsed_minutes or 0.0) > 0]
     counted = score.counted or score.converged or ended
-    lengths, unit, per_length = _lengths(ended, set(map(id, counted)), minutes.trimmed if minutes else 0)
+    known = [(run, length) for run in ended if (length := length_of(run)) is not None and length.value > 0]
+    unit = next((unit for unit, _ in Counter(length.unit for _, length in known).most_common(1)), "")
+    trained = [
+        Trained(run.elapsed_minutes or 0.0, length.value, run.converged, any(run is each for each in counted))
+        for run, length in known
+        if length.unit == unit
+    ]
+    lengths, per_length = samples_of(trained, minutes.trimmed if minutes else 0)
     with_events = [run for run in score.runs if run.events]
     first = with_events[0] if with_events else None
     return Side(
@@ -183,33 +194,11 @@ def known_targets(round_: str | None, benchmark: str | None, batch: float | None
     return targets_of(round_, benchmark, batch)
 
 
-def _score_of(score: Score) -> Sample | None:
-    if score.score_minutes is None:
-        return score_sample([run.minutes for run in score.converged if run.minutes is not None], 0, None)
-    minutes = [run.minutes for run in (*score.counted, *score.dropped) if run.minutes is not None]
-    return score_sample(minutes, (len(minutes) - len(score.counted)) // 2, score.score_minutes)
-
-
 def score_sample(minutes: Sequence[float], trimmed: int, score: float | None) -> Sample | None:
     """Return the official score with the spread of its runs; without one the mean of the runs that converged."""
     if not minutes:
         return None
-    sample = Sample.of(minutes, trimmed)
-    return sample if score is None else replace(sample, estimate=score)
-
-
-def _lengths(
-    ended: Sequence[RunLog], counted: Collection[int], trimmed: int
-) -> tuple[Sample | None, str, Sample | None]:
-    known = [(run, length) for run in ended if (length := length_of(run)) is not None and length.value > 0]
-    unit = Counter(length.unit for _, length in known).most_common(1)[0][0] if known else ""
-    runs = [
-        Trained(run.elapsed_minutes or 0.0, length.value, run.converged, id(run) in counted)
-        for run, length in known
-        if length.unit == unit
-    ]
-    lengths, per_length = samples_of(runs, trimmed)
-    return lengths, unit, per_length
+    return Sample.of(minutes, trimmed) if score is None else replace(Sample.of(minutes, trimmed), estimate=score)
 
 
 class Trained(NamedTuple):
@@ -269,29 +258,33 @@ def _hardware(score: Score, first: RunLog | None) -> System:
 
 # What a run.json says of how the run was made, flat, by dotted names.
 def _settings(passport: Mapping[str, Any]) -> dict[str, object]:
+    def part(name: str) -> dict[str, Any]:
+        return found if isinstance(found := passport.get(name), dict) else {}
+
+    parts = {
+        "code": ("commit", "uncommitted_sha256"),
+        "data": ("name", "id"),
+        "node": ("hostname", "kernel", "operating_system", "cpu", "cores", "memory_gib"),
+    }
     whole = ("runtime", "image", "implementation", "system", "nodes", "ranks_per_node")
-    found: dict[str, object] = {name: passport[name] for name in whole if passport.get(name) is not None}
-    for part, names in (
-        ("code", ("commit", "uncommitted_sha256")),
-        ("data", ("name", "id")),
-        ("node", ("hostname", "kernel", "operating_system", "cpu", "cores", "memory_gib")),
-    ):
-        content = passport.get(part)
-        if isinstance(content, dict):
-            found.update({f"{part}.{name}": content[name] for name in names if content.get(name) is not None})
-    # What rank 0 saw counts: an image adds its own variables, and some runtimes let it replace the given ones.
-    for part in ("environment", "rank_environment"):
-        variables = passport.get(part)
-        if isinstance(variables, dict):
-            found.update({f"environment.{name}": value for name, value in variables.items()})
-    configuration = passport.get("configuration")
-    if isinstance(configuration, dict):
-        for name, entry in configuration.items():
-            found[f"configuration.{name}"] = entry.get("value") if isinstance(entry, dict) else entry
+    configuration = {
+        name: entry.get("value") if isinstance(entry, dict) else entry for name, entry in part("configuration").items()
+    }
     chosen = _choices(passport)
-    for name in {name.partition(".")[0] for name in chosen}:
-        found.pop(f"configuration.{name}", None)
-    return {**found, **{f"configuration.{name}": value for name, value in chosen.items()}}
+    kept = configuration.keys() - {name.partition(".")[0] for name in chosen}
+    return {
+        **{name: passport[name] for name in whole if passport.get(name) is not None},
+        **{
+            f"{of}.{name}": value
+            for of, names in parts.items()
+            for name, value in part(of).items()
+            if name in names and value is not None
+        },
+        # What rank 0 saw counts: an image adds its own variables, and some runtimes let it replace the given ones.
+        **{f"environment.{name}": value for name, value in (part("environment") | part("rank_environment")).items()},
+        **{f"configuration.{name}": value for name, value in configuration.items() if name in kept},
+        **{f"configuration.{name}": value for name, value in chosen.items()},
+    }
 
 
 # Choices that a run.json has of each experiment, flat, as one.
@@ -316,24 +309,18 @@ def _json(path: Path) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def first_step_seconds(side: Side) -> float | None:
-    """Return seconds from run_start to the first training step, where Encore's own metrics have it: the mean."""
+def first_step_seconds(side: Side) -> dict[str, float]:
+    """Return the mean ``first_step_s`` from run_start to the first training step, where Encore's metrics have it."""
     found = []
     for run in side.logs:
-        number = run.path.stem.rpartition("_")[2]
-        stream = run.path.parent / f"experiment_{number}" / "metrics.jsonl"
-        start = run.start_s
-        if start is None or not stream.is_file():
-            continue
-        with stream.open(encoding="utf-8", errors="replace") as lines:
-            step = next((line for line in lines if '"kind": "step"' in line), None)
-        try:
-            seconds = json.loads(step)["time"] - start if step else None
-        except (ValueError, KeyError, TypeError):
-            continue
-        if seconds is not None:
-            found.append(seconds)
-    return statistics.fmean(found) if found else None
+        stream = run.path.parent / f"experiment_{run.path.stem.rpartition('_')[2]}" / "metrics.jsonl"
+        with (
+            suppress(OSError, ValueError, KeyError, TypeError),
+            stream.open(encoding="utf-8", errors="replace") as lines,
+        ):
+            step = next((line for line in lines if b'"kind": "step"' in line), b"")
+            found.append(json.loads(step)["time"] - run.start_s)
+    return {"first_step_s": statistics.fmean(found)} if found else {}
 
 
 # --- raw and official scores --------------------------------------------------------------------------------
@@ -341,24 +328,21 @@ def first_step_seconds(side: Side) -> float | None:
 
 def with_official_scores(ours: Side, theirs: Side | None) -> tuple[Side, Side | None]:
     """Return both with their official scores where both factors are known, else as they are, with raw scores."""
-    if theirs is None:
-        return ours, None
-    mine, other = scaling_factors(ours, theirs)
-    if mine is None or other is None:
+    if theirs is None or None in scaling_factors(ours, theirs):
         return ours, theirs
-    return _official(ours, mine), _official(theirs, other)
+    mine, other = scaling_factors(ours, theirs)
+    return _official(ours, mine or 1.0), _official(theirs, other or 1.0)
 
 
-def scaling_factors(ours: Side, theirs: Side) -> tuple[float | None, float | None]:
-    """Return by what the raw scores are multiplied to the official ones; None where that is not known."""
-    return _factor(ours), _factor(theirs)
+def scaling_factors(ours: Side, theirs: Side) -> list[float | None]:
+    """Return by what the raw scores are multiplied to the official ones.
 
-
-# Factor: 1 in rounds that had none, and without a scaling.json in the logs of a submission.
-def _factor(side: Side) -> float | None:
-    if side.scaling_factor is not None:
-        return side.scaling_factor
-    return 1.0 if is_before(side.round, SCALED_SINCE) else None
+    It is 1 in rounds that had no factor, and in sets of later ones without a scaling.json; None where it is not known.
+    """
+    return [
+        1.0 if side.scaling_factor is None and is_before(side.round, SCALED_SINCE) else side.scaling_factor
+        for side in (ours, theirs)
+    ]
 
 
 def _official(side: Side, factor: float) -> Side:
@@ -379,10 +363,10 @@ def scores_compared(ours: Side, theirs: Side) -> Iterator[str]:
         yield f"official score against official score: raw scores {mine} (yours) and {published}, reference convergence"
         return
     named = {"yours": ours, theirs.label: theirs}
-    lacking = [name for name, side in named.items() if side.scaling_factor is None]
+    lacking = " and ".join(name for name, side in named.items() if side.scaling_factor is None)
     known = [
         f"; {name}: {official_score_text(side.score.estimate * side.scaling_factor, side.scaling_factor)}"
         for name, side in named.items()
         if side.scaling_factor is not None and side.score is not None
     ]
-    yield f"raw score against raw score, as {' and '.join(lacking)} has no scaling.json{''.join(known)}"
+    yield f"raw score against raw score, as {lacking} has no scaling.json{''.join(known)}"
