@@ -314,10 +314,7 @@ def first_step_seconds(side: Side) -> dict[str, float]:
     found = []
     for run in side.logs:
         stream = run.path.parent / f"experiment_{run.path.stem.rpartition('_')[2]}" / "metrics.jsonl"
-        with (
-            suppress(OSError, ValueError, KeyError, TypeError),
-            stream.open(encoding="utf-8", errors="replace") as lines,
-        ):
+        with suppress(OSError, ValueError, KeyError, TypeError), stream.open("rb") as lines:
             step = next((line for line in lines if b'"kind": "step"' in line), b"")
             found.append(json.loads(step)["time"] - run.start_s)
     return {"first_step_s": statistics.fmean(found)} if found else {}
