@@ -7,7 +7,7 @@ Path("figure.svg").write_text(figure.alone())
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,9 @@ def run_dots(ours: Side, theirs: Side | None, within: float) -> Plot | None:
     """Return every run as a dot, with the interval of the mean: ours above the submission."""
     lanes = [("yours", "ours", ours), *([("theirs", "theirs", theirs)] if theirs else [])]
     lanes = [lane for lane in lanes if lane[2].score is not None or missed(lane[2])]
-    values = [value for _, _, side in lanes for value in _positions(side)]
+    sides = [side for _, _, side in lanes]
+    values = [value for side in sides for value in (*_minutes(side), *missed(side), *(_span(side) or ()))]
+    values += [side.score.estimate for side in sides if side.score is not None]
     if len(set(values)) < 2 or not all(map(math.isfinite, values)):
         return None
     panel = Panel(_SET_WIDTH, _LANE * len(lanes) + 44, left=10, top=4)
@@ -66,10 +68,10 @@ def run_dots(ours: Side, theirs: Side | None, within: float) -> Plot | None:
     for number, (name, style, side) in enumerate(lanes):
         _lane(panel, panel.top + number * _LANE, name, style, side)
     words = "; ".join(f"{name} {_described(side)}" for name, _, side in lanes)
-    notes = [f"Bar: {percent(LEVEL)} interval of the mean."] if any(_span(side) for _, _, side in lanes) else []
-    notes += ["Hollow: dropped from the score."] if any(any(_cut(side)) for _, _, side in lanes) else []
+    notes = [f"Bar: {percent(LEVEL)} interval of the mean."] if any(_span(side) for side in sides) else []
+    notes += ["Hollow: dropped from the score."] if any(any(_cut(side)) for side in sides) else []
     notes += [f"Shaded: within {percent(within)} of theirs."] if reference is not None else []
-    notes += ["Cross: did not reach the target."] if any(missed(side) for _, _, side in lanes) else []
+    notes += ["Cross: did not reach the target."] if any(missed(side) for side in sides) else []
     return Plot("Time of each run", panel.svg(f"Minutes of each run: {words}"), " ".join(notes))
 
 
@@ -120,14 +122,6 @@ def _cut(side: Side) -> tuple[int, int]:
 
 def _span(side: Side) -> Range | None:
     return interval(side.score) if side.score is not None else None
-
-
-def _positions(side: Side) -> Iterator[float]:
-    yield from _minutes(side)
-    yield from missed(side)
-    if side.score is not None:
-        yield side.score.estimate
-    yield from _span(side) or ()
 
 
 def missed(side: Side) -> list[float]:
@@ -231,8 +225,7 @@ def ratio_line(factor: Factor, within: float, *, named: bool = True) -> str:
     if factor.ratio is None or factor.ratio <= 0:
         return ""
     panel = Panel(120, 18, left=4, right=4, top=0)
-    panel.x = Scale(0.8, 1.25, 4, 116, logarithmic=True)
-    panel.y = Scale(0, 1, 9, 8)
+    panel.x, panel.y = Scale(0.8, 1.25, 4, 116, logarithmic=True), Scale(0, 1, 9, 8)
     panel.bar((1 / (1 + within), 1 + within), 1, 16, "within")
     panel.bar((1.0, 1.0), 1, 16, "one")
     low, high = (min(max(value, 0.78), 1.28) for value in factor.interval or (factor.ratio, factor.ratio))

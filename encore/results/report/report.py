@@ -44,7 +44,7 @@ from encore.results.report.shown import (
 from encore.results.rules import data_size
 from encore.results.scores.score import Score, existing, no_log
 from encore.results.statistics import LEVEL, interval
-from encore.results.table import Table
+from encore.results.table import Table, grouped
 from encore.results.words import count_of, percent, with_names
 
 if TYPE_CHECKING:
@@ -173,9 +173,34 @@ def section(
         stats=tuple(_stats(compared)),
         compliance=_compliance(reports),
         found=tuple(_found(ours, [*reports, *([report_of(convergence)] if convergence else [])])),
-        runs=_runs(ours),
+        runs=Table(
+            title="Runs",
+            formats={"minutes": ".3f"},
+            columns=("file", "minutes", ours.length_unit or "epochs", "quality", "seed", "remark"),
+            rows=tuple(
+                (
+                    run.path.name,
+                    run.minutes,
+                    length.value if (length := length_of(run)) else None,
+                    with_names(run.best_quality, ".5g"),
+                    str(run.seeds[0]) if run.seeds else "",
+                    run.explanation,
+                )
+                for run in ours.logs
+            ),
+        ),
         factors=_factors(compared),
-        differences=_differences(explanation) if explanation and explanation.differences else None,
+        differences=Table(
+            title="What differs, by weight",
+            formats={"ratio": ".3g"},
+            columns=("rank", "area", "what", "yours", "theirs", "ratio"),
+            rows=tuple(
+                (rank, each.area, each.name, each.ours, each.theirs, each.ratio)
+                for rank, each in enumerate(explanation.differences[:_DIFFERENCES], 1)
+            ),
+        )
+        if explanation and explanation.differences
+        else None,
         plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
         sentences=tuple(certainty(compared)),
@@ -256,17 +281,14 @@ def _compliance(reports: Sequence[ComplianceReport]) -> str:
 
 # Yield what the audit and the rules found, each thing once, errors first.
 def _found(side: Side, reports: Sequence[ComplianceReport]) -> Iterable[Found]:
-    grouped: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
     every = [(each, each.path.name if each.path else "") for each in side.findings if each.severity != "note"]
     every += [(each, report.path.name) for report in reports for each in report.findings]
-    for finding, file in every:
-        key = (finding.severity, finding.rule, finding.expected, finding.found)
-        place = file if finding.line is None else f"{file or 'line'}:{finding.line}"
-        grouped.setdefault(key, (finding, []))[1].append(place)
-    for finding, places in sorted(grouped.values(), key=lambda pair: pair[0].severity != "error"):
+    alike = grouped(every, lambda each: (each[0].severity, each[0].rule, each[0].expected, each[0].found)).values()
+    for found in sorted(alike, key=lambda found: found[0][0].severity != "error"):
+        places = [file if each.line is None else f"{file or 'line'}:{each.line}" for each, file in found]
         shown = [place for place in dict.fromkeys(places) if place]
         more = f" and {len(shown) - _MOST_PLACES} more" if len(shown) > _MOST_PLACES else ""
-        yield Found(finding=finding, places=", ".join(shown[:_MOST_PLACES]) + more)
+        yield Found(finding=found[0][0], places=", ".join(shown[:_MOST_PLACES]) + more)
 
 
 def summary(sections: Sequence[Section]) -> Table:
@@ -305,25 +327,6 @@ def summary(sections: Sequence[Section]) -> Table:
     ).filled()
 
 
-def _runs(side: Side) -> Table:
-    return Table(
-        title="Runs",
-        formats={"minutes": ".3f"},
-        columns=("file", "minutes", side.length_unit or "epochs", "quality", "seed", "remark"),
-        rows=tuple(
-            (
-                run.path.name,
-                run.minutes,
-                length.value if (length := length_of(run)) else None,
-                with_names(run.best_quality, ".5g"),
-                str(run.seeds[0]) if run.seeds else "",
-                run.explanation,
-            )
-            for run in side.logs
-        ),
-    )
-
-
 def _factors(compared: Comparison) -> Table:
     low, high = f"{percent(LEVEL)} from", f"{percent(LEVEL)} to"
     return Table(
@@ -341,18 +344,6 @@ def _factors(compared: Comparison) -> Table:
                 round(factor.z, 1) if factor.z is not None else None,
             )
             for factor in compared.factors
-        ),
-    )
-
-
-def _differences(explanation: Explanation) -> Table:
-    return Table(
-        title="What differs, by weight",
-        formats={"ratio": ".3g"},
-        columns=("rank", "area", "what", "yours", "theirs", "ratio"),
-        rows=tuple(
-            (rank, each.area, each.name, each.ours, each.theirs, each.ratio)
-            for rank, each in enumerate(explanation.differences[:_DIFFERENCES], 1)
         ),
     )
 

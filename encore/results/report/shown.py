@@ -20,17 +20,18 @@ from encore.results.table import Cell, Table
 Line = TypeVar("Line", bound=BaseModel)
 
 
-def files_of(folder: Path | None, name: str) -> list[Path]:
-    """Return the file of each experiment of a run that has one, in order."""
-    if folder is None or not folder.is_dir():
-        return []
-    numbered = {path.parent.name[11:]: path for path in folder.glob(f"experiment_*/{name}")}
-    return [numbered[number] for number in sorted((n for n in numbered if n.isdecimal()), key=int)]
+# The address of a picture as an image, which no style of a page reaches.
+def _source(svg: str) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
 
 
 def first_read(folder: Path | None, name: str, kind: type[Line], most: int, longest: int) -> tuple[Path, list[Line]]:
     """Return the file of the first experiment that has something to show, and that; nothing where there is none."""
-    every = ((path, list(read(path, kind, most, longest))) for path in files_of(folder, name))
+    files = {
+        path.parent.name[11:]: path for path in (folder.glob(f"experiment_*/{name}") if folder is not None else ())
+    }
+    in_order = (files[number] for number in sorted((each for each in files if each.isdecimal()), key=int))
+    every = ((path, list(read(path, kind, most, longest))) for path in in_order)
     return next((each for each in every if each[1]), (Path(), []))
 
 
@@ -86,8 +87,7 @@ def _row(which: str, each: Translation) -> tuple[Cell, ...]:
 
 # Text on one line, cut, without characters that control a terminal or turn the direction of writing.
 def _shown(text: str) -> str:
-    printable = "".join(each if each.isprintable() else " " for each in text[: 4 * LONGEST])
-    line = " ".join(printable.split())
+    line = " ".join(_printable(text, 4 * LONGEST).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
@@ -107,9 +107,9 @@ _LARGEST = 4096
 _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7")
 
 
-# Name that controls no terminal and turns no direction of writing, cut.
-def _name(text: object) -> str:
-    return "".join(each if each.isprintable() else " " for each in str(text)[:60])
+# Text that controls no terminal and turns no direction of writing, cut.
+def _printable(text: object, longest: int = 60) -> str:
+    return "".join(each if each.isprintable() else " " for each in str(text)[:longest])
 
 
 def _at_most(count: int) -> BeforeValidator:
@@ -123,7 +123,7 @@ def _jpeg(text: str) -> str:
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Name = Annotated[str, BeforeValidator(_name)]
+Name = Annotated[str, BeforeValidator(_printable)]
 Size = Annotated[int, Field(gt=0, le=_LARGEST)]
 
 
@@ -162,8 +162,7 @@ class Detected(BaseModel):
 
     @property
     def source(self) -> str:
-        """Its picture as the address of an image, which no style of a page reaches."""
-        return "data:image/svg+xml;base64," + base64.b64encode(drawing(self).encode("utf-8", "replace")).decode("ascii")
+        return _source(drawing(self))
 
     @property
     def title(self) -> str:
@@ -290,8 +289,7 @@ class Game(BaseModel):
 
     @property
     def source(self) -> str:
-        """Its picture as the address of an image, which no style of a page reaches."""
-        return "data:image/svg+xml;base64," + base64.b64encode(board(self).encode()).decode("ascii")
+        return _source(board(self))
 
     @property
     def shown_size(self) -> tuple[int, int]:
@@ -350,8 +348,8 @@ def generation_plots(folder: Path | None) -> list[Plot]:
         "value loss": [(float(n), each.value_loss) for n, each in found.items()],
     }
     rates = {"win rate": [(float(n), each.win_rate) for n, each in matches.items()]}
-    drawn = (_lines("Losses over generations", losses), _lines("Win rate over generations", rates))
-    return [plot for plot in drawn if plot is not None]
+    drawn = {"Losses over generations": losses, "Win rate over generations": rates}
+    return [plot for title, series in drawn.items() if (plot := _lines(title, series)) is not None]
 
 
 def _lines(title: str, series: Mapping[str, list[tuple[float, float]]]) -> Plot | None:
