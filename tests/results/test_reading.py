@@ -105,9 +105,9 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece", [':::MLLOG {"a', ":::MLL 1 a: {'", ":::MLPv0.5.0 a 1 (", ":::MLLOG {'", ":::ML"])
 def test_a_line_full_of_damaged_events_is_read_in_linear_time(piece: str) -> None:
     text = piece * (MAX_LINE // len(piece))
-    start = time.perf_counter()
+    start = time.process_time()
     list(parse_line(text))
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 @settings(max_examples=300, deadline=None)
