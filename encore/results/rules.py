@@ -84,13 +84,13 @@ class DataSize:
     least_train: int | None = None  # Least ``train_samples`` of a submitted log, where it is not ``train``
     least_evaluate: int | None = None
     in_batches: bool = False  # Whether ``train_samples`` may be the number of batches
-    also: frozenset[int] = frozenset()  # Other counts in submitted logs: batches of an evaluation, samples of one rank
+    also: Sequence[float] = ()  # Other counts in submitted logs: batches of an evaluation, samples of one rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
     runs: int  # Runs of a set
-    names: tuple[str, ...] = ()  # Other names in logs and folders
+    names: Sequence[str] = ()  # Other names in logs and folders
     dropped: int = 1  # Runs dropped on each side, and runs that may miss the target
     first_converging: int | None = None
     data: DataSize | None = None
@@ -100,51 +100,44 @@ class Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    dialects: frozenset[str]  # Of its logs' lines: those of ``encore.results.logs.reader.Dialect``
+    dialects: Sequence[str]  # Of its logs' lines: those of ``encore.results.logs.reader.Dialect``
     targets: Mapping[str, tuple[Target, ...]]  # By benchmark
     # Years in which its logs were written: up to its deadline in May or October.
-    written: tuple[float, float] | None = None
+    written: Sequence[float] | None = None
     may_miss: int | None = None  # Runs that may miss the target; by default as many as are dropped
     # By benchmark: the global batch from which other targets hold, and those targets.
     large_batch: Mapping[str, tuple[float, tuple[Target, ...]]] = field(default_factory=dict)
 
 
+def _number(round_: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", round_)]
+
+
 def read_rounds(folder: Path = _FOLDER) -> dict[str, Round]:
     """Return every round of a folder by name, the oldest first."""
-    files = sorted(folder.glob("v*.toml"), key=lambda file: [int(part) for part in file.stem[1:].split(".")])
+    files = sorted(folder.glob("v*.toml"), key=lambda file: _number(file.stem))
     return {file.stem: _round(tomllib.loads(file.read_text("utf-8"))) for file in files}
 
 
 def read_benchmarks(folder: Path = _FOLDER) -> dict[str, Benchmark]:
     """Return every benchmark of a folder by the name that Encore writes."""
     tables = tomllib.loads((folder / "benchmarks.toml").read_text("utf-8"))
-    return {name: _benchmark(table) for name, table in tables.items()}
-
-
-def _benchmark(table: dict[str, Any]) -> Benchmark:
-    data = table.pop("data", None)
-    if data is not None:
-        data = DataSize(**{**data, "also": frozenset(data.get("also", ()))})
-    return Benchmark(**{**table, "names": tuple(table.get("names", ())), "data": data})
+    sizes = {name: DataSize(**table.pop("data")) if "data" in table else None for name, table in tables.items()}
+    return {name: Benchmark(**table, data=sizes[name]) for name, table in tables.items()}
 
 
 def _round(table: dict[str, Any]) -> Round:
-    slack = table.get("relative_slack", 0.0)
-    written = table.get("written")
+    def targets_in(entries: Sequence[Mapping[str, Any]]) -> tuple[Target, ...]:
+        return tuple(_target(entry, table.get("relative_slack", 0.0)) for entry in entries)
+
+    large = table.get("large_batch", {})
     return Round(
-        dialects=frozenset(table["dialects"]),
-        targets={name: _targets(entries, slack) for name, entries in table["targets"].items()},
-        written=(written[0], written[1]) if written else None,
+        dialects=table["dialects"],
+        targets={name: targets_in(entries) for name, entries in table["targets"].items()},
+        written=table.get("written"),
         may_miss=table.get("may_miss"),
-        large_batch={
-            name: (entry["from"], _targets(entry["targets"], slack))
-            for name, entry in table.get("large_batch", {}).items()
-        },
+        large_batch={name: (entry["from"], targets_in(entry["targets"])) for name, entry in large.items()},
     )
-
-
-def _targets(entries: Sequence[Mapping[str, Any]], slack: float) -> tuple[Target, ...]:
-    return tuple(_target(entry, slack) for entry in entries)
 
 
 # Target. Its range ends before ``below`` or ``above``; ``up_to`` and ``down_to`` belong to it.
@@ -197,9 +190,7 @@ def rounds_at(year: float) -> frozenset[str]:
 
 def canonical(name: str | None) -> str | None:
     """Return the benchmark's name as Encore writes it, or None where the name is no benchmark of any round."""
-    if name is None:
-        return None
-    lowered = name.strip().lower()
+    lowered = (name or "").strip().lower()
     lowered = _ALIASES.get(lowered, lowered)
     return lowered if lowered in _BENCHMARKS or is_hpc(lowered) else None
 
@@ -222,11 +213,10 @@ def targets_of(round_: str, benchmark: str, global_batch: float | None = None) -
 
     BERT's of v0.7 depends on the global batch.
     """
-    found = _ROUNDS.get(round_)
-    if found is None:
+    if round_ not in _ROUNDS:
         return ()
-    least, large = found.large_batch.get(benchmark, (math.inf, ()))
-    return large if global_batch is not None and global_batch >= least else found.targets.get(benchmark, ())
+    least, large = _ROUNDS[round_].large_batch.get(benchmark, (math.inf, ()))
+    return large if (global_batch or 0.0) >= least else _ROUNDS[round_].targets.get(benchmark, ())
 
 
 def rule_for(round_: str | None, benchmark: str | None, global_batch: float | None = None) -> Rule | None:
@@ -311,19 +301,13 @@ def find_round(
 
 # Round that the log's folder, or one above it, is named after, known or newer; "" without one.
 def _folders_round(path: Path) -> str:
-    for part in reversed(path.absolute().parts[:-1]):
-        match = _ROUND_FOLDER.fullmatch(part)
-        if match and (f"v{match[1]}" in ROUNDS or _is_newer(f"v{match[1]}")):
-            return f"v{match[1]}"
-    return ""
+    matches = (_ROUND_FOLDER.fullmatch(part) for part in reversed(path.absolute().parts[:-1]))
+    rounds = (f"v{match[1]}" for match in matches if match)
+    return next((round_ for round_ in rounds if round_ in ROUNDS or _is_newer(round_)), "")
 
 
 def _is_newer(round_: str) -> bool:
-    return bool(round_) and _number(round_) > _number(ROUNDS[-1])
-
-
-def _number(round_: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in round_.removeprefix("v").split("."))
+    return _number(round_) > _number(ROUNDS[-1])
 
 
 # Round that ``run.json`` of Encore's own run folder names, empty where there is none.

@@ -14,7 +14,7 @@ import lzma
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,12 @@ def system_of(round_: str, submitter: str, system: str) -> System:
     described = _described(round_).get(submitter, {}).get(system)
     if described is not None:
         return System(described=True, **described)
-    return _from_name(system)
+    # As far as submitters put them into the names of their systems.
+    framework = next((label for mark, label in _FRAMEWORKS if mark in system.lower()), None)
+    nodes, each, accelerator = _hardware_from_name(system)
+    return System(
+        described=False, nodes=nodes, accelerators_per_node=each, accelerator=accelerator, framework=framework
+    )
 
 
 @functools.cache
@@ -211,34 +216,22 @@ def load_studies() -> tuple[Study, ...]:
 def load_figures() -> tuple[StudyFigure, ...]:
     """Return every figure that the studies give in their text."""
     with (DATA / "studies.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(_figure(row) for row in csv.DictReader(file))
-
-
-def _figure(row: dict[str, str]) -> StudyFigure:
-    numbers = {name: _whole(row.pop(name)) for name in ("gpus", "batch")}
-    return StudyFigure(gpus=numbers["gpus"], batch=numbers["batch"], printed=row.pop("value"), **row)
+        return tuple(
+            StudyFigure(gpus=_whole(row.pop("gpus")), batch=_whole(row.pop("batch")), printed=row.pop("value"), **row)
+            for row in csv.DictReader(file)
+        )
 
 
 def _result(row: dict[str, str]) -> PublishedResult:
-    round_, submitter, system = row["round"], row["submitter"], row["system"]
-    numbers = {name: float(row[name]) if row[name] else None for name in _FIELDS}
-    runs = _whole(row["runs"])
-    return PublishedResult(
-        round=round_,
-        submitter=submitter,
-        system=system,
-        benchmark=canonical(row["benchmark"]),
-        runs=runs or 0,
-        converged=_whole(row["converged"]),
-        global_batch=_whole(row["global_batch"]),
-        last_eval_epochs=row["last_eval_epochs"],
-        last_quality=row["last_quality"],
-        division=row["division"],
-        availability=row["availability"],
-        note=row["note"],
-        hardware=system_of(round_, submitter, system),
-        **numbers,
-    )
+    known: dict[str, Any] = {
+        "benchmark": canonical(row["benchmark"]),
+        "runs": _whole(row["runs"]) or 0,
+        **{name: _whole(row[name]) for name in ("converged", "global_batch")},
+        **{name: float(row[name]) if row[name] else None for name in _FIELDS},
+    }
+    texts = {each.name: row[each.name] for each in fields(PublishedResult) if each.name in row}
+    hardware = system_of(row["round"], row["submitter"], row["system"])
+    return PublishedResult(**{**texts, **known}, hardware=hardware)
 
 
 def _whole(text: str) -> int | None:
@@ -252,20 +245,6 @@ def _described(round_: str) -> dict[str, dict[str, dict[str, Any]]]:
     for entry in json.loads(path.read_text("utf-8")) if path.is_file() else []:
         found.setdefault(entry.pop("submitter"), {})[entry.pop("system")] = entry
     return found
-
-
-# Nodes, accelerators and framework, as far as submitters put them into the names of their systems.
-def _from_name(name: str) -> System:
-    lowered = name.lower()
-    framework = next((label for mark, label in _FRAMEWORKS if mark in lowered), None)
-    nodes, per_node, accelerator = _hardware_from_name(name)
-    return System(
-        described=False,
-        nodes=nodes,
-        accelerators_per_node=per_node,
-        accelerator=accelerator,
-        framework=framework,
-    )
 
 
 # Nodes, accelerators per node, and which.

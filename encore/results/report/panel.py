@@ -106,10 +106,9 @@ class Panel:
     # Write a tick's value below the axis, at the edge of the picture where it would be cut.
     def _below(self, value: float, words: str) -> None:
         half, x = _HALF_DIGIT * len(words), self.x(value)
-        if x + half > self.width:
-            self.text(self.width, self.bottom + 15, words, "end")
-        else:
-            self.text(0 if x < half else x, self.bottom + 15, words, "" if x < half else "mid")
+        inside = (0.0, "") if x < half else (x, "mid")
+        place, anchor = (self.width, "end") if x + half > self.width else inside
+        self.text(place, self.bottom + 15, words, anchor)
 
     def _apart(self, at: Sequence[float]) -> list[float]:
         kept = list(at[:1])

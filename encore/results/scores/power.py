@@ -81,11 +81,8 @@ def _missing(score: Score, reasons: dict[str, str], nodes: set[int]) -> str:
     if score.score_minutes is None:
         return "the set has no score"
     lacking = [f"{run.path.name}: {reasons[run.path.name]}" for run in score.counted if run.path.name in reasons]
-    if lacking:
-        return "; ".join(lacking[:3])
-    if len(nodes) > 1:
-        return f"the runs have power logs of {min(nodes)} to {max(nodes)} nodes"
-    return ""
+    several = f"the runs have power logs of {min(nodes)} to {max(nodes)} nodes" if len(nodes) > 1 else ""
+    return "; ".join(lacking[:3]) or several
 
 
 # Joules of a run and its nodes.
@@ -132,8 +129,7 @@ def _readings(events: Sequence[Event], start: float, stop: float | None) -> Iter
 
 def _efficiency(events: Sequence[Event]) -> float:
     values = [number_of(each.value) for each in events if each.key == "conversion_eff"]
-    known = [value for value in values if value is not None]
-    return known[-1] if known else 1.0
+    return [1.0, *(value for value in values if value is not None)][-1]
 
 
 def _of_switch(file: Path, seconds: float) -> float:

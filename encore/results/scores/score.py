@@ -89,7 +89,19 @@ class Score:
             "official_minutes": _rounded(self.official_minutes),
             "required": self.required,
             "runs": [
-                {**_run_as_json(run, findings), "counted": id(run) in counted, "dropped": id(run) in dropped}
+                {
+                    "file": run.path.name,
+                    "minutes": _rounded(run.minutes),
+                    "reason": run.reason.value if run.reason else None,
+                    "explanation": run.explanation,
+                    "elapsed_minutes": _rounded(run.elapsed_minutes),
+                    "quality": dict(run.best_quality),
+                    "epochs": run.epochs,
+                    "seeds": list(run.seeds),
+                    "flags": _flags(findings, run.path),
+                    "counted": id(run) in counted,
+                    "dropped": id(run) in dropped,
+                }
                 for run in self.runs
             ],
             "counted": [run.path.name for run in self.counted],
@@ -108,20 +120,6 @@ def _rounded(minutes: float | None) -> float | None:
 
 def _flags(findings: Sequence[Finding], path: Path | None) -> list[str]:
     return [f"{finding.rule}: {finding.found}" for finding in findings if finding.path == path]
-
-
-def _run_as_json(run: RunLog, findings: Sequence[Finding]) -> dict[str, object]:
-    return {
-        "file": run.path.name,
-        "minutes": _rounded(run.minutes),
-        "reason": run.reason.value if run.reason else None,
-        "explanation": run.explanation,
-        "elapsed_minutes": _rounded(run.elapsed_minutes),
-        "quality": dict(run.best_quality),
-        "epochs": run.epochs,
-        "seeds": list(run.seeds),
-        "flags": _flags(findings, run.path),
-    }
 
 
 def score_folder(path: str | PathLike[str], round_: str | None = None, on_read: OnRead | None = None) -> list[Score]:
@@ -311,11 +309,7 @@ def one_round(runs: Sequence[RunLog]) -> list[RunLog]:
 
 
 def _common(runs: Sequence[RunLog]) -> tuple[str | None, str | None, float | None]:
-    events = [run for run in runs if run.events]
-    first = events[0] if events else None
-    if first is None:
-        return None, None, None
-    return first.round, first.benchmark, first.global_batch
+    return next(((run.round, run.benchmark, run.global_batch) for run in runs if run.events), (None, None, None))
 
 
 def _no_rule(runs: Sequence[RunLog], round_: str | None, benchmark: str | None) -> str:
