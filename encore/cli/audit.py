@@ -14,6 +14,7 @@ from encore.cli.layout import console, say, text, write_json
 from encore.errors import ExitCode
 from encore.results.audit.judge import Audit, audit_path
 from encore.results.findings import FORMATS, Finding
+from encore.results.table import grouped
 from encore.results.words import count_of, round_of
 
 SEVERITY_STYLE = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -56,20 +57,12 @@ def audit(
 
 def summary(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
     """Yield a line for each rule with errors or warnings, and its style, as other commands print them."""
-    for rule, found in _by_rule(findings).items():
+    for rule, found in grouped(findings, lambda finding: finding.rule).items():
         first = found[0]
-        if first.severity == "note":
-            continue
-        place = f", {first.place}" if first.place else ""
-        more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        yield f"audit, {first.severity}, {rule}{place}: {first.found}{more}", SEVERITY_STYLE[first.severity]
-
-
-def _by_rule(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    rules: dict[str, list[Finding]] = {}
-    for finding in findings:
-        rules.setdefault(finding.rule, []).append(finding)
-    return rules
+        if first.severity != "note":
+            place = f", {first.place}" if first.place else ""
+            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            yield f"audit, {first.severity}, {rule}{place}: {first.found}{more}", SEVERITY_STYLE[first.severity]
 
 
 # Print the sets with findings, each rule once, and at the end what was found in all.
@@ -88,15 +81,13 @@ def _print_audit(screen: Console, audit: Audit) -> None:
     score = audit.score
     round_ = round_of(score.round, score.round_is_guess)
     say(screen, text(f"{score.folder}", "bold"), text(f"({round_} {score.benchmark or '?'})"))
-    for rule, findings in _by_rule(audit.findings).items():
+    for rule, findings in grouped(audit.findings, lambda finding: finding.rule).items():
         first = findings[0]
         say(screen, text(f"  {first.severity}: {rule}", SEVERITY_STYLE[first.severity]), text(_how_often(first), "dim"))
-        for finding in findings[:_PLACES]:
-            _say(screen, f"{finding.place}: {finding.found}" if finding.place else finding.found)
-        if len(findings) > _PLACES:
-            _say(screen, f"and {len(findings) - _PLACES} more")
-        _say(screen, f"expected: {first.expected}")
-        _say(screen, f"hint:     {first.hint}")
+        places = [f"{each.place}: {each.found}" if each.place else each.found for each in findings[:_PLACES]]
+        more = [f"and {len(findings) - _PLACES} more"] if len(findings) > _PLACES else []
+        for line in (*places, *more, f"expected: {first.expected}", f"hint:     {first.hint}"):
+            _say(screen, line)
 
 
 # Print an indented line: wrapped at words on a terminal, whole in a pipe.

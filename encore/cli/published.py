@@ -1,6 +1,5 @@
 """``encore published``: the published results looked up, as a list or as MLCommons' table."""
 
-import csv
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -65,7 +64,13 @@ def published(
     if as_markdown and not as_table:
         raise EncoreError("--markdown without --table", hint="add --table")
     wanted_round = options.known_round(round_)
-    _known(benchmark, submitter)
+    # Refuse a wrong name and offer the nearest right one: an empty list would look like an answer.
+    benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
+    submitters = sorted({result.submitter for result in load_published()})
+    if benchmark is not None and canonical(benchmark) not in benchmarks:
+        raise unknown("published benchmark", benchmark, benchmarks)
+    if submitter is not None and submitter.lower() not in [each.lower() for each in submitters]:
+        raise unknown("submitter", submitter, submitters)
     results = select(
         load_published(),
         benchmark=benchmark,
@@ -85,34 +90,17 @@ def published(
     elif as_json:
         write_json([result.as_json() for result in results])
     elif as_csv:
-        _write_csv(results)
+        plain = [result.as_json() for result in results]
+        rows: Any = tuple(tuple(each[name] for name in _CSV_FIELDS) for each in plain)
+        sys.stdout.write(Table(title="", columns=_CSV_FIELDS, rows=rows).as_csv())
     else:
         _print_published(results)
-
-
-# Refuse a wrong name and offer the nearest right one: an empty list would look like an answer.
-def _known(benchmark: str | None, submitter: str | None) -> None:
-    benchmarks = sorted({result.benchmark for result in load_published() if result.benchmark})
-    if benchmark is not None and canonical(benchmark) not in benchmarks:
-        raise unknown("published benchmark", benchmark, benchmarks)
-    submitters = sorted({result.submitter for result in load_published()})
-    if submitter is not None and submitter.lower() not in [each.lower() for each in submitters]:
-        raise unknown("submitter", submitter, submitters)
-
-
-def _write_csv(results: list[PublishedResult]) -> None:
-    writer = csv.DictWriter(sys.stdout, _CSV_FIELDS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for result in results:
-        writer.writerow(result.as_json())
 
 
 def _print_published(results: list[PublishedResult]) -> None:
     screen = console()
     minutes = ("raw minutes", "official") if any(result.scaling_factor for result in results) else ("minutes",)
     numbers = (*minutes, "runs", "batch")
-    title = f"Published results: {len(results)}"
-    columns = ("benchmark", "name", *numbers, "accelerators")
     rows = (
         (
             each.benchmark or "?",
@@ -124,12 +112,12 @@ def _print_published(results: list[PublishedResult]) -> None:
         )
         for each in results
     )
-    show(screen, title, columns, rows, numbers=numbers, least=("accelerators", "runs"))
+    columns = ("benchmark", "name", *numbers, "accelerators")
+    show(screen, f"Published results: {len(results)}", columns, rows, numbers=numbers, least=("accelerators", "runs"))
     if len(minutes) > 1:
         say(screen, text("raw: from the logs; official: as MLCommons publishes it, held to the reference convergence"))
-    for result in results:
-        if result.note:
-            say(screen, text(f"{result.name} {result.benchmark}: {result.note}"))
+    for result in (each for each in results if each.note):
+        say(screen, text(f"{result.name} {result.benchmark}: {result.note}"))
 
 
 def _write_table(table: Table, *, as_json: bool, as_csv: bool, as_markdown: bool) -> None:

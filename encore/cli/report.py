@@ -13,7 +13,13 @@ from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.results.compare.sides import load_sides
 from encore.results.report.measurements import all_tables, of_side
-from encore.results.report.report import build_report, measurements_of_published, measurements_of_study, write_files
+from encore.results.report.report import (
+    build_report,
+    measurements_of_published,
+    measurements_of_study,
+    write,
+    write_files,
+)
 from encore.results.report.shown import DETECTIONS, KEY, Detected, drawing, images_of
 from encore.results.scores.score import existing
 from encore.results.table import Table
@@ -29,7 +35,8 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
             expected=f"a run of ssd or maskrcnn whose first evaluation has ended: experiment_N/{DETECTIONS}",
             hint="wait for its first evaluation, or name another run",
         )
-    files = _write(images, output) if output is not None else [None] * len(images)
+    pictures = {f"{image.name}.svg": drawing(image) for image in images}
+    files = write(pictures, output, "pictures") if output is not None else [None] * len(images)
     if as_json:
         write_json([_as_json(image, file) for image, file in zip(images, files, strict=True)])
         return
@@ -52,22 +59,6 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
         say(screen, text(f"{len(images)} pictures in {output}. {KEY}"))
     else:
         say(screen, text("-o DIR writes the pictures"))
-
-
-def _write(images: list[Detected], folder: Path) -> list[Path]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        files = []
-        for image in images:
-            files.append(folder / f"{image.name}.svg")
-            files[-1].write_text(drawing(image), encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise EncoreError(
-            f"the pictures cannot be written to {folder}: {error.strerror or error}",
-            hint="give a folder that you may write to: -o DIR",
-            exit_code=ExitCode.FAILED,
-        ) from error
-    return files
 
 
 def _as_json(image: Detected, file: Path | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Ou
 from encore.results.findings import FORMATS, ComplianceReport, Finding
 from encore.results.scores.power import Energy, energy_of
 from encore.results.scores.score import Score, find_sets, official_score_text, score_folder
-from encore.results.table import Table
+from encore.results.table import Table, grouped
 from encore.results.words import count_of, round_of
 
 _PLACES = 3
@@ -61,7 +61,11 @@ def score(
             scores = score_folder(folder, options.known_round(round_), on_read)
         # What of an archive was unpacked is gone later.
         shown = [
-            (replace(each, folder=path / each.folder.relative_to(folder)) if folder != path else each, *_noted(each))
+            (
+                replace(each, folder=path / each.folder.relative_to(folder)) if folder != path else each,
+                audit_score(each),
+                energy_of(each),
+            )
             for each in scores
         ]
     if as_csv:
@@ -77,10 +81,6 @@ def score(
         for each, _, energy in shown:
             if energy is not None:
                 _print_energy(console(), each, energy)
-
-
-def _noted(score: Score) -> tuple[Sequence[Finding], Energy | None]:
-    return audit_score(score), energy_of(score)
 
 
 def check(
@@ -172,8 +172,8 @@ def _as_csv(shown: Sequence[_Shown]) -> str:
     rows = []
     for score, findings, energy in shown:
         found: dict[str, Any] = score.as_json(findings)
-        found["flags"] += [f"{run['file']}: {flag}" for run in found["runs"] for flag in run["flags"]]
-        found |= {"runs": len(score.runs), "flags": "; ".join(found["flags"])}
+        of_runs = [f"{run['file']}: {flag}" for run in found["runs"] for flag in run["flags"]]
+        found |= {"runs": len(score.runs), "flags": "; ".join([*found["flags"], *of_runs])}
         found["energy_kilojoules"] = energy.kilojoules if energy else None
         rows.append(tuple(found[name] for name in columns))
     return Table(title="Scores", columns=columns, rows=tuple(rows)).as_csv()
@@ -223,7 +223,10 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
         _print_sets(screen, reports)
     for each in sets:
         if details or each.outcome is not Outcome.PASSED:
-            _print_convergence(screen, each)
+            style = "green" if each.outcome is Outcome.PASSED else "yellow"
+            say(screen, text(f"{each.folder}: reference convergence: {each.outcome.value}", style))
+            for line in each.explanation:
+                say(screen, text(f"    {line}"))
     for report in [*reports, *map(report_of, sets)]:
         for finding in report.findings:
             if details or finding.severity == "error":
@@ -235,9 +238,8 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
         more = f" and {len(where) - _PLACES} more" if len(where) > _PLACES else ""
         style = SEVERITY_STYLE[finding.severity]
         say(screen, text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
-        say(screen, text(f"    expected: {finding.expected}"))
-        say(screen, text(f"    rule:     {finding.rule}"))
-        say(screen, text(f"    hint:     {finding.hint}"))
+        for what, words in (("expected", finding.expected), ("rule", finding.rule), ("hint", finding.hint)):
+            say(screen, text(f"    {what + ':':<9} {words}"))
     if len(reports) > 1:
         passed = sum(report.passed for report in reports)
         more = "" if details else "; --details lists every log, with warnings"
@@ -246,9 +248,7 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
 
 # Print a row per folder: how many of its logs pass.
 def _print_sets(screen: Console, reports: Sequence[ComplianceReport]) -> None:
-    folders: dict[Path, list[ComplianceReport]] = {}
-    for report in reports:
-        folders.setdefault(report.path.parent, []).append(report)
+    folders = grouped(reports, lambda report: report.path.parent)
     numbers, above, rows = ("logs", "pass", "errors", "warnings"), os.path.commonpath(folders), []
     for folder, found in folders.items():
         every = [finding.severity for report in found for finding in report.findings]
@@ -257,13 +257,6 @@ def _print_sets(screen: Console, reports: Sequence[ComplianceReport]) -> None:
         counts = (len(found), text(passed, "" if passed == len(found) else "red"))
         rows.append((rulesets, *counts, every.count("error"), every.count("warning"), folder.relative_to(above)))
     show(screen, "Checked", ("ruleset", *numbers, "folder"), rows, numbers=numbers)
-
-
-def _print_convergence(screen: Console, found: Convergence) -> None:
-    style = "green" if found.outcome is Outcome.PASSED else "yellow"
-    say(screen, text(f"{found.folder}: reference convergence: {found.outcome.value}", style))
-    for line in found.explanation:
-        say(screen, text(f"    {line}"))
 
 
 def _print_verdict(screen: Console, report: ComplianceReport) -> None:

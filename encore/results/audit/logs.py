@@ -1,4 +1,4 @@
-"""Rules on the times of one log: where the clock starts, and whether it runs as clocks do."""
+"""Rules on one log: where its clock starts, whether it runs as clocks do, its qualities and the speed it states."""
 
 import bisect
 import calendar

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -131,9 +131,17 @@ def _factor_finding(found: Convergence) -> Iterator[Finding]:
 
 
 def _not_checked(score: Score, why: str) -> Convergence:
-    outcome = Outcome.NOT_CHECKED
+    return _outcome(score, Outcome.NOT_CHECKED, [why[:300]])
+
+
+def _outcome(score: Score, outcome: Outcome, explanation: Iterable[str], **figures: Any) -> Convergence:
     return Convergence(
-        folder=score.folder, round=score.round, benchmark=score.benchmark, outcome=outcome, explanation=(why[:300],)
+        folder=score.folder,
+        round=score.round,
+        benchmark=score.benchmark,
+        outcome=outcome,
+        explanation=tuple(explanation),
+        **figures,
     )
 
 
@@ -242,7 +250,11 @@ def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) ->
     if record is None:
         below, above = checker._find_top_min_rcp(batch, chosen), checker._find_bottom_max_rcp(batch, chosen)
         if above is None:
-            return _beyond(score, batch, below)
+            largest = (
+                f"the largest batch of the reference is {below['BS']:g}" if below else "the reference has no batch"
+            )
+            why = f"{largest}: the round asks for a reference run at {batch:g}"
+            return _outcome(score, Outcome.NO_POINT, [why], global_batch=batch)
         if below is None:
             record = checker._find_min_rcp(chosen)
             how = f"the smallest batch of the reference is {record['BS']:g}: compared with it, the set's is {batch:g}"
@@ -257,30 +269,18 @@ def _at_point(checker: Any, score: Score, batch: float, lengths: list[float]) ->
         return _not_checked(score, f"{counts}: another unit")
     known = benchmark_of(score.benchmark)
     unit = known.points_in if known else "epochs"
-    return Convergence(
-        folder=score.folder,
-        round=score.round,
-        benchmark=score.benchmark,
-        outcome=Outcome.PASSED if passed else Outcome.TOO_FEW,
-        explanation=(how, *_conclusions(mean, point, unit, float(factor), bool(passed))),
+    outcome = Outcome.PASSED if passed else Outcome.TOO_FEW
+    explanation = (how, *_conclusions(mean, point, unit, float(factor), bool(passed)))
+    return _outcome(
+        score,
+        outcome,
+        explanation,
         unit=unit,
         global_batch=batch,
         mean=mean,
         point=point,
         between=between,
         factor=float(factor),
-    )
-
-
-def _beyond(score: Score, batch: float, below: Mapping[str, Any] | None) -> Convergence:
-    largest = f"the largest batch of the reference is {below['BS']:g}" if below else "the reference has no batch"
-    return Convergence(
-        folder=score.folder,
-        round=score.round,
-        benchmark=score.benchmark,
-        outcome=Outcome.NO_POINT,
-        global_batch=batch,
-        explanation=(f"{largest}: the round asks for a reference run at {batch:g}",),
     )
 
 

@@ -167,18 +167,14 @@ def _ignore(line: int, text: str) -> None:
 def _parse_event(text: str, token: re.Match[str], limit: int, number: int) -> tuple[Event | None, int]:
     mark = token.group()
     if mark == ":::MLLOG":
-        return _parse_mllog(text, token.end(), limit, number)
+        record, end = _json_at(text, token.end())
+        event = _mllog_event(record, number)
+        return (event, end) if event is not None else (None, limit)
     if mark == ":::MLL":
         return _parse_mll(text, token.end(), limit, number)
     if mark == "MLPerf:":
         return _parse_mlperf(text[token.end() : limit], number), limit
     return _parse_v05(text[token.end() : limit], number), limit
-
-
-def _parse_mllog(text: str, start: int, limit: int, number: int) -> tuple[Event | None, int]:
-    record, end = _json_at(text, start)
-    event = _mllog_event(record, number)
-    return (event, end) if event is not None else (None, limit)
 
 
 def _mllog_event(record: object, number: int) -> Event | None:

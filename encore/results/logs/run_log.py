@@ -5,6 +5,8 @@ run = read_run("result_0.txt")
 print(run.benchmark, run.minutes, run.reason, run.explanation)
 """
 
+import itertools
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,15 +229,13 @@ class RunLog:
     @property
     def epochs(self) -> float | None:
         """Epoch of the last evaluation, in the unit of the log (BERT: samples, or 1)."""
-        known = [point.epoch for point in self.quality if point.epoch is not None]
-        return known[-1] if known else None
+        return next((point.epoch for point in reversed(self.quality) if point.epoch is not None), None)
 
     @property
     def best_quality(self) -> Mapping[str, float]:
         """The values of the last evaluation that met the targets, else of the last one."""
-        met = [point for point in self.quality if all(target.met_by(point.values) for target in self.targets)]
-        chosen = (met or list(self.quality))[-1:]
-        return chosen[0].values if chosen else {}
+        met = [point.values for point in self.quality if all(target.met_by(point.values) for target in self.targets)]
+        return ([{}] + [point.values for point in self.quality] + met)[-1]
 
 
 # A log while it is read: what is known of the run, and what decides whether its time counts.
@@ -250,7 +250,6 @@ class _Reading:
     restarted: int | None = None
     untimely: Untimely | None = None  # The first one
     eval_result_s: float | None = None
-    first_init_s: float | None = None
     damaged: list[tuple[int, str]] = field(default_factory=list)
     last_damaged: tuple[int, str] | None = None
 
@@ -292,8 +291,10 @@ class _Reading:
         elif key in _TEXTS:
             if event.value is not None and getattr(run, _TEXTS[key]) is None:
                 setattr(run, _TEXTS[key], str(event.value)[:_TEXT_LIMIT])
-        elif key not in run.hyperparameters and len(run.hyperparameters) < _LIMIT:
-            self._hyperparameter(event)
+        elif key not in run.hyperparameters and len(run.hyperparameters) < _LIMIT and not _NO_HYPERPARAMETER.match(key):
+            value = event.value[:_TEXT_LIMIT] if isinstance(event.value, str) else event.value
+            if value is not None and not (isinstance(value, list | dict) and len(str(value)) > _TEXT_LIMIT):
+                run.hyperparameters[key[:_TEXT_LIMIT]] = value
         if key in _FIGURES and getattr(run, _FIGURES[key]) is None:
             setattr(run, _FIGURES[key], number_of(event.value))
         if key in _PHASES and event.time_s is not None:
@@ -351,28 +352,10 @@ class _Reading:
             if number is not None and number > 0 and event.time_s is not None and len(self.run.stated) < _LIMIT:
                 self.run.stated.append(Stated(name, number, event.time_s, event.line))
 
-    def init_start(self, event: Event) -> None:
-        if self.first_init_s is None:
-            self.first_init_s = event.time_s
-
-    def init_stop(self, event: Event) -> None:
-        if self.run.init_seconds is None and event.time_s is not None and self.first_init_s is not None:
-            self.run.init_seconds = event.time_s - self.first_init_s
-
     def seed(self, event: Event) -> None:
         seed = number_of(event.value)
         if seed is not None and seed == int(seed) and len(self.seeds) < _LIMIT:
             self.seeds.setdefault(int(seed))
-
-    def _hyperparameter(self, event: Event) -> None:
-        value = event.value
-        if value is None or _NO_HYPERPARAMETER.match(event.key):
-            return
-        if isinstance(value, str):
-            value = value[:_TEXT_LIMIT]
-        elif isinstance(value, list | dict) and len(str(value)) > _TEXT_LIMIT:
-            return
-        self.run.hyperparameters[event.key[:_TEXT_LIMIT]] = value
 
     def _phase(self, event: Event, seconds: float) -> None:
         epoch = number_of(event.metadata.get("epoch_num", event.metadata.get("first_epoch_num")))
@@ -394,6 +377,10 @@ class _Reading:
         run.quality = _one_unit(self.evaluations.kept, run.benchmark, run.round, "mllog" in run.dialects)
         run.seeds = tuple(self.seeds)
         run.last_stop_line = run.stops[-1][0] if run.stops else None
+        initializing = itertools.dropwhile(lambda phase: phase.name != "init_start", run.phases)
+        for begin in itertools.islice(initializing, 1):
+            ends = (phase.time_s for phase in initializing if phase.name == "init_stop")
+            run.init_seconds = next((end - begin.time_s for end in ends), None)
         if run.round and run.benchmark and run.division != "open":
             run.targets = targets_of(run.round, run.benchmark, run.global_batch)
         run.start_s, run.stop_s, run.elapsed_minutes = self._clock()
@@ -472,8 +459,6 @@ _HANDLERS: dict[str, Callable[[_Reading, Event], None]] = {
     "eval_result": _Reading.eval_result,
     "tracked_stats": _Reading.state,
     "throughput": _Reading.state,
-    "init_start": _Reading.init_start,
-    "init_stop": _Reading.init_stop,
     "seed": _Reading.seed,
     "run_set_random_seed": _Reading.seed,
 }
@@ -499,11 +484,7 @@ def _damage(line: int, text: str) -> str:
 def _untimely(found: Untimely) -> str:
     place, seconds = f"{found.key} in line {found.line}", found.time_s
     if seconds is None:
-        return (
-            f"{place} has the time {found.refused_time}, which is none"
-            if found.refused_time
-            else f"{place} has no time"
-        )
+        return f"{place} has {f'the time {found.refused_time}, which is none' if found.refused_time else 'no time'}"
     if _EARLIEST_DATE_S <= seconds <= _LATEST_DATE_S:
         date = time.strftime("%Y-%m-%d", time.gmtime(seconds))
         return f"{place} is on {date}, which is not in the years 2017 to 2100: is the clock right?"
@@ -524,9 +505,8 @@ def _other_units(quality: Sequence[Quality], targets: tuple[Target, ...]) -> Ite
 # BLEU as 0 to 100. Logs of v0.7 write fractions; so does any log whose values never pass 1.
 # But for one of v0.5 or v0.6 in the lines of its round: there, so little is BLEU of a run that learns nothing.
 def _one_unit(quality: list[Quality], benchmark: str | None, round_: str | None, has_new_lines: bool) -> list[Quality]:
-    values = [value for point in quality for value in point.values.values()]
-    if benchmark not in BLEU_BENCHMARKS or not values or max(values) > _LARGEST_FRACTION:
-        return quality
-    if round_ in ("v0.5", "v0.6") and max(values) < 0.1 and not has_new_lines:
+    best = max((value for point in quality for value in point.values.values()), default=math.inf)
+    learns_nothing = round_ in ("v0.5", "v0.6") and best < 0.1 and not has_new_lines
+    if benchmark not in BLEU_BENCHMARKS or best > _LARGEST_FRACTION or learns_nothing:
         return quality
     return [replace(point, values={name: value * 100 for name, value in point.values.items()}) for point in quality]

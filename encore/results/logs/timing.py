@@ -150,31 +150,26 @@ def _thinned(points: list[tuple[float, dict[str, float]]]) -> list[tuple[float, 
     return [points[round(number * last / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
 
 
+# Numbers of the epochs begun before the evaluation.
+def _begun(run: RunLog, point: Quality) -> list[float | None]:
+    until = math.inf if point.time_s is None else point.time_s
+    return [
+        phase.epoch for phase in run.phases if phase.name in ("epoch_start", "train_epoch") and phase.time_s <= until
+    ]
+
+
 # Epochs begun before the evaluation; the evaluations themselves where the log has no epochs.
 def _counted(run: RunLog, point: Quality) -> Length:
-    before = [
-        phase.epoch
-        for phase in run.phases
-        if phase.name in ("epoch_start", "train_epoch") and (point.time_s is None or phase.time_s <= point.time_s)
-    ]
-    if before:
-        return Length(value=float(len(before)), unit="epochs")
-    return Length(value=float(run.quality.index(point) + 1), unit="evaluations")
+    begun = len(_begun(run, point))
+    return Length(value=float(begun or run.quality.index(point) + 1), unit="epochs" if begun else "evaluations")
 
 
-# Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps.
-# Such logs number their evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
+# Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps. Such logs number their
+# evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
 def _from_zero(run: RunLog, point: Quality) -> float | None:
-    labels = [
-        phase.epoch
-        for phase in run.phases
-        if phase.name in ("epoch_start", "train_epoch")
-        and phase.epoch is not None
-        and (point.time_s is None or phase.time_s <= point.time_s)
-    ]
-    if not labels or labels != list(range(len(labels))) or point.epoch is None:
-        return None
-    return float(len(labels)) if abs(point.epoch - labels[-1]) <= 1 else None
+    labels = [epoch for epoch in _begun(run, point) if epoch is not None]
+    whole = bool(labels) and labels == list(range(len(labels))) and point.epoch is not None
+    return float(len(labels)) if whole and abs((point.epoch or 0.0) - labels[-1]) <= 1 else None
 
 
 # Epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.

@@ -1,4 +1,9 @@
-"""System descriptions: MLPerf's system.json, what a submission says of itself, and what can be compared."""
+"""System descriptions: what a submission says of itself, read whatever its syntax, and what of it can be compared.
+
+``data/systems/`` was made from checkouts of the public result repositories with
+
+    python -m encore.results.published.systems FOLDER
+"""
 
 import ast
 import json
@@ -175,44 +180,30 @@ def _submitted(root: Path) -> Iterator[tuple[str, str, str, System]]:
     cells = {(cell.round, cell.submitter, cell.system) for cell in load_published()}
     for path in sorted(root.rglob("*.json")):
         parts = path.relative_to(root).parts
-        match = _ROUND.match(parts[0])
-        if match is None or not (path.parent.name == "systems" or path.name == "entry.json"):
-            continue
-        names = (
-            {(match[1], parts[1], path.stem)}
-            if path.parent.name == "systems"
-            else {cell for cell in cells if cell[0] == match[1] and {cell[1], *cell[2].split("/")} <= set(parts)}
-        )
-        for name in sorted(names):
-            yield (*name, described(path))
+        names: set[tuple[str, str, str]] = set()
+        for match in filter(None, [_ROUND.match(parts[0])]):
+            if path.parent.name == "systems":
+                names = {(match[1], parts[1], path.stem)}
+            elif path.name == "entry.json":
+                names = {each for each in cells if each[0] == match[1] and {each[1], *each[2].split("/")} <= set(parts)}
+        yield from ((*name, described(path)) for name in sorted(names))
 
 
 def _main(root: Path) -> None:
-    rounds: dict[str, list[str]] = {}
-    seen = set()
+    rounds: dict[str, dict[tuple[str, str], str]] = {}
     for round_, submitter, name, system in _submitted(root):
         if system.caveat:
             print(f"{round_}/{submitter}/{name}: {system.caveat}", file=sys.stderr)
-        if system.described and (round_, submitter, name) not in seen:
-            seen.add((round_, submitter, name))
-            facts = {
-                key: value
-                for key, value in asdict(system).items()
-                if value not in (None, "", {}) and key != "described"
-            }
-            if "_multi_" in name:
-                # The number of nodes differs from benchmark to benchmark.
-                facts = {key: value for key, value in facts.items() if key not in ("nodes", "accelerators_per_node")}
-            rounds.setdefault(round_, []).append(
-                json.dumps({"submitter": submitter, "system": name, **facts}, ensure_ascii=False)
-            )
+        if system.described:
+            # The number of nodes of "multi" differs from benchmark to benchmark.
+            left_out = {"described", *(("nodes", "accelerators_per_node") if "_multi_" in name else ())}
+            known = {key: value for key, value in asdict(system).items() if value not in (None, "", {})}
+            facts = {key: value for key, value in known.items() if key not in left_out}
+            line = json.dumps({"submitter": submitter, "system": name, **facts}, ensure_ascii=False)
+            rounds.setdefault(round_, {}).setdefault((submitter, name), line)
     for round_, lines in rounds.items():
         path = DATA / "systems" / f"{round_}.json"
-        path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+        path.write_text("[\n" + ",\n".join(lines.values()) + "\n]\n", encoding="utf-8")
 
 
 # Of MLPerf's system description, by the schema of the v0.7 repository.
@@ -330,3 +321,7 @@ def _from_platform(platform: str) -> System:
         accelerator=found.accelerator or whole.accelerator,
         framework=found.framework,
     )
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

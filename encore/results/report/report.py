@@ -375,7 +375,7 @@ def page(folder: Path, template: str, **values: Any) -> str:
     return environment.get_template(template).render()
 
 
-def write(contents: Mapping[str, str], folder: Path) -> list[Path]:
+def write(contents: Mapping[str, str], folder: Path, what: str = "report") -> list[Path]:
     """Write a page's files into ``folder``, which is made; return them. EncoreError if the disk does not take them."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -383,7 +383,7 @@ def write(contents: Mapping[str, str], folder: Path) -> list[Path]:
             (folder / file).write_text(content, encoding="utf-8", errors="replace")
     except OSError as error:
         raise EncoreError(
-            f"the report cannot be written to {folder}: {error.strerror or error}",
+            f"the {what} cannot be written to {folder}: {error.strerror or error}",
             hint="give a folder that you may write to: -o DIR",
             exit_code=ExitCode.FAILED,
         ) from error
