@@ -1,4 +1,4 @@
-"""What a compliance check and an audit hand back: findings in plain words, and the report that holds them."""
+"""What a compliance check and an audit hand back: findings, how often their rules fire, and forms for other tools."""
 
 import functools
 import json

@@ -1,6 +1,6 @@
-"""Published results as MLCommons lays them out: a row per system, a column per benchmark, official scores in minutes.
+"""Published results as MLCommons lays them out, a row per system and a column per benchmark, and how verdicts err.
 
-from encore.results.report.result_table import result_table
+from encore.results.published.tables import result_table
 print(result_table(select(load_published(), round_="v0.7")).as_markdown())
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from encore.results.published.published import DATA, PublishedResult
-from encore.results.table import Table
+from encore.results.table import Table, grouped
 
 GROUPS = ("round", "division", "availability")  # What distinguishes the sections of MLCommons' table
 _SYSTEM = ("submitter", "system", "accelerator", "count", "software")
@@ -45,27 +45,21 @@ def result_table(results: Iterable[PublishedResult]) -> Table:
 
 def sections(table: Table) -> list[Table]:
     """Return the table in parts, one per round, division and availability, without columns that are empty there."""
-    found: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
-    for row in table.rows:
-        found.setdefault(tuple(str(cell) for cell in row[: len(GROUPS)]), []).append(row)
-    return [_section(table, group, rows) for group, rows in found.items()]
+    parts = []
+    for group, rows in grouped(table.rows, lambda row: tuple(str(cell) for cell in row[: len(GROUPS)])).items():
+        described = [each for each in group[1:] if each] or ["division and availability not known"]
+        part = replace(table, title=", ".join([group[0], *described]), rows=tuple(rows))
+        empty = {column for at, column in enumerate(table.columns) if all(row[at] is None for row in rows)}
+        parts.append(
+            _with(part, [column for column in table.columns[len(GROUPS) :] if column not in empty - {*_SYSTEM}])
+        )
+    return parts
 
 
-def _section(table: Table, group: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Table:
-    first = len(GROUPS)
-    kept = [
-        place
-        for place in range(first, len(table.columns))
-        if table.columns[place] in _SYSTEM or any(row[place] is not None for row in rows)
-    ]
-    round_, division, availability = group
-    described = [each for each in (division, availability) if each] or ["division and availability not known"]
-    return replace(
-        table,
-        title=", ".join([round_, *described]),
-        columns=tuple(table.columns[place] for place in kept),
-        rows=tuple(tuple(row[place] for place in kept) for row in rows),  # type: ignore[misc]
-    )
+# The columns with these names.
+def _with(table: Table, columns: Sequence[str]) -> Table:
+    places = [table.columns.index(column) for column in columns]
+    return replace(table, columns=tuple(columns), rows=tuple(tuple(row[at] for at in places) for row in table.rows))
 
 
 def parts_of_width(table: Table, width: int, name_width: int) -> list[Table]:
@@ -73,31 +67,25 @@ def parts_of_width(table: Table, width: int, name_width: int) -> list[Table]:
 
     A part has the systems with a result in it.
     """
-    columns = table.columns
-    benchmarks = [place for place, column in enumerate(columns) if column not in _SYSTEM]
-    parts: list[list[int]] = [[]]
-    used = name_width
-    for place in benchmarks:
-        cells = [table.texts(row)[place] for row in table.rows]
-        needed = max(map(len, [columns[place], *cells])) + 2
-        if parts[-1] and used + needed > width:
+    systems = [column for column in table.columns if column in _SYSTEM]
+    widths = {
+        column: max(map(len, [column, *(table.texts(row)[at] for row in table.rows)])) + 2
+        for at, column in enumerate(table.columns)
+        if column not in _SYSTEM
+    }
+    parts: list[list[str]] = [[]]
+    for column, needed in widths.items():
+        if parts[-1] and name_width + sum(widths[each] for each in parts[-1]) + needed > width:
             parts.append([])
-            used = name_width
-        parts[-1].append(place)
-        used += needed
-    systems = [place for place, column in enumerate(columns) if column in _SYSTEM]
+        parts[-1].append(column)
+    narrow = [_with(table, [*systems, *part]) for part in parts]
     return [
         replace(
-            table,
+            each,
             title=table.title if number == 0 else f"{table.title}, continued",
-            columns=tuple(columns[place] for place in (*systems, *part)),
-            rows=tuple(
-                tuple(row[place] for place in (*systems, *part))
-                for row in table.rows
-                if any(row[place] is not None for place in part)
-            ),
+            rows=tuple(row for row in each.rows if any(cell is not None for cell in row[len(systems) :])),
         )
-        for number, part in enumerate(parts)
+        for number, each in enumerate(narrow)
     ]
 
 
