@@ -419,9 +419,8 @@ def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
         yield f"that the round is {ours.round} is a guess from the date or the keys of the logs"
     yield from (flag.text for flag in ours.flags)
     flagged = {flag.log for flag in ours.flags}
-    for run in ours.logs:
-        if run.explanation and run.path not in flagged and ours.score is not None:
-            yield f"{run.path.name} has no time: {run.explanation}"
+    without = [run for run in ours.logs if run.explanation and run.path not in flagged and ours.score is not None]
+    yield from (f"{run.path.name} has no time: {run.explanation}" for run in without)
     if theirs is None:
         return
     if ours.division and theirs.division and ours.division != theirs.division:
@@ -431,11 +430,10 @@ def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
         yield from _hardware_caveats(ours, theirs, how)
     if ours.global_batch and theirs.global_batch and ours.global_batch != theirs.global_batch:
         yield f"global batch {ours.global_batch:g}, submitted with {theirs.global_batch:g}"
-    for name in sorted({*ours.choices} & {*theirs.choices}):
-        if ours.choices[name] != theirs.choices[name]:
-            yield f"{name}: {ours.choices[name]}, theirs {theirs.choices[name]}"
-    for deviation in ours.deviations:
-        yield f"not as submitted: {deviation}"
+    mine, other = ours.choices, theirs.choices
+    different = [name for name in sorted({*mine} & {*other}) if mine[name] != other[name]]
+    yield from (f"{name}: {mine[name]}, theirs {other[name]}" for name in different)
+    yield from (f"not as submitted: {deviation}" for deviation in ours.deviations)
     if theirs.published is not None and theirs.published.note:
         yield f"of the published result: {theirs.published.note}"
 
@@ -443,10 +441,9 @@ def _caveats(ours: Side, theirs: Side | None, how: How) -> Iterator[str]:
 def _hardware_caveats(ours: Side, theirs: Side, how: How) -> Iterator[str]:
     known = family(ours.hardware.accelerator) is not None
     chosen = how is How.NEAREST
-    if not known and not chosen and theirs.published is not None and not ours.is_cpu:
-        yield "the logs do not say what they ran on: taken to be what was submitted"
-    elif not known and not chosen and not ours.is_cpu:
-        yield "the logs do not say what they ran on"
+    if not known and not chosen and not ours.is_cpu:
+        taken = ": taken to be what was submitted" if theirs.published is not None else ""
+        yield f"the logs do not say what they ran on{taken}"
     elif family(theirs.hardware.accelerator) is None and theirs.hardware.accelerators != 0:
         yield f"what {theirs.label} ran on is not known here"
     if chosen and known and ours.ranks and (others := equally_near(ours, theirs.label)):

@@ -135,10 +135,9 @@ def missed(side: Side) -> list[float]:
 def _offsets(pixels: Sequence[float]) -> list[float]:
     placed: list[Point] = []
     for x in pixels:
-        rows = [_DOT * row for row in _ROWS]
-        free = [y for y in rows if all(abs(x - px) >= _DOT or y != py for px, py in placed)]
-        placed.append((x, free[0] if free else 0.0))
-    return [y for _, y in placed]
+        free = (y for y in _ROWS if all(abs(x - px) >= _DOT or y != py for px, py in placed))
+        placed.append((x, next(free, 0.0)))
+    return [_DOT * y for _, y in placed]
 
 
 def quality_plots(ours: Side, theirs: Side | None) -> list[Plot]:
@@ -179,9 +178,8 @@ def _close(lines: Sequence[Sequence[Point]], target: float) -> tuple[Range, Rang
     if not 0 < 2 * half < _ZOOM * whole:
         return None
     inside = [x for line in lines for x, y in line if abs(y - target) <= half]
-    if not inside or max(inside) <= min(inside):
-        return None
-    return padded(inside, 0.12), (target - half, target + half)
+    wide = bool(inside) and max(inside) > min(inside)
+    return (padded(inside, 0.12), (target - half, target + half)) if wide else None
 
 
 def _quality_over_minutes(

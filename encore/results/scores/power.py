@@ -98,13 +98,11 @@ def _of_run(folder: Path, run: RunLog) -> tuple[float, int]:
     return joules + sum(_of_switch(file, seconds) for file in files if _SWITCH.fullmatch(file.name)), len(nodes)
 
 
-def _events(file: Path) -> list[Event]:
-    return list(read_events(file, lambda line, text: None))
-
-
 # Joules of a node: its mean power while it was measured, over the time that the run is scored with.
 def _of_node(file: Path, seconds: float) -> float:
-    events = sorted((each for each in _events(file) if each.time_s is not None), key=lambda each: each.time_s or 0.0)
+    events = sorted(
+        (each for each in read_events(file) if each.time_s is not None), key=lambda each: each.time_s or 0.0
+    )
     start = next((each.time_s for each in events if each.key == "power_measurement_start"), None)
     if start is None:
         raise _NoEnergyError(f"{file.parent.name}/{file.name} has no power_measurement_start")
@@ -133,6 +131,6 @@ def _efficiency(events: Sequence[Event]) -> float:
 
 
 def _of_switch(file: Path, seconds: float) -> float:
-    events = _events(file)
+    events = list(read_events(file))
     watts = next((number_of(each.value) for each in events if each.key == "interconnect_power_est"), None)
     return (watts or 0.0) * _efficiency(events) * seconds
