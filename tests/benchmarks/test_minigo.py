@@ -138,10 +138,10 @@ def test_positions_are_drawn_once_and_shared_out(tmp_path: Path) -> None:
     parts = [examples.own_part(places, part, 2, 6) for part in range(2)]
     assert sorted(map(tuple, np.concatenate(parts))) == sorted(map(tuple, places))
     found = examples.build(games, places, config)
-    number, ply = places[0]
-    assert found.policy.sum(axis=1) == pytest.approx(1)
-    assert found.planes[0, :, :, :2].sum() <= ply
-    assert found.value[0] == games[number].outcome * (1 if ply % 2 == 0 else -1)
+    assert found.value.tolist() == [games[number].outcome * (1 - ply % 2 * 2) for number, ply in places]
+    for row, (number, ply) in enumerate(places):
+        assert np.array_equal(found.policy[row], examples.searched_policy(games[number].visits[ply], ply, config))
+        assert found.planes[row, :, :, :2].sum() <= ply
 
 
 def test_a_turned_position_has_its_policy_turned_as_well() -> None:
