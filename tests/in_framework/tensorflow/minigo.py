@@ -154,7 +154,6 @@ def test_frozen_graphs_of_both_rounds_play_and_others_are_refused(generator, tmp
         assert np.abs(values - np.tanh(linear[:, 26]) * np.where(planes[:, 0, 0, 16], 1, -1)).max() < 1e-5
     with pytest.raises(Problem, match="sees the planes of agz"):
         load_evaluator(kept, dataclasses.replace(CONFIG, features="mlperf07"))
-    path.write_bytes(frozen_graph(weights, "nhwc", tf.float32))
     assert prepare.main(["-o", str(tmp_path / "data"), "--target", str(path)]) == 0
     assert (tmp_path / "data" / "target.npz").read_bytes() == kept.read_bytes()
     passport = json.loads((tmp_path / "data" / "dataset.json").read_text())
