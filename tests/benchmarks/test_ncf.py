@@ -1,14 +1,17 @@
 """NCF: whole runs on tiny data, sources and bad input; its network and sampler are in tests/in_framework/pytorch."""
 
+import contextlib
 import json
 import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.ncf.pytorch.config import Config
 from encore import data
 from encore.errors import EncoreError
 from encore.results.compliance.compliance import check
@@ -194,6 +197,7 @@ def test_the_papers_files(tmp_path: Path) -> None:
     assert "1 of 6 items are held out and never trained on (the first is 4)" in said
     passport = data.read_passport(tmp_path / "to")
     assert (passport.name, passport.counts) == ("x", {"train": 4, "test": 2})
+    assert "error" not in prepare("--verify", tmp_path / "to")
     arrays = {path.stem: np.load(path).tolist() for path in (tmp_path / "to").glob("*.npy")}
     assert arrays == {
         "train_users": [0, 0, 1, 1], "train_items": [1, 2, 0, 3], "test_items": [3, 4],
@@ -236,3 +240,21 @@ def test_a_changed_data_set_is_refused_before_the_start(encore: Encore, pytorch_
     assert "has changed" in done.stderr
     (problem,) = data.verify("ncf", tmp_path / "to", pytorch_python)
     assert "bytes" in problem.found
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"beta1": 1.0}, "beta1 and beta2"),
+        ({"beta2": -0.1}, "beta1 and beta2"),
+        ({"beta1": 0.0, "beta2": 0.0, "layers": (2, 1)}, ""),
+        ({"layers": (2,)}, "at least two values"),
+        ({"layers": (2, 0)}, "at least two values"),
+        ({"layers": (3, 2)}, "must be even"),
+        ({"precision": "bf16", "factors": 0}, "factors must be at least 1"),
+        ({"optimizer_kernel": "apex"}, "device=cpu has no apex"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told) if told else contextlib.nullcontext():
+        Config(**{"device": "cpu", "precision": "fp32", **changes})
