@@ -1,36 +1,42 @@
-"""The command line of a benchmark's prepare.py, run as a process, and what it reports."""
+"""The command line of a benchmark's prepare.py, called in this process, and what it reports."""
 
+import contextlib
 import importlib
 import io
 import json
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from benchmarks.common.data.workers import Workers
-from encore import paths
 
-Lines = list[dict[str, Any]]  # What --progress json prints
+Lines = list[dict[str, Any]]  # what --progress json prints
 
 
-def run(benchmark: str, *words: object, before: str = "", limit: int | None = None) -> tuple[int, Lines]:
-    driver = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
-    driver += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
+def called(benchmark: str, *words: object) -> tuple[int, str]:
+    module, printed = importlib.import_module(f"benchmarks.{benchmark}.prepare"), io.StringIO()
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with contextlib.redirect_stdout(printed):
+            code: int = module.main([*map(str, words), "--progress", "json"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return code, printed.getvalue()
 
-    def restrict() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    command = [sys.executable, "-c", driver, *map(str, (*words, "--workers", 1, "--progress", "json"))]
-    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+def run(benchmark: str, *words: object, limit: int = resource.RLIM_INFINITY) -> tuple[int, Lines]:
+    """Return the exit code and the lines; no file grows above ``limit`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        code, printed = called(benchmark, *words, "--workers", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    return code, [json.loads(line) for line in printed.splitlines()]
 
 
 def one_by_one(
@@ -41,18 +47,11 @@ def one_by_one(
 
 
 def here(benchmark: str, *words: object, code: int = 0) -> str:
-    """Run it in this process, and its workers' tasks one after the other; return what it reports."""
-    program = importlib.import_module(f"benchmarks.{benchmark}.prepare")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    output = io.StringIO()
-    try:
-        with redirect_stdout(output), mock.patch.object(Workers, "run", one_by_one):
-            found = program.main([*map(str, words), "--progress", "json"])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert found == code, output.getvalue()
-    return output.getvalue()
+    """Do the workers' tasks in this process, one after the other; return what is reported."""
+    with mock.patch.object(Workers, "run", one_by_one):
+        found, printed = called(benchmark, *words)
+    assert found == code, printed
+    return printed
 
 
 def notes(lines: Lines) -> str:

@@ -3,8 +3,6 @@
 Standard library only: the host side loads this file too, and refuses before the start what the ranks would refuse.
 """
 
-from __future__ import annotations
-
 from typing import Any, List, Mapping, Tuple
 
 Misfit = Tuple[str, str, str]  # a finding, what was expected, and a hint

@@ -1,17 +1,19 @@
 """What all preparations share: options, the claim on a folder, resuming, full disks and the look at a finished set."""
 
 import fcntl
+import importlib
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.common.data.problem import Problem
 from encore import data, paths
 from encore.cli.data import describe
 from tests.preparing import notes, passport, run
@@ -99,6 +101,8 @@ FILES = {
 }
 ONE_PASS = ("ncf", "bert_squad")  # prepared again from the start in seconds
 every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
+# What common/data/prepare.py does alike for all: for one that has parts to resume from, and one that has none.
+two_benchmarks = pytest.mark.parametrize("benchmark", ["ncf", "dlrm"])
 
 
 @pytest.fixture
@@ -109,7 +113,7 @@ def source(benchmark: str, tmp_path: Path) -> Path:
     return tmp_path / "raw"
 
 
-def prepare(benchmark: str, source: Path, to: Path, *words: object, **how: Any) -> tuple[int, list[dict[str, Any]]]:
+def prepare(benchmark: str, source: Path, to: Path, *words: object, **how: int) -> tuple[int, list[dict[str, Any]]]:
     return run(benchmark, source, "-o", to, "--name", "mine", *words, **how)
 
 
@@ -117,7 +121,18 @@ def problem(lines: list[dict[str, Any]]) -> str:
     return str(lines[-1]["error"]["found"])
 
 
-@every_benchmark
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A preparation is interrupted when all but its passport is written; the test undoes it."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.common.data.passport.write", stop)
+    yield
+
+
+@pytest.mark.parametrize("benchmark", ["ncf"])
 def test_of_two_preparations_the_second_waits(benchmark: str, source: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
     (to / "parts").mkdir(parents=True)
@@ -137,54 +152,62 @@ def test_of_two_preparations_the_second_waits(benchmark: str, source: Path, tmp_
     assert not (to / "parts").exists()
 
 
-@every_benchmark
+@two_benchmarks
 def test_a_finished_set_is_left_alone_and_another_one_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
     assert prepare(benchmark, source, to)[0] == 0
-    # Nothing is drawn from the questions.
-    other = ("--stride", 64) if benchmark == "bert_squad" else ("--seed", 7)
     before = (to / "dataset.json").stat().st_mtime_ns
     code, lines = prepare(benchmark, source, to)
     assert (code, "nothing to do" in notes(lines)) == (0, True)
     assert (to / "dataset.json").stat().st_mtime_ns == before
-    code, lines = prepare(benchmark, source, to, *other)
+    code, lines = prepare(benchmark, source, to, "--seed", 7)
     assert (code, "from another source or with other options" in problem(lines)) == (2, True)
-    assert prepare(benchmark, source, to, *other, "--overwrite")[0] == 0
+    assert prepare(benchmark, source, to, "--seed", 7, "--overwrite")[0] == 0
     (to / FILES[benchmark]).write_bytes(b"")
-    code, lines = prepare(benchmark, source, to, *other)
+    code, lines = prepare(benchmark, source, to, "--seed", 7)
     assert (code, "have changed since" in problem(lines)) == (2, True)
+    for torn in ("{", ""):  # files of somebody else
+        (to / FILES[benchmark]).write_bytes(b"precious")
+        (to / "dataset.json").write_text(torn)
+        code, lines = prepare(benchmark, source, to)
+        assert (code, "without a passport" in problem(lines)) == (2, True)
+        assert (to / FILES[benchmark]).read_bytes() == b"precious"
 
 
 @every_benchmark
-@pytest.mark.parametrize("passport", ["", "{"])
-def test_files_of_somebody_else_are_not_replaced(benchmark: str, source: Path, tmp_path: Path, passport: str) -> None:
-    (tmp_path / "to").mkdir()
-    (tmp_path / "to" / FILES[benchmark]).write_bytes(b"precious")
-    if passport:
-        (tmp_path / "to" / "dataset.json").write_text(passport)
+def test_what_was_interrupted_before_its_passport_resumes_to_the_same_set(
+    benchmark: str, source: Path, tmp_path: Path, stopped: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, lines = prepare(benchmark, source, tmp_path / "to")
-    assert (code, "without a passport" in problem(lines)) == (2, True)
-    assert (tmp_path / "to" / FILES[benchmark]).read_bytes() == b"precious"
-
-
-@every_benchmark
-def test_what_was_interrupted_before_its_passport_resumes(benchmark: str, source: Path, tmp_path: Path) -> None:
-    stop = "from benchmarks.common.data import passport\ndef stop(*_): raise KeyboardInterrupt\npassport.write = stop"
-    code, lines = prepare(benchmark, source, tmp_path / "to", before=stop)
     assert (code, problem(lines)) == (130, "interrupted")
     assert (tmp_path / "to" / FILES[benchmark]).exists()
+    monkeypatch.undo()
     code, lines = prepare(benchmark, source, tmp_path / "to")
     assert code == 0
     assert benchmark in ONE_PASS or "resuming:" in notes(lines)
+    assert any(line.get("phase") == "index" for line in lines) == (benchmark == "resnet")
     assert prepare(benchmark, source, tmp_path / "unbroken")[0] == 0
     assert passport(tmp_path / "to")["id"] == passport(tmp_path / "unbroken")["id"]
     assert not (tmp_path / "to" / "parts").exists()
+    described = describe(data.read_passport(tmp_path / "to"))
+    assert ("classes" in described) == (benchmark in ("resnet", "ssd")), described
+    for how in ((), ("--quick",)):
+        assert run(benchmark, "--verify", tmp_path / "to", *how)[0] == 0
+    facts = passport(tmp_path / "to")
+    (tmp_path / "to" / "dataset.json").write_text(json.dumps({**facts, "benchmark": "minigo", "shared_with": []}))
+    code, lines = run(benchmark, "--verify", tmp_path / "to")
+    assert (code, "is a data set of minigo" in problem(lines)) == (2, True)
+    (tmp_path / "to" / FILES[benchmark]).write_bytes(b"")
+    code, lines = run(benchmark, "--verify", tmp_path / "to", "--quick")
+    assert len(lines[-1]["error"]["more"]) == 2
 
 
-@every_benchmark
-def test_other_options_start_over(benchmark: str, source: Path, tmp_path: Path) -> None:
-    stop = "from benchmarks.common.data import passport\ndef stop(*_): raise KeyboardInterrupt\npassport.write = stop"
-    assert prepare(benchmark, source, tmp_path / "to", before=stop)[0] == 130
+@two_benchmarks
+def test_other_options_start_over(
+    benchmark: str, source: Path, tmp_path: Path, stopped: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert prepare(benchmark, source, tmp_path / "to")[0] == 130
+    monkeypatch.undo()
     code, lines = prepare(benchmark, source, tmp_path / "to", "--name", "other")
     assert (code, "starting over" in notes(lines)) == (0, True)
     assert passport(tmp_path / "to")["name"] == "other"
@@ -197,10 +220,9 @@ def test_a_full_disk_is_one_line(benchmark: str, source: Path, tmp_path: Path) -
     assert problem(lines) == f"no room to write on in {tmp_path / 'to'}: File too large"
     assert "finished parts are kept" in lines[-1]["error"]["hint"]
     assert not [path for path in (tmp_path / "to" / "parts").glob("*.*") if path.suffix[1:].isdigit()]
-    assert prepare(benchmark, source, tmp_path / "to")[0] == 0
 
 
-@every_benchmark
+@pytest.mark.parametrize("benchmark", ["ncf"])
 def test_places_that_cannot_be_used_are_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", Path("/proc/encore")):
@@ -211,20 +233,6 @@ def test_places_that_cannot_be_used_are_refused(benchmark: str, source: Path, tm
     code, lines = prepare(benchmark, tmp_path / "nowhere", tmp_path / "to")
     assert (code, problem(lines)) == (2, f"{tmp_path / 'nowhere'} does not exist")
     assert not (tmp_path / "to").exists()
-
-
-@every_benchmark
-def test_a_change_is_found(benchmark: str, source: Path, tmp_path: Path) -> None:
-    assert prepare(benchmark, source, tmp_path / "to")[0] == 0
-    for how in ((), ("--quick",)):
-        assert run(benchmark, "--verify", tmp_path / "to", *how)[0] == 0
-    facts = passport(tmp_path / "to")
-    (tmp_path / "to" / "dataset.json").write_text(json.dumps({**facts, "benchmark": "minigo", "shared_with": []}))
-    code, lines = run(benchmark, "--verify", tmp_path / "to")
-    assert (code, "is a data set of minigo" in problem(lines)) == (2, True)
-    (tmp_path / "to" / FILES[benchmark]).write_bytes(b"")
-    code, lines = run(benchmark, "--verify", tmp_path / "to", "--quick")
-    assert len(lines[-1]["error"]["more"]) == 2
 
 
 # Evaluation data by what they are a copy of, and how many are reported, of which the first.
@@ -263,40 +271,27 @@ def test_a_few_that_are_trained_on_are_a_warning(source: Path, tmp_path: Path) -
     assert (code, "warning: 4 of 44 evaluation pairs are" in notes(lines)) == (0, True)
 
 
-REFUSE = """
-from importlib import import_module
-from benchmarks.common.data.problem import Problem
-
-def refuse(*args):
-    if len(args) == 4:
-        (args[2] / "part").touch()
-    raise Problem("no", "", "")
-
-import_module(prepare.DATA_SET.writer).{} = refuse
-"""
-
-
 @pytest.mark.parametrize("phase", ["list_source", "write"])
-@every_benchmark
-def test_a_refused_preparation_leaves_no_folder(benchmark: str, phase: str, source: Path, tmp_path: Path) -> None:
+@two_benchmarks
+def test_a_refused_preparation_leaves_no_folder(
+    benchmark: str, phase: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        if len(args) == 4:
+            (args[2] / "part").touch()
+        raise Problem("no", "", "")
+
+    declared = importlib.import_module(f"benchmarks.{benchmark}.prepare").DATA_SET
+    monkeypatch.setattr(importlib.import_module(declared.writer), phase, refuse)
     (tmp_path / "there").mkdir()
     for to in (tmp_path / "new" / "to", tmp_path / "there"):
-        code, lines = prepare(benchmark, source, to, before=REFUSE.format(phase))
+        code, lines = prepare(benchmark, source, to)
         assert (code, problem(lines)) == (2, "no")
-    assert [path.name for path in tmp_path.iterdir()].count("new") == 0
+    assert not (tmp_path / "new").exists()
     assert not [*(tmp_path / "there").iterdir()]
 
 
 OWN = {"resnet": ("--resize", "256"), "dlrm": ("--index-limit", "9"), "ssd": ("--scenes", "9")}
-
-
-@every_benchmark
-def test_only_images_have_classes_and_only_resnet_an_index(benchmark: str, source: Path, tmp_path: Path) -> None:
-    code, lines = prepare(benchmark, source, tmp_path / "to")
-    assert code == 0
-    assert any(line.get("phase") == "index" for line in lines) == (benchmark == "resnet")
-    described = describe(data.read_passport(tmp_path / "to"))
-    assert ("classes" in described) == (benchmark in ("resnet", "ssd")), described
 
 
 @pytest.mark.parametrize("owner", OWN)
@@ -313,7 +308,7 @@ def test_the_options_of_another_benchmark_are_refused(benchmark: str, owner: str
     assert not (tmp_path / "to").exists()
 
 
-@every_benchmark
+@pytest.mark.parametrize("benchmark", ["resnet", "ncf"])
 def test_a_package_that_is_missing_is_named(benchmark: str, tmp_path: Path) -> None:
     # -S: no site-packages.
     command = [sys.executable, "-S", "-m", f"benchmarks.{benchmark}.prepare", "-o", str(tmp_path / "to")]

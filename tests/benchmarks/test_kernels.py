@@ -43,9 +43,11 @@ def test_every_kernel_compiles_for_every_target_without_spills(compiled: list[di
 
 
 def test_kernel_that_does_not_compile_fails(kernels_python: Path, tmp_path: Path) -> None:
+    (tmp_path / "benchmarks" / "x" / "pytorch").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "x" / "pytorch" / "kernels.py").touch()
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys, triton, triton.language as tl\n"
+        "import pathlib, sys, triton, triton.language as tl\n"
         "from benchmarks.common.checks import compile_kernels\n"
         "from benchmarks.common.torch.kernels import Specification\n"
         "@triton.jit\n"
@@ -54,7 +56,7 @@ def test_kernel_that_does_not_compile_fails(kernels_python: Path, tmp_path: Path
         "sys.modules['benchmarks.x.pytorch.kernels'] = module = type(sys)('benchmarks.x.pytorch.kernels')\n"
         "module.wrong = module.unlisted = wrong\n"
         "module.specifications = lambda: [Specification(wrong, 'fp32', {'pointer': '*fp32', 'N': 16}, 1)]\n"
-        "compile_kernels.modules = lambda: [module]\n"
+        "compile_kernels.ROOT = pathlib.Path.cwd()\n"
         "sys.exit(compile_kernels.main([]))\n",
         encoding="utf-8",
     )

@@ -99,11 +99,7 @@ def flat_optimizer(network: Network, config: Config, ranks: Ranks, kernel: str) 
     groups = lamb.parameter_groups(named, partial(decay_of, config=config), parts_of)
     options = lamb.Options((config.beta1, config.beta2), config.epsilon)
     split = config.split_optimizer and ranks.size > 1
-    candidates = (
-        lamb.split_candidates(groups, options, ranks)
-        if split
-        else lamb.lamb_candidates(groups, options, lamb.find_apex())
-    )
+    candidates = lamb.lamb_candidates(groups, options, lamb.find_apex(), ranks if split else None)
     scale = ScaleRule(config.loss_scale, config.loss_scale_window, LARGEST_SCALE)
     return FlatOptimizer(
         [parameter for _, parameter in named],

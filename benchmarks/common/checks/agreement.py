@@ -1,7 +1,5 @@
 """Whether two trainings agree: their losses, of the first steps one by one and as the mean of each epoch."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ The rate is the bus bandwidth as nccl-tests counts it (doc/PERFORMANCE.md): 2 (n
 which is what each rank sends, so that the links bound it whatever the number of ranks. Rank 0 writes it as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -33,7 +31,6 @@ class Place:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Read the command line, join the ranks and measure: the fastest of several measurements of several calls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", required=True, help="module of benchmarks/common/frameworks")
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")

@@ -4,8 +4,6 @@ A benchmark's ``bench.py`` says what is measured as a :class:`Subject`; the step
 ``train.py``. The kinds are measured in turn, several times; the median counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

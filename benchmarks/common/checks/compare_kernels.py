@@ -6,8 +6,6 @@
 On a GPU, or with TRITON_INTERPRET=1 in Triton's interpreter on the CPU. Exit code 1: an error is above its tolerance.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

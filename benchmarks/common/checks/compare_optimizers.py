@@ -5,8 +5,6 @@
 Prints one line of what was compared. Exits with 1 where two differ by more than rounding.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Dict, List
 
@@ -21,7 +19,6 @@ RELATIVE, ABSOLUTE = 1e-5, 1e-6  # rounding of float32, summed up over the steps
 
 
 def weights_after(build: Build, device: str) -> List[torch.Tensor]:
-    """Return the weights after some steps from the same start with the same gradients."""
     numbers = torch.Generator().manual_seed(1)
     parameters = [torch.nn.Parameter(torch.randn(shape, generator=numbers).to(device)) for shape in SHAPES]
     optimizer = build(parameters)
@@ -33,7 +30,6 @@ def weights_after(build: Build, device: str) -> List[torch.Tensor]:
 
 
 def differing(candidates: Dict[str, Build], device: str) -> List[str]:
-    """Return the names of the implementations whose weights are not those of the plain one."""
     plain = weights_after(candidates["plain"], device)
     found = []
     for name in sorted(set(candidates) - {"plain"}):

@@ -6,8 +6,6 @@
 Registers are per thread, shared memory and spills in bytes per block and thread. Exit code 1: one does not compile.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
@@ -16,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from benchmarks.common.torch.kernels import OPTIONS, Specification
 
@@ -82,28 +79,21 @@ def _resources(cubin: bytes) -> Dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"\b([A-Z]+):(\d+)", done.stdout)}
 
 
-def modules() -> List[ModuleType]:
-    paths = sorted(ROOT.glob("benchmarks/*/pytorch/kernels.py"))
-    return [importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in paths]
-
-
 def all_usages() -> List[Usage]:
     """Compile all kernels for all targets; a kernel without a specification is a problem."""
+    import triton
+
     found = []
-    for module in modules():
+    for path in sorted(ROOT.glob("benchmarks/*/pytorch/kernels.py")):
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         specifications = module.specifications()
         found += [compiled(module.__name__, each, target) for each in specifications for target in TARGETS]
         listed = {each.kernel.__name__ for each in specifications}
-        found += [Usage(name, "", "", 0, problem="not in specifications()") for name in _kernels(module) - listed]
+        # What can be launched: a function that kernels call begins with an underscore.
+        kernels = {name for name, value in vars(module).items() if isinstance(value, triton.runtime.JITFunction)}
+        missing = {name for name in kernels - listed if not name.startswith("_")}
+        found += [Usage(name, "", "", 0, problem="not in specifications()") for name in missing]
     return found
-
-
-def _kernels(module: ModuleType) -> Set[str]:
-    """Return the names of what can be launched: a function of kernels begins with an underscore."""
-    import triton
-
-    functions = {name for name, value in vars(module).items() if isinstance(value, triton.runtime.JITFunction)}
-    return {name for name in functions if not name.startswith("_")}
 
 
 def table(usages: List[Usage]) -> str:

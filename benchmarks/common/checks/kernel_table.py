@@ -7,8 +7,6 @@
 On a GPU a row is a kernel or a copy as the device ran it; on a CPU an operator without the operators that it calls.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import defaultdict
@@ -44,14 +42,12 @@ OTHER = "other"
 _MOST = 200  # kernels that are listed, by time; the classes sum over all
 
 
+_OPERATOR = re.compile(r"[a-z]\w*::\w+$")
+
+
 def class_of(name: str) -> str:
     """Return the class of a kernel of a GPU or of an operator such as ``aten::mm``."""
-    text = name.lower()
-    return next((title for title, pattern in _COMPILED if pattern.search(text)), OTHER)
-
-
-_OPERATOR = re.compile(r"[a-z]\w*::\w+$")
-_COMPILED = tuple((title, re.compile(pattern)) for title, pattern in CLASSES)
+    return next((title for title, pattern in CLASSES if re.search(pattern, name.lower())), OTHER)
 
 
 def measure(step: Callable[[], Any], device: torch.device, steps: int = 3) -> Dict[str, Any]:
@@ -72,7 +68,6 @@ def measure(step: Callable[[], Any], device: torch.device, steps: int = 3) -> Di
 
 
 def table(kernels: Dict[str, Tuple[float, int]], steps: int = 1) -> Dict[str, Any]:
-    """Return the table of kernels by name with their seconds and calls over ``steps``."""
     total = sum(seconds for seconds, _ in kernels.values()) or 1.0
     rows: List[Dict[str, Any]] = [
         {

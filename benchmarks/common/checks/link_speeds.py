@@ -8,8 +8,6 @@ nccl-tests calls the bus bandwidth, so that figures of different numbers of rank
 the result as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -49,6 +47,7 @@ def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
             seconds = slowest(call, device, size)
             rows.append({"kind": kind, "bytes": size, "seconds": seconds, "rate": shares[kind] * size / seconds})
     everyone = range(ranks.size)
+    can_access = torch.cuda.can_device_access_peer
     matrix = [[_pair(ranks, sizes[-1], sender, receiver) for receiver in everyone] for sender in everyone]
     return {
         "device": device.type,
@@ -57,7 +56,10 @@ def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
         "collectives": rows,
         "pair_bytes": sizes[-1],
         "pairs": matrix,
-        "peer_access": _peer_access(ranks.size) if device.type == "cuda" else None,
+        # Whether a GPU can read another's memory without the host, by CUDA.
+        "peer_access": [[one == other or can_access(one, other) for other in everyone] for one in everyone]
+        if device.type == "cuda"
+        else None,
     }
 
 
@@ -88,12 +90,6 @@ def slowest(call: Callable[[], Any], device: torch.device, size: int) -> float:
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         found.append(float(worst))
     return min(found)
-
-
-def _peer_access(gpus: int) -> List[List[bool]]:
-    """Return whether a GPU can read another's memory without the host, by CUDA."""
-    can = torch.cuda.can_device_access_peer
-    return [[one == other or can(one, other) for other in range(gpus)] for one in range(gpus)]
 
 
 def main(argv: Optional[List[str]] = None) -> int:

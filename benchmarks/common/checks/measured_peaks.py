@@ -8,8 +8,6 @@ two square matrices counts 2 n^3 operations; the triad a = b + s * c moves three
 which does not count the read of a line before it is written, either).
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator
 
@@ -29,7 +27,6 @@ REPEATS = 3  # measurements of each kind; the fastest is the peak
 
 
 def measure(device: torch.device) -> Dict[str, Any]:
-    """Return ``flops_per_second`` by precision, ``bytes_per_second`` by kind, and what was measured."""
     return {
         "device": device.type,
         "name": name_of(device),
@@ -55,7 +52,6 @@ def flops_per_second(device: torch.device, precision: str, side: int = 0, second
 
 
 def bytes_per_second(device: torch.device, elements: int = 0, seconds: float = SECONDS) -> Dict[str, float]:
-    """Return the bytes per second of a copy and of a triad on arrays of fp32."""
     count = elements or ELEMENTS[device.type]
     first, second, target = (torch.ones(count, device=device) for _ in range(3))
     moved = 4.0 * count

@@ -8,17 +8,16 @@ graph and own kernels, where each operator can be seen, and timed as the configu
 output is the result as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import importlib
 import json
 import statistics
 import sys
+from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
@@ -58,19 +57,24 @@ def _fits(value: Any, annotation: str) -> bool:
 
 def measure(module: str, config_path: Path, data: Path, steps: int) -> Dict[str, Any]:
     """Count, time and profile the step of the implementation in ``module``; one rank."""
-    bench, config_class = _loaded(module)
+    try:
+        bench = importlib.import_module(f"{module}.bench")
+        config_class = importlib.import_module(f"{module}.config").Config
+    except ImportError as error:
+        raise Problem(
+            found=f"{module} cannot be loaded: {error}",
+            expected="an implementation in PyTorch whose packages are installed",
+            hint="run it in the implementation's own environment",
+        ) from None
     config = configuration.load(config_class, config_path)
     ranks = pytorch.start(config)
     device: torch.device = ranks.context
     cost = _counted(bench.prepare(plain(config), ranks, data))
     gc.collect()
-    subject = bench.prepare(config, ranks, data)
-    try:
+    with closing(bench.prepare(config, ranks, data)) as subject:
         one = _step(subject)
         seconds = timed(subject.loops[LOOP], steps)
         kernels = kernel_table.measure(one, device)
-    finally:
-        subject.close()
     return {
         "module": module,
         "title": subject.title,
@@ -86,25 +90,11 @@ def measure(module: str, config_path: Path, data: Path, steps: int) -> Dict[str,
     }
 
 
-def _loaded(module: str) -> Tuple[Any, Any]:
-    try:
-        bench = importlib.import_module(f"{module}.bench")
-        return bench, importlib.import_module(f"{module}.config").Config
-    except ImportError as error:
-        raise Problem(
-            found=f"{module} cannot be loaded: {error}",
-            expected="an implementation in PyTorch whose packages are installed",
-            hint="run it in the implementation's own environment",
-        ) from None
-
-
 def _counted(subject: Any) -> step_cost.Cost:
-    try:
+    with closing(subject):
         one = _step(subject)
         one()
         return step_cost.count(one)
-    finally:
-        subject.close()
 
 
 def _step(subject: Any) -> Callable[[], Any]:
@@ -114,8 +104,7 @@ def _step(subject: Any) -> Callable[[], Any]:
             expected=f"a loop called {LOOP}: the training step alone",
             hint="this implementation's step is not counted",
         )
-    loop = subject.loops[LOOP]
-    return lambda: loop(1)
+    return lambda: subject.loops[LOOP](1)
 
 
 def timed(loop: Callable[[int], Any], steps: int) -> Dict[str, float]:

@@ -10,8 +10,6 @@ output is JSON: ``result`` (OK, FAIL or SKIPPED), ``found`` and ``lines``, the t
 An implementation's selftest.py is its :class:`Suite`.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib

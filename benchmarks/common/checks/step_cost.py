@@ -10,8 +10,6 @@ views none: what moves where no operator is fused with the next and no cache kee
 less, so that its intensity is at least the counted one. Both work on the meta device, where nothing is computed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Set, Tuple
@@ -64,9 +62,9 @@ def count(call: Callable[[], Any]) -> Cost:
         call()
     flops: Dict[str, int] = defaultdict(int)
     for operator, number in counter.get_flop_counts().get("Global", {}).items():
-        flops[class_of(_title(operator))] += int(number)
+        flops[class_of(str(operator).replace(".", "::", 1))] += int(number)
     names = {**dict.fromkeys(flops, 0), **dict.fromkeys(traffic.moved, 0)}
-    known = {_bare(each) for each in (*flop_registry, *_more_counts())}
+    known = {str(each).rpartition(".")[2] for each in (*flop_registry, *_more_counts())}
     return Cost(
         flops=int(counter.get_total_flops()),
         moved=sum(traffic.moved.values()),
@@ -76,15 +74,9 @@ def count(call: Callable[[], Any]) -> Cost:
 
 
 def _more_counts() -> Dict[Any, Callable[..., int]]:
-    """Return counts for attention on CPUs, which PyTorch's table does not have."""
-    found: Dict[Any, Callable[..., int]] = {}
-    packets = torch.ops.aten
-    forward = getattr(packets, "_scaled_dot_product_flash_attention_for_cpu", None)
-    backward = getattr(packets, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
-    if forward is not None and backward is not None:
-        found[forward] = _attention_forward
-        found[backward] = _attention_backward
-    return found
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    counts: Dict[str, Callable[..., int]] = {name: _attention_forward, f"{name}_backward": _attention_backward}
+    return {getattr(torch.ops.aten, each): count for each, count in counts.items() if hasattr(torch.ops.aten, each)}
 
 
 def _attention_forward(query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any) -> int:
@@ -145,11 +137,3 @@ def _bytes(tensor: torch.Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride() if tensor.layout is torch.strided else ()):
         repeated *= size if stride == 0 and size > 0 else 1
     return tensor.numel() // repeated * tensor.element_size()
-
-
-def _title(operator: Any) -> str:
-    return str(operator).replace(".", "::", 1)
-
-
-def _bare(operator: Any) -> str:
-    return str(operator).rpartition(".")[2]

@@ -4,8 +4,6 @@ run([sys.executable, "-m", "benchmarks.ncf.pytorch.train", ...], folder, {})
 losses = read_losses(folder)
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """NumPy files of a data set: written so that a full disk shows, read as memory maps, compared with the passport."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Options that every DALI pipeline here needs, for any framework."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, Dict
 

@@ -1,7 +1,5 @@
 """Files that are there whole or not at all, and the facts of a finished part of a preparation."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import contextmanager

@@ -14,8 +14,6 @@
 - sha256: of all the other fields, so that none of them changes unnoticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -40,7 +38,6 @@ CheckUnlisted = Callable[[Path, Passport, bool, Add], Sequence[Problem]]
 
 
 def prepare_again(directory: Path) -> str:
-    """Return what to do with a damaged data set."""
     return f"prepare it again: the same command with --overwrite ({directory})"
 
 
@@ -121,7 +118,6 @@ def files_of(passport: Passport) -> List[File]:
 
 
 def total_bytes(passport: Passport) -> int:
-    """Return the size of all files, unlisted ones included."""
     unlisted = sum(int(split.get("unlisted_bytes", 0)) for split in passport["splits"].values())
     return unlisted + sum(int(file["bytes"]) for file in files_of(passport))
 

@@ -4,8 +4,6 @@ for number, data in enumerate(photographs(256, 500, 375)):
     (folder / f"{number}.jpg").write_bytes(data)
 """
 
-from __future__ import annotations
-
 import io
 from typing import Iterator
 

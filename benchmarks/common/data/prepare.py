@@ -72,7 +72,6 @@ class DataSet:
 
     @property
     def places(self) -> Tuple[str, ...]:
-        """Names of all that is written in addition to the passport."""
         return (*self.files, *self.folders)
 
 

@@ -1,7 +1,5 @@
 """A problem that the user can act on: what was found, what was expected, what to do, and the exit code."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

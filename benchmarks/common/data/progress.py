@@ -9,8 +9,6 @@ output; run directly, the same facts come as text on standard error::
     {"error": {"found": "...", "expected": "...", "hint": "..."}}
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

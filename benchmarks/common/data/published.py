@@ -4,8 +4,6 @@
 name without any count in it cannot be earned.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Dict, Mapping

@@ -1,7 +1,5 @@
 """Does tasks some ahead on threads: what a pipeline of input needs on any framework."""
 
-from __future__ import annotations
-
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Callable, Deque, Generator, Iterable, TypeVar

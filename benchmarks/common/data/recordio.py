@@ -10,8 +10,6 @@ TensorFlow images read and check the same files without MXNet::
             label, jpeg = unpack(read_record(file, offset))
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

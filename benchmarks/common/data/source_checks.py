@@ -1,7 +1,5 @@
 """Checks that preparations share: damaged samples, and evaluation samples that are trained on as well."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from shlex import quote
@@ -19,7 +17,6 @@ PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2
 
 
 def refuse_compressed(path: Path, expected: str) -> None:
-    """Refuse a file that is compressed where text is read."""
     with path.open("rb") as file:
         begin = file.read(max(map(len, PACKED)))
     kind = next((name for mark, name in PACKED.items() if begin.startswith(mark)), "")

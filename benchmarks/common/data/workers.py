@@ -1,7 +1,5 @@
 """Run one function over many tasks in several processes, and end cleanly in every way it can end."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -26,11 +24,6 @@ Report = Callable[[int, int], None]
 Function = Callable[[Any, Report], Tuple[int, int]]
 
 
-def has_its_file(task: Any) -> bool:
-    """Return whether a task has its ``done_path``, which it writes last."""
-    return bool(task.done_path.exists())
-
-
 class Workers(NamedTuple):
     """The worker processes of a preparation."""
 
@@ -45,7 +38,7 @@ class Workers(NamedTuple):
         function: Function,
         tasks: Sequence[Any],
         size: Callable[[Any], int],
-        is_done: Callable[[Any], bool] = has_its_file,
+        is_done: Callable[[Any], bool] = lambda task: bool(task.done_path.exists()),
     ) -> None:
         """Do the tasks that an interrupted preparation has not finished, and report how far all of them are.
 
@@ -58,7 +51,7 @@ class Workers(NamedTuple):
             function: called with a task and a function to report units and bytes so far; returns their final numbers.
             tasks: all of them.
             size: units of a task.
-            is_done: whether a task was finished before.
+            is_done: whether a task was finished before; by default it has its ``done_path``, which it writes last.
         """
         waiting = [task for task in tasks if not is_done(task)]
         total = sum(size(task) for task in tasks)

@@ -8,8 +8,6 @@ Everything runs on the CPU and in fp32, the type in which weights are kept. With
 the model in a server: `encore serve --evaluate`.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

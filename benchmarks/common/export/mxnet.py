@@ -1,7 +1,5 @@
 """Models of MXNet as ONNX: written by MXNet's own mx2onnx, and read back for a check."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import types

@@ -1,7 +1,5 @@
 """Write models of TensorFlow as SavedModel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple

@@ -1,7 +1,5 @@
 """Write models of PyTorch as ONNX or as torch.export's own file."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """MXNet with Horovod: start-up, small sums over all ranks that nobody waits for, checkpoint files, an orderly end."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, Dict, List, Optional
 
 import mxnet as mx

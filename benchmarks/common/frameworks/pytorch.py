@@ -5,8 +5,6 @@ NCCL carries tensors between GPUs, Gloo between CPUs. The launcher gives each pr
 own and the job gives MASTER_ADDR and MASTER_PORT. With none of them a process is alone.
 """
 
-from __future__ import annotations
-
 import datetime
 import inspect
 import os
@@ -122,7 +120,6 @@ def eager() -> Any:
 
 
 def register(captured: Any) -> None:
-    """Let ``finish`` call ``reset`` of what holds a CUDA graph."""
     _graphs.add(captured)
 
 

@@ -6,8 +6,6 @@ renamed when it is complete, so that a crash never leaves half of one. The last 
 damaged, the one before it is used and the damaged one is set aside as ``damaged_00000123``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -50,18 +48,15 @@ class Checkpoints:
         candidates = sorted(self._folder.glob("step_*"), reverse=True)
         # No rank may look later than rank 0 starts to write a new one.
         self._framework.barrier()
-        for number, path in enumerate(candidates):
+        for path in candidates:
             damage = self._damage(path)
-            own = (float(bool(damage) and rank == self._ranks.rank) for rank in range(self._ranks.size))
-            ranks = [rank for rank, found in enumerate(self._framework.total(list(own))) if found]
+            own = [float(bool(damage) and rank == self._ranks.rank) for rank in range(self._ranks.size)]
+            ranks = [rank for rank, found in enumerate(self._framework.total(own)) if found]
             if not ranks:
-                # Where none is whole all stay: what is refused once is refused again, and not begun anew.
-                for damaged in candidates[:number] if self._ranks.rank == 0 else ():
-                    print(f"checkpoint {damaged.name} is damaged: {self.damaged[damaged.name]}", file=sys.stderr)
-                    _set_aside(damaged)
                 return self._take(path)
             self.damaged[path.name] = damage or f"rank {ranks[0]} found its own part damaged"
         if candidates:
+            # All stay: what is refused once is refused again, and not begun anew.
             named = "; ".join(f"{name}: {damage}" for name, damage in self.damaged.items())
             raise SystemExit(
                 f"no checkpoint in {self._folder} is whole: this experiment cannot be resumed\n"
@@ -71,27 +66,40 @@ class Checkpoints:
 
     def _damage(self, path: Path) -> str:
         """Say what is wrong with the files that this rank reads; empty: nothing."""
-        names = (STATE_FILE, SHARED_FILE, f"rank_{self._ranks.rank}")
         # Of another number of ranks this rank may have no file: that is refused, and no damage.
         problem = _damage_of(path / STATE_FILE)
         if problem or _read_state(path)["ranks"] != self._ranks.size:
             return problem
-        problems = list(map(_damage_of, (path / name for name in names)))
+        problems = [_damage_of(path / name) for name in (SHARED_FILE, f"rank_{self._ranks.rank}")]
         if self._ranks.rank == 0:
             state = _read_state(path)
-            problems += map(_damage_of_log, self._logs, state["log_lengths"], state["log_digests"])
+            for log, length, digest in zip(self._logs, state["log_lengths"], state["log_digests"]):
+                if not log.exists() or log.stat().st_size < length:
+                    problems.append(f"{log.name} is shorter than it was then")
+                elif _digest(log, length) != digest:
+                    problems.append(f"{log.name} differs from what it was then")
         return "; ".join(filter(None, problems))
 
     def _take(self, path: Path) -> Dict[str, Any]:
+        """Set newer checkpoints aside, which are damaged, and cut the logs back; return the state."""
         state = _read_state(path)
+        for name, damage in self.damaged.items() if self._ranks.rank == 0 else ():
+            print(f"checkpoint {name} is damaged: {damage}", file=sys.stderr)
+            aside = self._folder / name.replace("step", "damaged")
+            if aside.exists():
+                shutil.rmtree(aside)
+            (self._folder / name).rename(aside)
         if state["ranks"] != self._ranks.size:
             raise SystemExit(
                 f"checkpoint {path} was written by {state['ranks']} ranks and this run has "
                 f"{self._ranks.size}: resume with the same number, or remove the checkpoint"
             )
-        if self._ranks.rank == 0:
-            for log, length in zip(self._logs, state["log_lengths"]):
-                cut_log(log, length)
+        for log, length in zip(self._logs, state["log_lengths"]) if self._ranks.rank == 0 else ():
+            data = log.read_bytes()
+            if len(data) > length:
+                with open(f"{log}.discarded", "ab") as discarded:
+                    discarded.write(data[length:])
+                os.truncate(log, length)
         self.found = path
         return state
 
@@ -148,13 +156,6 @@ def publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
         shutil.rmtree(old)
 
 
-def _set_aside(path: Path) -> None:
-    aside = path.with_name(path.name.replace("step", "damaged"))
-    if aside.exists():
-        shutil.rmtree(aside)
-    path.rename(aside)
-
-
 def _read_state(path: Path) -> Dict[str, Any]:
     state: Dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
     return state
@@ -167,13 +168,6 @@ def _digest(path: Path, length: int = sys.maxsize) -> str:
         for chunk in iter(lambda: file.read(min(CHUNK, length - file.tell())), b""):
             found.update(chunk)
     return found.hexdigest()
-
-
-def _damage_of_log(path: Path, length: int, digest: str) -> str:
-    """Say how the beginning of a log differs from what was written before a checkpoint; empty: not at all."""
-    if not path.exists() or path.stat().st_size < length:
-        return f"{path.name} is shorter than it was then"
-    return "" if _digest(path, length) == digest else f"{path.name} differs from what it was then"
 
 
 def _write_digest(path: Path) -> None:
@@ -191,16 +185,6 @@ def _damage_of(path: Path) -> str:
     except UnicodeDecodeError:
         return f"{path.name}{DIGEST} is no checksum"
     return f"{path.name} differs from its checksum"
-
-
-def cut_log(path: Path, length: int) -> None:
-    """Move what follows the first ``length`` bytes of ``path`` to ``path.discarded``."""
-    data = path.read_bytes()
-    if len(data) > length:
-        with open(f"{path}.discarded", "ab") as discarded:
-            discarded.write(data[length:])
-        with open(path, "r+b") as file:
-            file.truncate(length)
 
 
 def save_arrays(path: Path, content: Mapping[str, Any]) -> None:

@@ -4,8 +4,6 @@ Whoever resolves an "auto" calls ``record``; Run writes all of it to the metrics
 checkpoints, from which a resumed run takes it again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Dict, Mapping, TypeVar
 

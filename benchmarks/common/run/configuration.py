@@ -1,7 +1,5 @@
 """Read a resolved ``config.json`` into an implementation's Config, and check it; standard library only."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -12,8 +12,6 @@ Kinds of record, by ``kind``:
 Every record has ``time``, in Unix seconds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

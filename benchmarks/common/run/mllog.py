@@ -7,8 +7,6 @@ All dialects have the same methods, one for each moment of a run, so that Run ne
     :::MLLOG {"time_ms": 1592669288183, "key": "eval_accuracy", "value": 0.2012, ...}                   v0.7 and later
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging
@@ -109,7 +107,6 @@ class MLLog:
         self._log.start(constants.EVAL_START, metadata={"epoch_num": epoch_num})
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        """Log the end of an evaluation and what it found."""
         metadata = {"epoch_num": epoch_num}
         if not self._wording.accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
@@ -121,7 +118,6 @@ class MLLog:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
 
     def run_stop(self, reached: bool) -> None:
-        """Log the moment up to which time counts."""
         status = {"status": "success" if reached else "aborted"}
         if self._saves is None:
             self._log.end(constants.RUN_STOP, metadata=status)

@@ -22,8 +22,6 @@ Weight decay acts on no beta. On gamma it acts with SGD (Optimizer.set_wd_mult o
 layer with LARS (set_wd_mult in fit.py): no_weight_decay of each system.
 """
 
-from __future__ import annotations
-
 from typing import Any, Sequence
 
 # Endings of the parameters that LARS treats as SGD does: those of batch-norm, and biases.

@@ -11,8 +11,6 @@ An evaluator, on rank 0 alone, works in processes of its own and has
 ``close()``              ends its processes at once
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -43,35 +41,32 @@ class PendingEvaluations:
 
     def __init__(self, log: Callable[[Begun, Result], bool], state: List[Dict[str, Any]]) -> None:
         """Continue with what ``saved`` returned; those evaluations begin anew once there is an evaluator."""
-        self._log, self._left = log, [Begun(**each) for each in state]
-        self._begun: List[Begun] = []
+        self._log, self._begun = log, [Begun(**each) for each in state]
         self._evaluator: Any = None
-        self._saved = deque([[each.epoch for each in self._left]], CHECKPOINTS)
+        # Epochs whose files the last checkpoints need.
+        self._saved = deque([[each.epoch for each in self._begun]], CHECKPOINTS)
         self.ends = False
         self.problem: Optional[Problem] = None  # why no result will come
 
     def open(self, evaluator: Any, ends: bool) -> None:
         """Let ``evaluator`` work for this run, which may have ended but for saying so."""
         self._evaluator, self.ends = evaluator, ends
-        self._begun = self._left
         self._ask(evaluator.open)
         for each in self._begun:
             self._ask(evaluator.again, each.epoch)
 
     def saved(self) -> List[Dict[str, Any]]:
         """Return what a checkpoint holds of this, and keep the files that a run needs which resumes from it."""
-        self._saved.append(self._epochs())
+        self._saved.append([each.epoch for each in self._begun])
         return [asdict(each) for each in self._begun]
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a result is to come that matters."""
-        return bool(self._begun) and not self.ends
 
     @property
     def votes(self) -> Tuple[bool, bool, bool]:
         """Whether the run ends because of a result, whether none will come, and whether one is to come."""
-        return self.ends, self.problem is not None, self.waiting
+        return self.ends, self.problem is not None, self._is_waiting()
+
+    def _is_waiting(self) -> bool:
+        return self._evaluator is not None and bool(self._begun) and not self.ends
 
     def start(self, evaluation: Begun, found: Any) -> None:
         if self._evaluator is not None:
@@ -84,13 +79,13 @@ class PendingEvaluations:
     def collect(self) -> bool:
         """Log the results that are there; return whether there was one."""
         count = len(self._begun)
-        while self.waiting and self.problem is None:
+        while self._is_waiting() and self.problem is None:
             result = self._ask(self._evaluator.poll)
             if result is None:
                 break
             ended = self._begun.pop(0)
             self.ends = self._log(ended, result)
-            self._evaluator.keep({ended.epoch, *self._epochs(), *chain(*self._saved)})
+            self._evaluator.keep({ended.epoch, *(each.epoch for each in self._begun), *chain(*self._saved)})
         return len(self._begun) < count
 
     def finish(self) -> None:
@@ -100,9 +95,6 @@ class PendingEvaluations:
     def close(self) -> None:
         if self._evaluator is not None:
             self._evaluator.close()
-
-    def _epochs(self) -> List[int]:
-        return [each.epoch for each in self._begun]
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Call the evaluator; keep a problem until all ranks know of it."""

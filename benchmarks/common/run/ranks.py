@@ -1,7 +1,5 @@
 """The place of a process in the job."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ Optimizer.num_update, and LearningRateScheduler in NVIDIA's DLRM of v0.7), so th
 last one the end value. All start with a linear warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2.2).
 """
 
-from __future__ import annotations
-
 from typing import Sequence
 
 

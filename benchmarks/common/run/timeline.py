@@ -1,7 +1,5 @@
 """When a run evaluates and keeps a checkpoint: positions in a training, whatever it counts in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Callable
 

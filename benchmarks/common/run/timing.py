@@ -1,7 +1,5 @@
 """Time calls that queue their work on a device, and how long it has nothing to do while its next batch is fetched."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any, Callable, Optional, TypeVar

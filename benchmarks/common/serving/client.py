@@ -12,12 +12,13 @@ raw data become them (``preprocessing``).
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -32,6 +33,15 @@ class RefusedError(Exception):
     pass
 
 
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Give whatever the client's library raises the class of a refusal, with the server's words."""
+    try:
+        yield
+    except Exception as error:
+        raise RefusedError(str(error)) from None
+
+
 class Server:
     """A model of a server over HTTP or gRPC."""
 
@@ -40,57 +50,42 @@ class Server:
             import tritonclient.grpc as triton
         else:
             import tritonclient.http as triton
-        self.triton = triton
-        self.url, self.passport = url, passport
+        self.triton, self.url, self.passport = triton, url, passport
         self.client = triton.InferenceServerClient(url)
         self.known: Dict[str, Any] = {}
 
-    def is_ready(self) -> bool:
-        try:
-            return bool(self.client.is_model_ready(self.passport["name"]))
-        # A refused connection has another class in each protocol.
-        except Exception:
-            return False
-
     def wait(self, seconds: float) -> None:
         """Return once the model is ready; RefusedError after ``seconds``."""
-        end = time.monotonic() + seconds
-        while not self.is_ready():
+        name, end = self.passport["name"], time.monotonic() + seconds
+        while True:
+            # A refused connection has another class in each protocol.
+            with contextlib.suppress(Exception):
+                if self.client.is_model_ready(name):
+                    return
             if time.monotonic() > end:
-                name = self.passport["name"]
                 raise RefusedError(f"model {name} of {self.url} is not ready after {seconds:g} s: is the server up?")
             time.sleep(POLL_SECONDS)
 
     def settings(self) -> Dict[str, Any]:
         """Return the model's configuration, with its largest batch and the sizes that it expects; asked for once."""
-        name = self.passport["name"]
         if not self.known:
-            try:
-                if hasattr(self.triton, "service_pb2"):
-                    self.known = self.client.get_model_config(name, as_json=True)["config"]
-                else:
-                    self.known = self.client.get_model_config(name)
-            except Exception as error:
-                raise RefusedError(str(error)) from None
+            with refusals():
+                options = {"as_json": True} if hasattr(self.triton, "service_pb2") else {}
+                answer = self.client.get_model_config(self.passport["name"], **options)
+            self.known = answer["config"] if options else answer
         return self.known
 
     def ask(self, inputs: Arrays) -> Arrays:
         """Return the outputs for one request; RefusedError with the server's words."""
-        sent = []
-        for each in self.passport["inputs"]:
-            values = inputs[each["name"]]
-            tensor = self.triton.InferInput(each["name"], list(values.shape), each["type"])
-            try:
-                tensor.set_data_from_numpy(values)
-            except Exception as error:
-                raise RefusedError(str(error)) from None
-            sent.append(tensor)
-        wanted = [self.triton.InferRequestedOutput(each["name"]) for each in self.passport["outputs"]]
-        try:
+        sent, names = [], [each["name"] for each in self.passport["outputs"]]
+        with refusals():
+            for each in self.passport["inputs"]:
+                values = inputs[each["name"]]
+                sent.append(self.triton.InferInput(each["name"], list(values.shape), each["type"]))
+                sent[-1].set_data_from_numpy(values)
+            wanted = [self.triton.InferRequestedOutput(name) for name in names]
             answer = self.client.infer(self.passport["name"], sent, outputs=wanted)
-        except Exception as error:
-            raise RefusedError(str(error)) from None
-        return {each["name"]: answer.as_numpy(each["name"]) for each in self.passport["outputs"]}
+        return {name: answer.as_numpy(name) for name in names}
 
 
 def as_sent(settings: Dict[str, Any], inputs: Arrays) -> Arrays:
@@ -166,28 +161,24 @@ def models(folder: Path) -> List[Path]:
 
 
 def load(folder: Path) -> "tuple[Dict[str, Any], Arrays]":
+    """Return export.json and the arrays of example.npz."""
     with np.load(folder / "example.npz", allow_pickle=False) as stored:
         return read_passport(folder), {name: stored[name] for name in stored.files}
 
 
-def own_arrays(path: Path, passport: Dict[str, Any]) -> Arrays:
-    """Return the model's inputs out of a file of arrays; RefusedError if it lacks one."""
-    wanted = [each["name"] for each in passport["inputs"]]
+def send(server: Server, path: Path, target: Optional[Path]) -> None:
+    """Ask about the user's own inputs; write the outputs, or print their beginning."""
+    wanted = [each["name"] for each in server.passport["inputs"]]
     try:
         with np.load(path, allow_pickle=False) as stored:
-            found = {name: stored[name] for name in wanted if name in stored.files}
+            given = {name: stored[name] for name in wanted if name in stored.files}
     # A single array, as np.save writes it, is no context.
     except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise RefusedError(f"{path} is no file of arrays: {error}") from None
-    missing = [name for name in wanted if name not in found]
+    missing = [name for name in wanted if name not in given]
     if missing:
         raise RefusedError(f"{path} has no {', '.join(missing)}: expected {', '.join(wanted)}")
-    return found
-
-
-def send(server: Server, path: Path, target: Optional[Path]) -> None:
-    """Ask about the user's own inputs; write the outputs, or print their beginning."""
-    found = predict(server, own_arrays(path, server.passport))
+    found = predict(server, given)
     if target is not None:
         try:
             np.savez(target, **found)  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """Abilities of the installed PyTorch for a fast step: torch.compile and CUDA graphs; and who compiles first."""
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import importlib.util

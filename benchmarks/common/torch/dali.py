@@ -1,7 +1,5 @@
 """DALI's batches as PyTorch's tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Weights and gradients are one flat tensor each, so that all of it is a handful o
 waits for the device where the optimizer can skip a step by itself (PyTorch's fused one).
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
@@ -117,23 +115,20 @@ class FlatOptimizer:
         each = learning_rate if isinstance(learning_rate, (list, tuple)) else [learning_rate] * len(groups)
         for group, rate in zip(groups, each):
             group["lr"] = rate
-        self._reduce()
+        # Gloo has no reduce-scatter.
+        if self.split and dist.get_backend() == "nccl":
+            dist.reduce_scatter_tensor(self._mine.grad, self.gradients)
+        elif self._ranks.size > 1:
+            dist.all_reduce(self.gradients)
         factor, finite = self._factor(divisor)
         self._apply(factor, finite)
         if self.scale is not None:
             self.scale.update(finite)
-        if self.split:
-            _gather(self._flat, self._mine.detach(), self._ranks)
-        self.gradients.zero_()
-
-    def _reduce(self) -> None:
-        if self._ranks.size == 1:
-            return
-        # Gloo has no reduce-scatter.
         if self.split and dist.get_backend() == "nccl":
-            dist.reduce_scatter_tensor(self._mine.grad, self.gradients)
-        else:
-            dist.all_reduce(self.gradients)
+            dist.all_gather_into_tensor(self._flat, self._mine.detach())
+        elif self.split:
+            dist.all_gather(list(self._flat.chunk(self._ranks.size)), self._mine.detach().clone())
+        self.gradients.zero_()
 
     def _factor(self, divisor: float) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return what to multiply the gradients by, and whether all of them are finite."""
@@ -241,10 +236,3 @@ def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[tor
         parameter.data, parameter.grad = weights, gradients.as_strided(*place)
         begin += size
     return flat, gradients
-
-
-def _gather(flat: torch.Tensor, mine: torch.Tensor, ranks: Ranks) -> None:
-    if dist.get_backend() == "nccl":
-        dist.all_gather_into_tensor(flat, mine)
-    else:
-        dist.all_gather(list(flat.chunk(ranks.size)), mine.clone())

@@ -1,7 +1,5 @@
 """Generators of a rank: the same weights on all ranks, other dropout on each, and warm-ups that leave no trace."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from typing import Iterator
 

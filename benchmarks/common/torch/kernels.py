@@ -5,8 +5,6 @@ where they give the values and gradients of the plain path on this very device a
 faster. A CPU always has the plain path.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

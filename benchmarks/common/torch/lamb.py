@@ -12,16 +12,16 @@ all tensors, weights w of one tensor, decay d of that tensor, learning rate r an
 What counts as one tensor is a :class:`ParameterGroup`: queries, keys and values that share a product have a ratio each.
 """
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.common.torch.optimizers import Build
 
@@ -65,7 +65,10 @@ Step = Callable[["Lamb", float], None]
 
 
 class Lamb:
-    """The optimizer of one flat parameter, with what FlatOptimizer asks of an optimizer of PyTorch."""
+    """The optimizer of one flat parameter, with what FlatOptimizer asks of an optimizer of PyTorch.
+
+    The fused step takes the flat tensor as rows of ALIGNMENT elements, each of one group alone.
+    """
 
     def __init__(
         self,
@@ -84,9 +87,25 @@ class Lamb:
         # Divisor of the gradients, which FlatOptimizer sets for the fused implementation.
         self.grad_scale: Optional[torch.Tensor] = None
         self.found_inf: Optional[torch.Tensor] = None  # 1.0 where the step is to be skipped
-        self.first, self.second = torch.zeros_like(flat.detach()), torch.zeros_like(flat.detach())
+        self.first, self.second, self.update = (torch.zeros_like(flat.detach()) for _ in range(3))
         self.steps = flat.detach().new_zeros(())
-        self.rows = _Rows(flat, self.groups, ranks)
+        rows = len(flat) // ALIGNMENT
+        group_of, decay = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 1)
+        self._shared = ranks is not None and ranks.size > 1
+        offset = ranks.rank * len(flat) if ranks is not None else 0
+        self._parts = {}  # what this rank has of the groups, by their numbers
+        for number, group in enumerate(groups):
+            begin, end = (min(max(at - offset, 0), len(flat)) for at in (group.begin, group.begin + group.size))
+            if end > begin:
+                self._parts[number] = slice(begin, end)
+                part = slice(begin // ALIGNMENT, -(-end // ALIGNMENT))
+                group_of[part], decay[part] = number, group.decay
+        self.group_of, self.decay = group_of.to(flat.device), decay.to(flat.device)  # by rows
+        self.scaled = torch.tensor([group.decay != 0 for group in groups], device=flat.device)
+        self._present = torch.tensor(list(self._parts), dtype=torch.int64, device=flat.device)
+        # What a step reads again is still in a CPU's cache; a GPU takes all at once.
+        size = CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
+        self.chunks = [slice(begin, min(begin + size, len(flat))) for begin in range(0, len(flat), size)]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -102,46 +121,18 @@ class Lamb:
             tensor.copy_(saved["state"][0][name])
 
     def tensors(self) -> List[Tuple[ParameterGroup, List[torch.Tensor]]]:
-        """Return each group with its gradient, weights and moments."""
         whole = (self.flat.grad, self.flat.detach(), self.first, self.second)
         return [(group, [each[group.begin : group.begin + group.size] for each in whole]) for group in self.groups]
 
-
-class _Rows:
-    """The flat tensor as rows of ALIGNMENT elements, each of one group alone: its decay and its ratio by rows."""
-
-    def __init__(self, flat: torch.Tensor, groups: Sequence[ParameterGroup], ranks: Optional[Ranks]) -> None:
-        rows = len(flat) // ALIGNMENT
-        group_of, decay = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, 1)
-        self._shared = ranks is not None and ranks.size > 1
-        first = ranks.rank * len(flat) if ranks is not None else 0
-        self._parts = []
-        for number, group in enumerate(groups):
-            # What this rank has of it, which may be nothing.
-            begin, end = (min(max(at - first, 0), len(flat)) for at in (group.begin, group.begin + group.size))
-            self._parts.append(slice(begin, end))
-            part = slice(begin // ALIGNMENT, -(-end // ALIGNMENT))
-            if end > begin:
-                group_of[part], decay[part] = number, group.decay
-        self.group_of, self.decay = group_of.to(flat.device), decay.to(flat.device)
-        self.scaled = torch.tensor([group.decay != 0 for group in groups], device=flat.device)
-        self.update = torch.zeros_like(flat.detach())
-        # What a step reads again is still in a CPU's cache; a GPU takes all at once.
-        size = CHUNK if flat.device.type == "cpu" else max(len(flat), 1)
-        self.chunks = [slice(begin, min(begin + size, len(flat))) for begin in range(0, len(flat), size)]
-        present = [number for number, part in enumerate(self._parts) if part.stop > part.start]
-        self._parts = [self._parts[number] for number in present]
-        self._present, self._groups = torch.tensor(present, dtype=torch.int64, device=flat.device), len(groups)
-
     def norms(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Return the norm of each group of flat tensors, (tensors, groups), over all ranks that have a share of it."""
-        parts = [tensor[part] for tensor in tensors for part in self._parts]
+        parts = [tensor[part] for tensor in tensors for part in self._parts.values()]
         # _foreach_norm: since PyTorch 1.12.
         each = torch._foreach_norm(parts) if hasattr(torch, "_foreach_norm") else [part.norm() for part in parts]
         found = torch.stack(each).view(len(tensors), -1) if parts else tensors[0].new_zeros(len(tensors), 0)
         if not self._shared:
             return found
-        squares = found.new_zeros(len(tensors), self._groups).index_copy_(1, self._present, found.square())
+        squares = found.new_zeros(len(tensors), len(self.groups)).index_copy_(1, self._present, found.square())
         dist.all_reduce(squares)
         return squares.sqrt()
 
@@ -154,9 +145,9 @@ def fused_step(lamb: Lamb, rate: Any) -> None:
     lamb.steps += goes
     steps = lamb.steps.clamp_min(1)  # the very first may be skipped
     root, corrected = (1 - beta2**steps).sqrt(), 1 - beta1**steps
-    weights, rows, update = lamb.flat.detach(), lamb.rows, lamb.rows.update
+    weights, update = lamb.flat.detach(), lamb.update
     whole = (lamb.flat.grad, weights, lamb.first, lamb.second, update)
-    for part in rows.chunks:
+    for part in lamb.chunks:
         g, w, m, v, u = (each[part] for each in whole)
         # Weights of 0 where the step is skipped, and no product with what is not finite.
         torch.mul(g, factor, out=u)
@@ -167,10 +158,10 @@ def fused_step(lamb: Lamb, rate: Any) -> None:
         torch.sqrt(v, out=u).add_(epsilon * root)
         torch.div(m, u, out=u).mul_(root / corrected)
         by_rows = slice(part.start // ALIGNMENT, part.stop // ALIGNMENT)
-        u.view(-1, ALIGNMENT).addcmul_(w.view(-1, ALIGNMENT), rows.decay[by_rows])
-    sizes, updates = rows.norms(weights, update)
-    ratio = torch.where(rows.scaled & (sizes > 0) & (updates > 0), sizes / updates, torch.ones_like(sizes))
-    factors = (ratio * (-rate * goes))[rows.group_of][:, None]
+        u.view(-1, ALIGNMENT).addcmul_(w.view(-1, ALIGNMENT), lamb.decay[by_rows])
+    sizes, updates = lamb.norms(weights, update)
+    ratio = torch.where(lamb.scaled & (sizes > 0) & (updates > 0), sizes / updates, torch.ones_like(sizes))
+    factors = (ratio * (-rate * goes))[lamb.group_of][:, None]
     weights.view(-1, ALIGNMENT).addcmul_(update.view(-1, ALIGNMENT), factors)
 
 
@@ -220,39 +211,30 @@ def apex_step(apex: Any, lamb: Lamb, rate: Any) -> None:
 
 
 def find_apex() -> Any:
-    if not torch.cuda.is_available():
+    """Return what apex_step calls, or None where the image has no apex or one without its CUDA parts."""
+    if optimizers.find_apex() is None or not hasattr(importlib.import_module("amp_C"), "multi_tensor_lamb"):
         return None
-    try:
-        kernels = importlib.import_module("amp_C")
-        applier = importlib.import_module("apex.multi_tensor_apply").multi_tensor_applier
-    except ImportError:
-        return None
-    return _Apex(applier, kernels.multi_tensor_lamb) if hasattr(kernels, "multi_tensor_lamb") else None
+    applier = importlib.import_module("apex.multi_tensor_apply").multi_tensor_applier
+    return SimpleNamespace(
+        multi_tensor_applier=applier, multi_tensor_lamb=importlib.import_module("amp_C").multi_tensor_lamb
+    )
 
 
-class _Apex(NamedTuple):
-    multi_tensor_applier: Any
-    multi_tensor_lamb: Any
+def lamb_candidates(
+    groups: Sequence[ParameterGroup], options: Options, apex: Any, ranks: Optional[Ranks] = None
+) -> Dict[str, Build]:
+    """Return LAMB by the name of each implementation at hand; each takes one flat parameter.
 
-
-def lamb_candidates(groups: Sequence[ParameterGroup], options: Options, apex: Any) -> Dict[str, Build]:
-    """Return LAMB by the name of each implementation at hand; each takes one flat parameter."""
-    steps: Dict[str, Step] = {"plain": plain_step, "fused": fused_step}
-    if apex is not None:
-        steps["apex"] = partial(apex_step, apex)
+    With ``ranks`` it is this rank's share of the weights, for the fused one: the others take norms of whole tensors.
+    """
+    steps: Dict[str, Step] = {"fused": fused_step}
+    if ranks is None:
+        steps["plain"] = plain_step
+        if apex is not None:
+            steps["apex"] = partial(apex_step, apex)
 
     def build(step: Step, parameters: Sequence[torch.nn.Parameter]) -> Any:
         (flat,) = parameters
-        return Lamb(flat, groups, options, step)
+        return Lamb(flat, groups, options, step, ranks)
 
     return {name: partial(build, step) for name, step in steps.items()}
-
-
-def split_candidates(groups: Sequence[ParameterGroup], options: Options, ranks: Ranks) -> Dict[str, Build]:
-    """Return LAMB of this rank's share of the weights; apex's kernel takes norms of whole tensors alone."""
-
-    def build(parameters: Sequence[torch.nn.Parameter]) -> Any:
-        (flat,) = parameters
-        return Lamb(flat, groups, options, fused_step, ranks)
-
-    return {"fused": build}

@@ -1,7 +1,5 @@
 """What networks with convolutions and batch-norms share: the order of their axes, and what ranks do not share."""
 
-from __future__ import annotations
-
 from typing import List, Sequence
 
 import torch
@@ -14,7 +12,6 @@ def memory_format(layout: str) -> torch.memory_format:
 
 
 def statistics(network: nn.Module) -> List[torch.Tensor]:
-    """The running means and variances of all batch-norms: what ranks do not share."""
     return list(network.buffers())
 
 

@@ -4,8 +4,6 @@ All compute the same update. NGC's images carry apex, others do not: it is found
 and the fastest of what is there is found by a short measurement on tensors of the model's own shapes.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from contextlib import contextmanager
