@@ -33,8 +33,6 @@ def handlers() -> Iterator[None]:
 
 
 class Sums:
-    """Sums of a single rank."""
-
     def __init__(self, ranks: Ranks, name: str) -> None:
         self._lagged = Lagged()
         self.drain = self._lagged.drain
@@ -60,8 +58,6 @@ FRAMEWORK = SimpleNamespace(
 
 @dataclass(frozen=True)
 class Config:
-    """What Run reads of a configuration."""
-
     targets: Mapping[str, float]
     seed: int = 7
     batch_size: int = 4

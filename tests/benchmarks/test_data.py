@@ -107,7 +107,6 @@ two_benchmarks = pytest.mark.parametrize("benchmark", ["ncf", "dlrm"])
 
 @pytest.fixture
 def source(benchmark: str, tmp_path: Path) -> Path:
-    """Raw data of the benchmark."""
     (tmp_path / "raw").mkdir()
     SOURCES[benchmark](tmp_path / "raw")
     return tmp_path / "raw"

@@ -18,7 +18,6 @@ TARGETS = {"sm_80", "sm_90", "sm_100"}
 
 @pytest.fixture(scope="module")
 def compiled(kernels_python: Path) -> list[dict[str, Any]]:
-    """What `make kernels` lists."""
     command = [sys.executable, "-m", "tools.compile_kernels", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

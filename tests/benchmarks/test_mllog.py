@@ -37,7 +37,6 @@ def configured(choice: Choice, system: System) -> Configuration:
 
 
 def logged_before_the_data(events: Any, config: Any, ranks: int) -> dict[str, Any]:
-    """The hyperparameter events of a benchmark."""
     known = {"config": config, "ranks": ranks, "steps_per_epoch": STEPS, "facts": FACTS, "max_predictions": 76}
     known.update({"generation": 1, "count": 8192})
     found: dict[str, Any] = {}

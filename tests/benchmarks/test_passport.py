@@ -12,7 +12,6 @@ from benchmarks.resnet.prepare import IMAGENET_COUNTS, check, check_counts
 
 
 def make(folder: Path, **changes: object) -> dict[str, Any]:
-    """A data folder of 3 + 3 records with its passport."""
     folder.mkdir(exist_ok=True)
     splits = {}
     for name in ("train", "val"):
@@ -39,7 +38,6 @@ def make(folder: Path, **changes: object) -> dict[str, Any]:
 
 
 def verify(folder: Path, quick: bool = False) -> list[passports.Problem]:
-    """What the command line of resnet finds."""
     return passports.verify(folder, quick, check=check)
 
 

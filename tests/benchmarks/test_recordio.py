@@ -108,45 +108,27 @@ def test_mxnet_reads_ours_and_we_read_mxnets(tmp_path, mxnet_python):
     assert (tmp_path / "b.idx").read_bytes() == idx.read_bytes()
 
 
-@pytest.mark.parametrize("cut", [1, 4, 7, 11])
-def test_a_truncated_file_is_named_with_the_offset(tmp_path, cut):
-    rec, _ = write(tmp_path, [b"first", b"second!!"])
-    begin = len(frame(b"first"))
-    rec.write_bytes(rec.read_bytes()[:-cut])
-    with pytest.raises(RecordIOError, match=r"the file ends|bytes of \d+ are there") as caught:
-        read(rec)
-    assert caught.value.offset == begin
-    assert str(rec) in str(caught.value)
+SPLIT = frame(b"1234" + MAGIC_BYTES + b"5678")
 
 
-def test_an_offset_beyond_the_end_is_a_truncation(tmp_path):
-    rec, _ = write(tmp_path, [b"only"])
-    with rec.open("rb") as file, pytest.raises(RecordIOError, match="the file ends where"):
-        read_record(file, rec.stat().st_size)
-
-
-def test_a_wrong_magic_is_named_with_the_offset(tmp_path):
-    rec, _ = write(tmp_path, [b"first", b"second"])
-    with rec.open("rb") as file, pytest.raises(RecordIOError, match="where the magic") as caught:
-        read_record(file, 4)
-    assert caught.value.offset == 4
-
-
-def test_a_split_record_whose_end_is_missing(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "begin", "place", "words"),
+    [
+        *((frame(b"second!!")[:-cut], 0, 0, r"the file ends|bytes of \d+ are there") for cut in (1, 4, 7, 11)),
+        (frame(b"only"), len(frame(b"only")), len(frame(b"only")), "the file ends where"),
+        (frame(b"first") + frame(b"second"), 4, 4, "where the magic"),
+        (SPLIT[:12] + frame(b"next"), 0, 12, "before the split one has ended"),
+        (SPLIT[:12], 0, 12, "the file ends where"),
+        (SPLIT, 12, 12, "the middle of a split record"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_offset(tmp_path, content, begin, place, words):
     rec = tmp_path / "a.rec"
-    first_part = frame(b"1234" + MAGIC_BYTES + b"5678")[:12]
-    rec.write_bytes(first_part + frame(b"next"))
-    with pytest.raises(RecordIOError, match="before the split one has ended"):
-        read(rec)
-    rec.write_bytes(first_part)
-    with pytest.raises(RecordIOError, match="the file ends where"):
-        read(rec)
-
-
-def test_the_middle_of_a_split_record_is_no_beginning(tmp_path):
-    rec, _ = write(tmp_path, [b"1234" + MAGIC_BYTES + b"5678"])
-    with rec.open("rb") as file, pytest.raises(RecordIOError, match="the middle of a split record"):
-        read_record(file, 12)
+    rec.write_bytes(content)
+    with rec.open("rb") as file, pytest.raises(RecordIOError, match=words) as caught:
+        read_record(file, begin)
+    assert caught.value.offset == place
+    assert str(rec) in str(caught.value)
 
 
 @pytest.mark.parametrize("line", ["1 2 3\n", "a\t5\n", "0\t-4\n", "7\t88"])

@@ -265,7 +265,6 @@ def test_checkpoints_are_kept_at_their_interval_and_found(tmp_path: Path) -> Non
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -29,21 +29,17 @@ def config(**changes: Any) -> Hyperparameters:
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.4), (9, 4.0), (18, 7.6), (19, 8.0), (59, 0.5 + 7.5 * 0.25), (99, 0.5), (120, 0.5)],
+    ("changes", "rates"),
+    [
+        ({}, {0: 0.4, 9: 4.0, 18: 7.6, 19: 8.0, 59: 0.5 + 7.5 * 0.25, 99: 0.5, 120: 0.5}),
+        ({"warmup_epochs": 0}, {0: 0.5 + 7.5 * 0.99**2}),
+        ({"schedule": "step"}, {0: 0.4, 9: 4.0, 39: 8.0, 40: 0.8, 60: 0.08, 99: 0.08}),
+        ({"schedule": "step", "warmup_epochs": 0}, {0: 8.0}),
+    ],
 )
-def test_pow2(step: int, rate: float) -> None:
-    assert events.learning_rate(config(), step, 10) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(("step", "rate"), [(0, 0.4), (9, 4.0), (39, 8.0), (40, 0.8), (60, 0.08), (99, 0.08)])
-def test_step(step: int, rate: float) -> None:
-    assert events.learning_rate(config(schedule="step"), step, 10) == pytest.approx(rate)
-
-
-def test_no_warmup_starts_at_the_base_rate() -> None:
-    assert events.learning_rate(config(warmup_epochs=0, schedule="step"), 0, 10) == 8.0
-    assert events.learning_rate(config(warmup_epochs=0), 0, 10) == pytest.approx(0.5 + 7.5 * 0.99**2)
+def test_rates_of_steps(changes: dict[str, Any], rates: dict[int, float]) -> None:
+    found = {step: events.learning_rate(config(**changes), step, 10) for step in rates}
+    assert found == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system["system"] + system["round"])

@@ -24,7 +24,6 @@ from encore import catalogue, configuration
 
 
 def each_step(*epochs: list[float]) -> Losses:
-    """Return losses as they are read, each of one step."""
     return [[(1, loss) for loss in epoch] for epoch in epochs]
 
 
@@ -35,13 +34,11 @@ CHOICES = sorted(catalogue.choices())
 
 
 def suite_of(name: str) -> Suite:
-    """Return the suite of an implementation; it needs no framework."""
     found: Suite = importlib.import_module(f"{catalogue.choose(name).implementation.module}.selftest").SUITE
     return found
 
 
 def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
-    """Return the trainings of an implementation with its small configuration."""
     choice = catalogue.choose(name)
     system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
     config = folder / "config.json"

@@ -36,7 +36,6 @@ class Training:
         return found
 
     def go(self, stop: tuple[int, int] | None = None) -> str:
-        """Train to the end; returns the outcome."""
         run = self.run
         with run.initialization():
             run.log({"global_batch_size": 4})
@@ -54,7 +53,6 @@ class Training:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run that nobody stopped."""
     folder = tmp_path_factory.mktemp("whole")
     assert Training(folder).go() == "not_reached"
     yield folder

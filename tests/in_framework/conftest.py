@@ -10,13 +10,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def together():
-    """A folder that is the same on all ranks."""
     return Path(os.environ["TOGETHER"])
 
 
 @pytest.fixture(scope="session")
 def digits(together):
-    """The small data set of resnet; ranks wait for each other's preparation."""
     folder = together / "digits"
     subprocess.run([sys.executable, "-m", "benchmarks.resnet.prepare", "-o", str(folder)], check=True)
     return folder

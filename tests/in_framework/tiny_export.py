@@ -14,7 +14,6 @@ QUOTED = 'scores "raw"'  # a name that config.pbtxt has to escape
 
 
 def graph() -> onnx.GraphProto:
-    """Return an embedding of ids that is added to features, a product, and a sum for each sample."""
     generator = np.random.default_rng(7)
     weights = {"table": (ROWS, WIDTH), "matrix": (WIDTH, CLASSES)}
     constants = [
@@ -40,7 +39,6 @@ def graph() -> onnx.GraphProto:
 
 
 def main() -> None:
-    """Write model.onnx, example.npz and export.json."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     model = helper.make_model(graph(), opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
