@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,7 +21,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 
 PREDICTIONS, BEST = "predictions.json", "nbest_predictions.json"
-FIELDS = 4  # window, score, begin and end of a span
+FIELDS = 4  # whether a span is there, its score, begin and end
 
 
 def answer(
@@ -39,52 +40,28 @@ def answer(
         logits: (T, 2) of a batch that is not empty.
         run: whose ``interruptible`` ends the evaluation early and whose ``interrupted`` says so.
     """
-    rows: List[List[float]] = []
-    answered = 0
+    places, answered = np.zeros((len(data.test), config.n_best, FIELDS)), 0
     for batch in run.interruptible(batches):
         answered += len(batch.start)
-        if len(batch.start):
-            rows += _spans_of(config, batch, data, logits(batch).cpu())
+        if not len(batch.start):
+            continue
+        bounds, values = batch.rows.offsets.tolist(), logits(batch).cpu().numpy()
+        for index, begin, end in zip(batch.indices.tolist(), bounds, bounds[1:]):
+            first, last = values[begin:end].T
+            spans = best_spans(first, last, data.test.places(index), config.n_best, config.longest_answer)
+            for place, span in enumerate(spans):
+                places[index, place] = (1.0, *span)
     if run.interrupted:
         return None
     run.total([float(answered)], len(data.test))
-    return _by_question(_of_all_ranks(rows, run.ranks), data, config.n_best)
-
-
-def _spans_of(config: Config, batch: Batch, data: DataSet, logits: torch.Tensor) -> List[List[float]]:
-    bounds = batch.rows.offsets.tolist()
-    values = logits.numpy()
-    found = []
-    for index, begin, end in zip(batch.indices.tolist(), bounds, bounds[1:]):
-        first, last = values[begin:end].T
-        places = data.test.places(index)
-        spans = best_spans(first, last, places, config.n_best, config.longest_answer)
-        found += [[float(index), *map(float, span)] for span in spans]
-    return found
-
-
-def _of_all_ranks(rows: List[List[float]], ranks: Ranks) -> List[List[float]]:
-    # Return the rows of all ranks, which may be of different numbers. As tensors: pickles run code.
-    if ranks.size == 1:
-        return rows
-    # NCCL carries nothing that is on a CPU.
-    mine = torch.tensor(rows, dtype=torch.float64, device=ranks.context).reshape(-1, FIELDS)
-    counts = [torch.zeros((), dtype=torch.int64, device=ranks.context) for _ in range(ranks.size)]
-    dist.all_gather(counts, torch.tensor(len(rows), device=ranks.context), group=pytorch.eager())
-    sizes = [int(count) for count in counts]
-    filled = torch.nn.functional.pad(mine, (0, 0, 0, max(sizes) - len(rows)))
-    found = [torch.empty_like(filled) for _ in range(ranks.size)]
-    dist.all_gather(found, filled, group=pytorch.eager())
-    return [row for tensor, size in zip(found, sizes) for row in tensor[:size].tolist()]
-
-
-def _by_question(rows: Sequence[Sequence[float]], data: DataSet, count: int) -> List[List[Span]]:
-    spans: Dict[int, List[Span]] = defaultdict(list)
-    owners = data.test.question[:].tolist()
-    # The order of the windows, whichever rank had them: of equal spans the first one counts.
-    for index, value, begin, end in sorted(rows, key=lambda row: row[0]):
-        spans[owners[int(index)]].append(Span(value, int(begin), int(end)))
-    return [best_of(spans[number], count) for number in range(len(data.questions))]
+    # Each window is one rank's: the sums are its spans.
+    found = torch.from_numpy(places).to(run.ranks.context)
+    if run.ranks.size > 1:
+        dist.all_reduce(found, group=pytorch.eager())
+    by_question: Dict[int, List[Span]] = defaultdict(list)
+    for owner, rows in zip(data.test.question[:].tolist(), found.tolist()):
+        by_question[owner] += [Span(score, int(begin), int(end)) for there, score, begin, end in rows if there]
+    return [best_of(by_question[number], config.n_best) for number in range(len(data.questions))]
 
 
 def quality(found: Sequence[Sequence[Span]], data: DataSet, ranks: Ranks, output: Path) -> Dict[str, float]:
