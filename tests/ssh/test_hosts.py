@@ -99,6 +99,14 @@ def test_a_launcher_fits_its_framework() -> None:
         multi_host.choose("mpirn", "mxnet", PAIR)
 
 
+def test_ranks_of_gpus_are_bound_and_root_may_start_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    here = (Host("127.0.0.1", 2), Host("127.0.0.2", 2))
+    bound, free = (multi_host.launch("mpirun", here, "/out", {}, gpus) for gpus in (True, False))
+    assert ["OMP_NUM_THREADS" in each.environment for each in (bound, free)] == [True, False]
+    assert "--allow-run-as-root" in free.outer
+
+
 def test_names_of_the_ssh_configuration_are_known_and_the_first_host_is_not_connected_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
