@@ -330,7 +330,8 @@ def describe_scale(configuration: Configuration) -> str:
 def fields_with_meaning(folder: Path) -> dict[str, str]:
     """Return the comment behind each field in config.py: its unit and meaning; an implementation's own counts."""
     meanings = {}
-    for line in "\n".join(path.read_text(encoding="utf-8") for path in _config_files(folder)).splitlines():
+    lines = (line for path in _config_files(folder) for line in path.read_text(encoding="utf-8").splitlines())
+    for line in lines:
         name, colon, rest = line.strip().partition(":")
         if colon and " # " in rest and name.isidentifier():
             meanings[name] = rest.split(" # ", 1)[1]

@@ -365,7 +365,8 @@ def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
     for benchmark in preparable():
         root = default_directory(benchmark)
         nested = sorted(path.parent for path in root.parent.glob(f"*/{PASSPORT}"))
-        for directory in (root, *[path for path in nested if path != root and benchmark in _benchmarks_of(path)]):
+        others = [path for path in nested if path != root and benchmark in _benchmarks_of(path)]
+        for directory in (root, *others):
             try:
                 found.append((benchmark, directory, check_data(directory, benchmark)))
             except EncoreError as error:

@@ -99,10 +99,10 @@ def training_job(
     """Return the job that trains one experiment whose folder is ``places.output``; by default on this node."""
     framework = configuration.choice.implementation.framework
     launch = launch or launchers.on_one_node(framework, configuration.ranks, places.output)
-    module = f"{configuration.choice.implementation.module}.train"
-    command = ("python", "-m", module, "--config", f"{places.output}/config.json")
+    program = ("python", "-m", f"{configuration.choice.implementation.module}.train")
+    arguments = ("--config", f"{places.output}/config.json", "--data", places.data, "--output", places.output)
     return Job(
-        argv=(*launch.inner, *command, *("--data", places.data, "--output", places.output)),
+        argv=(*launch.inner, *program, *arguments),
         environment=rank_environment(configuration, launch, extra_environment, cores),
         mounts=(*mounts, *(Mount(Path(folder), folder, False) for folder in launch.folders)),
         ranks=configuration.ranks,

@@ -226,7 +226,8 @@ def _plain_lines(console: Console) -> data.OnUpdate:
     printed: dict[str, float] = {}
 
     def update(news: data.Update) -> None:
-        if news.note or news.done == news.total or (time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS):
+        is_due = time.monotonic() - printed.get(news.phase, 0.0) >= PLAIN_SECONDS
+        if news.note or news.done == news.total or is_due:
             printed[news.phase] = time.monotonic()
             line = news.note or f"{news.phase}: {amount(news.done, news.total, news.unit)}"
             console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -193,7 +193,7 @@ def _conclude(folder: RunFolder, experiment: Experiment) -> None:
     with ownership.owned(experiment, ""):
         outcome = cast("Status | None", follow.read_progress(experiment.metrics).outcome)
         how = "a checkpoint was written" if outcome == "interrupted" else "without a checkpoint"
-        reason = "" if (outcome in run_folder.FINISHED) else f"cancelled after its encore run was killed, {how}"
+        reason = "" if outcome in run_folder.FINISHED else f"cancelled after its encore run was killed, {how}"
         state = replace(experiment.state(), status=outcome or "interrupted", reason=reason, ended=files.utc_now())
         experiment.set_state(state)
         experiment.publish_log()

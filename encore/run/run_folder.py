@@ -30,8 +30,18 @@ STAMP = "%Y%m%dT%H%M%SZ"  # Time at the start of a run folder's name, in UTC
 SCHEMA = 3  # Of run.json
 # What every run.json has.
 NEEDED = (
-    *("name", "round", "system", "submission", "deviations", "nodes", "ranks_per_node", "runtime", "data", "seeds"),
-    *("configuration", "sha256"),
+    "name",
+    "round",
+    "system",
+    "submission",
+    "deviations",
+    "nodes",
+    "ranks_per_node",
+    "runtime",
+    "data",
+    "seeds",
+    "configuration",
+    "sha256",
 )
 FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 

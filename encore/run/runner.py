@@ -66,7 +66,7 @@ def render(plan: Plan, output: Path) -> Command:
     if not job.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
-    return replace(command, rank_folders=tuple([output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)]))
+    return replace(command, rank_folders=tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)))
 
 
 def dry_run_command(plan: Plan) -> Command:

@@ -24,10 +24,7 @@ SEPARATOR = "\x1f"  # unit separator: the fields before the job's name, which is
 # Array task, own number, state, nodes, time used, submission, user, partition, reason, comment, name (squeue(1)).
 FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%P", "%r", "%k", "%j")
 # The same of sacct(1).
-ACCOUNTED = (
-    *("JobID", "JobIDRaw", "State", "NNodes", "Elapsed", "Submit", "User", "Partition", "Reason", "Comment"),
-    "JobName",
-)
+ACCOUNTED = "JobID,JobIDRaw,State,NNodes,Elapsed,Submit,User,Partition,Reason,Comment,JobName"
 # squeue draws the waiting tasks of an array together without --array.
 SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
 ACCOUNTED_SINCE = "now-7days"
@@ -157,7 +154,7 @@ def accounted() -> list[Job]:
     if shutil.which("sacct") is None:
         return []
     options = ("--noheader", "--parsable2", "--allocations", f"--starttime={ACCOUNTED_SINCE}", f"--user={this_user()}")
-    columns = (f"--delimiter={SEPARATOR}", f"--format={','.join(ACCOUNTED)}")
+    columns = (f"--delimiter={SEPARATOR}", f"--format={ACCOUNTED}")
     try:
         text = commands.call("sacct", *options, *columns)
     except EncoreError:
