@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -318,3 +319,18 @@ def test_sizes_are_rounded_as_the_submitted_code_rounds():
 
 
 # -- cuDNN ------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_lets_cudnn_measure_nothing(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as frameworks/pytorch.py sets it
+    found = []
+
+    def fails(batches):
+        found.append(torch.backends.cudnn.benchmark)
+        raise KeyboardInterrupt
+
+    run = SimpleNamespace(interruptible=fails, ranks=None)
+    monkeypatch.setattr(evaluation, "evaluation_input", lambda *given: ())
+    with pytest.raises(KeyboardInterrupt):
+        evaluation.detections(SimpleNamespace(config=SimpleNamespace(threads=1)), None, run)
+    assert (found, torch.backends.cudnn.benchmark) == ([False], True)

@@ -78,6 +78,13 @@ def test_loss_is_that_of_sorted_negatives():
     assert torch.autograd.gradcheck(lambda x: model.multibox_loss(x, *few[1:]), few[0].clone().requires_grad_())
 
 
+def test_equal_losses_share_what_is_left_of_the_count():
+    losses = torch.tensor([[1.0, 2.0, 2.0, 0.5, 2.0], [0.0] * 5, [3.0, -1.0, 2.0, 0.0, 5.0]])
+    third = 2 / 3
+    wanted = [[0, third, third, 0, third], [0.6] * 5, [1, 0, 1, 1, 1]]
+    assert model.hard_negatives(losses, torch.tensor([2, 3, 9])).tolist() == [pytest.approx(row) for row in wanted]
+
+
 def reference_detections(predictions, defaults, config):
     # (image, label, score, box) of each detection, box by box
     found = []
@@ -245,6 +252,12 @@ def test_default_boxes_have_the_objects_of_their_image_mirrored_or_not(data, fli
         ]
         # Each box has an object, and but for two that want the same box each object has one.
         assert min(each.min(1).max() + (each.min(0) > 1e-4).mean() / 2 for each in distances) < 0.25
+
+
+def test_crops_differ_by_seed_and_keep_an_object(data):
+    first, again, other = (batches_of(data, seed=seed).next() for seed in (0, 0, 7))
+    assert torch.equal(first.images, again.images) and not torch.equal(first.images, other.images)
+    assert (first.labels > 0).any(1).all() and first.offsets.isfinite().all() and first.images.isfinite().all()
 
 
 def test_only_training_images_go_without_antialiasing(data):
