@@ -119,7 +119,8 @@ def files_of(origin: Path, paragraphs: bool) -> Tuple[File, ...]:
         raise Problem(f"{origin} does not exist", EXPECTED, "name another one")
     named = not origin.is_dir()
     paths = [origin] if named else sorted(each for each in origin.rglob("*") if each.is_file())
-    return tuple(File(path, form) for path in paths for form in [_form_of(path, paragraphs, named)] if form)
+    every = (File(path, _form_of(path, paragraphs, named)) for path in paths)
+    return tuple(file for file in every if file.form)
 
 
 def _form_of(path: Path, paragraphs: bool, named: bool) -> str:

@@ -25,7 +25,7 @@ from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
 from benchmarks.language import PARTS, VOCABULARY, part_files, vocabulary, wordpiece
 
-VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
+VERSION = "2"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 BLOCK_BYTES = 8 << 20  # text of a block, about
 BYTES_PER_PASS = 1.6  # written per byte of text and pass, at most: tokens and masked words, in shards and in the arrays
 PREDICTIONS = {128: 20, 512: 76}  # as published for both phases; NVIDIA v0.7 and DeepLearningExamples
@@ -91,7 +91,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         counts[part] = shards.write_part(part, stems, scratch)
         if not counts[part]["next"]:
             raise Problem(f"the {part} part has no sample", "text of at least two documents", "add to the source")
-    entries, (train, test) = vocabulary.read(task.vocabulary).size, (counts[part]["next"] for part in PARTS)
+    entries = vocabulary.read(task.vocabulary).size
+    train, test = counts["train"]["next"], counts["test"]["next"]
     return Content(
         name=source.name,
         splits={"train": Split(train, (*part_files("train"), VOCABULARY)), "test": Split(test, part_files("test"))},

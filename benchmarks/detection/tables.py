@@ -120,7 +120,8 @@ def read(place: Place) -> Table:
     errors: Dict[str, List[str]] = {}
     for number, each in enumerate(annotations):
         found, wrong = check(each, sizes, labels)
-        usable += [] if found is None else [found._replace(place=number)]
+        if found is not None:
+            usable.append(found._replace(place=number))
         for kind, text in wrong.items():
             errors.setdefault(kind, []).append(text)
     usable.sort(key=lambda each: each[:2])

@@ -231,7 +231,8 @@ def _place_images(task: Task, kept: Mapping[str, Table]) -> Dict[str, Dict[str, 
     )
     pool = Workers(task.processes, task.scratch.parent, task.progress)
     pool.run("images", "images", write_pictures, both, lambda each: len(each.entries))
-    return {part: {k: v for each in every[part] for k, v in read_facts(each.done_path).items()} for part in PARTS}
+    done = {part: [read_facts(each.done_path) for each in every[part]] for part in PARTS}
+    return {part: {name: size for facts in done[part] for name, size in facts.items()} for part in PARTS}
 
 
 def _links(task: Pictures, scratch: Path) -> bool:

@@ -117,9 +117,9 @@ def read_generation(folder: Path, board_size: int, hint: str = PLAYED_AGAIN) -> 
     paths = sorted(folder.glob("*.games"))
     games = [decode(body, board_size) for path in paths for body in _bodies(path, hint)[0]]
     games.sort(key=lambda game: game.number)
-    ((number, count),) = Counter(game.number for game in games).most_common(1) or [(0, 0)]
-    if count > 1:
-        raise Problem(f"{folder}: game {number} is there twice", "each game once", f"remove {folder}")
+    twice = [number for number, count in Counter(game.number for game in games).items() if count > 1]
+    if twice:
+        raise Problem(f"{folder}: game {twice[0]} is there twice", "each game once", f"remove {folder}")
     return games
 
 

@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -178,14 +179,21 @@ def finished(parts: Sequence[Part], joined: Path) -> Finished:
     found: Finished = {}
     inside = 0  # bytes of the joined file that its parts account for, as long as they follow each other
     for part in parts:
-        facts = Facts(*read_facts(part.facts_path)) if part.facts_path.exists() else None
-        if facts and part.records.exists() and part.records.stat().st_size == facts.bytes:
+        facts = None
+        with suppress(FileNotFoundError, ValueError, TypeError):  # unfinished, or torn where the machine stopped
+            facts = Facts(*read_facts(part.facts_path))
+        is_there = part.records.exists()
+        if facts and is_there and part.records.stat().st_size == facts.bytes:
             inside, found[part.records] = -1, facts
-        elif facts and inside >= 0 and joined.exists() and inside + facts.bytes <= joined.stat().st_size:
+        elif facts and not is_there and inside >= 0 and inside + facts.bytes <= _size_of(joined):
             inside, found[part.records] = inside + facts.bytes, facts
         else:
             inside = -1
     return found
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[File, File]:

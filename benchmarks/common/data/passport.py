@@ -68,6 +68,8 @@ def write(passport: Passport, directory: Path) -> Path:
     if passport.get("shared_with"):
         content["shared_with"] = passport["shared_with"]
     content["sha256"] = _checksum(content)
+    for partial in directory.glob(f"{FILE_NAME}.*"):  # of a process that was killed while it wrote
+        partial.unlink()
     with in_one_step(directory / FILE_NAME, durable=True) as file:
         file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     return directory / FILE_NAME

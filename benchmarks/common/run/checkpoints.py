@@ -83,25 +83,34 @@ class Checkpoints:
     def _take(self, path: Path) -> Dict[str, Any]:
         """Set newer checkpoints aside, which are damaged, and cut the logs back; return the state."""
         state = _read_state(path)
-        for name, damage in self.damaged.items() if self._ranks.rank == 0 else ():
-            print(f"checkpoint {name} is damaged: {damage}", file=sys.stderr)
-            aside = self._folder / name.replace("step", "damaged")
-            if aside.exists():
-                shutil.rmtree(aside)
-            (self._folder / name).rename(aside)
+        if self._ranks.rank == 0:
+            self._set_damaged_aside()
         if state["ranks"] != self._ranks.size:
             raise SystemExit(
                 f"checkpoint {path} was written by {state['ranks']} ranks and this run has "
                 f"{self._ranks.size}: resume with the same number, or remove the checkpoint"
             )
-        for log, length in zip(self._logs, state["log_lengths"]) if self._ranks.rank == 0 else ():
+        if self._ranks.rank == 0:
+            self._cut_logs(state["log_lengths"])
+        self.found = path
+        return state
+
+    def _set_damaged_aside(self) -> None:
+        for name, damage in self.damaged.items():
+            print(f"checkpoint {name} is damaged: {damage}", file=sys.stderr)
+            aside = self._folder / name.replace("step", "damaged")
+            if aside.exists():
+                shutil.rmtree(aside)
+            (self._folder / name).rename(aside)
+
+    def _cut_logs(self, lengths: Sequence[int]) -> None:
+        # What was written after the checkpoint stays in a file next to each log.
+        for log, length in zip(self._logs, lengths):
             data = log.read_bytes()
             if len(data) > length:
                 with open(f"{log}.discarded", "ab") as discarded:
                     discarded.write(data[length:])
                 os.truncate(log, length)
-        self.found = path
-        return state
 
     def load(self) -> Dict[str, Any]:
         """Return the shared content and this rank's own together; empty without a checkpoint."""

@@ -77,11 +77,12 @@ class Server:
 
     def ask(self, inputs: Arrays) -> Arrays:
         """Return the outputs for one request; RefusedError with the server's words."""
-        sent, names = [], [each["name"] for each in self.passport["outputs"]]
+        names = [each["name"] for each in self.passport["outputs"]]
+        given = [(each["name"], each["type"], inputs[each["name"]]) for each in self.passport["inputs"]]
+        sent = []
         with refusals():
-            for each in self.passport["inputs"]:
-                values = inputs[each["name"]]
-                sent.append(self.triton.InferInput(each["name"], list(values.shape), each["type"]))
+            for name, kind, values in given:
+                sent.append(self.triton.InferInput(name, list(values.shape), kind))
                 sent[-1].set_data_from_numpy(values)
             wanted = [self.triton.InferRequestedOutput(name) for name in names]
             answer = self.client.infer(self.passport["name"], sent, outputs=wanted)

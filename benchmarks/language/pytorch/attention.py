@@ -56,6 +56,13 @@ def runs_of_equal(offsets: torch.Tensor) -> List[Tuple[int, int, int]]:
     return found
 
 
+def places_of(tokens: int, offsets: torch.Tensor, longest: int) -> torch.Tensor:
+    # (T,): where each token is in a flat table of B x longest places; nobody waits for a device.
+    numbers = torch.arange(tokens, device=offsets.device)
+    owners = torch.bucketize(numbers, offsets[1:], right=True)
+    return owners * longest + numbers - offsets.long()[owners]
+
+
 def padded(
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -68,9 +75,7 @@ def padded(
     heads, size = queries.shape[1:]
     lengths = (offsets[1:] - offsets[:-1]).long()
     there = torch.arange(longest, device=queries.device) < lengths[:, None]  # (B, longest)
-    tokens = torch.arange(len(queries), device=queries.device)
-    owners = torch.bucketize(tokens, offsets[1:], right=True)
-    places = owners * longest + tokens - offsets.long()[owners]
+    places = places_of(len(queries), offsets, longest)
 
     def wide(each: torch.Tensor) -> torch.Tensor:
         empty = each.new_zeros(len(lengths) * longest, heads, size)
@@ -81,13 +86,6 @@ def padded(
     q, k, v = map(wide, (queries, keys, values))
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=there[:, None, None], dropout_p=dropout)
     return attended.transpose(1, 2).reshape(-1, heads, size).index_select(0, places)
-
-
-def pad(row: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
-    # Return (B, longest, ...) with the tokens (T, ...) of ``row`` where ``there`` is true, and 0 elsewhere.
-    wide = row.new_zeros((*there.shape, *row.shape[1:]))
-    wide[there] = row
-    return wide
 
 
 def flash(

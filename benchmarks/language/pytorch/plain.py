@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.language.pytorch.attention import pad
+from benchmarks.language.pytorch.attention import places_of
 from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Rows, shape_of
 
 NextBatch = Callable[[], List[Any]]  # gives the micro-batches of a step
@@ -36,10 +36,14 @@ class PlainEncoder(nn.Module):
         # Return the hidden states (T, width) of all tokens, computed in a table (B, longest).
         lengths, longest = (rows.offsets[1:] - rows.offsets[:-1]).long(), self.longest or rows.longest
         there = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        tokens, segments = pad(rows.tokens, there), pad(rows.segments, there)
-        embedded = self.words(tokens) + self.places.weight[:longest] + self.segments(segments)
-        hidden = self.layers(self.dropout(self.norm(embedded)), src_key_padding_mask=~there)
-        return hidden[there]
+        places = places_of(len(rows.tokens), rows.offsets, longest)
+
+        def table(values: torch.Tensor) -> torch.Tensor:
+            return values.new_zeros(there.numel()).index_copy(0, places, values).view_as(there)
+
+        embedded = self.words(table(rows.tokens)) + self.places.weight[:longest] + self.segments(table(rows.segments))
+        hidden: torch.Tensor = self.layers(self.dropout(self.norm(embedded)), src_key_padding_mask=~there)
+        return hidden.flatten(0, 1).index_select(0, places)
 
 
 def plain_step(
@@ -55,7 +59,8 @@ def plain_step(
             with pytorch.autocast(device, config.precision):
                 found = loss(part)
             found.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip or float("inf"))
+        if config.gradient_clip:
+            nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
         optimizer.step()
 
     return step

@@ -157,7 +157,8 @@ class TrainingInput:
         seeds = random.randint(0, 1 << 31, self._orders.size)[mine]
         images = []
         for position, value in zip(batch.positions.tolist(), drawn):
-            part, size, mirrored = self._orders.part, tuple(self._orders.resized[position]), bool(value < config.flip)
+            part, mirrored = self._orders.part, bool(value < config.flip)
+            size = tuple(self._orders.resized[position].tolist())
             found = read_objects(part, position, size, mirrored, config)
             images.append(found._replace(pixels=read_image(part, position, size, mirrored, config)))
         return assembled(images, batch.shape, seeds.astype(np.int64), config).pinned(self._ranks.context)

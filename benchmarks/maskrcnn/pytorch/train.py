@@ -155,7 +155,7 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
         listed = listed[-1:]
     first: Optional[Captured] = None
 
-    def own_pass() -> None:
+    def own_pass(batch: Batch) -> None:
         # Forward and backward pass whose gradients no other rank sees
         torch.stack(list(training.model.losses(batch).values())).sum().backward()
         training.optimizer.gradients.zero_()
@@ -166,7 +166,7 @@ def warm_up(training: Training, shapes: Sequence[Shape]) -> None:
                 print(f"preparing the step for {shape[0]} x {shape[1]}, {number} of {len(listed)}", file=sys.stderr)
             batch = synthetic_batch(config, training.classes, shape, training.ranks.context, edges=EDGES)
             if config.compile != "none":
-                abilities.compile_in_turns(own_pass, training.ranks)
+                abilities.compile_in_turns(partial(own_pass, batch), training.ranks)
             if config.cuda_graph:
                 training.graphs[shape] = Captured(once, batch, repeat, first)
                 first = first or training.graphs[shape]

@@ -151,13 +151,12 @@ class Rules:
     features: str = "agz"
 
     def __post_init__(self) -> None:
-        for is_wrong, found, expected in (
-            (self.size not in SIZES, f"size {self.size}", "5, 9, 13 or 19"),
-            (not math.isfinite(self.komi), f"komi {self.komi}", "a number such as 7.5"),
-            (self.features not in FEATURES, f"features {self.features!r}", " or ".join(FEATURES)),
-        ):
-            if is_wrong:
-                raise Problem(found, expected, f"set another {found.split()[0]}")
+        if self.size not in SIZES:
+            raise Problem(f"size {self.size}", "5, 9, 13 or 19", "set another size")
+        if not math.isfinite(self.komi):
+            raise Problem(f"komi {self.komi}", "a number such as 7.5", "set another komi")
+        if self.features not in FEATURES:
+            raise Problem(f"features {self.features!r}", " or ".join(FEATURES), "set another features")
 
     @property
     def moves(self) -> int:

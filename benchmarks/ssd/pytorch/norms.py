@@ -171,12 +171,12 @@ def fastest(plain: Norm, others: Dict[str, Norm], ranks: Ranks, dtype: torch.dty
 
     operator = kernels.Operator(plain, "", _example, ({"shape": (4, 64, 8, 8)}, {"shape": (2, 128, 5, 7)}))
 
-    def measure(made: Norm) -> float:
+    def measure(name: str, made: Norm) -> float:
         try:
             wrong = kernels.distance_of(operator, made, ranks.context, dtype)
         # Refuses this GPU, type or size of a group, or lacks its compiled part.
         except Exception as problem:
-            print(f"apex: {type(problem).__name__}: {problem}", file=sys.stderr)
+            print(f"{name}: {type(problem).__name__}: {problem}", file=sys.stderr)
             wrong = float("inf")
         # A layer that one rank alone measures would wait for the others.
         if pytorch.total([float(wrong > kernels.tolerance(ranks.context, dtype))])[0]:
@@ -184,7 +184,8 @@ def fastest(plain: Norm, others: Dict[str, Norm], ranks: Ranks, dtype: torch.dty
         return kernels.seconds(_example(made, ranks.context, dtype, shape))
 
     candidates = {PLAIN: plain, **{name: others[name] for name in pytorch.everywhere(others, CLASSES)}}
-    chosen, found = kernels.fastest({name: partial(measure, made) for name, made in candidates.items()}, ranks.context)
+    measured = {name: partial(measure, name, made) for name, made in candidates.items()}
+    chosen, found = kernels.fastest(measured, ranks.context)
     if ranks.rank == 0:
         words = ", ".join(f"{name} {text}" for name, text in found.items())
         print(f"batch-norm over groups: {chosen} ({words})", file=sys.stderr, flush=True)

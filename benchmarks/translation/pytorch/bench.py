@@ -100,7 +100,8 @@ def plain_step(parts: Parts, next_batch: NextBatch) -> Callable[[], None]:
             logits = parts.logits(batch)
         loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
         (loss / batch.all_tokens).backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip or float("inf"))
+        if config.gradient_clip:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
         optimizer.step()
 
     return step
