@@ -9,7 +9,6 @@ is no copy: the rules allow that.
 import json
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from encore.results.audit.judge import RULES, audit_path, audit_score
 from encore.results.findings import file_of
 from encore.results.logs.run_log import Phase, Quality, RunLog, Stated
 from encore.results.scores.score import Score, score_runs
+from tools import folders_given
 
 EXAMPLES = 3
 LEAST_RUNS = 3
@@ -276,4 +276,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]])
+    main(folders_given(__doc__))

@@ -7,7 +7,6 @@ logs that reached their target count.
 """
 
 import json
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from encore.results.findings import ComplianceReport, file_of
 from encore.results.logs.parallel import map_files
 from encore.results.logs.run_log import RunLog
 from encore.results.scores.score import find_sets
+from tools import folders_given
 
 EXAMPLES = 3
 
@@ -86,4 +86,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]])
+    main(folders_given(__doc__))

@@ -14,6 +14,7 @@ from encore.results.compliance.convergence import convergence_of
 from encore.results.rules import ROUNDS
 from encore.results.scores.score import SCALED_SINCE, read_scaling, score_folder
 from encore.results.table import Table
+from tools import folders_given
 
 COLUMNS = (
     "round", "sets", "passed", "too few epochs", "no reference point", "not checked",
@@ -56,4 +57,5 @@ def main(checkouts: Path, *rounds: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    rounds = sys.argv[2:]
+    main(*folders_given(__doc__, 1), *rounds)

@@ -10,13 +10,13 @@ The factor is that of the set's scaling.json, division and availability those of
 import csv
 import functools
 import re
-import sys
 from pathlib import Path
 
 from encore.results.compare.digest import digests
 from encore.results.published.published import DATA
 from encore.results.rules import canonical
 from encore.results.scores.score import official, read_scaling
+from tools import folders_given
 
 COLUMNS = ("scaling_factor", "official_minutes", "division", "availability")
 _DIVISIONS = {"close": "closed"}
@@ -86,4 +86,4 @@ def main(checkouts: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*folders_given(__doc__, 1))

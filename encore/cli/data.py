@@ -69,8 +69,9 @@ def prepare(
     directory = output or data.default_directory(name_of_data)
     words = [*filter(None, [source]), *context.args]
     # A benchmark's own option directly behind its name is no source.
+    raw = Path(words.pop(0)) if source is not None and not source.startswith("-") else None
     wanted = data.Preparation(
-        source=Path(words.pop(0)) if source is not None and not source.startswith("-") else None,
+        source=raw,
         name=name,
         workers=workers,
         seed=seed,

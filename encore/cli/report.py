@@ -35,8 +35,9 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
             expected=f"a run of ssd or maskrcnn whose first evaluation has ended: experiment_N/{DETECTIONS}",
             hint="wait for its first evaluation, or name another run",
         )
-    pictures = {f"{image.name}.svg": drawing(image) for image in images}
-    files = write(pictures, output, "pictures") if output is not None else [None] * len(images)
+    if output is not None:
+        write({f"{image.name}.svg": drawing(image) for image in images}, output, "pictures")
+    files = [output / f"{image.name}.svg" if output is not None else None for image in images]
     if as_json:
         write_json([_as_json(image, file) for image, file in zip(images, files, strict=True)])
         return

@@ -99,7 +99,7 @@ def sweep(
         study = folders.open_folder(resume, Sweep)
     else:
         grid, root = _sweep(context.params), (results or paths.default_results()).absolute()
-        study = Folder(root / "sweep", grid)
+        study = Folder(root / ".sweep-not-made", grid)  # no folder is there, so every point is to do
     if dry_run:
         _print_grid(study, as_json)
         return

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.data import published as published_sets
 from benchmarks.common.data.problem import Problem
-from benchmarks.detection import preparation, scenes
+from benchmarks.detection import preparation, scenes, writer
 from benchmarks.detection.annotations import DataSet, open_data
 from encore import data, paths
 from encore.errors import EncoreError
@@ -348,27 +349,33 @@ AS_PUBLISHED = {
     "images with annotations in val": 2,
     "categories": 3,
 }
-# Takes the toy data set's counts for those of COCO 2017
-SMALLER = (
-    f"from benchmarks.detection import preparation\npreparation.PUBLISHED.update({AS_PUBLISHED})\n"
-    "from benchmarks.common.data import published\npublished.known = dict"
-)
 
 
-def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path) -> None:
+def take_the_toy_counts_for_cocos(patch: pytest.MonkeyPatch) -> None:
+    for count, number in AS_PUBLISHED.items():
+        patch.setitem(preparation.PUBLISHED, count, number)
+    patch.setattr(published_sets, "known", dict)
+
+
+def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, lines = run(source, "-o", tmp_path / "to", "--name", "coco2017")
     assert (code, lines[-1]["error"]["found"]) == (2, "coco2017 with 7 images in train")
     assert lines[-1]["error"]["expected"] == "118,287"
     source = source.rename(tmp_path / "coco2017")
     assert run(source, "-o", tmp_path / "own")[0] == 0
     assert passport(tmp_path / "own")["name"] == "coco2017-own"
-    assert run(source, "-o", tmp_path / "whole", before=SMALLER)[0] == 0
+    with monkeypatch.context() as patch:
+        take_the_toy_counts_for_cocos(patch)
+        assert run(source, "-o", tmp_path / "whole")[0] == 0
     assert passport(tmp_path / "whole")["name"] == "coco2017"
     code, lines = run("--verify", tmp_path / "whole")
     assert (code, lines[-1]["error"]["expected"]) == (2, "118,287")
 
 
-def test_known_errors_of_the_published_set_are_reported_and_not_trained(source: Path, tmp_path: Path) -> None:
+def test_known_errors_of_the_published_set_are_reported_and_not_trained(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_the_toy_counts_for_cocos(monkeypatch)
     content = content_of("train")
     content["annotations"] += [
         object_of(901, 30, 5, [3, 3, 4, 0], TWO_SQUARES),
@@ -377,7 +384,7 @@ def test_known_errors_of_the_published_set_are_reported_and_not_trained(source: 
     ]
     write_json(source, "train", content)
     before = (source / "annotations" / "instances_train2017.json").read_bytes()
-    code, lines = run(source, "-o", tmp_path / "to", before=SMALLER)
+    code, lines = run(source, "-o", tmp_path / "to")
     assert code == 0, lines
     for text in ("1 train: box without area: annotation 901", "box outside its image: annotation 902", "903"):
         assert text in notes(lines)
@@ -387,23 +394,25 @@ def test_known_errors_of_the_published_set_are_reported_and_not_trained(source: 
     assert [polygon.ravel().tolist() for polygon in train.polygons(5)] == CORNER
     content["annotations"][0]["category_id"] = 3
     write_json(source, "train", content)
-    code, lines = run(source, "-o", tmp_path / "other", before=SMALLER)
+    code, lines = run(source, "-o", tmp_path / "other")
     assert (code, lines[-1]["error"]["found"]) == (2, "1 train: unknown category: annotation 200, category 3")
 
 
 # -- interruptions and changes --------------------------------------------------------------------------
 
 
-def test_images_that_were_done_are_not_read_again(source: Path, opened: DataSet, tmp_path: Path) -> None:
+def test_images_that_were_done_are_not_read_again(
+    source: Path, opened: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The last image of train vanishes while the second of three tasks of images is done
     victim = source / "train2017" / "000000000070.jpg"
-    small = "from benchmarks.detection import writer\nwriter.PART_IMAGES = 3"
-    move = f"pathlib.Path({str(victim)!r}).rename({str(tmp_path / 'kept')!r})"
-    vanish = f"{small}\nimport pathlib\ndef vanish(*args):\n    {move}"
-    code, lines = run(source, "-o", tmp_path / "to", before=f"{vanish}\nwriter._check_objects = vanish")
+    monkeypatch.setattr(writer, "PART_IMAGES", 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_check_objects", lambda *_: victim.rename(tmp_path / "kept"))
+        code, lines = run(source, "-o", tmp_path / "to")
     assert (code, f"{victim} cannot be read" in lines[-1]["error"]["found"]) == (1, True), lines
     (tmp_path / "kept").rename(victim)
-    code, lines = run(source, "-o", tmp_path / "to", before=small)
+    code, lines = run(source, "-o", tmp_path / "to")
     assert code == 0, lines
     # Another worker may have finished the part of val meanwhile.
     assert re.search("resuming: [23] of 4 parts of images were finished before", notes(lines))

@@ -56,7 +56,7 @@ def runs_of_equal(offsets: torch.Tensor) -> List[Tuple[int, int, int]]:
     return found
 
 
-def places_of(tokens: int, offsets: torch.Tensor, longest: int) -> torch.Tensor:
+def table_places(tokens: int, offsets: torch.Tensor, longest: int) -> torch.Tensor:
     # (T,): where each token is in a flat table of B x longest places; nobody waits for a device.
     numbers = torch.arange(tokens, device=offsets.device)
     owners = torch.bucketize(numbers, offsets[1:], right=True)
@@ -75,7 +75,7 @@ def padded(
     heads, size = queries.shape[1:]
     lengths = (offsets[1:] - offsets[:-1]).long()
     there = torch.arange(longest, device=queries.device) < lengths[:, None]  # (B, longest)
-    places = places_of(len(queries), offsets, longest)
+    places = table_places(len(queries), offsets, longest)
 
     def wide(each: torch.Tensor) -> torch.Tensor:
         empty = each.new_zeros(len(lengths) * longest, heads, size)

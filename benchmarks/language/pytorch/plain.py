@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
-from benchmarks.language.pytorch.attention import places_of
+from benchmarks.language.pytorch.attention import table_places
 from benchmarks.language.pytorch.encoder import NORM_EPSILON, Encoder, Rows, shape_of
 
 NextBatch = Callable[[], List[Any]]  # gives the micro-batches of a step
@@ -36,7 +36,7 @@ class PlainEncoder(nn.Module):
         # Return the hidden states (T, width) of all tokens, computed in a table (B, longest).
         lengths, longest = (rows.offsets[1:] - rows.offsets[:-1]).long(), self.longest or rows.longest
         there = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        places = places_of(len(rows.tokens), rows.offsets, longest)
+        places = table_places(len(rows.tokens), rows.offsets, longest)
 
         def table(values: torch.Tensor) -> torch.Tensor:
             return values.new_zeros(there.numel()).index_copy(0, places, values).view_as(there)

@@ -166,7 +166,7 @@ def ask_python(program: Path) -> Python:
 
 SERVER, BACKEND = "tritonserver/bin/tritonserver", "tritonserver/backends/python"
 STUBS = "tritonserver/python_backend_stubs"  # the program that runs model.py, by the version of Python
-LIBRARIES = "../nvidia_pytriton.libs"  # what all of them load
+LIBRARIES = "nvidia_pytriton.libs"  # what all of them load; next to the package
 
 
 def find_wheel(server: Python, runs_model: Python) -> Path:
@@ -174,7 +174,8 @@ def find_wheel(server: Python, runs_model: Python) -> Path:
     if not server.wheel:
         raise EncoreError(f"{server.program} has no nvidia-pytriton", expected="its tritonserver", hint=PYTRITON)
     wheel, version = Path(server.wheel), runs_model.version
-    missing = [wheel / part for part in (SERVER, BACKEND, LIBRARIES) if not (wheel / part).exists()]
+    needed = (wheel / SERVER, wheel / BACKEND, wheel.parent / LIBRARIES)
+    missing = [path for path in needed if not path.exists()]
     if missing:
         raise EncoreError(f"no {missing[0]}", expected="the wheel of nvidia-pytriton 0.7", hint=PYTRITON)
     if not (wheel / STUBS / version / STUB).exists():
@@ -196,7 +197,7 @@ def wheel_command(
     wheel: Path, runs_model: Python, repository: Repository, options: tuple[str, ...], caller: Mapping[str, str]
 ) -> Command:
     """Return the server as a command of this machine; `link_backend` makes what it needs next to the repository."""
-    libraries = (runs_model.library, str(wheel.parent / "nvidia_pytriton.libs"), caller.get("LD_LIBRARY_PATH", ""))
+    libraries = (runs_model.library, str(wheel.parent / LIBRARIES), caller.get("LD_LIBRARY_PATH", ""))
     # The Python backend starts its stub by `bash -c` and quotes no path: relative ones have no space of the user's.
     # The stub finds its standard library by the `python3` that is first on PATH.
     return Command(

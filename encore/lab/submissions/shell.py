@@ -177,7 +177,11 @@ class _Run:
         self._state.count_command(token.line)
         following = self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else None
         is_call = following is not None and following.text == "(" and following.joined
-        if token.is_word and (is_call or token.text == "function"):
+        compound = {
+            "if": self._if, "case": self._case, "[[": self._test, "{": self._group, "(": self._group,
+            **dict.fromkeys(("for", "while", "until", "select"), self._loop),
+        }  # fmt: skip
+        if token.is_word and token.text not in compound and (is_call or token.text == "function"):
             self._until("{", token.line, "a function has no body")
             self._block("}", active=False)
             self._expect("}")
@@ -187,10 +191,6 @@ class _Run:
             if active:
                 self._note(token.line, "((...)) is not read; taken for false")
             return None
-        compound = {
-            "if": self._if, "case": self._case, "[[": self._test, "{": self._group, "(": self._group,
-            **dict.fromkeys(("for", "while", "until", "select"), self._loop),
-        }  # fmt: skip
         if token.text in compound:
             self._at += 1
             return compound[token.text](token, active)
@@ -307,6 +307,8 @@ class _Run:
             case [sign, *_] if sign in _FILE_TESTS:
                 value = self._value(tokens[1])
                 return self._reader.is_file(value.text) if value.is_known else None
+            case [text] if text.startswith("(("):  # inside [[ ]] they only group
+                return self._holds([replace(each, line=tokens[0].line) for each in split(text[1:-1])])
             case [_]:
                 value = self._value(tokens[0])
                 return value.text != "" if value.is_known else None

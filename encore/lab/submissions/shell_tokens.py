@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 MOST_NESTED = 40
 _BLANK = re.compile(r"(?:\\\n|[ \t])+")
-_OPERATOR = re.compile(r"&&|\|\||;;|\|&|<<<|<<-|<<|>>|>&|<&|&>|[><|&;)\n]|\((?!\()")
+_OPERATOR = re.compile(r"&&|\|\||;;|\|&|<<<|<<-|<<|>>|>&|<&|&>|[><|&;()\n]")
 _ENDS_WORD = frozenset(" \t\n;&|()<>")
 _CLOSING = {"(": ")", "{": "}", '"': '"'}
 _QUOTES = {"'": "a quote", '"': "a double quote", "`": "a back quote"}
@@ -84,9 +84,18 @@ def _line_end(text: str, start: int) -> int:
     return len(text) if end < 0 else end
 
 
+def _end_of_arithmetic(text: str, start: int, line: int) -> int:
+    # The index behind ``((...))``, or 0: without both brackets at its end it is one subshell in another
+    if not text.startswith("((", start):
+        return 0
+    try:
+        end = _end(text, start)
+    except ShellError as error:
+        raise ShellError(line, error.reason) from None
+    return end if text[end - 2] == ")" else 0
+
+
 def _end_of_word(text: str, start: int) -> int:
-    if text.startswith("((", start):
-        return _end(text, start)
     at = start
     while at < len(text) and text[at] not in _ENDS_WORD:
         at = behind(text, at)
@@ -118,6 +127,9 @@ def split(text: str) -> list[Token]:
             at, spaced = blank.end(), True
         elif text[at] == "#" and spaced:
             at = _line_end(text, at)
+        elif end := _end_of_arithmetic(text, at, line):
+            found.append(Token(text[at:end], line, is_word=True, joined=not spaced))
+            at, spaced = end, False
         elif operator := _OPERATOR.match(text, at):
             found.append(Token(operator[0], line, is_word=False, joined=not spaced))
             at, spaced = operator.end(), True

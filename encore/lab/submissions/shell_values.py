@@ -329,7 +329,7 @@ class Expander:
         if value is None:
             return Value()
         # Each place of the text is compared with the pattern.
-        self._state.count_parts(len(value.text), line)
+        self._state.count_parts(min(len(value.text), LONGEST_CUT), line)
         return Value(_cut(value.text, rest), value.sources, value.is_known)
 
 

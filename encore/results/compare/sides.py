@@ -314,6 +314,8 @@ def first_step_seconds(side: Side) -> dict[str, float]:
     found = []
     for run in side.logs:
         stream = run.path.parent / f"experiment_{run.path.stem.rpartition('_')[2]}" / "metrics.jsonl"
+        if run.start_s is None or not stream.is_file():
+            continue
         with suppress(OSError, ValueError, KeyError, TypeError), stream.open("rb") as lines:
             step = next((line for line in lines if b'"kind": "step"' in line), b"")
             found.append(json.loads(step)["time"] - run.start_s)

@@ -216,7 +216,9 @@ def _parse_v05(body: str, number: int) -> Event | None:
     rest = match["rest"].strip()
     if rest and not rest.startswith(":"):
         return None
-    metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": int(match["lineno"][:10])}
+    # Python refuses to read a number of thousands of digits.
+    lineno = int(match["lineno"]) if len(match["lineno"]) < 10 else None
+    metadata = {"benchmark": match["benchmark"], "file": match["file"], "lineno": lineno}
     return Event(
         time_s=seconds, key=match["key"], value=_bare_or_json(rest[1:]), metadata=metadata, line=number, dialect="v0.5"
     )

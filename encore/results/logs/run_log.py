@@ -5,7 +5,6 @@ run = read_run("result_0.txt")
 print(run.benchmark, run.minutes, run.reason, run.explanation)
 """
 
-import itertools
 import math
 import re
 import time
@@ -377,10 +376,9 @@ class _Reading:
         run.quality = _one_unit(self.evaluations.kept, run.benchmark, run.round, "mllog" in run.dialects)
         run.seeds = tuple(self.seeds)
         run.last_stop_line = run.stops[-1][0] if run.stops else None
-        initializing = itertools.dropwhile(lambda phase: phase.name != "init_start", run.phases)
-        for begin in itertools.islice(initializing, 1):
-            ends = (phase.time_s for phase in initializing if phase.name == "init_stop")
-            run.init_seconds = next((end - begin.time_s for end in ends), None)
+        begin = next((at for at, phase in enumerate(run.phases) if phase.name == "init_start"), len(run.phases))
+        end = next((phase for phase in run.phases[begin:] if phase.name == "init_stop"), None)
+        run.init_seconds = end.time_s - run.phases[begin].time_s if end else None
         if run.round and run.benchmark and run.division != "open":
             run.targets = targets_of(run.round, run.benchmark, run.global_batch)
         run.start_s, run.stop_s, run.elapsed_minutes = self._clock()

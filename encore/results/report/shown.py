@@ -123,7 +123,7 @@ def _jpeg(text: str) -> str:
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Name = Annotated[str, BeforeValidator(_printable)]
+Name = Annotated[str, BeforeValidator(lambda text: _printable(text))]
 Size = Annotated[int, Field(gt=0, le=_LARGEST)]
 
 

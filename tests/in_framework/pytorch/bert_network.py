@@ -27,7 +27,7 @@ from benchmarks.bert.pytorch.train import Training, flat_optimizer, train_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.language import ARRAYS, arrays
-from benchmarks.language.pytorch import attention, checkpoint, fp8
+from benchmarks.language.pytorch import checkpoint, fp8
 from benchmarks.language.pytorch.encoder import Encoder, Shape
 from benchmarks.language.pytorch.graphs import captured
 from benchmarks.language.tensorflow_files import Bundle
