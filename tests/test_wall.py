@@ -1,6 +1,7 @@
 """The wall between host side and container side, and the shape of the implementations."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,14 @@ def test_bench_measures_the_step_that_trains(path: Path) -> None:
     sources = [each for each in bench.body if isinstance(each, ast.ImportFrom) and each.module == module]
     assert "train_step" in {alias.name for each in sources for alias in each.names}
     assert sum("train_step" in ast.unparse(node) for node in bench.body) > 1, "imported and not used"
+    # What is trained is visible: a loop over the steps, one of which goes forward and backward.
+    train = {
+        node.name: ast.unparse(node)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert list(train)[-1] == "main" and {"train_step", "evaluate"} <= set(train)
+    assert re.search(r"run\.(steps|step_ranges)\(", train["main"])
     # A plain exit takes the interpreter apart under threads that still run, which aborts one process in some hundreds.
     assert path.read_text(encoding="utf-8").splitlines()[-1] == "    end_process(main)"
 

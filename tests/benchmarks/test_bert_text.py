@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -311,16 +310,21 @@ def test_excerpt_of_wikipedia_goes_through_the_whole_preparation(tmp_path: Path)
     assert unknown < 0.001 * tokens
 
 
-@pytest.fixture(scope="module")
-def small_shards() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "BLOCK_BYTES", 6000)
-        patch.setattr(stages, "SHARD_BYTES", 3000)
-        yield
+def cut_small(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writer, "BLOCK_BYTES", 6000)
+    patch.setattr(stages, "SHARD_BYTES", 3000)
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_small(monkeypatch)
+
+
+in_small_shards = pytest.mark.usefixtures("small_shards")
 
 
 @pytest.fixture(scope="module")
-def source(small_shards: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     write_text(folder / "part-00000-of-00002")
     write_text(folder / "part-00001-of-00002", seed=1)
@@ -335,7 +339,9 @@ def source(small_shards: None, tmp_path_factory: pytest.TempPathFactory) -> Path
 def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The source, prepared by one worker.
     to = tmp_path_factory.mktemp("whole") / "bert"
-    assert run(source, "-o", to, *SHORT)[0] == 0
+    with pytest.MonkeyPatch.context() as patch:
+        cut_small(patch)
+        assert run(source, "-o", to, *SHORT)[0] == 0
     return to
 
 
@@ -349,6 +355,7 @@ def arrays_of(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
 
 
+@in_small_shards
 def test_two_workers_write_the_same_and_no_shard_is_another_one(source: Path, whole: Path, tmp_path: Path) -> None:
     assert run(source, "-o", tmp_path / "to", *SHORT, workers=2)[0] == 0
     assert arrays_of(tmp_path / "to") == arrays_of(whole)
@@ -372,6 +379,7 @@ def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(whole: Path, tmp
     open_data(with_other_offsets(whole, tmp_path / "copy"))
 
 
+@in_small_shards
 def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: Path, tmp_path: Path) -> None:
     assert run(source, "-o", tmp_path / "to", *SHORT, "--seed", 1)[0] == 0
     first, second = open_data(whole), open_data(tmp_path / "to")
@@ -379,6 +387,7 @@ def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: 
     assert first.passport["id"] != second.passport["id"]
 
 
+@in_small_shards
 @pytest.mark.parametrize("phase", ["clean", "mask"])
 def test_killed_preparation_resumes_and_writes_the_same(phase: str, source: Path, whole: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
@@ -404,6 +413,7 @@ def test_the_evaluation_set_is_one_article_of_each_part() -> None:
     assert many == [200 * part + 42 for part in range(500)]
 
 
+@in_small_shards
 def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> None:
     documents = (raw / "part-00000-of-00002").read_text().split("\n\n")
     listed = tmp_path / "md5.txt"
@@ -422,6 +432,7 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
     assert "1 of 2 documents of" in told and "0" * 32 in told
 
 
+@in_small_shards
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
@@ -443,6 +454,7 @@ def test_source_that_cannot_be_prepared_is_refused(
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 
+@in_small_shards
 def test_options_that_contradict_each_other_are_refused(raw: Path, tmp_path: Path) -> None:
     packed = write_packed(tmp_path)
     to = ("-o", tmp_path / "to", *SHORT)

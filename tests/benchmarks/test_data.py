@@ -219,6 +219,7 @@ def test_a_full_disk_is_one_line(benchmark: str, source: Path, tmp_path: Path) -
     assert problem(lines) == f"no room to write on in {tmp_path / 'to'}: File too large"
     assert "finished parts are kept" in lines[-1]["error"]["hint"]
     assert not [path for path in (tmp_path / "to" / "parts").glob("*.*") if path.suffix[1:].isdigit()]
+    assert prepare(benchmark, source, tmp_path / "to")[0] == 0
 
 
 @pytest.mark.parametrize("benchmark", ["ncf"])

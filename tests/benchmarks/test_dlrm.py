@@ -149,7 +149,7 @@ def test_days_are_split_shuffled_and_encoded(tmp_path: Path, monkeypatch: pytest
     assert facts["name"] == "criteo-3-days"
     # Every value occurs, and each table has a row for each.
     assert facts["facts"]["table_sizes"] == [40 + column for column in range(26)]
-    assert preparing.run("dlrm", tmp_path / "raw", "-o", tmp_path / "two")[0] == 0
+    assert preparing.called("dlrm", tmp_path / "raw", "-o", tmp_path / "two", "--workers", 2)[0] == 0
     assert preparing.passport(tmp_path / "two")["id"] == facts["id"], "workers do not change the data"
     prepare(tmp_path / "raw", "-o", tmp_path / "three", "--seed", 1)
     assert preparing.passport(tmp_path / "three")["id"] != facts["id"]
