@@ -1,4 +1,4 @@
-"""Writes pretraining data: clean, choose the evaluation set, learn or copy the vocabulary, mask, shuffle."""
+"""Writes pretraining data: clean, choose the evaluation set, learn or copy the vocabulary, mask and shuffle shards."""
 
 from __future__ import annotations
 

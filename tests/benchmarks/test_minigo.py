@@ -1,4 +1,4 @@
-"""Minigo: records, window, roles, a run that is killed at each phase, and bad input."""
+"""Minigo: records, window, roles, a run that is killed in its games, its training and its evaluation, and bad input."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Minigo's rules: random games next to OpenSpiel's and recorded ones, and the planes of the network's input."""
+"""Minigo's rules: random games next to recorded ones, and the planes of the network's input."""
 
 import random
 import zlib

@@ -1,4 +1,4 @@
-"""A submission tree that somebody else made."""
+"""Submission trees: one that somebody else made, and those of encore archive."""
 
 import gzip
 import json

@@ -2,8 +2,8 @@
 
     $ python -m benchmarks.bert.pytorch.bench --config config.json --data DATA
 
-The plain loop is what one would write first: nn.TransformerEncoder on any samples, padded to the longest of the batch,
-the vocabulary at every place, torch.optim.AdamW. Both kinds of steps take whole batches of the data set. Speeds are
+The plain loop is the same network with nn.TransformerEncoder in the encoder's place, on any samples, padded to the
+longest of the batch; torch.optim.AdamW. Both kinds of steps take whole batches of the data set. Speeds are
 sequences/s; those of the optimizer alone are updates/s of this network's weights. The last line of the output is the
 result as JSON.
 """

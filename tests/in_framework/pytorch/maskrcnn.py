@@ -1,4 +1,4 @@
-"""Mask R-CNN's network: precisions, shapes, trained weights, operators, checkpoints, and what a GPU would wait for."""
+"""Mask R-CNN's network: precisions, shapes, trained weights, operators, and what a GPU would wait for."""
 
 import dataclasses
 from types import SimpleNamespace
