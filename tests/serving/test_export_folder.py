@@ -217,13 +217,12 @@ def test_a_wheel_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "pytriton"
     with pytest.raises(EncoreError, match="tritonserver"):
         server.find_wheel(python(folder=str(folder)), python())
-    for name in (
-        server.SERVER,
-        f"{server.BACKEND}/utils.py",
-        f"{server.STUBS}/3.11/{server.STUB}",
-        f"{server.LIBRARIES}/a.so",
+    for path in (
+        folder / server.SERVER,
+        folder / server.BACKEND / "utils.py",
+        folder / server.STUBS / "3.11" / server.STUB,
+        tmp_path / server.LIBRARIES / "a.so",
     ):
-        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert server.find_wheel(python(folder=str(folder)), python()) == folder
