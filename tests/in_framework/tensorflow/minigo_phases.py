@@ -1,0 +1,128 @@
+"""Kill a run of Minigo by SIGKILL in each phase, resume it each time, and let it end.
+
+The processes are forked after TensorFlow is imported. A process is killed at a call of the function that the phase is
+in.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import signal
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.run.run import Run
+from benchmarks.minigo import examples, prepare, records
+from benchmarks.minigo.records import GameFile, encode, generation_folder, read_generation
+from benchmarks.minigo.selfplay import MatchWorker
+from benchmarks.minigo.tensorflow import train
+from benchmarks.minigo.tensorflow.generations import EVALUATIONS, Generations
+from benchmarks.minigo.tensorflow.train import Training
+from tests.in_framework.minigo import TINY, config_of, frozen_graph
+
+import tensorflow as tf  # isort: skip
+
+add, together = GameFile.add, Generations._together
+
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def torn_record(file, games):
+    # Die in the middle of the second game's record
+    if file.numbers:
+        file._file.write(encode(*games)[:-7])
+        file._file.flush()
+        die()
+    add(file, games)
+
+
+def torn_evaluation(state, worker):
+    # Die in the second model's match, a part of whose line is there
+    path = state.run.output / EVALUATIONS
+    if path.exists():
+        path.write_text(path.read_text() + '{"generation": 2, "win_')
+        die()
+    together(state, worker)
+
+
+def after(owner, name, calls=1):
+    # Die at the end of so many calls
+    function, count = getattr(owner, name), itertools.count(1)
+
+    def call(*values):
+        found = function(*values)
+        if next(count) == calls:
+            die()
+        return found
+
+    return owner, name, call
+
+
+PHASES = {
+    "in the games": (GameFile, "add", torn_record),
+    "after the games": after(GameFile, "close"),
+    "in the training": after(Generations, "_train_on", calls=2),
+    "after the training": after(Training, "share"),
+    "in the match with the present model": (MatchWorker, "play", die),
+    "after the model is written": after(records, "show"),
+    "after the checkpoint": after(Run, "_save"),
+    "in the match with the target": (Generations, "_together", torn_evaluation),
+}
+
+
+def in_child(call):
+    # How a process ended, such as minus a signal: TensorFlow's threads would not survive a fork
+    child = os.fork()
+    if child == 0:
+        os._exit(call())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_every_phase_can_be_killed_and_no_game_is_lost_or_there_twice(tmp_path):
+    output, data, target, config = (tmp_path / name for name in ("out", "data", "target.pb", "config.json"))
+    output.mkdir()
+    config.write_text(json.dumps(dataclasses.asdict(config_of(**TINY))))
+    run = partial(train.main, ["--config", str(config), "--data", str(data), "--output", str(output)])
+
+    def preparation():
+        weights = np.random.RandomState(0).standard_normal((425, 27)) * 0.2
+        target.write_bytes(frozen_graph(weights, "nhwc", tf.float32))
+        return prepare.main(["-o", str(data), "--target", str(target)])
+
+    def killed(place):
+        with mock.patch.object(*place):
+            return run() or 99
+
+    assert in_child(preparation) == 0
+    passport = json.loads((data / "dataset.json").read_text())
+    assert passport["how"]["target"] == hashlib.sha256(target.read_bytes()).hexdigest()
+    for phase, place in PHASES.items():
+        assert in_child(partial(killed, place)) == -signal.SIGKILL, phase
+    assert in_child(run) == 0
+    for generation in (1, 2):
+        numbers = [game.number for game in read_generation(generation_folder(output, generation), 5)]
+        assert numbers == [generation * 1_000_000 + number for number in range(40)]
+    assert sorted(path.name for path in (output / "models").iterdir()) == ["000001.npz", "000002.npz"]
+    lines = (output / EVALUATIONS).read_text().splitlines()
+    assert [json.loads(line)["generation"] for line in lines] == [1, 2]
+
+    # Games that are missing or damaged in such a run are named.
+    path, window = next(generation_folder(output, 1).glob("*.games")), (output, config_of(**TINY), 2)
+    assert len(examples.read_window(*window)) == 80
+    whole = path.read_bytes()
+    for content, words in (
+        (whole[:-3], "has 39 games"),
+        (whole[:60] + bytes([whole[60] ^ 1]) + whole[61:], "differs from its checksum"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(Problem, match=words) as caught:
+            examples.read_window(*window)
+        assert "begin a new run" in caught.value.hint
