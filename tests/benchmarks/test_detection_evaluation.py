@@ -103,6 +103,24 @@ def test_several_processes_find_the_same(pytorch_python: Path, scenes: Path, tmp
     assert found_in(tmp_path / "run") == found_in(whole)
 
 
+def test_sigterm_ends_a_run_whose_evaluator_is_busy(
+    pytorch_python: Path, scenes: Path, tmp_path: Path, whole: Path
+) -> None:
+    # The resumed run has the results of all evaluations, also of the one that was interrupted
+    started = Started(pytorch_python, scenes, tmp_path / "run", seconds=0.2)
+    evaluator = started.evaluator()
+    evaluator.suspend()
+    started.process.send_signal(signal.SIGTERM)
+    code, output = started.end()
+    assert code == 0, output
+    assert not evaluator.is_running() or evaluator.status() == psutil.STATUS_ZOMBIE
+    assert records(tmp_path / "run" / "metrics.jsonl", "end")[0]["outcome"] == "interrupted"
+    assert not found_in(tmp_path / "run")
+    code, output = Started(pytorch_python, scenes, tmp_path / "run").end()
+    assert code == 0, output
+    assert found_in(tmp_path / "run") == found_in(whole)
+
+
 @pytest.mark.parametrize(
     ("number", "concurrently", "found", "hint"),
     [
