@@ -83,7 +83,7 @@ def detect(
     config: Config,
     _: suppression.Suppress,
 ) -> Found:
-    """As proposals.detect, with as many detections of each image as there may be: label 0 and zeros where none is."""
+    """As regions.detect, with as many detections of each image as there may be: label 0 and zeros where none is."""
     classes, limit = logits.shape[2] - 1, config.detections
     scores = logits.softmax(-1)[..., 1:]
     scores = scores.masked_fill(~proposals.valid.unsqueeze(-1) | (scores <= config.score_threshold), 0.0)
