@@ -3,9 +3,14 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+# Ranks and tests end at the same time: with one folder, each would clean up the links of another's pytest.
+if "TOGETHER" in os.environ:
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = tempfile.mkdtemp(dir=os.environ["TOGETHER"])
 
 
 @pytest.fixture(scope="session")
