@@ -6,8 +6,6 @@ rank that owns some tables reads their columns alone, and any range of rows is a
 the last row of the last block is zero.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ A row is a label, 13 integers and 26 hexadecimal values, separated by tabs; any 
 empty. The Terabyte logs (day_0 to day_23) and Kaggle's train.txt have it alike.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple

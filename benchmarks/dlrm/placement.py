@@ -1,7 +1,5 @@
 """Which rank holds which embedding table."""
 
-from __future__ import annotations
-
 from typing import List, Optional, Sequence, Tuple
 
 from benchmarks.common.data.problem import Problem

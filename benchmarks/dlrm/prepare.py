@@ -8,8 +8,6 @@ Writes train.bin val.bin tables.bin and, last, dataset.json. Give an interrupted
 Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

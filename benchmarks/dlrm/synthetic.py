@@ -5,8 +5,6 @@ of tables adds a product of hidden vectors, which only the interaction can learn
 often, as in real logs. The same seed gives the same text, whatever the machine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

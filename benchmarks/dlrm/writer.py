@@ -7,8 +7,6 @@ all chunks, column by column, in a random order of their own, to their place in 
 ordering together are a uniform shuffle, and no stage holds more than a chunk or a column of a bucket.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import shutil
@@ -46,6 +44,15 @@ class Listing(NamedTuple):
     fingerprint: str
 
 
+class Plan(NamedTuple):
+    """How rows are written; crosses to the worker processes."""
+
+    scratch: Path
+    index_limit: int
+    threshold: int  # values seen less often in training share row 0; up to 1 every value has a row
+    seed: int
+
+
 class Part(NamedTuple):
     """A piece of text and the file of its rows."""
 
@@ -64,15 +71,6 @@ class Part(NamedTuple):
     def offsets_path(self) -> Path:
         """First row of each bucket in each chunk, (chunks, buckets + 1)."""
         return self.rows.with_suffix(".npy")
-
-
-class Plan(NamedTuple):
-    """How rows are written; crosses to the worker processes."""
-
-    scratch: Path
-    index_limit: int
-    threshold: int  # values seen less often in training share row 0; up to 1 every value has a row
-    seed: int
 
 
 class Facts(NamedTuple):

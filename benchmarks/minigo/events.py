@@ -4,8 +4,6 @@ The keys are those of the submitted logs, which minigo.yaml of ruleset 0.6.0 and
 From v0.6 on models are evaluated after the clock; v0.6 ends with eval_result in place of run_stop.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict
 
 from mlperf_logging.mllog import constants

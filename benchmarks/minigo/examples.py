@@ -5,8 +5,6 @@ where each begins and the last one ends, ``outcomes.npy`` (int8) 1 where black w
 ``held_out`` games are never trained on. ``target.npz`` is the target model.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, List, NamedTuple, Sequence, Tuple, Union

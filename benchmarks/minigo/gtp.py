@@ -1,7 +1,5 @@
 """The Go Text Protocol, version 2, over any evaluator: ``python -m benchmarks.minigo.gtp --model FILE``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -5,8 +5,6 @@ for each generation, what a target model and initial weights are, and what ``enc
 momenta and the count of steps as well, with which another run may go on.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from dataclasses import asdict, dataclass
@@ -41,7 +39,7 @@ class Shape:
     black_value: bool = False
 
     @classmethod
-    def of(cls, config: Any, black_value: bool = False) -> Shape:
+    def of(cls, config: Any, black_value: bool = False) -> "Shape":
         width, layers, hidden = config.conv_width, config.trunk_layers, config.fc_width
         return cls(config.board_size, config.features, width, layers, hidden, black_value)
 

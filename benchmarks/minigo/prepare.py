@@ -8,8 +8,6 @@ Writes moves.npy starts.npy outcomes.npy target.npz and, last, dataset.json. Exi
 changed; 1: failed; 130: interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ A record is its length and CRC-32 (two little-endian uint32), and a body: number
 their visits (uint16 each). A worker that was killed leaves at most one part of a record, at the end: it is cut off.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

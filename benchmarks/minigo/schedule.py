@@ -1,7 +1,5 @@
 """What a configuration asks of each rank: roles, learning rate, game numbers, the window, rules of games, searches."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any, List
@@ -20,7 +18,7 @@ class Roles:
     selfplay: range
 
     @classmethod
-    def of(cls, config: Any, size: int) -> Roles:
+    def of(cls, config: Any, size: int) -> "Roles":
         """Return the roles of ``size`` ranks; a count of 0, or above ``size``, means all."""
         players = min(config.selfplay_ranks or size, size)
         return cls(range(min(config.train_ranks or size, size)), range(size - players, size))

@@ -1,7 +1,5 @@
 """One rank's games of a generation: the engine searches, the network evaluates, whole games go to a file."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Sequence, Set, Tuple

@@ -1,7 +1,5 @@
 """Games in the Smart Game Format (SGF 4), read into moves that the rules allow."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

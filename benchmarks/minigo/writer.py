@@ -1,7 +1,5 @@
 """Writes games as arrays, and the target model: one process, so nothing is kept of a part of it."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -106,14 +104,13 @@ def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
     return lambda path: models.save(path, shape, {**arrays, **blind})
 
 
+# Return the games of SGF files on boards of ``size``; counts what is left out, by its reason.
+#
+# Raises:
+#     Problem: files that are no games, or whose moves no rules allow, or without result: all of them at once.
 def _read(
     paths: Sequence[Path], args: argparse.Namespace, size: int, left_out: Dict[str, int], progress: Progress
 ) -> List[Game]:
-    """Return the games of SGF files on boards of ``size``; counts what is left out, by its reason.
-
-    Raises:
-        Problem: files that are no games, or whose moves no rules allow, or without result: all of them at once.
-    """
     games: List[Game] = []
     flaws: List[str] = []
     for path in paths:

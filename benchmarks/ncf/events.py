@@ -1,7 +1,5 @@
 """The MLPerf log events of NCF that do not depend on the framework, with the keys of the v0.5 logs."""
 
-from __future__ import annotations
-
 from typing import Any, Dict
 
 from benchmarks.common.run.mllog import Wording

@@ -1,7 +1,5 @@
 """Interactions of users with items, split into training pairs and one held-out item a user; the toy data set's too."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Tuple
 
 import numpy as np

@@ -4,8 +4,6 @@ The first two have a user and an item a line, separated by tabs; more columns ar
 starts with (user,item), the held-out pair, and lists the items that it is ranked among.
 """
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 from typing import List, Optional, Tuple

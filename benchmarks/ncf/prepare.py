@@ -8,8 +8,6 @@ Writes train_users.npy train_items.npy test_items.npy test_negatives.npy and, la
 done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List

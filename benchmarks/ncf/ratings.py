@@ -5,8 +5,6 @@ header's names where there is one, else by their order; further columns are igno
 text. A byte order mark, quotes, Windows' line ends and blank lines do not matter.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Writes interactions as arrays: one process, some minutes for ml-20m, so nothing is kept of a part of it."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -3,8 +3,6 @@
 "v1.5" puts the stride of a bottleneck into its 3x3 convolution, as MLPerf's reference does.
 """
 
-from __future__ import annotations
-
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from benchmarks.resnet.config import Hyperparameters

@@ -7,8 +7,6 @@ and v0.7 have in common (the argument dumps in their logs), and ours where those
 pass over the training images, "step" one update of the weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 

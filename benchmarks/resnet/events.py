@@ -4,8 +4,6 @@ The keys are those which the compliance checkers of v0.6 and v0.7 ask for (mlper
 and 0.7.0), as in the submitted logs. ``config`` is any implementation's Config.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Dict
 

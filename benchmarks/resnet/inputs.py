@@ -3,8 +3,6 @@
 Training: read RecordIO by shards, decode a random crop (only the region of interest), resize, mirror,
 normalize. Evaluation: resize the shorter side, crop the centre, normalize; every image exactly once."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

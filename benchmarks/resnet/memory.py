@@ -4,8 +4,6 @@ The host side loads it to warn before a run. The tensors are computed from the n
 the activations with those that PyTorch saves. What libraries take besides is allowed for in round figures.
 """
 
-from __future__ import annotations
-
 from typing import Iterator, NamedTuple
 
 from benchmarks.resnet.architecture import Conv, image_channels, residual_blocks, stem

@@ -4,8 +4,6 @@
 its facts ``train-00000.json`` per part, and later the growing ``train.rec``. A part exists once its facts
 do. Joining takes parts away as it goes, so the data set never needs its size twice."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -8,8 +8,6 @@ Writes train.rec train.idx val.rec val.idx and, last, dataset.json. Give an inte
 it continues. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Epoch 2 has losses of 1.94, 2.03 and 1.90 with three seeds and 1.87 in bf16 (PyT
 2.30. bf16 differs by 0.03 % in the first steps.
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Common parts of exported models of all frameworks: their input, and the quality of their output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Callable, Dict
 

@@ -3,8 +3,6 @@
 Class folders, ImageNet's official tars (read where they are: no file is unpacked), or scikit-learn's digits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

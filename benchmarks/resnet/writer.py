@@ -1,7 +1,5 @@
 """Writes images as RecordIO: worker processes convert parts, which are then joined into one file per split."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from pathlib import Path

@@ -106,7 +106,8 @@ class Place:
         configs = ("--config", str(self.work / "config.json"), "--full", str(self.work / FULL))
         folders = ("--data", str(self.data), "--work", str(self.work))
         where = ("--device", self.request.device, "--gpus", str(self.gpus), "--launch", two, "--launch-all", every)
-        return self.command("selftest", *configs, *folders, *where, *what)
+        program = ("benchmarks.common.checks.selftest", self.choice.implementation.module)
+        return self.render("python", "-m", *program, *configs, *folders, *where, *what)
 
 
 # -- one process -------------------------------------------------------------------------------------

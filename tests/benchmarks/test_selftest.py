@@ -16,7 +16,7 @@ from benchmarks.bert_squad import arrays as squad_arrays
 from benchmarks.bert_squad import noise as squad_noise
 from benchmarks.common.checks import selftest, trainings
 from benchmarks.common.checks.agreement import Losses, Result, Tolerance, compared, read_losses
-from benchmarks.common.checks.selftest import Bench, Suite
+from benchmarks.common.checks.selftest import Bench
 from benchmarks.common.checks.trainings import Failed, Skipped
 from benchmarks.common.data import passport
 from benchmarks.dlrm import blocks
@@ -33,11 +33,6 @@ LOSSES = each_step(FIRST, LAST)
 CHOICES = sorted(catalogue.choices())
 
 
-def suite_of(name: str) -> Suite:
-    found: Suite = importlib.import_module(f"{catalogue.choose(name).implementation.module}.selftest").SUITE
-    return found
-
-
 def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
     choice = catalogue.choose(name)
     system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
@@ -45,7 +40,7 @@ def bench_of(name: str, folder: Path, device: str, **more: Any) -> Bench:
     config.write_text(json.dumps(configuration.resolve(choice, system, 1, 1, []).plain()), encoding="utf-8")
     options = {"config": config, "data": folder, "work": folder / "work", "device": device, "gpus": 1, "launch": ""}
     options |= {"launch_all": "", "full": None}
-    return Bench(suite_of(name), argparse.Namespace(**{**options, **more}))
+    return Bench(selftest.suite_of(choice.implementation.module), argparse.Namespace(**{**options, **more}))
 
 
 def test_losses_that_agree_and_that_do_not() -> None:

@@ -1,17 +1,12 @@
 """The checks of `encore selftest` for BERT in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
 from benchmarks.bert import noise
-from benchmarks.bert.pytorch.config import Config
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
 
 ROUNDED = Tolerance(0.005, 0.01)
 SUITE = Suite(
     module="benchmarks.bert.pytorch",
-    config_class=Config,
     device=ROUNDED,
     two_ranks=ROUNDED,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
@@ -35,6 +30,3 @@ SUITE = Suite(
     },
     real_sizes=noise.write,
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

@@ -1,17 +1,12 @@
 """The checks of `encore selftest` for BERT on SQuAD in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
 from benchmarks.bert_squad import noise
-from benchmarks.bert_squad.pytorch.config import Config
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
 
 ROUNDED = Tolerance(0.005, 0.02)
 SUITE = Suite(
     module="benchmarks.bert_squad.pytorch",
-    config_class=Config,
     device=ROUNDED,
     two_ranks=Tolerance(0.005, 0.02),
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
@@ -27,6 +22,3 @@ SUITE = Suite(
     settings={"stop_at_target": False, "initializer_range": 0.05, "learning_rate": 0.0003},
     real_sizes=noise.write,
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

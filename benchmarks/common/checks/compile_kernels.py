@@ -65,8 +65,8 @@ def _compile(specification: Specification, capability: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
+# Return what cuobjdump counts in a kernel's machine code: REG, STACK and others.
 def _resources(cubin: bytes) -> Dict[str, int]:
-    """Return what cuobjdump counts in a kernel's machine code: REG, STACK and others."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -63,8 +63,8 @@ def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
     }
 
 
+# Return bytes per second from one rank to another, None for a rank and itself; the others wait.
 def _pair(ranks: Ranks, size: int, sender: int, receiver: int) -> Optional[float]:
-    """Return bytes per second from one rank to another, None for a rank and itself; the others wait."""
     if sender == receiver:
         return None
     array = torch.ones(size // 4, device=ranks.context)

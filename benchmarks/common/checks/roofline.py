@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 
 from benchmarks.common.checks import kernel_table, measured_peaks, step_cost
+from benchmarks.common.checks.selftest import alternatives
 from benchmarks.common.data.problem import REFUSED, Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import configuration
@@ -43,16 +44,10 @@ REPEATS = 5
 def plain(config: Any) -> Any:
     chosen: Dict[str, Any] = {}
     for field in fields(config):
-        fitting = [value for value in PLAIN.get(field.name, ()) if _fits(value, str(field.type))]
+        fitting = [value for value in PLAIN.get(field.name, ()) if value in alternatives(type(config), field.name)]
         if fitting:
             chosen[field.name] = fitting[0]
     return replace(config, **chosen)
-
-
-def _fits(value: Any, annotation: str) -> bool:
-    if isinstance(value, bool):
-        return annotation == "bool" or repr(value) in annotation
-    return f'"{value}"' in annotation
 
 
 def measure(module: str, config_path: Path, data: Path, steps: int) -> Dict[str, Any]:

@@ -1,7 +1,9 @@
 """Check an implementation on this machine: what a GPU computes another way still trains the same.
 
-    $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --list
-    $ python -m benchmarks.ncf.pytorch.selftest --config small.json --data DATA --work WORK --check precision=bf16
+    $ python -m benchmarks.common.checks.selftest benchmarks.ncf.pytorch --config small.json --data DATA --work WORK \
+        --list
+    $ python -m benchmarks.common.checks.selftest benchmarks.ncf.pytorch --config small.json --data DATA --work WORK \
+        --check precision=bf16
 
 A check trains the toy data set for two epochs with ``train.py`` as it is, in a process of its own, and compares the
 losses with those of a training it must agree with: of the first steps one by one, where rounding has not grown yet,
@@ -39,7 +41,6 @@ CPU_STEPS = 50  # that a CPU makes at least for a comparison, unless the trainin
 @dataclass(frozen=True)
 class Suite:
     module: str  # package with train.py and config.py
-    config_class: Any
     device: Tolerance  # between a GPU and a CPU, in fp32
     two_ranks: Tolerance  # between two ranks and one
     resume: Tolerance  # between a training that was interrupted and one that was not
@@ -59,6 +60,10 @@ class Suite:
     real_images: Optional[Callable[[Path, int], None]] = None
     # Why a CPU does not evaluate a batch of a submitted system; empty where it does.
     no_cpu_evaluation: str = "a batch takes minutes on a CPU"
+
+    @property
+    def config_class(self) -> Any:
+        return importlib.import_module(f"{self.module}.config").Config
 
     def write_real(self, folder: Path, images: int) -> bool:
         """Write a data set with real sizes; return whether there is any."""
@@ -335,8 +340,15 @@ def check(bench: Bench, name: str) -> Result:
         return Result("FAIL", str(problem), problem.lines)
 
 
-def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
+def suite_of(module: str) -> Suite:
+    """Return the suite of the implementation whose package is ``module``."""
+    suite: Suite = importlib.import_module(f"{module}.selftest").SUITE
+    return suite
+
+
+def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module", help="package of an implementation, such as benchmarks.ncf.pytorch")
     parser.add_argument("--config", type=Path, required=True, help="resolved small configuration (JSON)")
     parser.add_argument("--data", type=Path, required=True, help="folder of the prepared small data set")
     parser.add_argument("--work", type=Path, required=True, help="folder for the trainings")
@@ -350,6 +362,7 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
     what.add_argument("--real-sizes", type=Path, metavar="DIR", help="write the data set that bench.py wants, if any")
     what.add_argument("--check", metavar="NAME", help="the check to make")
     arguments = parser.parse_args(argv)
+    suite = suite_of(arguments.module)
     bench = Bench(suite, arguments)
     known = list(checks(suite, bench.base))
     if arguments.list:
@@ -367,12 +380,9 @@ def main(suite: Suite, argv: Optional[List[str]] = None) -> int:
 
 def listed(small: Mapping[str, Mapping[str, Any]]) -> Dict[str, List[str]]:
     """Return the names of the checks on a GPU by implementation's module, each with its small configuration."""
-    suites = {module: importlib.import_module(f"{module}.selftest").SUITE for module in small}
+    suites = {module: suite_of(module) for module in small}
     return {module: list(checks(suite, base_of(suite, small[module], "gpu"))) for module, suite in suites.items()}
 
 
 if __name__ == "__main__":
-    # The documentation's table: `make docs`. The module that the suites import, not this copy of it.
-    from benchmarks.common.checks import selftest
-
-    print(json.dumps(selftest.listed(json.load(sys.stdin))))
+    sys.exit(main())

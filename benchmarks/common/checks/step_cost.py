@@ -79,16 +79,16 @@ def _more_counts() -> Dict[Any, Callable[..., int]]:
     return {getattr(torch.ops.aten, each): count for each, count in counts.items() if hasattr(torch.ops.aten, each)}
 
 
+# Count two products of shapes (batch, heads, length, width).
 def _attention_forward(query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any) -> int:
-    """Count two products of shapes (batch, heads, length, width)."""
     batch, heads, length, width = query
     return 2 * batch * heads * length * key[2] * (width + value[3])
 
 
+# Count five products: the weights again, and the gradients of weights, values, queries and keys.
 def _attention_backward(
     _gradient: Tuple[int, ...], query: Tuple[int, ...], key: Tuple[int, ...], value: Tuple[int, ...], *_: Any, **__: Any
 ) -> int:
-    """Count five products: the weights again, and the gradients of weights, values, queries and keys."""
     batch, heads, length, width = query
     return 2 * batch * heads * length * key[2] * (3 * width + 2 * value[3])
 
@@ -131,8 +131,8 @@ def _tensors(tree: Any) -> List[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+# Return the bytes of a tensor's values; those that an expanded one repeats are there once.
 def _bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's values; those that an expanded one repeats are there once."""
     repeated = 1
     for size, stride in zip(tensor.shape, tensor.stride() if tensor.layout is torch.strided else ()):
         repeated *= size if stride == 0 and size > 0 else 1

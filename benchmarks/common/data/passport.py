@@ -84,8 +84,8 @@ def read(directory: Path) -> Passport:
     return _read(directory)[0]
 
 
+# Return the fields of a passport, and whether they are as they were written.
 def _read(directory: Path) -> Tuple[Passport, bool]:
-    """Return the fields of a passport, and whether they are as they were written."""
     path, again = directory / FILE_NAME, prepare_again(directory)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

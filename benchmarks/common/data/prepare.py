@@ -10,8 +10,6 @@ Whatever a writer leaves in ``scratch`` is there when an interrupted command is 
 number for a suffix (a process id), which are what a worker was writing.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import fcntl

@@ -99,8 +99,8 @@ def read_record(file: BinaryIO, offset: int) -> bytes:
     return MAGIC_BYTES.join(parts)
 
 
+# Return flag and payload of the part that begins here.
 def _read_part(file: BinaryIO) -> Tuple[int, bytes]:
-    """Return flag and payload of the part that begins here."""
     begin = file.tell()
     header = file.read(_FRAME.size)
     if len(header) < _FRAME.size:

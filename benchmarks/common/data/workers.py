@@ -68,10 +68,10 @@ class Workers(NamedTuple):
                 self.progress.update(phase, min(total, before + sum(counts)), total, sum(sizes), unit)
 
 
+# Yield the number of a task with its units and bytes so far, whenever a worker reports them.
 def _reports(
     function: Function, tasks: Sequence[Any], workers: int, folder: Path
 ) -> Generator[Tuple[int, int, int], None, None]:
-    """Yield the number of a task with its units and bytes so far, whenever a worker reports them."""
     if not tasks:
         return
     reports = _CONTEXT.Queue()
@@ -101,8 +101,8 @@ def _reports(
                 process.terminate()
 
 
+# Prepare a worker: it ends with its parent, whose pipes it would wait for otherwise.
 def _begin(reports: Any) -> None:
-    """Prepare a worker: it ends with its parent, whose pipes it would wait for otherwise."""
     global _queue
     _queue = reports
     parent = multiprocessing.parent_process()

@@ -13,8 +13,8 @@ from benchmarks.common.export.export import ONNX_FILE, TYPES, Arrays, Infer, Sub
 from benchmarks.common.frameworks import mxnet
 
 
+# Give onnx its module ``mapping`` back, whose tables mx2onnx reads: onnx 1.23 has functions in their place.
 def _add_mapping() -> None:
-    """Give onnx its module ``mapping`` back, whose tables mx2onnx reads: onnx 1.23 has functions in their place."""
     import onnx
 
     # Of types that no network here has, mx2onnx asks nothing.
@@ -25,8 +25,8 @@ def _add_mapping() -> None:
     sys.modules[module.__name__] = onnx.mapping = module
 
 
+# Make weights constants: mx2onnx lists them as inputs too, and a server would ask its clients for them.
 def _without_weights_as_inputs(path: Path) -> None:
-    """Make weights constants: mx2onnx lists them as inputs too, and a server would ask its clients for them."""
     import onnx
 
     model = onnx.load(str(path))

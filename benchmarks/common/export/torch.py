@@ -32,8 +32,8 @@ def inferring(call: Callable[..., Any]) -> Infer:
     return infer
 
 
+# Axes of any size of each input, as torch.export takes them; the batch is the same in all.
 def _axes(subject: Subject) -> List[Dict[int, Any]]:
-    """Axes of any size of each input, as torch.export takes them; the batch is the same in all."""
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     found = []
     for value in subject.inputs:
@@ -48,13 +48,12 @@ def _program(subject: Subject) -> Any:
         return torch.export.export(subject.model, as_tensors(subject.example), dynamic_shapes=axes, strict=False)
 
 
+# Let LSTMs be of any length while they are traced.
+#
+# PyTorch finds the shape of an LSTM's output by unrolling it, which fixes its length, or by asking oneDNN, which it
+# turns off while it exports (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
 @contextlib.contextmanager
 def _lengths(subject: Subject) -> Iterator[None]:
-    """Let LSTMs be of any length while they are traced.
-
-    PyTorch finds the shape of an LSTM's output by unrolling it, which fixes its length, or by asking oneDNN, which it
-    turns off while it exports (torch/export/_trace.py and torch/_decomp/decompositions.py of 2.13).
-    """
     if any(isinstance(each, torch.nn.LSTM) for each in subject.model.modules()):
         with mock.patch.object(torch.backends.mkldnn, "set_flags", lambda *_: ()):
             yield
@@ -62,9 +61,9 @@ def _lengths(subject: Subject) -> Iterator[None]:
         yield
 
 
+# Send what the exporter prints to standard error: the last line of standard output is ours.
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Send what the exporter prints to standard error: the last line of standard output is ours."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         yield

@@ -289,28 +289,18 @@ def average_tensors(tensors: List[torch.Tensor]) -> None:
         tensor.copy_(mean.view_as(tensor))
 
 
-class GradientBuffer:
-    """One flat tensor that holds the gradients of all ``parameters``, so that one all-reduce sums them.
+def flat_gradients(parameters: Iterable[torch.nn.Parameter]) -> torch.Tensor:
+    """Return one flat tensor that holds the gradients of all ``parameters``, so that one all-reduce sums them.
 
-    Each parameter's ``grad`` is a view of it. Clear it with ``zero``; an optimizer's ``zero_grad`` would
+    Each parameter's ``grad`` is a view of it. Clear it with ``zero_``; an optimizer's ``zero_grad`` would
     take the views away (call it with set_to_none=False if at all).
     """
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        listed = [parameter for parameter in parameters if parameter.requires_grad]
-        count = sum(parameter.numel() for parameter in listed)
-        self.flat = torch.zeros(count, dtype=listed[0].dtype, device=listed[0].device)
-        offset = 0
-        for parameter in listed:
-            parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
-
-    def zero(self) -> None:
-        self.flat.zero_()
-
-    def sum(self) -> None:
-        if size() > 1:
-            dist.all_reduce(self.flat)
+    listed = list(parameters)
+    sizes = [parameter.numel() for parameter in listed]
+    flat = torch.zeros(sum(sizes), dtype=listed[0].dtype, device=listed[0].device)
+    for parameter, part in zip(listed, flat.split(sizes)):
+        parameter.grad = part.view_as(parameter)
+    return flat
 
 
 class LaggedSums:

@@ -1,7 +1,5 @@
 """TensorFlow with Horovod: start-up, averages of gradients, small sums over all ranks, checkpoint files, an end."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable, Dict, List, Optional, Sequence
@@ -45,8 +43,8 @@ def start(config: Any) -> Ranks:
     return Ranks(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), context)
 
 
+# Hide the other GPUs from CUDA itself: DLPack takes DALI's and TensorFlow's device numbers for the same.
 def _show_one_gpu(local_rank: int) -> None:
-    """Hide the other GPUs from CUDA itself: DLPack takes DALI's and TensorFlow's device numbers for the same."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     every = visible.split(",") if visible else []
     if len(every) == 1:
@@ -95,8 +93,8 @@ def input_wait(ranks: Ranks) -> InputWait:
     return InputWait(_finish_queued if "GPU" in ranks.context else None)
 
 
+# Wait for what is queued on the GPU so far, but, other than ``synchronize``, not for DALI's work there.
 def _finish_queued() -> None:
-    """Wait for what is queued on the GPU so far, but, other than ``synchronize``, not for DALI's work there."""
     tf.square(1.0).numpy()
 
 
@@ -162,7 +160,7 @@ class LaggedSums:
         return self._lagged.send(_summed(values, self._name).result)
 
 
-def _summed(values: tf.Tensor, name: str) -> Future[List[float]]:
+def _summed(values: tf.Tensor, name: str) -> "Future[List[float]]":
     return _sender.submit(lambda: _sum(values, name).numpy().tolist())
 
 

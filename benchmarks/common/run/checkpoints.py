@@ -64,8 +64,8 @@ class Checkpoints:
             )
         return {}
 
+    # Say what is wrong with the files that this rank reads; empty: nothing.
     def _damage(self, path: Path) -> str:
-        """Say what is wrong with the files that this rank reads; empty: nothing."""
         # Of another number of ranks this rank may have no file: that is refused, and no damage.
         problem = _damage_of(path / STATE_FILE)
         if problem or _read_state(path)["ranks"] != self._ranks.size:
@@ -80,8 +80,8 @@ class Checkpoints:
                     problems.append(f"{log.name} differs from what it was then")
         return "; ".join(filter(None, problems))
 
+    # Set newer checkpoints aside, which are damaged, and cut the logs back; return the state.
     def _take(self, path: Path) -> Dict[str, Any]:
-        """Set newer checkpoints aside, which are damaged, and cut the logs back; return the state."""
         state = _read_state(path)
         if self._ranks.rank == 0:
             self._set_damaged_aside()
@@ -170,8 +170,8 @@ def _read_state(path: Path) -> Dict[str, Any]:
     return state
 
 
+# Return the SHA-256 of a file, or of its beginning.
 def _digest(path: Path, length: int = sys.maxsize) -> str:
-    """Return the SHA-256 of a file, or of its beginning."""
     found = hashlib.sha256()
     with open(path, "rb") as file:
         for chunk in iter(lambda: file.read(min(CHUNK, length - file.tell())), b""):
@@ -183,8 +183,8 @@ def _write_digest(path: Path) -> None:
     Path(f"{path}{DIGEST}").write_text(f"{_digest(path)}  {path.name}\n", encoding="ascii")
 
 
+# Say how a file differs from what was written; empty: not at all.
 def _damage_of(path: Path) -> str:
-    """Say how a file differs from what was written; empty: not at all."""
     try:
         written = Path(f"{path}{DIGEST}").read_text(encoding="ascii").split()
         if written == [_digest(path), path.name]:

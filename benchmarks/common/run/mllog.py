@@ -124,12 +124,11 @@ class MLLog:
         else:
             self._stop_at_save(self._saves, status)
 
+    # Log which model was evaluated last and when it was saved, in seconds of the clock; v0.6 has no run_stop.
+    #
+    # The clock stops, in hindsight, at the save of the first model that reached the target (MLPerf training rules,
+    # "timing": time-stamped checkpoints). A resumed run finds the times in the log itself.
     def _stop_at_save(self, path: Path, status: Mapping[str, str]) -> None:
-        """Log which model was evaluated last and when it was saved, in seconds of the clock; v0.6 has no run_stop.
-
-        The clock stops, in hindsight, at the save of the first model that reached the target (MLPerf training rules,
-        "timing": time-stamped checkpoints). A resumed run finds the times in the log itself.
-        """
         started, saves, evaluated = 0.0, {}, None
         last: Mapping[str, Any] = {}
         for key, seconds, value, metadata in _events(path):
@@ -156,8 +155,8 @@ class MLLog:
 LINE = re.compile(r":::MLL(?:OG)? (?:(\S+) (\w+): )?(\{.*\})$")
 
 
+# Yield key, Unix time, value and metadata of each event in a log.
 def _events(path: Path) -> Iterator[Tuple[str, float, Any, Mapping[str, Any]]]:
-    """Yield key, Unix time, value and metadata of each event in a log."""
     for found in filter(None, map(LINE.search, path.read_text(encoding="utf-8").splitlines())):
         content = json.loads(found.group(3))
         key, seconds = found.group(2), found.group(1)
@@ -172,17 +171,16 @@ def _mlperf_logger(path: Path, rank: int) -> Any:
     return MLLogger(logger=logger, default_stack_offset=2)
 
 
+# Return file and line of what asked for an event; inspect.stack takes 8 ms for it, within the clock.
 def _caller() -> Tuple[str, int]:
-    """Return file and line of what asked for an event; inspect.stack takes 8 ms for it, within the clock."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return (Path(frame.f_code.co_filename).name, frame.f_lineno) if frame is not None else ("", 0)
 
 
+# ``:::MLL UNIX_SECONDS KEY: {"value": ..., "metadata": {...}}``: what MLLogger is for later rounds.
 class _V06Lines:
-    """``:::MLL UNIX_SECONDS KEY: {"value": ..., "metadata": {...}}``: what MLLogger is for later rounds."""
-
     def __init__(self, path: Path, rank: int) -> None:
         self._lines = Lines(path, rank)
 

@@ -96,8 +96,8 @@ class PendingEvaluations:
         if self._evaluator is not None:
             self._evaluator.close()
 
+    # Call the evaluator; keep a problem until all ranks know of it.
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the evaluator; keep a problem until all ranks know of it."""
         try:
             return call(*arguments)
         except Problem as problem:

@@ -19,8 +19,6 @@ Where training continues while others evaluate (``Timeline.evaluates_concurrentl
 loop by ``run.use(evaluator)``, and what a network found by ``run.evaluated_later(found)``.
 """
 
-from __future__ import annotations
-
 import operator
 import sys
 import time
@@ -73,15 +71,15 @@ class Run:
     @classmethod
     def start(
         cls, config_class: Any, framework: Any, description: Optional[str], argv: Optional[List[str]], wording: Wording
-    ) -> Run:
+    ) -> "Run":
         """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round."""
         arguments = configuration.arguments(description, argv)
         config = configuration.load(config_class, arguments.config)
         return cls(config, framework, arguments.data, arguments.output, wording)
 
+    # MLPerf's log in the dialect of the round, opened when there is something to log.
     @cached_property
     def _log(self) -> Any:
-        """MLPerf's log in the dialect of the round, opened when there is something to log."""
         return log_of(self._wording, self._paths[0], self.ranks.rank, self.config.round)
 
     # -- checkpoints -------------------------------------------------------------------------------------
@@ -289,8 +287,8 @@ class Run:
     def _evaluation_is_due(self) -> bool:
         return self._evaluated < self.position and self._timeline.evaluates_after(self.position)
 
+    # Begin a part of an epoch: its clock, and the epoch's and the block's lines where they begin.
     def _open_part(self) -> None:
-        """Begin a part of an epoch: its clock, and the epoch's and the block's lines where they begin."""
         if self._part_is_open:
             return
         self._part_is_open = True
@@ -302,8 +300,8 @@ class Run:
         self._inside_step = False
         self._reports.start()
 
+    # End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop.
     def _close_part(self) -> None:
-        """End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop."""
         self._part_is_open = False
         epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
         with leaving_together(self._framework):
@@ -316,8 +314,8 @@ class Run:
                 self._end_position()
         self._checkpoints.mark_logs()
 
+    # Do what comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint.
     def _end_position(self) -> None:
-        """Do what comes last at a position: the end of an epoch that holds its evaluations, and a checkpoint."""
         timeline, (epoch, done) = self._timeline, divmod(self.position, self._timeline.steps_per_epoch)
         stops = self._reached and timeline.stops_at_target and not timeline.evaluates_concurrently
         if timeline.evaluates_inside_epochs and (done == 0 or stops):
@@ -381,16 +379,16 @@ class Run:
         self._reached = self._stop_evaluation(begun, found)
         return self._reached
 
+    # Log the start of an evaluation after ``epoch``, from 0; a block whose result comes later ends before it.
     def _start_evaluation(self, position: int, epoch: int) -> Begun:
-        """Log the start of an evaluation after ``epoch``, from 0; a block whose result comes later ends before it."""
         timeline = self._timeline
         if timeline.evaluates_concurrently and not timeline.evaluates_inside_epochs:
             self._log.block_stop(timeline.first_of_block(epoch))
         self._log.eval_start(timeline.epoch_num(position))
         return Begun(position, epoch + 1, time.time())
 
+    # Log the end of an evaluation and what it ``found``; return whether it reached all targets.
     def _stop_evaluation(self, begun: Begun, found: Mapping[str, float]) -> bool:
-        """Log the end of an evaluation and what it ``found``; return whether it reached all targets."""
         timeline, targets = self._timeline, self.config.targets
         qualities = {name: found[name] for name in targets}
         figures = {name: value for name, value in found.items() if name not in targets}
@@ -425,14 +423,14 @@ class Run:
         self._reached |= self._stop_evaluation(begun, found)
         return self._reached and self._timeline.stops_at_target
 
+    # Log the results that are there; return whether this rank was asked to stop, or a result asks for it.
     def _wants_to_stop(self) -> bool:
-        """Log the results that are there; return whether this rank was asked to stop, or a result asks for it."""
         if self._pending.collect():
             self._checkpoints.mark_logs()
         return self._stop.requested or any(self._pending.votes[:2])
 
+    # Find out with all ranks whether and why the run ends; return whether a result is still to come.
     def _agree(self) -> bool:
-        """Find out with all ranks whether and why the run ends; return whether a result is still to come."""
         self._wants_to_stop()
         votes = self._framework.total(list(map(float, (self._reached, self._stop.requested, *self._pending.votes))))
         self._reached, requested, ends, failed, waiting = (vote > 0 for vote in votes)
@@ -441,8 +439,8 @@ class Run:
         self._ended |= ends or requested or failed
         return waiting
 
+    # Wait until all results are there or the run ends; return whether one is still to come.
     def _wait_for_results(self) -> bool:
-        """Wait until all results are there or the run ends; return whether one is still to come."""
         waiting = self._evaluates_later
         while waiting and not self._ended:
             waiting = self._agree()

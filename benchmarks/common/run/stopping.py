@@ -1,7 +1,5 @@
 """Stop on SIGTERM and SIGINT at a step that all ranks agree on, show that a rank is alive, and end its process."""
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import os
@@ -17,7 +15,7 @@ from typing import Any, Callable, Iterator, List, NoReturn, Optional
 
 HEARTBEAT_SECONDS = 0.05  # between two writings of a rank that makes steps
 ALIVE_SECONDS = 0.5  # the same of one that makes none
-_heartbeats: List[Heartbeat] = []  # this process's, the newest last
+_heartbeats: List["Heartbeat"] = []  # this process's, the newest last
 
 
 def progress() -> None:

@@ -1,7 +1,5 @@
 """A function of tensors as one CUDA graph, which the CPU launches whole."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Callable, Iterator, Optional, Sequence
@@ -47,7 +45,7 @@ class Captured:
         function: Callable[..., Any],
         example: Sequence[torch.Tensor],
         warm_up: Callable[..., None],
-        pool_of: Optional[Captured] = None,
+        pool_of: Optional["Captured"] = None,
     ) -> None:
         # A replay reads and writes what the function works on: it must live as long as the graph.
         self._function = function

@@ -5,8 +5,6 @@ storages, tensors and names, as resnet34-333f7ec4.pth of torchvision is (pytorch
 only with weights_only=False, which runs whatever the file names.
 """
 
-from __future__ import annotations
-
 import pickle
 import struct
 import tarfile
@@ -39,9 +37,8 @@ KINDS = {
 }  # fmt: skip
 
 
+# Reads numpy arrays; ``encoding`` is that of Python 2's strings.
 class _Arrays(pickle.Unpickler):
-    """Reads numpy arrays; ``encoding`` is that of Python 2's strings."""
-
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="latin1")
 
@@ -51,10 +48,9 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+# Stand-in for torch.nn.Parameter in old state_dicts: its tensor is the first argument, or the first of a state.
 class _Parameter:
-    """Stand-in for torch.nn.Parameter in old state_dicts: its tensor is the first argument, or the first of a state."""
-
-    def __new__(cls, data: Any = None, *_: Any) -> _Parameter:
+    def __new__(cls, data: Any = None, *_: Any) -> "_Parameter":
         made = super().__new__(cls)
         made.data = data
         return made
@@ -84,8 +80,8 @@ class _Parts(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
+# Return the object in a file of torch.save from before 2017 (legacy_load of torch/serialization.py).
 def _of_tar(path: Path) -> Any:
-    """Return the object in a file of torch.save from before 2017 (legacy_load of torch/serialization.py)."""
     storages: Dict[int, np.ndarray] = {}
     tensors: Dict[int, torch.Tensor] = {}
     with tarfile.open(str(path), "r:") as tar:

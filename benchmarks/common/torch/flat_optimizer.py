@@ -130,8 +130,8 @@ class FlatOptimizer:
             dist.all_gather(list(self._flat.chunk(self._ranks.size)), self._mine.detach().clone())
         self.gradients.zero_()
 
+    # Return what to multiply the gradients by, and whether all of them are finite.
     def _factor(self, divisor: float) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return what to multiply the gradients by, and whether all of them are finite."""
         value = self._flat.new_ones(()) if self.scale is None else self.scale.value
         factor = 1 / (value * divisor)
         if self._clip is None and self.scale is None:
@@ -221,8 +221,8 @@ def kept_scale(optimizer: FlatOptimizer) -> Iterator[None]:
         scale.restore(kept)
 
 
+# Return flat weights and gradients, of which those of ``parameters`` become views; shares are of equal size.
 def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return flat weights and gradients, of which those of ``parameters`` become views; shares are of equal size."""
     sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
     block = ALIGNMENT * shares
     flat = parameters[0].new_zeros(-(-sum(sizes) // block) * block).detach()

@@ -234,6 +234,7 @@ def or_other(
     return chosen
 
 
+# Return the fastest that gives what the plain path gives, and what was measured; a candidate loads itself.
 def _fastest_right(
     operator: Operator,
     candidates: Mapping[str, Callable[[], Any]],
@@ -242,8 +243,6 @@ def _fastest_right(
     sizes: Mapping[str, Any],
     time: Time,
 ) -> Tuple[str, str]:
-    """Return the fastest that gives what the plain path gives, and what was measured; a candidate loads itself."""
-
     def measure(load: Callable[[], Any]) -> float:
         candidate = load()
         found = 0.0 if candidate is operator.plain else distance_of(operator, candidate, device, dtype)

@@ -138,8 +138,8 @@ def restore(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
         tensor.copy_(new[key])
 
 
+# Return the tensors that change from step to step in a ``state_dict``, which holds the tensors themselves.
 def _tensors(content: Mapping[str, Any]) -> Dict[Tuple[str, int, str], torch.Tensor]:
-    """Return the tensors that change from step to step in a ``state_dict``, which holds the tensors themselves."""
     state = [(at, name, value) for at, each in content["state"].items() for name, value in each.items()]
     found = {("state", at, name): value for at, name, value in state if torch.is_tensor(value)}
     # apex counts the steps of a group, not of a parameter.

@@ -5,8 +5,6 @@ scores and sorts it; ranges are cut by a histogram of the scores' leading bits, 
 rank. Everything is counted in whole numbers: the result does not depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 from typing import List, Tuple
 
 import torch

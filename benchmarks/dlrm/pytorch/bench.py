@@ -7,8 +7,6 @@ all pairs gathered by advanced indexing, torch.optim.SGD with sparse gradients. 
 the result as JSON.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Callable, Sequence

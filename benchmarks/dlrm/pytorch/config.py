@@ -6,8 +6,6 @@ flags that their logs print), and ours where those say nothing. "Epoch" is one p
 one update of the weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 

@@ -4,8 +4,6 @@ The order of an epoch follows from the seed and the epoch alone, so that a run c
 once on the host: from the page cache to its place in the batch.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from contextlib import closing
@@ -122,7 +120,7 @@ class Words(NamedTuple):
     own_words: int  # at its end, for this rank's numbers and labels
 
     @classmethod
-    def empty(cls, tables: int, words: int, own_words: int, pinned: bool = False) -> Words:
+    def empty(cls, tables: int, words: int, own_words: int, pinned: bool = False) -> "Words":
         """Return memory of any content; PyTorch keeps pinned memory and hands it out again once its copy is done."""
         return cls(torch.empty(words + own_words, dtype=torch.int32, pin_memory=pinned), tables, own_words)
 

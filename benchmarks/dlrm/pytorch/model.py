@@ -4,8 +4,6 @@ A rank keeps its tables as one joint table with offsets. A lookup of the global 
 scatter. All-to-all turns "all rows, my tables" into "my rows, all tables" and back.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -16,7 +14,6 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.cuda_graphs import Captured
 from benchmarks.dlrm.blocks import NUMBERS
@@ -157,7 +154,7 @@ class Training:
         # All parameters become views of one tensor, so that the optimizer's step is one operation.
         self.weights = parameters_to_vector(self.network.parameters()).detach()
         vector_to_parameters(self.weights, self.network.parameters())
-        self.gradients = GradientBuffer(self.network.parameters())
+        self.gradients = pytorch.flat_gradients(self.network.parameters())
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self._dtype = pytorch.DTYPES[config.precision]
         self._rows = self._vectors = torch.zeros(0)
@@ -167,7 +164,7 @@ class Training:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Mean loss of this rank's rows; clears the gradients."""
         network, tables, size = self.network, self.tables, len(batch.labels)
-        self.gradients.zero()
+        self.gradients.zero_()
         self._rows = tables.rows(batch.indices)
         received = tables.send(self._rows, size, self._dtype)
         with pytorch.autocast(self.ranks.context, self.config.precision):
@@ -183,13 +180,13 @@ class Training:
         part = rate / (self.loss_scale * self.ranks.size)
         gradient = self._vectors.grad
         received = tables.send_back(gradient, len(gradient) // (tables.width * tables.count))
-        summed = dist.all_reduce(gradients.flat, async_op=True) if self.ranks.size > 1 else None
+        summed = dist.all_reduce(gradients, async_op=True) if self.ranks.size > 1 else None
         tables.update(self._rows, received(), part * config.table_learning_rate_factor)
         if summed is not None:
             summed.wait()
         if config.weight_decay:
             weights.mul_(1.0 - rate * config.weight_decay)
-        weights.sub_(gradients.flat * part)
+        weights.sub_(gradients * part)
 
     def state_dict(self) -> Dict[str, Any]:
         placement = [list(tables) for tables in self.tables.placement]

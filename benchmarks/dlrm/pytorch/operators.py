@@ -4,8 +4,6 @@ Each function here is PyTorch's own operators; its Triton kernels are in kernels
 compares and chooses.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch

@@ -1,17 +1,13 @@
 """The checks of `encore selftest` for DLRM in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite, write_passport
 from benchmarks.dlrm import blocks
 from benchmarks.dlrm.blocks import BLOCK_ROWS, COLUMNS, FIRST_TABLE, NUMBERS, TABLES
-from benchmarks.dlrm.pytorch.config import Config
 
 ROWS = 1 << 20
 TABLE_ROWS = 500000  # in each table; 6.7 GB of tables in fp32, which any GPU holds and no cache does
@@ -35,7 +31,6 @@ def real_sizes(folder: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS) -> 
 ROUNDED = Tolerance(0.005, 0.02)
 SUITE = Suite(
     module="benchmarks.dlrm.pytorch",
-    config_class=Config,
     # The tables are drawn by the device's own generator.
     device=Tolerance(0.2, 0.1),
     settings={"batch_size": 4096, "eval_interval": 32, "warmup_steps": 4, "learning_rate": 0.5, "kernels": "plain"},
@@ -53,6 +48,3 @@ SUITE = Suite(
     no_cpu_evaluation="the tables take 6.7 GB of memory",
     shares_gpu="Gloo has no all-to-all of GPU tensors, and NCCL takes one rank per GPU",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

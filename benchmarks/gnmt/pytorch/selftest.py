@@ -1,20 +1,15 @@
 """What `encore selftest` checks of GNMT in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
 from functools import partial
 
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
-from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.translation import noise
 
 ENTRIES = 32316  # of the submitted vocabulary, which is padded to 32,320
 ROUNDED = Tolerance(0.005, 0.02)
 SUITE = Suite(
     module="benchmarks.gnmt.pytorch",
-    config_class=Config,
     # The device's own generator draws the dropout.
     device=Tolerance(0.1, 0.1),
     settings={"dropout": 0.0, "epochs": 1},
@@ -25,6 +20,3 @@ SUITE = Suite(
     real_sizes=partial(noise.write, benchmark="gnmt", entries=ENTRIES),
     programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

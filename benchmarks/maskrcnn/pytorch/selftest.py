@@ -1,17 +1,12 @@
 """What `encore selftest` checks of Mask R-CNN in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
 from benchmarks.detection.selftest import real_images
-from benchmarks.maskrcnn.pytorch.config import Config
 
 ROUNDED = Tolerance(0.01, 0.05)
 SUITE = Suite(
     module="benchmarks.maskrcnn.pytorch",
-    config_class=Config,
     real_images=real_images,
     # What is proposed depends on the last bits of the scores.
     device=Tolerance(0.1, 0.1),
@@ -29,6 +24,3 @@ SUITE = Suite(
     left_out=("kernels=torchvision", "compile=max-autotune-no-cudagraphs"),  # the second tunes for minutes
     programs={"kernels": "benchmarks.common.checks.compare_kernels"},
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

@@ -7,8 +7,6 @@ random game to the end; ``open_spiel_cut`` ends all games after four moves, so t
 than it can do with a free network, because its tree is then no deeper than four.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

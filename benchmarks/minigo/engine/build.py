@@ -1,7 +1,5 @@
 """Compile the engine once for each version of its sources: ``python -m benchmarks.minigo.engine.build FOLDER``."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import hashlib

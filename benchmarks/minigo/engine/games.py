@@ -1,7 +1,5 @@
 """Games that play themselves, many at once, and the search of a single position."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from typing import Any, Callable, List, Optional, Sequence, Tuple

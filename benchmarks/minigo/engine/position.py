@@ -3,8 +3,6 @@
 The engine's functions are called by ctypes, which gives the interpreter lock away during each call.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

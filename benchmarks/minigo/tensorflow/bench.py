@@ -7,8 +7,6 @@ compiled by XLA if the step is; no Horovod, no reports. Self-play is measured in
 against the network alone on full batches. The last line of the output is the result as JSON.
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ Values come from ``systems/*.toml`` and the command line; the defaults are what 
 games, and a new model; it is what the log calls an epoch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 

@@ -1,7 +1,5 @@
 """TensorFlow's end of the input: batches of positions as tensors, and the data set's held-out moves."""
 
-from __future__ import annotations
-
 from typing import Any, Iterator, NamedTuple, Tuple
 
 import numpy as np

@@ -6,8 +6,6 @@ The model is that of the generation that met the target, else of the last one. T
 some hundred positions a move.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple

@@ -1,7 +1,5 @@
 """A generation, phase by phase, on every rank: games by the newest model, training on the window, a new model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -32,7 +30,7 @@ EVALUATIONS = "evaluations.jsonl"
 class Generations:
     """The loop's state: the network that trains, the one that plays, and what a checkpoint has of both."""
 
-    def __init__(self, training: Training, step: Step, run: Run) -> None:
+    def __init__(self, training: "Training", step: Step, run: Run) -> None:
         self.training, self.step, self.run, self.config = training, step, run, run.config
         self.player = model.build(run.config, training.network.shape, training.network.values())
         if run.saved:

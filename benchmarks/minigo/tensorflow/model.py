@@ -5,8 +5,6 @@ batch-norm without scale and offset in the heads. Weights are fp32 variables; in
 flows between the layers have that type, and batch-norm's statistics, the heads' outputs and the losses are fp32.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Tuple
 

@@ -11,8 +11,6 @@ side to move.
 order of the network (model_inference_fn in dual_net.py); momenta are theirs with ``/Momentum``.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zipfile

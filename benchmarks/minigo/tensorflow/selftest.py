@@ -1,17 +1,12 @@
 """What `encore selftest` checks of Minigo in TensorFlow; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
-from benchmarks.minigo.tensorflow.config import Config
 
 # What rounds otherwise plays other games: the losses are compared for their size alone
 OTHER_GAMES = Tolerance(0.2, 0.2)
 SUITE = Suite(
     module="benchmarks.minigo.tensorflow",
-    config_class=Config,
     device=OTHER_GAMES,
     two_ranks=OTHER_GAMES,
     resume=OTHER_GAMES,
@@ -20,6 +15,3 @@ SUITE = Suite(
     varied={"precision": OTHER_GAMES, "xla": OTHER_GAMES},
     shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

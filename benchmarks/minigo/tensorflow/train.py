@@ -8,8 +8,6 @@ the generations; a run that finds a checkpoint there resumes from it, with the g
 ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

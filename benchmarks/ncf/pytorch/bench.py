@@ -7,8 +7,6 @@ the item, torch.nn layers, torch.optim.Adam. A measurement is one whole epoch. T
 the output is the result as JSON.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Callable
 

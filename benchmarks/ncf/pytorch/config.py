@@ -4,8 +4,6 @@ The defaults are what NVIDIA's v0.5 submissions have in common (the command line
 those say nothing. "Epoch" is one pass over the training pairs with fresh negatives, "step" one update.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 

@@ -1,7 +1,5 @@
 """Training pairs with fresh negatives in a fresh order each epoch, drawn on the device without waiting for it."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Tuple

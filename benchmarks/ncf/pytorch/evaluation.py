@@ -5,8 +5,6 @@ item that is listed among its own negatives does not compete with itself. Of equ
 comes first (val_epoch of ncf.py, v0.5, and the authors).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 score(u, i) = w_g . (p_u * q_i) + w_m . MLP([r_u, s_i]) + b        equations 8 to 12, before the sigmoid
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Tuple
 

@@ -1,15 +1,11 @@
 """The checks of `encore selftest` for NCF in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite, write_passport
-from benchmarks.ncf.pytorch.config import Config
 
 ML_20M = (138493, 26744, 19861770)  # users, items and training pairs
 
@@ -34,7 +30,6 @@ ANOTHER_DRAW = Tolerance(0.15, 0.02)
 ROUNDED = Tolerance(0.005, 0.005)
 SUITE = Suite(
     module="benchmarks.ncf.pytorch",
-    config_class=Config,
     device=ANOTHER_DRAW,  # the device's own generator draws
     two_ranks=ROUNDED,
     resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
@@ -50,6 +45,3 @@ SUITE = Suite(
     no_cpu_evaluation="",
     programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

@@ -7,16 +7,14 @@ OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a r
 resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.frameworks.pytorch import GradientBuffer
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
@@ -36,7 +34,7 @@ class Training(NamedTuple):
     network: NeuMF
     optimizer: torch.optim.Optimizer
     kernel: str  # name of the optimizer's implementation
-    gradients: GradientBuffer
+    gradients: torch.Tensor  # of all parameters, flat
     sampler: Sampler
     losses: torch.Tensor  # (steps of an epoch,): this rank's part of each step's mean loss
     config: Config
@@ -71,7 +69,7 @@ def assemble(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, ker
     parameters = list(network.parameters())
     name, optimizer = optimizers.choose(candidates, parameters, kernel or config.optimizer_kernel)
     losses = torch.zeros(sampler.steps_per_epoch, device=ranks.context)
-    return Training(network, optimizer, name, GradientBuffer(parameters), sampler, losses, config)
+    return Training(network, optimizer, name, pytorch.flat_gradients(parameters), sampler, losses, config)
 
 
 def train_step(training: Training, step_in_epoch: int) -> None:
@@ -82,11 +80,12 @@ def train_step(training: Training, step_in_epoch: int) -> None:
     with pytorch.autocast(losses.device, config.precision):
         loss = training.network.loss_sum(users, items, labels) / global_size
     (loss * scale).backward()
-    gradients.sum()
+    if pytorch.size() > 1:
+        dist.all_reduce(gradients)
     if scale != 1.0:
-        gradients.flat.mul_(1.0 / scale)
+        gradients.mul_(1.0 / scale)
     training.optimizer.step()
-    gradients.zero()
+    gradients.zero_()
     losses[step_in_epoch] = loss.detach()
 
 
@@ -143,7 +142,7 @@ def _capture_epoch(training: Training) -> Captured:
         for parameter, value in zip(training.network.parameters(), kept):
             parameter.copy_(value)
         optimizers.reset(training.optimizer)
-        training.gradients.zero()
+        training.gradients.zero_()
 
     return Captured(run, (), warm_up)
 

@@ -6,8 +6,6 @@ The bare loop is what MXNet's own tutorial would write: the same network and bat
 gluon.Trainer, no Horovod, no reports. The last line of the output is the result as JSON.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict

@@ -1,7 +1,5 @@
 """Configuration of ResNet in MXNet: the common hyperparameters and what MXNet adds; standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """MXNet's end of the input: batches of benchmarks/resnet/inputs.py as NDArrays."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Tuple
 

@@ -4,8 +4,6 @@ On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the inst
 arguments of the submissions (resnet/implementations/mxnet/symbols/resnet-v1b-fl.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Dict
 

@@ -4,8 +4,6 @@ MXNet 1.9.1's own LARS recognises batch-norm and bias parameters by names that G
 the momentum of the first four tensors alone; hence this one, in MXNet's fused multi-tensor operators.
 """
 
-from __future__ import annotations
-
 from typing import Any, List, Tuple
 
 import mxnet as mx

@@ -1,15 +1,10 @@
 """Checks by `encore selftest` of ResNet in MXNet; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.selftest import Suite
-from benchmarks.resnet.mxnet.config import Config
 from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED, real_images
 
 SUITE = Suite(
     module="benchmarks.resnet.mxnet",
-    config_class=Config,
     device=ANOTHER_BATCH,
     two_ranks=ANOTHER_BATCH,
     resume=ROUNDED,
@@ -17,6 +12,3 @@ SUITE = Suite(
     varied={"precision": ROUNDED, "layout": ROUNDED},
     shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

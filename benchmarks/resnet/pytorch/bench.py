@@ -6,8 +6,6 @@ The bare loop is what a tutorial would write: the same network and batch, torch'
 if the configuration says so; no reports. The last line of the output is the result as JSON.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict

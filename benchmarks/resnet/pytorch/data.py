@@ -1,7 +1,5 @@
 """PyTorch's end of the input: batches of benchmarks/resnet/inputs.py as tensors."""
 
-from __future__ import annotations
-
 from typing import Any, Tuple
 
 import torch

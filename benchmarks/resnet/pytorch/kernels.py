@@ -4,8 +4,6 @@ Images in NHWC are a matrix (pixels, channels). A program has some channels and 
 statistics are put together by PyTorch, in fp32.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch

@@ -4,8 +4,6 @@ Nothing of torchvision is used: it cannot be imported with every build of PyTorc
 are those of benchmarks/resnet/architecture.py.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

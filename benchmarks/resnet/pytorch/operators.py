@@ -4,8 +4,6 @@
 compares and chooses.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 import torch

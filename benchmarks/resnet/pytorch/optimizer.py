@@ -5,8 +5,6 @@ of LARS. Elsewhere v carries the learning rate of each gradient's own step: ther
 last rate / present rate, which costs nothing.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, Dict, List, Optional, Tuple
 

@@ -8,8 +8,6 @@ and 34: there it is this project's network with the same loss and optimizer. The
 result as JSON.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple

@@ -1,7 +1,5 @@
 """Configuration of ResNet in TensorFlow: the common hyperparameters and its own; standard library only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """TensorFlow's end of the input: batches of benchmarks/resnet/inputs.py as tensors."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Tuple

@@ -4,8 +4,6 @@ Weights are fp32 variables. In fp16 and bf16 the products and what flows between
 batch-norm's statistics, the logits and the loss are fp32.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Tuple
 

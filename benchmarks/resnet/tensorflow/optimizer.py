@@ -1,7 +1,5 @@
 """SGD with momentum and LARS as benchmarks/common/run/optimizers.py defines them, for use in a tf.function."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, Sequence
 

@@ -1,15 +1,10 @@
 """Checks by `encore selftest` of ResNet in TensorFlow; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.selftest import Suite
 from benchmarks.resnet.selftest import ANOTHER_BATCH, ROUNDED, real_images
-from benchmarks.resnet.tensorflow.config import Config
 
 SUITE = Suite(
     module="benchmarks.resnet.tensorflow",
-    config_class=Config,
     device=ANOTHER_BATCH,
     two_ranks=ANOTHER_BATCH,
     resume=ROUNDED,
@@ -18,6 +13,3 @@ SUITE = Suite(
     varied={"precision": ROUNDED, "accumulation_steps=2": ANOTHER_BATCH, "xla": ROUNDED},
     shares_gpu="NCCL takes one rank per GPU, and Horovod has no other way between GPUs",
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

@@ -1,19 +1,14 @@
 """What `encore selftest` checks of SSD in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
 from benchmarks.detection.selftest import real_images
-from benchmarks.ssd.pytorch.config import Config
 
 ROUNDED = Tolerance(0.02, 0.05)
 ANOTHER_BATCH = Tolerance(0.1, 0.1)  # batch-norm sees other images
 ANOTHER_DRAW = Tolerance(0.25, 0.1)  # of the weights of a wider first layer
 SUITE = Suite(
     module="benchmarks.ssd.pytorch",
-    config_class=Config,
     real_images=real_images,
     device=ROUNDED,
     two_ranks=ANOTHER_BATCH,
@@ -32,6 +27,3 @@ SUITE = Suite(
     left_out=("optimizer_kernel=apex", "compile=max-autotune-no-cudagraphs"),
     programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))

@@ -1,7 +1,5 @@
 """What one measurement is of; standard library only. Every field is given by the study, none is filled in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -6,8 +6,6 @@
 Rank 0 writes OUT/measurement.json when all is measured, whole or not at all. Exit code 0: measured; 2: the
 configuration cannot be measured here; else: failed."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

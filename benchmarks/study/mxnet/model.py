@@ -10,8 +10,6 @@ which is the same at its own size of image and lets smaller ones through, and a 
 form of ResNet is the only one in which its file has 110 layers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any, Callable, Dict, Optional, Tuple

@@ -1,7 +1,5 @@
 """What a step works on, by either way of communication: devices of this process, network, trainer, batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 

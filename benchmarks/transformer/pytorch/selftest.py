@@ -1,13 +1,9 @@
 """What `encore selftest` checks of the Transformer in PyTorch; see benchmarks/common/checks/selftest.py."""
 
-from __future__ import annotations
-
 from functools import partial
 
-from benchmarks.common.checks import selftest
 from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
-from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation import noise
 
 ENTRIES = 33708  # of the submitted vocabulary
@@ -16,7 +12,6 @@ ROUNDED = Tolerance(0.005, 0.01)
 ANOTHER_DRAW = Tolerance(0.05, 0.05)  # of dropout, which each device and each number of ranks draws by itself
 SUITE = Suite(
     module="benchmarks.transformer.pytorch",
-    config_class=Config,
     device=ROUNDED,
     two_ranks=ANOTHER_DRAW,
     fewer_steps=1,  # batches that would leave a rank without one are left out
@@ -33,6 +28,3 @@ SUITE = Suite(
     real_sizes=partial(noise.write, benchmark="transformer", entries=ENTRIES),
     programs={"optimizers": "benchmarks.common.checks.compare_optimizers"},
 )
-
-if __name__ == "__main__":
-    raise SystemExit(selftest.main(SUITE))
