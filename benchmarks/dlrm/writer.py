@@ -12,14 +12,14 @@ import hashlib
 import shutil
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.files import in_one_step, read_facts, write_facts
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Report, Workers
@@ -37,11 +37,6 @@ PART_BYTES = 1 << 30  # text of a part
 CHUNK_ROWS = 1 << 19  # rows of a chunk: 84 MB
 BUCKET_BYTES = 1 << 32  # text that a bucket stands for: about 17 million rows, 70 MB a column
 MOST_COUNTED = 255  # counts of values stop here, so that they fit into a byte
-
-
-class Listing(NamedTuple):
-    source: Optional[Source]  # none for the toy data set, whose text is not written yet
-    fingerprint: str
 
 
 class Plan(NamedTuple):
@@ -212,7 +207,7 @@ def write_bucket(bucket: Bucket, report: Report) -> Tuple[int, int]:
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    """Find the text; all that decides what is written goes into the fingerprint."""
+    """Find the text; the toy data set has none yet."""
     options = (args.seed, args.index_limit, args.frequency_threshold)
     source = None
     facts: Any = (VERSION, synthetic.NAME, args.name, *options)

@@ -5,13 +5,13 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
-from benchmarks.common.data.prepare import Content, Split
+from benchmarks.common.data.prepare import Content, Listing, Split
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.minigo import models, sgf
@@ -27,11 +27,6 @@ Array = Any
 Game = Tuple[Array, int]  # Moves, and 1 where black won, -1 where white did
 
 
-class Listing(NamedTuple):
-    fingerprint: str
-    paths: Sequence[Path]
-
-
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     """Hash the source's files (names, sizes, times of change) and the options."""
     paths = sorted(args.origin.rglob("*.sgf")) if args.origin is not None else []
@@ -40,7 +35,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         raise Problem(found, "games in SGF, at any depth", "name another folder as the raw data")
     listed = [(str(path.relative_to(args.origin)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     facts = json.dumps([VERSION, listed, _digest(args), args.name, args.seed, args.board_size, args.held_out])
-    return Listing(hashlib.sha256(facts.encode()).hexdigest(), paths)
+    return Listing(paths, hashlib.sha256(facts.encode()).hexdigest())
 
 
 def _digest(args: argparse.Namespace) -> str:
@@ -49,11 +44,11 @@ def _digest(args: argparse.Namespace) -> str:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    size = args.board_size or (19 if listing.paths else 5)
+    size = args.board_size or (19 if listing.source else 5)
     write_target = _target(args, size)
     left_out: Dict[str, int] = {}
-    progress.note(f"reading {len(listing.paths)} files" if listing.paths else "generating the toy data set")
-    games = _read(listing.paths, args, size, left_out, progress) if listing.paths else generate(size, args.seed)
+    progress.note(f"reading {len(listing.source)} files" if listing.source else "generating the toy data set")
+    games = _read(listing.source, args, size, left_out, progress) if listing.source else generate(size, args.seed)
     if len(games) < 2:
         raise Problem(f"{len(games)} games on {size} x {size}", "at least 2", "set --board-size, or other raw data")
     held_out = max(1, int(len(games) * args.held_out))
@@ -73,12 +68,12 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     write_array(scratch / "outcomes.npy", np.array([outcome for _, outcome in games], np.int8))
     files = ("moves.npy", "starts.npy", "outcomes.npy")
     return Content(
-        name=args.name or (args.origin.name if listing.paths else f"go-{size}x{size}"),
+        name=args.name or (args.origin.name if listing.source else f"go-{size}x{size}"),
         splits={"train": Split(len(games) - held_out, files), "test": Split(held_out, ("target.npz",))},
         summary=f"{len(games) - held_out:,} + {held_out:,} games, {sum(lengths):,} moves",
         facts={"board_size": size, "held_out": held_out},
         how={
-            "made": "read" if listing.paths else "generated",
+            "made": "read" if listing.source else "generated",
             "left_out": left_out,
             "seed": args.seed,
             "target": _digest(args),

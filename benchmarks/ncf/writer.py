@@ -4,24 +4,18 @@ import argparse
 import hashlib
 import json
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 
 from benchmarks.common.data.arrays import write_array
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.progress import Progress
 from benchmarks.ncf import interactions, paper, ratings
 from benchmarks.ncf.interactions import Interactions
 
 VERSION = "1"  # raise it when the same source and options give other bytes
 ROOM_FACTOR = 8  # bytes written per byte of a text source, at most: 999 negatives for each user
-
-
-class Listing(NamedTuple):
-    """The source of the interactions; reading them is part of the writing."""
-
-    fingerprint: str
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
@@ -32,7 +26,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         paths = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
         listed = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     facts = json.dumps([VERSION, listed, args.name, args.seed])
-    return Listing(hashlib.sha256(facts.encode()).hexdigest())
+    return Listing(origin, hashlib.sha256(facts.encode()).hexdigest())
 
 
 def read(origin: Optional[Path], name: Optional[str], seed: int) -> Interactions:

@@ -6,7 +6,7 @@ normalize. Evaluation: resize the shorter side, crop the centre, normalize; ever
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from nvidia.dali import backend, fn, pipeline_def, types
 
@@ -218,31 +218,33 @@ class EvaluationInput:
 
 def bench_subject(
     framework: Any,
+    tensors: Any,
     config: Hyperparameters,
     ranks: Ranks,
-    calls: Mapping[str, Call],
-    synthetic: Any,
-    real: Batches,
-    title: str,
-    bare_title: str,
+    data: Path,
+    *,
+    batch: Any,
+    bare: Call,
+    step: Call,
+    evaluation: Call,
+    titles: Tuple[str, str],
 ) -> bench.Subject:
     """Return the measurements of every bench.py of ResNet.
 
-    ``calls``: ``bare`` and ``evaluation`` without arguments, and ``step`` of images and labels, which one synthetic
-    batch and real ones are given to.
+    ``bare`` and ``evaluation`` take nothing, ``step`` takes images and labels: those of the synthetic ``batch`` and real
+    ones. ``titles`` are those of the measurement and of the bare loop.
     """
-    step = calls["step"]
+    real = training_input(tensors, config, data, ranks)
 
     def training(next_batch: Callable[[], Any]) -> bench.Loop:
         return bench.training_loop(framework, config, ranks, lambda batch: step(*batch), next_batch)
 
     loops = {
-        "bare": bench.repeated(calls["bare"]),
-        "synthetic": training(lambda: synthetic),
+        "bare": bench.repeated(bare),
+        "synthetic": training(lambda: batch),
         "real": training(real.next),
         "input": bench.repeated(real.next),
-        bench.EVALUATION: bench.repeated(calls["evaluation"]),
+        bench.EVALUATION: bench.repeated(evaluation),
     }
-    titles = {"bare": bare_title}
     samples = {bench.EVALUATION: config.eval_batch_size or config.batch_size}
-    return bench.Subject(title, config.batch_size, loops, titles, samples)
+    return bench.Subject(titles[0], config.batch_size, loops, {"bare": titles[1]}, samples)

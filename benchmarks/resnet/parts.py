@@ -175,6 +175,7 @@ def write_part(part: Part, report: Report) -> Tuple[int, int]:
 def finished(parts: Sequence[Part], joined: Path) -> Finished:
     """The parts of a split, by their path, that need not be made again: whole files, and joined ones."""
     found: Finished = {}
+    size = joined.stat().st_size if joined.exists() else 0
     inside = 0  # bytes of the joined file that its parts account for, as long as they follow each other
     for part in parts:
         facts = None
@@ -183,15 +184,11 @@ def finished(parts: Sequence[Part], joined: Path) -> Finished:
         is_there = part.records.exists()
         if facts and is_there and part.records.stat().st_size == facts.bytes:
             inside, found[part.records] = -1, facts
-        elif facts and not is_there and inside >= 0 and inside + facts.bytes <= _size_of(joined):
+        elif facts and not is_there and inside >= 0 and inside + facts.bytes <= size:
             inside, found[part.records] = inside + facts.bytes, facts
         else:
             inside = -1
     return found
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def join(facts: Finished, joined: Path, report: Callable[[int], None]) -> Tuple[File, File]:

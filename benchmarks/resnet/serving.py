@@ -33,22 +33,17 @@ def subject(
         outputs=(Value("logits", LOGITS),),
         example=(np.zeros((2, *(shape if config.layout == "NCHW" else shape[::-1])), np.float32),),
         evaluate=lambda infer: accuracy(infer, evaluation, array),
-        preprocessing=preprocessing(config, folder),
+        preprocessing={
+            "resize_shorter": config.eval_resize,
+            "crop": config.image_size,
+            "colours": "RGB",
+            "scale": "0..255",
+            "mean": list(MEAN),
+            "std": list(STD),
+            "layout": config.layout,
+            "classes": passport.read(folder)["classes"],
+        },
     )
-
-
-def preprocessing(config: Hyperparameters, folder: Path) -> Dict[str, Any]:
-    """Return what a client does to an image, and the names of the classes."""
-    return {
-        "resize_shorter": config.eval_resize,
-        "crop": config.image_size,
-        "colours": "RGB",
-        "scale": "0..255",
-        "mean": list(MEAN),
-        "std": list(STD),
-        "layout": config.layout,
-        "classes": passport.read(folder)["classes"],
-    }
 
 
 def accuracy(infer: Infer, evaluation: EvaluationInput, array: Callable[[Any], np.ndarray]) -> Dict[str, float]:

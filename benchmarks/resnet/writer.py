@@ -2,14 +2,15 @@
 
 import argparse
 import hashlib
+from functools import partial
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, List, Optional
 
 import PIL
 
 from benchmarks.common.data import recordio, source_checks
 from benchmarks.common.data.passport import File
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
 from benchmarks.resnet.parts import CorruptImage, Encoding, Finished, Part, encode, finished, join, plan, write_part
@@ -21,17 +22,7 @@ SAMPLED_IMAGES = 32  # images encoded on trial to estimate the room needed
 BYTES_OF_RECORD = 64  # record frame 8, image header 24, padding up to 3, index line and part facts: rounded up
 
 
-class Listing(NamedTuple):
-    """Images, and what is to be done to them."""
-
-    source: Source
-    encoding: Encoding
-    fingerprint: str
-
-
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
-    encoding = Encoding(args.resize, args.quality, args.trust)
-
     def report(count: int, total: Optional[int] = None) -> None:
         progress.update("index", count, total, unit="files")
 
@@ -42,7 +33,7 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
         raise problem
     if source.left_out:
         progress.note(f"{source.left_out:,} files left out: no images by their suffix")
-    return Listing(source, encoding, fingerprint_of(source, encoding))
+    return Listing(source, fingerprint_of(source, Encoding(args.resize, args.quality, args.trust)))
 
 
 # Hash of all that decides what is written: version, options and listing, but not the place.
@@ -60,9 +51,10 @@ def fingerprint_of(source: Source, encoding: Encoding) -> str:
 
 
 def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
-    source, encoding = listing.source, listing.encoding
+    source, encoding = listing.source, Encoding(args.resize, args.quality, args.trust)
     parts = {split: plan(source, split, scratch, encoding) for split in source.images}
-    facts = convert(listing, parts, scratch, args.workers, progress)
+    room = partial(estimate_bytes, source, encoding)
+    facts = convert(room, parts, Workers(args.workers, scratch.parent, progress), scratch)
     skipped = judge_corrupt(source, facts, args.skip_corrupt, progress)
     listed = source.images["val"]
     held = [(listed[at].name, key) for fact in facts["val"].values() for (at, _), key in zip(fact.index, fact.keys)]
@@ -92,9 +84,12 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 
 
 def convert(
-    listing: Listing, parts: Dict[str, List[Part]], scratch: Path, worker_count: int, progress: Progress
+    room: Callable[[], int], parts: Dict[str, List[Part]], workers: Workers, scratch: Path
 ) -> Dict[str, Finished]:
-    """Write all parts that are not there yet, and return what is known about all of them, by split and in order."""
+    """Write all parts that are not there yet, and return what is known about all of them, by split and in order.
+
+    ``room`` returns the bytes that all of them need, which are looked for before the first one.
+    """
 
     def find() -> Dict[str, Finished]:
         return {split: finished(own, scratch / f"{split}.rec") for split, own in parts.items()}
@@ -103,21 +98,20 @@ def convert(
     done = {path for facts in find().values() for path in facts}
     if len(done) < len(every):
         present = sum(path.stat().st_size for path in scratch.glob("*.rec"))
-        check_room(scratch.parent, estimate_bytes(listing) - present)
-    pool = Workers(worker_count, scratch.parent, progress)
-    pool.run("convert", "images", write_part, every, lambda part: len(part.items), lambda part: part.records in done)
+        check_room(scratch.parent, room() - present)
+    workers.run("convert", "images", write_part, every, lambda part: len(part.items), lambda part: part.records in done)
     return find()
 
 
 # Size of the data set, from what some images of the training split become.
-def estimate_bytes(listing: Listing) -> int:
-    every = [item for items in listing.source.images.values() for item in items]
-    train = listing.source.images["train"]
+def estimate_bytes(source: Source, encoding: Encoding) -> int:
+    every = [item for items in source.images.values() for item in items]
+    train = source.images["train"]
     before = after = 0
     for item in train[:: max(1, len(train) // SAMPLED_IMAGES)]:
         before += item.size
         try:
-            after += len(encode(read_item(item), listing.encoding))
+            after += len(encode(read_item(item), encoding))
         except CorruptImage:
             after += item.size
     return round(sum(item.size for item in every) * after / max(1, before)) + len(every) * BYTES_OF_RECORD

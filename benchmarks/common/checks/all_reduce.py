@@ -9,8 +9,8 @@ which is what each rank sends, so that the links bound it whatever the number of
 import argparse
 import importlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import List, Optional
 
 from benchmarks.common.run.stopping import end_process
@@ -22,14 +22,6 @@ CALLS = 10
 REPEATS = 3
 
 
-@dataclass(frozen=True)
-class Place:
-    """The fields of a configuration that a framework's ``start`` reads."""
-
-    device: str
-    precision: str = "fp32"
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", required=True, help="module of benchmarks/common/frameworks")
@@ -37,7 +29,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")
     arguments = parser.parse_args(argv)
     framework = importlib.import_module(f"benchmarks.common.frameworks.{arguments.framework}")
-    ranks = framework.start(Place(arguments.device))
+    ranks = framework.start(SimpleNamespace(device=arguments.device, precision="fp32"))
     size = ARRAY_BYTES[arguments.device]
     call = framework.summing(ranks, size // 4)
     call()

@@ -28,7 +28,7 @@ def compared(device: torch.device) -> List[Dict[str, Any]]:
             if not operator.triton:
                 continue
             for dtype in kernels.TOLERANCES:
-                error = kernels.error(operator, device, dtype)
+                error = kernels.distance_of(operator, kernels.implementation(operator, "triton"), device, dtype)
                 most = kernels.tolerance(device, dtype)
                 type_ = str(dtype).rpartition(".")[2]
                 operation = f"{path.parts[-3]} {name}"

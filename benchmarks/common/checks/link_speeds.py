@@ -12,12 +12,12 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.common.checks.all_reduce import Place
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.stopping import end_process
@@ -98,7 +98,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")
     parser.add_argument("--most-bytes", type=int, default=1 << 40, help="largest array; default: all sizes")
     arguments = parser.parse_args(argv)
-    ranks = pytorch.start(Place(arguments.device))
+    ranks = pytorch.start(SimpleNamespace(device=arguments.device, precision="fp32"))
     sizes = [size for size in SIZES[ranks.context.type] if size <= arguments.most_bytes]
     if ranks.size < 2 or not sizes:
         print("one rank sends nothing: start two or more, with at least one size", file=sys.stderr)

@@ -3,8 +3,8 @@
 A benchmark's ``prepare.py`` declares a DataSet; its writer module, imported only when there is something to
 write, has the two functions that are its own:
 
-    list_source(args, progress)                 what there is to prepare, with its ``fingerprint``
-    write(source, args, scratch, progress)      writes the files into ``scratch`` and returns a Content
+    list_source(args, progress)                 what there is to prepare, a Listing
+    write(listing, args, scratch, progress)     writes the files into ``scratch`` and returns a Content
 
 Whatever a writer leaves in ``scratch`` is there when an interrupted command is given again, except files with a
 number for a suffix (a process id), which are what a worker was writing.
@@ -71,6 +71,13 @@ class DataSet:
     @property
     def places(self) -> Tuple[str, ...]:
         return (*self.files, *self.folders)
+
+
+class Listing(NamedTuple):
+    """What a preparation is of."""
+
+    source: Any  # the writer's own
+    fingerprint: str  # hash of all that decides what is written
 
 
 class Split(NamedTuple):
@@ -212,16 +219,16 @@ def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> 
     made = [folder for folder in (args.to, *args.to.parents) if not folder.exists()]
     try:
         check_places(data_set, args.to, args.origin)
-        source = writer.list_source(args, progress)
-        if is_complete(data_set, args.to, source.fingerprint, args.overwrite):
+        listing = writer.list_source(args, progress)
+        if is_complete(data_set, args.to, listing.fingerprint, args.overwrite):
             return _nothing_to_do(args.to, progress)
         with claim(args.to, progress) as (scratch, waited):
-            if waited and is_complete(data_set, args.to, source.fingerprint, overwrite=False):
+            if waited and is_complete(data_set, args.to, listing.fingerprint, overwrite=False):
                 return _nothing_to_do(args.to, progress)
-            resume_or_start_over(data_set, args.to, source.fingerprint, progress)
+            resume_or_start_over(data_set, args.to, listing.fingerprint, progress)
             try:
-                content = writer.write(source, args, scratch, progress)
-                path = publish(data_set, content, source.fingerprint, scratch, progress)
+                content = writer.write(listing, args, scratch, progress)
+                path = publish(data_set, content, listing.fingerprint, scratch, progress)
             except Problem as problem:
                 finished = [each for each in scratch.iterdir() if each.name not in ("lock", "plan.json")]
                 if not (problem.keeps and finished):

@@ -204,10 +204,6 @@ def evaluated(experiment: Path, state: Mapping[str, Any]) -> Dict[str, float]:
     return dict(found[-1]["qualities"]) if found else {}
 
 
-def has_reached(quality: Mapping[str, float], targets: Mapping[str, float]) -> bool:
-    return bool(quality) and all(quality.get(name, -np.inf) >= target for name, target in targets.items())
-
-
 def describe(values: Sequence[Value], arrays: Arrays, subject: Subject) -> List[Dict[str, Any]]:
     """Return inputs or outputs as the passport has them; -1 is an axis of any size."""
     described = []
@@ -337,7 +333,7 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
         config = configuration.load(config_class, arguments.experiment / "config.json")
         state, saved = read(arguments.experiment, tools.module)
         quality = evaluated(arguments.experiment, state)
-        reached = has_reached(quality, config.targets)
+        reached = bool(quality) and all(quality.get(name, -np.inf) >= goal for name, goal in config.targets.items())
         if arguments.through is None and not (arguments.below_target or reached):
             measured, wanted = (
                 ", ".join(f"{name} {values[name]:.5g}" for name in config.targets if name in values)

@@ -89,12 +89,8 @@ def tolerance(device: torch.device, dtype: torch.dtype) -> float:
     return TOLERANCES[torch.float16 if uses_tf32 else dtype]
 
 
-def error(operator: Operator, device: torch.device, dtype: torch.dtype) -> float:
-    return distance_of(operator, implementation(operator, "triton"), device, dtype)
-
-
 def distance_of(operator: Operator, other: Any, device: torch.device, dtype: torch.dtype) -> float:
-    """Return the same of any ``other`` implementation."""
+    """Return the largest error of ``other``, an implementation of the operator, next to the plain one."""
     found = 0.0
     for sizes in operator.small:
         plain, results = (operator.example(each, device, dtype, **sizes)() for each in (operator.plain, other))

@@ -158,8 +158,7 @@ class Training:
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self._dtype = pytorch.DTYPES[config.precision]
         self._rows = self._vectors = torch.zeros(0)
-        self.graph: Optional[Captured] = None
-        """The whole step on a batch at a rate, a tensor ()."""
+        self.graph: Optional[Captured] = None  # the whole step on a batch at a rate, a tensor ()
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Mean loss of this rank's rows; clears the gradients."""

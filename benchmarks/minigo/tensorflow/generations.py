@@ -40,17 +40,13 @@ class Generations:
         self.challenger = Evaluator(training.network, run.config.inference_batch)
         self._saved: Optional[Tuple[model.Network, Evaluator]] = None
         self.models = run.output / "models"
-        self._state: Dict[str, Any] = {}
+        self.state: Dict[str, Any] = {}  # at the end of the last generation, also while the next one is trained
         self.keep()
 
     def keep(self) -> None:
         """Remember the present state as what a checkpoint holds: that at the end of a generation."""
         player = {f"player/{name}": each for name, each in self.player.values().items()}
-        self._state = {**self.training.state_dict(), **player}
-
-    def state_dict(self) -> Dict[str, Any]:
-        """Return the state at the end of the last generation, also while the next one is trained."""
-        return self._state
+        self.state = {**self.training.state_dict(), **player}
 
     def begin(self) -> None:
         """Remove what a killed run left of later generations; train on the data set's games first if so asked."""

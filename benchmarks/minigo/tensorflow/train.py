@@ -178,7 +178,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     run.log(events.hyperparameters(config, ranks.size))
     with run.timed(events.timeline(config, ranks.size)):
         generations = Generations(training, step_graph, run)
-        run.register_state(generations.state_dict)
+        run.register_state(lambda: generations.state)
         generations.begin()
         for _ in run.blocks():
             for done in run.steps():

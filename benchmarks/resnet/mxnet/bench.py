@@ -8,7 +8,7 @@ gluon.Trainer, no Horovod, no reports. The last line of the output is the result
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Callable
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -17,7 +17,7 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
-from benchmarks.resnet.inputs import bench_subject, training_input
+from benchmarks.resnet.inputs import bench_subject
 from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model
 from benchmarks.resnet.mxnet.config import Config
@@ -54,17 +54,20 @@ def bare_step(config: Config, context: mx.Context, batch: Batch) -> Callable[[],
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    batch = synthetic_batch(config, ranks.context)
-    real = training_input(tensors, config, data, ranks)
+    batch, (images, labels) = (synthetic_batch(config, ranks.context, size) for size in (0, config.eval_batch_size))
     training = build(config, ranks, {})
-    images, labels = synthetic_batch(config, ranks.context, config.eval_batch_size)
-    calls: Dict[str, Callable[..., Any]] = {
-        "bare": bare_step(config, ranks.context, batch),
-        "step": partial(train_step, training, rate=bench.RATE),
-        "evaluation": lambda: hits(training, images, labels, len(labels)).wait_to_read(),
-    }
-    title, bare_title = bench_title(config), "bare Gluon loop, synthetic data"
-    return bench_subject(mxnet, config, ranks, calls, batch, real, title, bare_title)
+    return bench_subject(
+        mxnet,
+        tensors,
+        config,
+        ranks,
+        data,
+        batch=batch,
+        bare=bare_step(config, ranks.context, batch),
+        step=partial(train_step, training, rate=bench.RATE),
+        evaluation=lambda: hits(training, images, labels, len(labels)).wait_to_read(),
+        titles=(bench_title(config), "bare Gluon loop, synthetic data"),
+    )
 
 
 if __name__ == "__main__":

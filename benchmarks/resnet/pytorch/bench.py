@@ -8,7 +8,7 @@ if the configuration says so; no reports. The last line of the output is the res
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Callable
 
 import torch
 from torch.nn import functional
@@ -18,7 +18,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import abilities
 from benchmarks.resnet.architecture import bench_title
-from benchmarks.resnet.inputs import bench_subject, training_input
+from benchmarks.resnet.inputs import bench_subject
 from benchmarks.resnet.pytorch import data as tensors
 from benchmarks.resnet.pytorch import model
 from benchmarks.resnet.pytorch.config import Config
@@ -53,18 +53,21 @@ def evaluation_step(training: Training, images: torch.Tensor, labels: torch.Tens
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     config = abilities.resolve(config, ranks)
-    batch = synthetic_batch(config, ranks.context)
-    real = training_input(tensors, config, data, ranks)
+    batch, evaluated = (synthetic_batch(config, ranks.context, size) for size in (0, config.eval_batch_size))
     training = build(config, ranks, {})
-    images, labels = synthetic_batch(config, ranks.context, config.eval_batch_size)
-    calls: Dict[str, Callable[..., Any]] = {
-        "bare": bare_step(config, ranks.context, batch),
-        "step": partial(train_step, training, rate=bench.RATE),
-        "evaluation": partial(evaluation_step, training, images, labels),
-    }
     compiled = "eager" if config.compile == "none" else f"compiled ({config.compile})"
-    title, bare_title = bench_title(config, compiled), f"bare PyTorch loop, {compiled}, synthetic data"
-    return bench_subject(pytorch, config, ranks, calls, batch, real, title, bare_title)
+    return bench_subject(
+        pytorch,
+        tensors,
+        config,
+        ranks,
+        data,
+        batch=batch,
+        bare=bare_step(config, ranks.context, batch),
+        step=partial(train_step, training, rate=bench.RATE),
+        evaluation=partial(evaluation_step, training, *evaluated),
+        titles=(bench_title(config, compiled), f"bare PyTorch loop, {compiled}, synthetic data"),
+    )
 
 
 if __name__ == "__main__":

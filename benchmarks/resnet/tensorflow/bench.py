@@ -10,13 +10,13 @@ result as JSON.
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.resnet.architecture import bench_title, input_shape
-from benchmarks.resnet.inputs import bench_subject, training_input
+from benchmarks.resnet.inputs import bench_subject
 from benchmarks.resnet.tensorflow import data as tensors
 from benchmarks.resnet.tensorflow import model
 from benchmarks.resnet.tensorflow.config import Config
@@ -57,19 +57,24 @@ def bare_step(config: Config, batch: Batch) -> Callable[[], Any]:
 
 
 def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
-    batch = tensors.synthetic_batch(config)
-    real = training_input(tensors, config, data, ranks)
+    batch, evaluated = (tensors.synthetic_batch(config, size) for size in (0, config.eval_batch_size))
     training = build(config, {})
-    images, labels = tensors.synthetic_batch(config, config.eval_batch_size)
-    calls: Dict[str, Callable[..., Any]] = {
-        "bare": bare_step(config, batch),
-        "step": partial(tf.function(partial(train_step, training)), rate=tf.constant(bench.RATE)),
-        "evaluation": partial(training.compiled, count_hits, images, labels, tf.constant(len(labels))),
-    }
     name = f"keras.applications.ResNet{config.depth}" if config.depth in KERAS_DEPTHS else "the same network"
-    title = bench_title(config, "XLA" if config.compiles else "no XLA")
-    bare_title = f"bare loop over {name}, synthetic data"
-    return bench_subject(tensorflow, config, ranks, calls, batch, real, title, bare_title)
+    return bench_subject(
+        tensorflow,
+        tensors,
+        config,
+        ranks,
+        data,
+        batch=batch,
+        bare=bare_step(config, batch),
+        step=partial(tf.function(partial(train_step, training)), rate=tf.constant(bench.RATE)),
+        evaluation=partial(training.compiled, count_hits, *evaluated, tf.constant(len(evaluated[1]))),
+        titles=(
+            bench_title(config, "XLA" if config.compiles else "no XLA"),
+            f"bare loop over {name}, synthetic data",
+        ),
+    )
 
 
 if __name__ == "__main__":

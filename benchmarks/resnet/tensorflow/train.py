@@ -31,8 +31,8 @@ class Training:
     def __init__(self, network: model.Network, optimizer: optimizer.Optimizer, config: Config) -> None:
         self.network, self.optimizer, self.config = network, optimizer, config
         self._functions: Dict[Callable[..., Any], Any] = {}
+        # One step of the optimizer, from gradients and the learning rate.
         self.update = tf.function(optimizer.step, jit_compile=config.compiles)
-        """One step of the optimizer, from gradients and the learning rate."""
 
     def compiled(self, function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
         """``function(self, *tensors)`` as a graph, traced at the first call."""
