@@ -231,8 +231,8 @@ def bench_subject(
 ) -> bench.Subject:
     """Return the measurements of every bench.py of ResNet.
 
-    ``bare`` and ``evaluation`` take nothing, ``step`` takes images and labels: those of the synthetic ``batch`` and real
-    ones. ``titles`` are those of the measurement and of the bare loop.
+    ``bare`` and ``evaluation`` take nothing; ``step`` takes images and labels, of the synthetic ``batch`` or real ones.
+    ``titles`` are of the measurement and of the bare loop.
     """
     real = training_input(tensors, config, data, ranks)
 
