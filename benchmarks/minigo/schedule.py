@@ -26,8 +26,7 @@ class Roles:
 
 def learning_rate(config: Any, step: int) -> float:
     """Return the rate of a step, those of the initial weights included: tf.train.piecewise_constant of dual_net.py."""
-    rate: float = config.rates[bisect_left(config.rate_boundaries, step)]
-    return rate
+    return config.rates[bisect_left(config.rate_boundaries, step)]
 
 
 def share(total: int, part: int, parts: int) -> range:
@@ -48,8 +47,7 @@ def window(config: Any, generation: int) -> List[int]:
 
 
 def readouts(config: Any, generation: int) -> int:
-    count: int = config.first_readouts if generation == 1 and config.first_readouts else config.readouts
-    return count
+    return config.first_readouts if generation == 1 and config.first_readouts else config.readouts
 
 
 # -- the games ------------------------------------------------------------------------------------------

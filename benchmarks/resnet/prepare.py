@@ -9,9 +9,9 @@ it continues. Exit code 0: done; 2: refused, nothing was changed; 1: broke on th
 """
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping
 
 from benchmarks.common.data import prepare, recordio
 from benchmarks.common.data.problem import Problem
@@ -60,11 +60,8 @@ DATA_SET = prepare.DataSet(
     writer="benchmarks.resnet.writer",
     check=check,
 )
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return prepare.main(DATA_SET, argv)
+main = partial(prepare.main, DATA_SET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

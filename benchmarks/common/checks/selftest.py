@@ -342,8 +342,7 @@ def check(bench: Bench, name: str) -> Result:
 
 def suite_of(module: str) -> Suite:
     """Return the suite of the implementation whose package is ``module``."""
-    suite: Suite = importlib.import_module(f"{module}.selftest").SUITE
-    return suite
+    return importlib.import_module(f"{module}.selftest").SUITE
 
 
 def main(argv: Optional[List[str]] = None) -> int:

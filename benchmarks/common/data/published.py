@@ -12,8 +12,7 @@ OWN = "own data"  # name of a data set that has not earned its own
 
 
 def known() -> Dict[str, Any]:
-    found: Dict[str, Any] = json.loads(Path(__file__).with_name("published_sets.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads(Path(__file__).with_name("published_sets.json").read_text(encoding="utf-8"))
 
 
 def shortfall(passport: Mapping[str, Any]) -> str:

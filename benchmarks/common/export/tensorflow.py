@@ -23,8 +23,7 @@ class Evaluating:
 
     @property
     def variables(self) -> Dict[str, tf.Variable]:
-        found: Dict[str, tf.Variable] = self.network.variables
-        return found
+        return self.network.variables
 
     def __call__(self, *inputs: tf.Tensor) -> Any:
         return self.behind(self.network(*inputs, training=False))

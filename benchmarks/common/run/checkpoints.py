@@ -166,8 +166,7 @@ def publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
 
 
 def _read_state(path: Path) -> Dict[str, Any]:
-    state: Dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    return state
+    return json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
 
 
 # Return the SHA-256 of a file, or of its beginning.

@@ -46,5 +46,4 @@ def again(config: T, saved: Mapping[str, Any]) -> T:
     given: Any = config
     names = {key: value for key, value in saved.items() if key in KEYS and not isinstance(value, Mapping)}
     changed = {key: value for key, value in names.items() if getattr(given, key, None) == "auto"}
-    resumed: T = dataclasses.replace(given, **changed) if changed else config
-    return resumed
+    return dataclasses.replace(given, **changed) if changed else config

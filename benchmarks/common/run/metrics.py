@@ -86,13 +86,11 @@ class StepReports:
         self._stages[name] = self._stages.get(name, 0.0) + time.time() - started
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        batch: T = self._input_wait.fetch(call)
-        return batch
+        return self._input_wait.fetch(call)
 
     def input_share(self) -> float:
         """Return the share of the time since ``start`` in which the device waited for its next batch."""
-        share: float = self._input_wait.take() / max(time.time() - self._since, 1e-9)
-        return share
+        return self._input_wait.take() / max(time.time() - self._since, 1e-9)
 
     def add(self, steps: range, loss: Any, stop: bool, learning_rate: Any, samples: Optional[int] = None) -> bool:
         """Report ``steps`` with their mean loss; True when all ranks know that one of them was asked to stop.

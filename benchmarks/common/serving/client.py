@@ -153,8 +153,7 @@ def compare(server: Server, example: Arrays) -> Dict[str, Any]:
 
 
 def read_passport(folder: Path) -> Dict[str, Any]:
-    found: Dict[str, Any] = json.loads((folder / "export.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((folder / "export.json").read_text(encoding="utf-8"))
 
 
 def models(folder: Path) -> List[Path]:

@@ -33,8 +33,7 @@ def resolve(given: T, ranks: Ranks) -> T:
     }
     for key, choice in chosen.items():
         choices.record(key, choice)
-    settled: T = dataclasses.replace(config, **chosen)
-    return settled
+    return dataclasses.replace(config, **chosen)
 
 
 def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:

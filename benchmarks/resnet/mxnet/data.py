@@ -31,5 +31,4 @@ def _to_ndarray(context: mx.Context, output: Any) -> mx.nd.NDArray:
 
 def gpu(ranks: Ranks) -> int:
     """DALI and MXNet count the GPUs that this process sees in the same order."""
-    number: int = ranks.context.device_id
-    return number
+    return ranks.context.device_id

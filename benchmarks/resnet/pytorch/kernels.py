@@ -181,8 +181,7 @@ def norm_relu(norm: nn.BatchNorm2d, images: torch.Tensor, shortcut: Optional[tor
     tensors = [images] if shortcut is None else [images, shortcut]
     if not norm.training or not all(each.is_contiguous(memory_format=torch.channels_last) for each in tensors):
         return operators.norm_relu(norm, images, shortcut)
-    result: torch.Tensor = _NormRelu.apply(images, shortcut, norm.weight, norm.bias, norm)
-    return result
+    return _NormRelu.apply(images, shortcut, norm.weight, norm.bias, norm)
 
 
 def specifications() -> List[Specification]:

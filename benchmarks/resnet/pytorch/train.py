@@ -128,8 +128,7 @@ def train_step(training: Training, images: torch.Tensor, labels: torch.Tensor, r
     """Train on one batch; return the mean loss of this rank, still on the device."""
     training.optimizer.set_learning_rate(rate)
     compute = training.graph or partial(whole_step, training)  # the same, captured
-    loss: torch.Tensor = compute(images, labels)
-    return loss
+    return compute(images, labels)
 
 
 @torch.no_grad()
