@@ -4,6 +4,7 @@ They are in ``published_speed.toml`` and ``measured.toml`` in the benchmark's fo
 """
 
 import re
+from typing import Literal
 
 from pydantic import Field
 
@@ -19,7 +20,7 @@ class Figure(catalogue.Strict):
     conditions: str
     source: str
     framework: str = ""  # With the next two: of what this project measured
-    loop: str = ""  # Of bench.py
+    loop: Literal["", "bare", "synthetic", "real", "input", "evaluation"] = ""  # Of bench.py
     date: str = ""
 
 

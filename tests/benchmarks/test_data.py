@@ -202,14 +202,18 @@ def test_what_was_interrupted_before_its_passport_resumes_to_the_same_set(
 
 
 @two_benchmarks
-def test_other_options_start_over(
-    benchmark: str, source: Path, tmp_path: Path, stopped: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["mine", "other"])
+def test_another_source_or_other_options_start_over(
+    benchmark: str, name: str, source: Path, tmp_path: Path, stopped: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert prepare(benchmark, source, tmp_path / "to")[0] == 130
     monkeypatch.undo()
-    code, lines = prepare(benchmark, source, tmp_path / "to", "--name", "other")
+    if name == "mine":
+        (file,) = source.iterdir()
+        file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
+    code, lines = prepare(benchmark, source, tmp_path / "to", "--name", name)
     assert (code, "starting over" in notes(lines)) == (0, True)
-    assert passport(tmp_path / "to")["name"] == "other"
+    assert passport(tmp_path / "to")["name"] == name
 
 
 @every_benchmark

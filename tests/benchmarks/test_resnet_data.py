@@ -214,7 +214,8 @@ def test_corrupt_images_are_named_then_fixed_or_skipped(tmp_path: Path, pets: Pa
     }
     assert (first, {line.strip().split(" (")[0] for line in lines}) == ("3 corrupt images", expected)
     assert not (tmp_path / "out" / "dataset.json").exists()
-    prepare(pets, "-o", tmp_path / "out", "--skip-corrupt")
+    code, again = preparing.run("resnet", pets, "-o", tmp_path / "out", "--skip-corrupt")
+    assert (code, "resuming: 8 of 8 parts" in preparing.notes(again)) == (0, True)
     split = preparing.passport(tmp_path / "out")["splits"]["train"]
     assert (split["count"], split["skipped"], split["skipped_names"]) == (22, 2, ["ant/00.jpg", "bee/10.jpg"])
     assert passports.verify(tmp_path / "out", check=check) == []

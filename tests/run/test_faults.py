@@ -7,17 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from encore import paths
+from encore import catalogue, configuration, paths
 from encore.run import supervise
 from tools.faults import __main__ as faults
 from tools.faults import kinds
-from tools.faults.trial import GONE, Bench, Done, Trial, snapshot
+from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
 
 
 def test_an_unknown_fault_is_refused_before_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
         faults.parse(["dlrm", "--faults", "sigkill-rank,sigkil-rank"])
     assert refused.value.code == 2 and "no fault sigkil-rank; see --list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", catalogue.benchmarks())
+def test_every_benchmark_knows_the_settings_of_its_trials(name: str) -> None:
+    choice = catalogue.choose(name)
+    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
+    found = configuration.resolve(choice, system, 1, 1, [word for word in settings(name) if word != "--set"])
+    assert {found.get(quality.config) for quality in choice.benchmark.qualities.values()} <= {1.0, 100.0}
 
 
 LOSSES = (0.5, 0.4, 0.3)

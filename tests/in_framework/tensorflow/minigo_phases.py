@@ -14,11 +14,9 @@ from functools import partial
 from unittest import mock
 
 import numpy as np
-import pytest
 
-from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.run import Run
-from benchmarks.minigo import examples, prepare, records
+from benchmarks.minigo import prepare, records
 from benchmarks.minigo.records import GameFile, encode, generation_folder, read_generation
 from benchmarks.minigo.selfplay import MatchWorker
 from benchmarks.minigo.tensorflow import train
@@ -113,16 +111,3 @@ def test_every_phase_can_be_killed_and_no_game_is_lost_or_there_twice(tmp_path):
     assert sorted(path.name for path in (output / "models").iterdir()) == ["000001.npz", "000002.npz"]
     lines = (output / EVALUATIONS).read_text().splitlines()
     assert [json.loads(line)["generation"] for line in lines] == [1, 2]
-
-    # Games that are missing or damaged in such a run are named.
-    path, window = next(generation_folder(output, 1).glob("*.games")), (output, config_of(**TINY), 2)
-    assert len(examples.read_window(*window)) == 80
-    whole = path.read_bytes()
-    for content, words in (
-        (whole[:-3], "has 39 games"),
-        (whole[:60] + bytes([whole[60] ^ 1]) + whole[61:], "differs from its checksum"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(Problem, match=words) as caught:
-            examples.read_window(*window)
-        assert "begin a new run" in caught.value.hint
