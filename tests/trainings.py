@@ -27,9 +27,9 @@ from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, 
 
 InFramework = Callable[..., str]  # Runs a program of tests/in_framework: in_mxnet, in_pytorch, in_tensorflow
 
-SEED = ("--seed", "7")  # Of every training that is compared with another one
+SEED = ("--seed", "7")  # The seed of every training that is compared with another one
 
-# Of a run whose rank is to hang: on a busy machine a step of one that does not may take seconds.
+# Options of a run whose rank is to hang: on a busy machine a step of one that does not may take seconds.
 HANGS = ("--hang-seconds", "15")
 
 # Seconds to wait for what must come, on a machine that has other work: less than until a hang is reported (600 s).

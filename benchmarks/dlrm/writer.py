@@ -138,8 +138,8 @@ def _write_chunk(file: BinaryIO, waiting: List[np.ndarray], buckets: int, genera
     return np.concatenate(([0], np.cumsum(np.bincount(dealt, minlength=buckets))))[None]
 
 
-# Yield a column of a part, chunk by chunk: all of its rows, or those of one bucket.
 def read_column(part: Part, column: int, bucket: int = -1) -> Iterator[np.ndarray]:
+    """Yield a column of a part, chunk by chunk: all of its rows, or those of one bucket."""
     first = 0
     with part.rows.open("rb") as file:
         for chunk in np.load(part.offsets_path):
@@ -172,8 +172,8 @@ def list_values(table: Table, report: Report) -> Tuple[int, int]:
     return 1, kept.nbytes
 
 
-# Return table rows of values: their rank among ``kept``, behind the shared row 0 where there is a threshold.
 def indices_of(values: np.ndarray, kept: np.ndarray, plan: Plan) -> np.ndarray:
+    """Return table rows of values: their rank among ``kept``, behind the shared row 0 where there is a threshold."""
     shift = int(plan.threshold > 1)
     if not len(kept):
         return np.zeros(len(values), WORD)
@@ -185,8 +185,8 @@ def indices_of(values: np.ndarray, kept: np.ndarray, plan: Plan) -> np.ndarray:
     return rows[values]
 
 
-# Put the rows of a bucket in random order, as training reads them, into the final file.
 def write_bucket(bucket: Bucket, report: Report) -> Tuple[int, int]:
+    """Put the rows of a bucket in random order, as training reads them, into the final file."""
     generator = np.random.default_rng([bucket.plan.seed, bucket.parts[0].split, bucket.number, TABLES])
     order = generator.permutation(bucket.rows).astype(np.int32 if bucket.rows < 2**31 else np.int64)
     place = blocks.open_blocks(bucket.file, bucket.file_rows, writable=True)
@@ -285,8 +285,8 @@ def cut(source: Source, plan: Plan) -> Dict[str, Tuple[Part, ...]]:
     return parts
 
 
-# Make the file of a split, and return its buckets with their place in it.
 def deal(split: str, parts: Sequence[Part], tables: Tuple[Table, ...], rows: int) -> List[Bucket]:
+    """Make the file of a split, and return its buckets with their place in it."""
     plan = parts[0].plan
     file = plan.scratch / f"{split}.bin"
     sizes = sum(np.diff(np.load(part.offsets_path)).sum(axis=0) for part in parts)
@@ -304,8 +304,8 @@ def deal(split: str, parts: Sequence[Part], tables: Tuple[Table, ...], rows: int
 # -- checks --------------------------------------------------------------------------------------------
 
 
-# Count malformed rows; refuse more of them than an accident explains.
 def check_malformed(parts: Dict[str, Tuple[Part, ...]], skip: bool, progress: Progress) -> int:
+    """Count malformed rows; refuse more of them than an accident explains."""
     malformed = lines = 0
     first = ""
     lines_before: Dict[str, int] = defaultdict(int)  # of each file; its parts come in order
@@ -359,8 +359,8 @@ def check_labels(parts: Sequence[Part]) -> None:
         )
 
 
-# Refuse to call a data set the full one without all of its rows.
 def check_terabyte(name: str, rows: Dict[str, int]) -> None:
+    """Refuse to call a data set the full one without all of its rows."""
     if name == criteo.TERABYTE and rows != criteo.TERABYTE_ROWS:
         raise Problem(
             f"{name} with {rows['train']:,} + {rows['val']:,} rows",

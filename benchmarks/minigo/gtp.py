@@ -103,8 +103,8 @@ class Server:
             position.play(move)
         return self._begin(position)
 
+    # Pass for the other side where it would be its turn: the protocol lets a side play twice.
     def _turn(self, word: str) -> None:
-        # Pass for the other side where it would be its turn: the protocol lets a side play twice
         color = COLORS.get(word.lower())
         if color is None:
             raise Refused("syntax error: the colour is b or w")
@@ -172,8 +172,8 @@ class Server:
         return self._replay(record.position(), moves)
 
 
+# The move of a vertex such as ``D4`` or ``pass``; ValueError where it is none.
 def _move(word: str, size: int) -> int:
-    # The move of a vertex such as ``D4`` or ``pass``; ValueError where it is none
     if word.lower() == "pass":
         return size**2
     column, row = COLUMNS.index(word[0].upper()), int(word[1:])

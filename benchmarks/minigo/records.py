@@ -63,8 +63,8 @@ PLAYED_AGAIN = "remove {}, and start the run again: its games are played again"
 NOT_PLAYED_AGAIN = "copy {} back from where it is whole, or begin a new run: the run has continued from its games"
 
 
+# The bodies of the whole records, and the length in bytes of all of them.
 def _bodies(path: Path, hint: str = PLAYED_AGAIN) -> Tuple[List[bytes], int]:
-    # The bodies of the whole records, and the length in bytes of all of them
     data = path.read_bytes()
     bodies, at = [], 0
     while at + PREFIX.size <= len(data):

@@ -76,8 +76,8 @@ def replay(record: Record, name: str = "SGF") -> Position:
     return position
 
 
+# The nodes of the first variation everywhere.
 def _main_line(text: str, name: str) -> List[Node]:
-    # The nodes of the first variation everywhere
     nodes: List[Node] = []
     begin = text.find("(")
     at, depth, key, ended = max(begin, 0), 0, "", False
@@ -151,8 +151,8 @@ def _point(value: str, size: int, name: str) -> int:
     return _LETTERS.index(value[1]) * size + _LETTERS.index(value[0])
 
 
+# Points; ``aa:cc`` is a rectangle.
 def _points(values: List[str], size: int, name: str) -> Tuple[int, ...]:
-    # Points; ``aa:cc`` is a rectangle
     points: List[int] = []
     for value in values:
         first, _, last = value.partition(":")
@@ -163,8 +163,8 @@ def _points(values: List[str], size: int, name: str) -> Tuple[int, ...]:
     return tuple(points)
 
 
+# Who won, and black's lead where it was counted.
 def _result(text: str) -> Tuple[int, Optional[float]]:
-    # Who won, and black's lead where it was counted
     found = re.fullmatch(r"\s*([BW])\+(.*)", text, re.DOTALL)
     if found is None:
         return 0, 0.0 if text.strip().lower() in ("0", "draw", "jigo") else None

@@ -82,8 +82,8 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
 
 
+# What writes the target model, which can be read and is one for this board.
 def _target(args: argparse.Namespace, size: int) -> Callable[[Path], None]:
-    # What writes the target model, which can be read and is one for this board
     if args.target is not None and not models.is_archive(args.target):
         from benchmarks.minigo.tensorflow import networks  # TensorFlow, for such a graph alone
 

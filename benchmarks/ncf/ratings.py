@@ -125,8 +125,8 @@ class _Codes:
     def add(self, text: str) -> None:
         self.of_rows.append(self.known.setdefault(text, len(self.known)))
 
-    # The number of each row's id among all ids in order, and the ids; 007 is 7 where all are whole numbers.
     def in_order(self) -> Tuple[np.ndarray, Sequence[object]]:
+        """The number of each row's id among all ids in order, and the ids; 007 is 7 where all are whole numbers."""
         ids: List[Any] = list(self.known)
         if all(map(WHOLE_NUMBER.fullmatch, ids)):
             ids = list(map(int, ids))

@@ -89,8 +89,8 @@ def _save(image: Image.Image, short_side: Optional[int], quality: int) -> bytes:
     return buffer.getvalue()
 
 
-# The first frame in 8-bit RGB; 16-bit gray is scaled, where Pillow's own conversion would clip it.
 def to_rgb(image: Image.Image) -> Image.Image:
+    """The first frame in 8-bit RGB; 16-bit gray is scaled, where Pillow's own conversion would clip it."""
     if image.mode.startswith("I;16"):
         image = image.convert("I")
     if image.mode == "I":
@@ -98,8 +98,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-# Whether every decoder takes these bytes: 8 bits, Huffman-coded, sequential or progressive.
 def is_plain_jpeg(data: bytes) -> bool:
+    """Whether every decoder takes these bytes: 8 bits, Huffman-coded, sequential or progressive."""
     if data[:2] != b"\xff\xd8":
         return False
     position = 2

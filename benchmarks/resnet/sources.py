@@ -110,8 +110,8 @@ VAL_FOLDERS = ("val", "validation", "test")
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
-# List ``train/`` and ``val/`` (or ``validation/``, ``test/``), or one tree of class folders.
 def list_folders(origin: Path, seed: int, fraction: float, report: Report) -> Source:
+    """List ``train/`` and ``val/`` (or ``validation/``, ``test/``), or one tree of class folders."""
     name = origin.resolve().name
     if not (origin / "train").is_dir():
         items, found, left_out = walk_classes(origin, report, 0)
@@ -136,8 +136,8 @@ def find_val(origin: Path) -> Optional[Path]:
     return next((origin / name for name in VAL_FOLDERS if (origin / name).is_dir()), None)
 
 
-# List the images below each class folder of ``root``; the classes; the number of files left out.
 def walk_classes(root: Path, report: Report, before: int) -> Tuple[List[Item], List[str], int]:
+    """List the images below each class folder of ``root``; the classes; the number of files left out."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
@@ -178,8 +178,8 @@ def _files(root: Path, folder: str) -> Iterator[str]:
             yield path
 
 
-# Hold the same fraction of every class out, at least one image, chosen by seed and name.
 def hold_out(items: List[Item], seed: int, fraction: float) -> Dict[str, List[Item]]:
+    """Hold the same fraction of every class out, at least one image, chosen by seed and name."""
     images: Dict[str, List[Item]] = {"train": [], "val": []}
     for group in by_class(items, seed):
         if len(group) < 2:
@@ -201,8 +201,8 @@ GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
 META = "data/meta.mat"
 
 
-# List ILSVRC2012's tars in place: the training tar of class tars, the flat validation tar.
 def list_imagenet(origin: Path, report: Report) -> Source:
+    """List ILSVRC2012's tars in place: the training tar of class tars, the flat validation tar."""
     if not (origin / TRAIN_TAR).exists():
         raise Problem(f"{origin} has {VAL_TAR} but no {TRAIN_TAR}", "both", "download it from image-net.org")
     train: List[Item] = []

@@ -36,8 +36,8 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     return Listing(source, fingerprint_of(source, Encoding(args.resize, args.quality, args.trust)))
 
 
-# Hash of all that decides what is written: version, options and listing, but not the place.
 def fingerprint_of(source: Source, encoding: Encoding) -> str:
+    """Hash of all that decides what is written: version, options and listing, but not the place."""
     digest = hashlib.sha256(repr((VERSION, tuple(encoding), source.name, source.classes)).encode())
     labels = source.labels
     for items in source.images.values():
@@ -103,8 +103,8 @@ def convert(
     return find()
 
 
-# Size of the data set, from what some images of the training split become.
 def estimate_bytes(source: Source, encoding: Encoding) -> int:
+    """Size of the data set, from what some images of the training split become."""
     every = [item for items in source.images.values() for item in items]
     train = source.images["train"]
     before = after = 0
@@ -117,8 +117,8 @@ def estimate_bytes(source: Source, encoding: Encoding) -> int:
     return round(sum(item.size for item in every) * after / max(1, before)) + len(every) * BYTES_OF_RECORD
 
 
-# Names of the corrupt images in each split, when they may be skipped.
 def judge_corrupt(source: Source, facts: Dict[str, Finished], skip: bool, progress: Progress) -> Dict[str, List[str]]:
+    """Names of the corrupt images in each split, when they may be skipped."""
     corrupt = {split: dict(pair for fact in facts[split].values() for pair in fact.corrupt) for split in facts}
     lines = [f"{split}: {name}: {why}" for split, images in corrupt.items() for name, why in images.items()]
     source_checks.damaged(lines, "corrupt images", "images that can be decoded", skip, progress, keeps=True)

@@ -49,7 +49,7 @@ def test_mask_rcnns_learning_rates_are_the_submitted_ones() -> None:
     config = config_of("maskrcnn", "dgxa100", "v0.7", 8)
     # WarmupMultiStepLR: 0.08 - (800 - step) * 0.0001, then tenths after 18,000 and 24,000 steps.
     weights = {0: 0.0, 400: 0.04, 799: 0.0799, 800: 0.08, 17999: 0.08, 18000: 0.008, 24000: 0.0008}
-    # Of biases the same is subtracted from twice the base value.
+    # Biases have the same subtracted from twice the base value.
     biases = {0: 0.08, 400: 0.12, 799: 0.1599, 800: 0.16, 17999: 0.16, 18000: 0.016, 24000: 0.0016}
     for step in weights:
         assert maskrcnn_schedule.rates(config, step) == pytest.approx((weights[step], biases[step]))
@@ -147,7 +147,7 @@ def test_two_ranks_of_mask_rcnn_train_like_one(uninterrupted: Callable[[str, int
     one, two = (losses(uninterrupted("maskrcnn", ranks) / "metrics.jsonl") for ranks in (1, 2))
     # The same images and weights, other samples; each rank has a mean of its own, of not quite as many of them.
     assert two[0] == pytest.approx(one[0], rel=0.05)
-    # Of six other seeds the second epochs were 0 to 16 % apart.
+    # The second epochs of six other seeds were 0 to 16 % apart.
     assert np.mean(two[12:]) == pytest.approx(np.mean(one[12:]), rel=0.25)
     assert max(np.mean(one[-6:]) / one[0], np.mean(two[-6:]) / two[0]) < 0.5
 

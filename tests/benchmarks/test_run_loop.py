@@ -133,7 +133,7 @@ def test_a_target_is_reached_or_exceeded_as_submitted(tmp_path: Path) -> None:
 
 
 def test_the_start_notes_what_the_libraries_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a launcher's variables none that differ from rank to rank, and no secret."""
+    """None of a launcher's variables that differ from rank to rank, and no secret."""
     seen = {"NCCL_DEBUG": "WARN", "HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_btl": "^openib"}
     others = {"HOROVOD_RANK": "0", "HOROVOD_SECRET_KEY": "x", "OMPI_MCA_ess_base_jobid": "7", "MY_TOKEN": "hush"}
     for name, value in {**seen, **others}.items():

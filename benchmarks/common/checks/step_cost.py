@@ -118,7 +118,7 @@ def _is_view(func: Any) -> bool:
 def _moved(bare: str, args: Any, kwargs: Dict[str, Any], result: Any) -> int:
     written = sum(map(_bytes, _tensors(result)))
     if not _tensors(result):
-        # Of several tensors at once, in place: nothing is returned.
+        # An operator on several tensors at once, in place, returns nothing.
         written = sum(map(_bytes, _tensors(args[0]))) if bare.endswith("_") and args else 0
     read: List[torch.Tensor] = _tensors((args, {key: value for key, value in kwargs.items() if key != "out"}))
     if bare in _WRITES or bare in _ROWS:

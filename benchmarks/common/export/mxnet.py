@@ -17,7 +17,7 @@ from benchmarks.common.frameworks import mxnet
 def _add_mapping() -> None:
     import onnx
 
-    # Of types that no network here has, mx2onnx asks nothing.
+    # mx2onnx asks nothing of types that no network here has.
     numbers = {np.dtype(name): onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in (*TYPES, "float64")}
     module: Any = types.ModuleType("onnx.mapping")
     module.NP_TYPE_TO_TENSOR_TYPE = numbers

@@ -66,7 +66,7 @@ class Checkpoints:
 
     # Say what is wrong with the files that this rank reads; empty: nothing.
     def _damage(self, path: Path) -> str:
-        # Of another number of ranks this rank may have no file: that is refused, and no damage.
+        # A checkpoint of another number of ranks may have no file of this one: that is refused, and no damage.
         problem = _damage_of(path / STATE_FILE)
         if problem or _read_state(path)["ranks"] != self._ranks.size:
             return problem

@@ -134,8 +134,8 @@ class Words(NamedTuple):
         return Batch(floats[:NUMBERS].t(), floats[NUMBERS], rows.of(indices, self.tables))
 
 
-# The blocks of a split in the order of an epoch; one that is not full comes last.
 def epoch_order(seed: int, epoch: int, rows: int) -> np.ndarray:
+    """The blocks of a split in the order of an epoch; one that is not full comes last."""
     full = rows // BLOCK_ROWS
     order = np.random.default_rng([seed, epoch]).permutation(full)
     return order if full * BLOCK_ROWS == rows else np.append(order, full)
@@ -324,8 +324,8 @@ def training_batches(config: Config, data: DataSet, tables: Sequence[int], ranks
     return loader.batches(loader.tasks(first_step), order_of, config.prefetch, reuse=True)
 
 
-# Yield batches of rows that are all held on the device, drawn one by one without replacement in each epoch.
 def held_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ranks, first_step: int) -> Batches:
+    """Yield batches of rows that are all held on the device, drawn one by one without replacement in each epoch."""
     alone = replace(ranks, rank=0, size=1)
     loader = Loader(data.train, data.train_rows, data.train_rows, data, tables, alone)
     with closing(loader.batches(loader.tasks(0), lambda _: np.arange(len(data.train)), 0)) as whole:
@@ -340,8 +340,8 @@ def held_batches(config: Config, data: DataSet, tables: Sequence[int], ranks: Ra
         yield Batch(numbers.index_select(0, mine), labels.index_select(0, mine), indices.index_select(1, rows))
 
 
-# A permutation of the rows of ``labels``, the same on all ranks; its beginning fills the last ``total`` up.
 def shuffled_rows(seed: int, labels: torch.Tensor, total: int) -> torch.Tensor:
+    """A permutation of the rows of ``labels``, the same on all ranks; its beginning fills the last ``total`` up."""
     generator = torch.Generator(labels.device).manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator, device=labels.device)
     missing = -len(order) % total

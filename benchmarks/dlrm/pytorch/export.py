@@ -56,8 +56,9 @@ def evaluate(evaluation: EvaluationInput, infer: Infer) -> Dict[str, float]:
     return {"auc": area_under_curve(torch.cat(scores), torch.cat(labels))}
 
 
-# Return what is exported: ``training`` has the weights.
 def subject_of(config: Config, data: DataSet, training: Training, alone: Ranks) -> Subject:
+    """Return what is exported: ``training`` has the weights."""
+
     def original(*inputs: np.ndarray) -> Arrays:
         numbers, indices = as_tensors(inputs)
         batch = Batch(numbers, torch.zeros(len(numbers)), indices.t().contiguous().int())

@@ -100,8 +100,8 @@ def scatter(weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, ra
         weight.scatter_add_(0, rows.long().unsqueeze(1).expand_as(step), step)
 
 
-# The same, added in a fixed order on a GPU too.
 def scatter_sorted(weight: torch.Tensor, rows: torch.Tensor, gradient: torch.Tensor, rate: torch.Tensor) -> None:
+    """The same, added in a fixed order on a GPU too."""
     step = gradient.view(-1, weight.shape[1]).float() * -rate
     weight.index_put_((rows,), step, accumulate=True)
 

@@ -109,8 +109,8 @@ def warm_up(training: Training, sizes: Sequence[int]) -> None:
         training.scores(synthetic_batch(config, mine, ranks, config.eval_batch_size))
 
 
-# Return the placement of a checkpoint: what a rank saved are the tables that it had, without their names.
 def saved_placement(saved: Mapping[str, Any], sizes: Sequence[int], ranks: Ranks) -> Placement:
+    """Return the placement of a checkpoint: what a rank saved are the tables that it had, without their names."""
     placement = tuple(tuple(tables) for tables in saved.get("placement", ()))
     rows = sum(sizes[table] for tables in placement[ranks.rank : ranks.rank + 1] for table in tables)
     fits = sorted(sum(placement, ())) == list(range(len(sizes))) and rows == len(saved["tables"])

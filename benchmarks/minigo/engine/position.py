@@ -34,8 +34,9 @@ Array = Any
 # -- the compiled engine ---------------------------------------------------------------------------------
 
 
-# options.h: Rules, Search and Summary
 class NativeRules(ctypes.Structure):
+    """options.h: Rules, Search and Summary"""
+
     _fields_ = (
         ("size", c_int32),
         ("komi", c_float),

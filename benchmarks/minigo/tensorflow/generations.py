@@ -132,8 +132,8 @@ class Generations:
         for _ in self.run.interruptible(rounds()):
             pass
 
+    # Train on the window; return mean losses and the count of positions, None if the run is to stop.
     def _train(self, number: int) -> Optional[Dict[str, float]]:
-        # Train on the window; return mean losses and the count of positions, None if the run is to stop
         config, generator = self.config, np.random.RandomState((self.config.seed + number) % 2**32)
         found = self.run.open(lambda: self._positions(number))
         sums = [tf.zeros(())] * 3
@@ -165,8 +165,8 @@ class Generations:
             mine = examples.own_part(places, self.run.ranks.rank, len(roles.training), batch)
         return Positions(examples.build(games, mine, self.config), steps)
 
+    # Let the new network play from now on, unless it loses against the present one; False: the run is to stop.
     def _promote(self, number: int) -> bool:
-        # Let the new network play from now on, unless it loses against the present one; False: the run is to stop
         config = self.config
         if config.gating_win_rate > 0:
             won = self.match(self.challenger, self.evaluate, config.gating_games, number)
@@ -202,8 +202,8 @@ class Generations:
                     file.write(json.dumps({"generation": number, **found}) + "\n")
             yield number, found
 
+    # The results that an interrupted run wrote; the same on every rank.
     def _known(self) -> Dict[int, Dict[str, float]]:
-        # The results that an interrupted run wrote; the same on every rank
         path, known = self.run.output / EVALUATIONS, {}
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         # What a killed run left of a line is cut off.

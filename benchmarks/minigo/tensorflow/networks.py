@@ -58,7 +58,7 @@ class FrozenNetwork:
     forward: Callable[[tf.Tensor], Any]
 
     def __call__(self, planes: tf.Tensor, training: bool) -> Tuple[tf.Tensor, tf.Tensor]:
-        # Logits (batch, moves) and values (batch,) of the side to move, of planes (batch, N, N, planes)
+        """Logits (batch, moves) and values (batch,) of the side to move, of planes (batch, N, N, planes)."""
         policy, value = self.forward(planes)
         black = tf.cast(planes[:, 0, 0, BLACK_TO_PLAY[self.shape.features]], tf.float32)
         return tf.math.log(policy), tf.reshape(value, (-1,)) * (2.0 * black - 1.0)
@@ -178,7 +178,7 @@ class Evaluator:
         self._pass = tf.function(evaluate, jit_compile=network.config.compiles)
 
     def __call__(self, planes: Any) -> Tuple[Any, Any]:
-        # Policies (batch, moves) and values (batch,) of planes (batch, N, N, planes), at most one pass
+        """Policies (batch, moves) and values (batch,) of planes (batch, N, N, planes), at most one pass."""
         count = len(planes)
         if count == 0:
             return np.zeros((0, self._filled.shape[1] ** 2 + 1), np.float32), np.zeros(0, np.float32)

@@ -54,8 +54,8 @@ class Candidates:
         return (ahead & self._competes[part]).sum(1)
 
 
-# (rows, columns) of True where an item is listed for the first time in its row.
 def first_occurrences(items: torch.Tensor) -> torch.Tensor:
+    """(rows, columns) of True where an item is listed for the first time in its row."""
     found = torch.empty_like(items, dtype=torch.bool)
     for begin in range(0, len(items), 4096):
         ordered, order = torch.sort(items[begin : begin + 4096], dim=1, stable=True)

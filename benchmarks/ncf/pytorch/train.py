@@ -89,8 +89,8 @@ def train_step(training: Training, step_in_epoch: int) -> None:
     losses[step_in_epoch] = loss.detach()
 
 
-# Several steps of the epoch of ``seed``, eagerly, or all of them as one graph; report them.
 def train_steps(training: Training, run: Run, steps: range, seed: int) -> None:
+    """Several steps of the epoch of ``seed``, eagerly, or all of them as one graph; report them."""
     sampler, losses = training.sampler, training.losses
     first = steps.start % sampler.steps_per_epoch
     last = first + len(steps)

@@ -24,8 +24,8 @@ import mxnet as mx  # isort: skip  # after frameworks.mxnet, which settles the o
 WEIGHTS, STATISTICS = "weights/", "statistics/"
 
 
-# Return a checkpoint's weights in their order; the statistics of batch-norm are the means of the ranks' own.
 def arrays_of(saved: Mapping[str, Any]) -> Dict[str, np.ndarray]:
+    """Return a checkpoint's weights in their order; the statistics of batch-norm are the means of the ranks' own."""
     ranks = [each for name, each in saved.items() if name.startswith("rank_")]
     arrays = {name[len(WEIGHTS) :]: value for name, value in saved.items() if name.startswith(WEIGHTS)}
     for name in arrays:

@@ -22,8 +22,8 @@ class FusedOperators:
     batch_norm_add_relu: bool
 
 
-# Ask MXNet for the operators by building them as the network does; they work for NHWC and fp16 only.
 def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
+    """Ask MXNet for the operators by building them as the network does; they work for NHWC and fp16 only."""
     usable = config.device == "gpu" and config.layout == "NHWC" and config.precision == "fp16"
 
     def exists(*names: str) -> bool:
@@ -47,15 +47,15 @@ def missing_operators(config: Config, operators: Any = mx.sym) -> str:
     return f"{reason} no {missing}: batch-norm, sum and ReLU run as separate, slower kernels"
 
 
-# Return the arguments of the batch-norm operators that are numbers.
 def norm_options(config: Config) -> Dict[str, Any]:
+    """Return the arguments of the batch-norm operators that are numbers."""
     axis = config.layout.index("C")
     numbers = {"eps": config.batch_norm_epsilon, "momentum": config.batch_norm_momentum}
     return {"axis": axis, "fix_gamma": False, **numbers}
 
 
-# Return relu(batch_norm(x)), or relu(batch_norm(x) + shortcut), by NVIDIA's operators.
 def fused_norm(operators: Any, options: Dict[str, Any], x: Any, *shortcut: Any, **arrays: Any) -> Any:
+    """Return relu(batch_norm(x)), or relu(batch_norm(x) + shortcut), by NVIDIA's operators."""
     if shortcut:
         return operators.BatchNormAddRelu(data=x, addend=shortcut[0], **arrays, **options)
     return operators.BatchNorm(data=x, act_type="relu", **arrays, **options)

@@ -78,8 +78,8 @@ def wrap(network: nn.Module, config: Config, ranks: Ranks) -> nn.Module:
     return network
 
 
-# Return the network with all-reduce in its backward pass, in buckets of config.bucket_mb.
 def replicated(network: nn.Module, config: Config, ranks: Ranks) -> DistributedDataParallel:
+    """Return the network with all-reduce in its backward pass, in buckets of config.bucket_mb."""
     # PyTorch 2.13 gave the option another name.
     takes = inspect.signature(DistributedDataParallel.__init__).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in takes else "broadcast_buffers"
@@ -97,8 +97,8 @@ def replicated(network: nn.Module, config: Config, ranks: Ranks) -> DistributedD
     return wrapped
 
 
-# Keep the gradients of the pass inside on this rank.
 def no_sync(parallel: nn.Module) -> ContextManager[Any]:
+    """Keep the gradients of the pass inside on this rank."""
     return parallel.no_sync() if hasattr(parallel, "no_sync") else nullcontext()
 
 

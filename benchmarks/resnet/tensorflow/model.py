@@ -119,8 +119,8 @@ def _initial(generator: np.random.RandomState, name: str, shape: Tuple[int, ...]
     return (generator.standard_normal(shape) * deviation).astype("float32")
 
 
-# The array called ``name`` in benchmarks/resnet/architecture.py, with TensorFlow's axes.
 def to_tensorflow(name: str, array: np.ndarray) -> np.ndarray:
+    """The array called ``name`` in benchmarks/resnet/architecture.py, with TensorFlow's axes."""
     if array.ndim == 4:
         return array.transpose(2, 3, 1, 0)
     return array.T if name == "dense.weight" else array

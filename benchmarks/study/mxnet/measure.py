@@ -49,8 +49,8 @@ _UPDATE = re.compile(r"sgd|kvstore|copy[cg]pu2[cg]pu|nccl|horovod|allreduce", re
 _BACKWARD = re.compile(r"backward|setvalueop")
 
 
-# Return what is in use on each device, in MiB; processes on CPUs have one value, whatever their contexts.
 def used_mib(contexts: List[Any]) -> List[float]:
+    """Return what is in use on each device, in MiB; processes on CPUs have one value, whatever their contexts."""
     mx.nd.waitall()
     if contexts[0].device_type != "gpu":
         return [resident_mib()]
@@ -93,15 +93,15 @@ def _fits(training: Training, batch: int, step: Callable[[Training, Batch], None
     return config.device == "gpu" or resident_mib() <= config.memory_limit_mib
 
 
-# Return fp, bp or wu for the name of an operator, or of several that MXNet runs as one, joined by commas.
 def stage_of(name: str) -> str:
+    """Return fp, bp or wu for the name of an operator, or of several that MXNet runs as one, joined by commas."""
     if _UPDATE.search(name):
         return "wu"
     return "bp" if _BACKWARD.search(name.lower()) else "fp"
 
 
-# Profile a few steps; return seconds of a step on one device of this process: fp, bp, wu.
 def seconds_by_stage(training: Training, step: Callable[[], Any]) -> Dict[str, float]:
+    """Profile a few steps; return seconds of a step on one device of this process: fp, bp, wu."""
     mx.nd.waitall()
     # MXNet removes the file that it is given, whatever it is, before it writes the trace: a name of our own, never a
     # device such as /dev/null. It may still be writing it when the folder is removed.
@@ -175,8 +175,8 @@ def gathered(values: List[float], training: Training) -> List[float]:
     return mxnet.total(row)
 
 
-# The rank, and what goes into the file.
 def measured(config: Config) -> Tuple[int, Dict[str, Any]]:
+    """The rank, and what goes into the file."""
     place = start(config)
     before = used_mib(place.contexts)
     training = build(config, place)

@@ -78,7 +78,7 @@ def test_networks_with_the_kernels_train_as_without(monkeypatch, step):
     launches.clear()
     theirs = step("plain")
     assert not launches, "and nowhere else"
-    # Of several layers the errors of single precision add up.
+    # The errors of single precision add up over several layers.
     assert max(float((a.detach() - b.detach()).norm() / b.detach().norm()) for a, b in zip(ours, theirs)) < 1e-4
 
 

@@ -20,7 +20,7 @@ RANKS = (1, 2)
 
 
 def test_accuracy_is_that_of_single_images(digits, together):
-    # Of two ranks, one has 149 images, which are a batch more than the other's 148.
+    # One of two ranks has 149 images, which are a batch more than the other's 148.
     config = resnet.config_of(Config, batch_size=37)
     run = resnet.run_of(config, mxnet, digits, together)
     training = train.build(config, run.ranks, {})

@@ -15,7 +15,7 @@ RANKS = (1, 2)
 
 
 def test_all_images_are_evaluated_with_the_mean_statistics(digits, together):
-    # Of two ranks, one has 149 images, which are a batch more than the other's 148.
+    # One of two ranks has 149 images, which are a batch more than the other's 148.
     config = resnet.config_of(Config, "NHWC", batch_size=37)
     run = resnet.run_of(config, pytorch, digits, together)
     training = train.build(config, run.ranks, {})
