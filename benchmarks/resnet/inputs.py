@@ -4,15 +4,19 @@ Training: read RecordIO by shards, decode a random crop (only the region of inte
 normalize. Evaluation: resize the shorter side, crop the centre, normalize; every image exactly once."""
 
 import sys
-from functools import partial
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 from nvidia.dali import backend, fn, pipeline_def, types
 
 from benchmarks.common.checks import bench
 from benchmarks.common.data.dali import EXECUTOR, resampling
+from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.resnet import events
 from benchmarks.resnet.config import Hyperparameters
 
 # Mean and standard deviation of ImageNet's training images, per colour, on the scale 0..255. The means are
@@ -192,6 +196,22 @@ def training_input(
 ) -> Batches:
     """Return the endless stream of training batches of one rank; it resumes exactly from another one's checkpoint."""
     return Batches(tensors, config, ranks, training_pipeline(config, data, ranks, tensors.gpu(ranks), checkpoint))
+
+
+@contextmanager
+def opened(run: Run, tensors: Any, saved: Mapping[str, Any]) -> Iterator[Tuple[Batches, "EvaluationInput", int]]:
+    """Start the clock, open the data set, of which nothing is read before, and log its size; the input is ``saved``'s.
+
+    Yields batches to train on, the evaluation's, and the steps of an epoch.
+    """
+    config, ranks = run.config, run.ranks
+    train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
+    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
+        run.log(events.hyperparameters(config, ranks.size, timeline.steps_per_epoch))
+        batches = training_input(tensors, config, run.data, ranks, saved.get("input"))
+        evaluation = EvaluationInput(tensors, config, run.data, ranks)
+        run.log(samples(train_images(), evaluation.total))
+        yield batches, evaluation, timeline.steps_per_epoch
 
 
 class EvaluationInput:

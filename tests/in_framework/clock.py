@@ -14,6 +14,7 @@ from benchmarks.common.run.mllog import MLLog
 name, config, data, output = sys.argv[1:]
 framework = importlib.import_module(f"benchmarks.common.frameworks.{name}")
 train = importlib.import_module(f"benchmarks.resnet.{name}.train")
+inputs = importlib.import_module("benchmarks.resnet.inputs")
 run_start = MLLog.run_start
 rank = 0
 
@@ -40,7 +41,7 @@ def started(config):
 
 
 start, framework.start = framework.start, started
-MLLog.run_start, train.count_records = start_in_a_second, read
+MLLog.run_start, inputs.count_records = start_in_a_second, read
 try:
     train.main(["--config", config, "--data", data, "--output", output])
 except Read:

@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.tensorflow.layers import use_keras_policy
 from benchmarks.minigo import models
 from benchmarks.minigo.engine import Games
 from benchmarks.minigo.examples import GoGames
@@ -30,12 +31,10 @@ from benchmarks.minigo.tensorflow.train import build, train_step
 
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
-KERAS_POLICIES = {"fp32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-
 
 def bare_network(config: Config) -> Any:
     layers = tf.keras.layers
-    tf.keras.mixed_precision.set_global_policy(KERAS_POLICIES[config.precision])
+    use_keras_policy(config.precision)
 
     def conv_norm(x: Any, filters: int, size: int) -> Any:
         x = layers.Conv2D(filters, size, padding="same", use_bias=False)(x)

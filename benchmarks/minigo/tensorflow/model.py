@@ -10,12 +10,11 @@ from typing import Any, Dict, Mapping, Tuple
 
 import tensorflow as tf
 
+from benchmarks.common.tensorflow.layers import DTYPES, batch_norm
 from benchmarks.minigo import models
 from benchmarks.minigo.tensorflow.config import Config
 
-TYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
-NORM_MOMENTUM = 0.95
-NORM_EPSILON = 1e-5
+NORM = {"momentum": 0.95, "epsilon": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Network:
 
         ``training`` normalizes by the batch and moves the running statistics.
         """
-        x = tf.cast(planes, TYPES[self.config.precision])
+        x = tf.cast(planes, DTYPES[self.config.precision])
         x = tf.nn.relu(self._conv_norm(x, "stem", training))
         for block in range(self.shape.trunk_layers):
             inner = tf.nn.relu(self._conv_norm(x, f"block{block}.1", training))
@@ -60,23 +59,13 @@ class Network:
 
     def _conv_norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
         x = tf.nn.conv2d(x, tf.cast(self.variables[f"{name}.weight"], x.dtype), 1, "SAME")
-        mean, variance = self.variables[f"{name}.mean"], self.variables[f"{name}.variance"]
-        normalized, batch_mean, batch_variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=self.variables.get(f"{name}.gamma", tf.ones_like(mean)),
-            offset=self.variables.get(f"{name}.beta", tf.zeros_like(mean)),
-            mean=tf.constant([]) if training else mean,
-            variance=tf.constant([]) if training else variance,
-            epsilon=NORM_EPSILON,
-            is_training=training,
-        )
-        if training:
-            mean.assign_sub((1.0 - NORM_MOMENTUM) * (mean - batch_mean))
-            variance.assign_sub((1.0 - NORM_MOMENTUM) * (variance - batch_variance))
-        return normalized
+        statistics = [self.variables[f"{name}.{part}"] for part in ("mean", "variance")]
+        scale = self.variables.get(f"{name}.gamma", tf.ones_like(statistics[0]))
+        offset = self.variables.get(f"{name}.beta", tf.zeros_like(statistics[0]))
+        return batch_norm(x, scale, offset, statistics, **NORM, training=training)
 
     def _dense(self, x: tf.Tensor, name: str) -> tf.Tensor:
-        kind = TYPES[self.config.precision]
+        kind = DTYPES[self.config.precision]
         weight = self.variables[f"{name}.weight"]
         x = tf.reshape(x, (-1, weight.shape[0]))
         product = tf.matmul(tf.cast(x, kind), tf.cast(weight, kind))

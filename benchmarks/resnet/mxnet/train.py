@@ -8,7 +8,7 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 """
 
 import tempfile
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
@@ -18,13 +18,12 @@ from mxnet import autograd
 from benchmarks.common.frameworks import mxnet
 from benchmarks.common.frameworks.mxnet import hvd
 from benchmarks.common.run import stopping
-from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.resnet import events
 from benchmarks.resnet.architecture import input_shape
-from benchmarks.resnet.inputs import Batches, EvaluationInput, count_records, steps_per_epoch, training_input
+from benchmarks.resnet.inputs import Batches, EvaluationInput, opened
 from benchmarks.resnet.mxnet import data, model, optimizer
 from benchmarks.resnet.mxnet.config import Config
 
@@ -147,14 +146,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.log(events.initialization(config))
         training = build(config, ranks, saved)
         warm_up(training)
-    train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
-    # The index is read behind run_start, like all of the data set.
-    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
-        steps = timeline.steps_per_epoch
-        run.log(events.hyperparameters(config, ranks.size, steps))
-        batches = training_input(data, config, run.data, ranks, saved.get("input"))
-        evaluation = EvaluationInput(data, config, run.data, ranks)
-        run.log(samples(train_images(), evaluation.total))
+    with opened(run, data, saved) as (batches, evaluation, steps):
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():

@@ -9,7 +9,7 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 
 import inspect
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
@@ -20,14 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.frameworks.pytorch import autocast
-from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import abilities, networks, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured, on_side_stream, repeated
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import Batches, EvaluationInput, count_records, steps_per_epoch, training_input
+from benchmarks.resnet.inputs import Batches, EvaluationInput, opened
 from benchmarks.resnet.pytorch import data, model, operators, optimizer
 from benchmarks.resnet.pytorch.config import Config
 from benchmarks.resnet.pytorch.optimizer import MomentumSGD
@@ -207,14 +206,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.initialization():
         run.log(events.initialization(config))
         training = build(config, ranks, saved)
-    train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
-    # The index is read behind run_start, like all of the data set.
-    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
-        steps = timeline.steps_per_epoch
-        run.log(events.hyperparameters(config, ranks.size, steps))
-        batches = training_input(data, config, run.data, ranks, saved.get("input"))
-        evaluation = EvaluationInput(data, config, run.data, ranks)
-        run.log(samples(train_images(), evaluation.total))
+    with opened(run, data, saved) as (batches, evaluation, steps):
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():

@@ -15,6 +15,7 @@ from typing import Any, Callable, List, Tuple
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.tensorflow.layers import use_keras_policy
 from benchmarks.resnet.architecture import bench_title, input_shape
 from benchmarks.resnet.inputs import bench_subject
 from benchmarks.resnet.tensorflow import data as tensors
@@ -26,14 +27,13 @@ from benchmarks.resnet.tensorflow.train import build, count_hits, train_step
 import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
 
 KERAS_DEPTHS = (50, 101, 152)
-KERAS_POLICIES = {"fp32": "float32", "tf32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 def bare_network(config: Config) -> Tuple[Callable[[tf.Tensor], tf.Tensor], List[Any]]:
     if config.depth not in KERAS_DEPTHS:
         network = model.build(config)
         return (lambda images: network(images, training=True)), list(network.trained.values())
-    tf.keras.mixed_precision.set_global_policy(KERAS_POLICIES[config.precision])
+    use_keras_policy(config.precision)
     make = getattr(tf.keras.applications, f"ResNet{config.depth}")
     shape = input_shape(config)[1:]
     keras = make(weights=None, input_shape=shape, classes=config.num_classes, classifier_activation=None)

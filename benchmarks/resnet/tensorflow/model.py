@@ -10,10 +10,9 @@ from typing import Dict, List, Tuple
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.common.tensorflow.layers import DTYPES, batch_norm
 from benchmarks.resnet import architecture
 from benchmarks.resnet.tensorflow.config import Config
-
-TYPES = {"fp32": tf.float32, "tf32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class Network:
 
         ``training`` normalizes by the batch and moves the running statistics.
         """
-        x = tf.cast(images, TYPES[self.config.precision])
+        x = tf.cast(images, DTYPES[self.config.precision])
         x = tf.nn.relu(self._conv_norm(x, architecture.stem(self.config), "stem", "", training))
         # After ReLU a border of zeros changes no maximum.
         x = tf.nn.max_pool2d(tf.pad(x, _both_sides(1)), 3, 2, "VALID")
         for block in architecture.residual_blocks(self.config):
             x = self._block(x, block, training)
         x = tf.reduce_mean(tf.cast(x, tf.float32), axis=(1, 2))
-        x = tf.matmul(tf.cast(x, TYPES[self.config.precision]), self._weight("dense.weight"))
+        x = tf.matmul(tf.cast(x, DTYPES[self.config.precision]), self._weight("dense.weight"))
         return tf.cast(x, tf.float32) + self.variables["dense.bias"]
 
     def _block(self, x: tf.Tensor, block: architecture.Block, training: bool) -> tf.Tensor:
@@ -60,7 +59,7 @@ class Network:
         return tf.nn.relu(x + shortcut)
 
     def _weight(self, name: str) -> tf.Tensor:
-        return tf.cast(self.variables[name], TYPES[self.config.precision])
+        return tf.cast(self.variables[name], DTYPES[self.config.precision])
 
     def _conv_norm(self, x: tf.Tensor, conv: architecture.Conv, prefix: str, number: str, training: bool) -> tf.Tensor:
         padding, edge = "SAME", conv.kernel // 2
@@ -68,25 +67,9 @@ class Network:
             # With stride 2 "SAME" pads one side only, and the other frameworks both.
             x, padding = tf.pad(x, _both_sides(edge)), "VALID"
         x = tf.nn.conv2d(x, self._weight(f"{prefix}.conv{number}.weight"), conv.stride, padding)
-        return self._norm(x, f"{prefix}.norm{number}", training)
-
-    def _norm(self, x: tf.Tensor, name: str, training: bool) -> tf.Tensor:
-        gamma, beta, mean, variance = (self.variables[f"{name}.{part}"] for part in architecture.NORM)
-        normalized, batch_mean, batch_variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=x,
-            scale=gamma,
-            offset=beta,
-            mean=tf.constant([]) if training else mean,
-            variance=tf.constant([]) if training else variance,
-            epsilon=self.config.batch_norm_epsilon,
-            is_training=training,
-        )
-        if training:
-            # The variance is that of a sample (divided by n - 1), as cuDNN's.
-            rest = 1.0 - self.config.batch_norm_momentum
-            mean.assign_sub(rest * (mean - batch_mean))
-            variance.assign_sub(rest * (variance - batch_variance))
-        return normalized
+        gamma, beta, *statistics = (self.variables[f"{prefix}.norm{number}.{part}"] for part in architecture.NORM)
+        options = {"momentum": self.config.batch_norm_momentum, "epsilon": self.config.batch_norm_epsilon}
+        return batch_norm(x, gamma, beta, statistics, **options, training=training)
 
 
 # Padding of ``edge`` pixels on all four sides; oneDNN knows no convolution with explicit padding.

@@ -7,18 +7,17 @@ OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a r
 resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run import stopping
-from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.resnet import events
-from benchmarks.resnet.inputs import Batches, EvaluationInput, count_records, steps_per_epoch, training_input
+from benchmarks.resnet.inputs import Batches, EvaluationInput, opened
 from benchmarks.resnet.tensorflow import data, model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
 
@@ -149,20 +148,13 @@ def _variables(training: Training) -> Dict[str, tf.Variable]:
 
 def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, tensorflow, __doc__, argv, events.WORDING)
-    config, ranks, saved = run.config, run.ranks, run.saved
+    config, saved = run.config, run.saved
     with run.initialization():
         run.log(events.initialization(config))
         training = build(config, saved)
         step_graph = tf.function(partial(train_step, training))
         warm_up(training, step_graph)
-    train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
-    # The index is read behind run_start, like all of the data set.
-    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
-        steps = timeline.steps_per_epoch
-        run.log(events.hyperparameters(config, ranks.size, steps))
-        batches = training_input(data, config, run.data, ranks, saved.get("input"))
-        evaluation = EvaluationInput(data, config, run.data, ranks)
-        run.log(samples(train_images(), evaluation.total))
+    with opened(run, data, saved) as (batches, evaluation, steps):
         run.register_state(partial(state_dict, training), partial(rank_state_dict, training, batches))
         for _ in run.blocks():
             for step in run.steps():
