@@ -225,11 +225,10 @@ _PERCENT = 100.0
 def target_after_stop(run: RunLog) -> Iterator[Oddity]:
     if run.stop_s is None or not run.targets or not run.converged or run.benchmark in OFF_THE_CLOCK:
         return
-    met = [point for point in run.quality if all(target.met_by(point.values) for target in run.targets)]
-    times = [point.time_s for point in met if point.time_s is not None]
-    if met and len(times) == len(met) and min(times) > run.stop_s + _SLACK_S:
-        first = min(met, key=lambda point: point.time_s or 0.0)
-        yield Oddity(f"{duration(min(times) - run.stop_s)} after run_stop", run.path, first.line)
+    times = [(point.time_s, point.line) for point in run.met if point.time_s is not None]
+    if times and len(times) == len(run.met) and min(times)[0] > run.stop_s + _SLACK_S:
+        seconds, line = min(times)
+        yield Oddity(f"{duration(seconds - run.stop_s)} after run_stop", run.path, line)
 
 
 def quality_units(run: RunLog) -> Iterator[Oddity]:

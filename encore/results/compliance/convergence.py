@@ -209,8 +209,8 @@ def _length(run: RunLog, benchmark: str) -> float | None:
         return None
     if run.status != "success":
         return _INFINITE
-    before = [each for each in run.quality if run.last_stop_line is None or each.line < run.last_stop_line]
-    last = (before or list(run.quality))[-1]
+    stop = run.stops[-1][0] if run.stops else math.inf
+    last = next((each for each in reversed(run.quality) if each.line < stop), run.quality[-1])
     known = benchmark_of(benchmark)
     if known and known.samples_count:
         return last.samples

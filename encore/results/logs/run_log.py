@@ -19,8 +19,8 @@ from encore.results.logs.reader import Dialect, Event, ReadEvents, number_of, re
 from encore.results.rules import BLEU_BENCHMARKS, ROUND_KEYS, Target, canonical, find_round, targets_of
 from encore.results.words import apart
 
-_MOST = 100_000  # Public logs have up to some hundred evaluations; what comes after this many is no training
-_RECENT = 8
+_MOST_EVALUATIONS = 100_000  # Public logs have up to some hundred; what comes after this many is no training
+_RECENT = 8  # Evaluations before one that it may repeat, as several ranks' logs do
 _VALUES = 16
 
 _BOX_AND_MASK = ("BBOX", "SEGM")
@@ -36,50 +36,6 @@ class Quality:
     time_s: float | None
     line: int
     values: Mapping[str, float]
-
-
-@dataclass(kw_only=True)
-class Evaluations:
-    """The evaluations of a log, without those that repeat one before them."""
-
-    kept: list[Quality] = field(default_factory=list)  # In file order; as many as a log can mean
-    numberless: int | None = None  # Line of the first evaluation without a number, such as NaN
-    _newest: dict[_Position, int] = field(default_factory=dict)
-
-    def add(self, event: Event, batch: float | None) -> None:
-        """Note an evaluation, unless it repeats one of those before it, as several ranks' logs do."""
-        metadata, value = event.metadata, event.value
-        if isinstance(value, dict) and event.dialect in ("v0.5", "mlperf"):
-            metadata = value
-        steps, samples = number_of(metadata.get("step_num")), number_of(metadata.get("samples_count"))
-        if samples is None and steps is not None and batch is not None:
-            samples = steps * batch
-        metric = metadata.get("metric")
-        point = Quality(
-            epoch=number_of(metadata.get("epoch_num", metadata.get("epoch"))),
-            samples=samples,
-            time_s=event.time_s,
-            line=event.line,
-            values=_values(value, str(metric or "value")),
-        )
-        if not point.values or len(self.kept) == _MOST:
-            self.numberless = self.numberless or event.line
-            return
-        if any(point.epoch == old.epoch and point.values == old.values for old in self.kept[-_RECENT:]):
-            return
-        if metric is None or not self._joined(point, (point.epoch, samples, steps)):
-            self.kept.append(point)
-
-    # Join metrics of one checkpoint that are logged one by one, as Stable Diffusion's; return whether it was.
-    def _joined(self, point: Quality, position: _Position) -> bool:
-        at = self._newest.get(position)
-        if at is not None and self.kept[at].values.keys().isdisjoint(point.values):
-            values = {**self.kept[at].values, **point.values}
-            times = [each for each in (self.kept[at].time_s, point.time_s) if each is not None]
-            self.kept[at] = replace(point, values=values, time_s=max(times, default=None))
-            return True
-        self._newest[position] = len(self.kept)
-        return False
 
 
 # Numbers of an evaluation; Mask R-CNN's of v0.6 are a pair, or are deeper, under "accuracy".
@@ -170,15 +126,6 @@ class Stated(NamedTuple):
     line: int = 0
 
 
-class Untimely(NamedTuple):
-    """A run_start or run_stop that has no time at which a run can have been."""
-
-    key: str
-    line: int
-    time_s: float | None
-    refused_time: str  # What was written in place of a number
-
-
 @dataclass(kw_only=True)
 class RunLog:
     """What one log says. ``minutes`` is there exactly when the run converged and the log is whole."""
@@ -196,7 +143,6 @@ class RunLog:
     status: str | None = None
     start_s: float | None = None
     stop_s: float | None = None
-    last_stop_line: int | None = None  # Line of the last run_stop: what is evaluated after it is not of the run
     elapsed_minutes: float | None = None  # Minutes from run_start to run_stop, whether or not the run converged
     minutes: float | None = None
     reason: Reason | None = None
@@ -208,7 +154,6 @@ class RunLog:
     train_samples: float | None = None
     eval_samples: float | None = None
     hyperparameters: dict[str, object] = field(default_factory=dict)
-    init_seconds: float | None = None
     phases: list[Phase] = field(default_factory=list)
     stated: list[Stated] = field(default_factory=list)  # What the log states of its own speed, in file order
     # Line and time of every run_start; the first one counts, as of the stops.
@@ -231,10 +176,15 @@ class RunLog:
         return next((point.epoch for point in reversed(self.quality) if point.epoch is not None), None)
 
     @property
+    def met(self) -> list[Quality]:
+        """The evaluations that met the targets; all, where no target is known."""
+        return [point for point in self.quality if all(target.met_by(point.values) for target in self.targets)]
+
+    @property
     def best_quality(self) -> Mapping[str, float]:
         """The values of the last evaluation that met the targets, else of the last one."""
-        met = [point.values for point in self.quality if all(target.met_by(point.values) for target in self.targets)]
-        return ([{}] + [point.values for point in self.quality] + met)[-1]
+        evaluations = self.met or self.quality
+        return evaluations[-1].values if evaluations else {}
 
 
 # A log while it is read: what is known of the run, and what decides whether its time counts.
@@ -243,11 +193,15 @@ class _Reading:
     run: RunLog
     benchmarks: dict[str, None] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
-    evaluations: Evaluations = field(default_factory=Evaluations)
+    # In file order, without those that repeat one before them; as many as a log can mean.
+    evaluations: list[Quality] = field(default_factory=list)
+    numberless: int | None = None  # Line of the first evaluation without a number, such as NaN
+    # Places in ``evaluations`` by epoch, samples and step, of metrics that are logged one by one.
+    newest: dict[_Position, int] = field(default_factory=dict)
     # A log has as many as ranks: a dictionary keeps their order and finds one at once.
     seeds: dict[int, None] = field(default_factory=dict)
     restarted: int | None = None
-    untimely: Untimely | None = None  # The first one
+    untimely: Event | None = None  # The first run_start or run_stop without a time at which a run can have been
     eval_result_s: float | None = None
     damaged: list[tuple[int, str]] = field(default_factory=list)
     last_damaged: tuple[int, str] | None = None
@@ -306,7 +260,7 @@ class _Reading:
         if event.time_s and str(event.metadata.get("file")).endswith(_HUGECTR):
             return event
         if event.key in ("run_start", "run_stop") and self.untimely is None:
-            self.untimely = Untimely(event.key, event.line, event.time_s, event.refused_time)
+            self.untimely = event
             self.run.untimely_line = event.line
         return event if event.time_s is None else event._replace(time_s=None)
 
@@ -336,7 +290,38 @@ class _Reading:
             run.stops.append((event.line, event.time_s))
 
     def eval_accuracy(self, event: Event) -> None:
-        self.evaluations.add(event, self.run.global_batch)
+        """Note an evaluation, unless it repeats one of those before it."""
+        metadata, value, batch = event.metadata, event.value, self.run.global_batch
+        if isinstance(value, dict) and event.dialect in _NAMING_DIALECTS:
+            metadata = value
+        steps, samples = number_of(metadata.get("step_num")), number_of(metadata.get("samples_count"))
+        if samples is None and steps is not None and batch is not None:
+            samples = steps * batch
+        metric = metadata.get("metric")
+        point = Quality(
+            epoch=number_of(metadata.get("epoch_num", metadata.get("epoch"))),
+            samples=samples,
+            time_s=event.time_s,
+            line=event.line,
+            values=_values(value, str(metric or "value")),
+        )
+        if not point.values or len(self.evaluations) == _MOST_EVALUATIONS:
+            self.numberless = self.numberless or event.line
+            return
+        repeats = any((point.epoch, point.values) == (old.epoch, old.values) for old in self.evaluations[-_RECENT:])
+        if not repeats and (metric is None or not self._joined(point, (point.epoch, samples, steps))):
+            self.evaluations.append(point)
+
+    # Join metrics of one checkpoint that are logged one by one, as Stable Diffusion's; return whether it was.
+    def _joined(self, point: Quality, position: _Position) -> bool:
+        at = self.newest.get(position)
+        if at is None or not self.evaluations[at].values.keys().isdisjoint(point.values):
+            self.newest[position] = len(self.evaluations)
+            return False
+        before = self.evaluations[at]
+        times = [each for each in (before.time_s, point.time_s) if each is not None]
+        self.evaluations[at] = replace(point, values={**before.values, **point.values}, time_s=max(times, default=None))
+        return True
 
     def eval_result(self, event: Event) -> None:
         seconds = number_of(event.metadata.get("timestamp"))
@@ -373,12 +358,8 @@ class _Reading:
         found = (round_, "as asked for", False) if round_ else find_round(run.path, *evidence)
         run.round, run.round_found, run.round_is_guess = found
         run.benchmark = self.benchmark or canonical(run.path.absolute().parent.name)
-        run.quality = _one_unit(self.evaluations.kept, run.benchmark, run.round, "mllog" in run.dialects)
+        run.quality = _one_unit(self.evaluations, run.benchmark, run.round, "mllog" in run.dialects)
         run.seeds = tuple(self.seeds)
-        run.last_stop_line = run.stops[-1][0] if run.stops else None
-        begin = next((at for at, phase in enumerate(run.phases) if phase.name == "init_start"), len(run.phases))
-        end = next((phase for phase in run.phases[begin:] if phase.name == "init_stop"), None)
-        run.init_seconds = end.time_s - run.phases[begin].time_s if end else None
         if run.round and run.benchmark and run.division != "open":
             run.targets = targets_of(run.round, run.benchmark, run.global_batch)
         run.start_s, run.stop_s, run.elapsed_minutes = self._clock()
@@ -402,10 +383,8 @@ class _Reading:
     def _judge(self) -> tuple[Reason | None, str]:
         elapsed = self.run.elapsed_minutes
         if self.run.events == 0 and self.last_damaged:
-            return (
-                Reason.DAMAGED,
-                f"no whole MLPerf event in the file: {_damage(*(self.damaged or [self.last_damaged])[0])}",
-            )
+            first = self.damaged[0] if self.damaged else self.last_damaged
+            return Reason.DAMAGED, f"no whole MLPerf event in the file: {_damage(*first)}"
         if self.run.events == 0:
             return Reason.NO_EVENTS, "no MLPerf event (:::MLLOG, :::MLL, :::MLPv0.5.0 or MLPerf:) in the file"
         if self.damaged:
@@ -435,12 +414,11 @@ class _Reading:
         quality, targets = self.run.quality, self.run.targets
         if self.run.status is not None and self.run.status != "success":
             return Reason.ABORTED, f"run_stop says {self.run.status!r}"
-        if not quality and self.evaluations.numberless is not None:
-            return Reason.NO_QUALITY, f"eval_accuracy in line {self.evaluations.numberless} has no number"
+        if not quality and self.numberless is not None:
+            return Reason.NO_QUALITY, f"eval_accuracy in line {self.numberless} has no number"
         if not quality:
             return Reason.NO_QUALITY, "no eval_accuracy event, so nothing shows that the target was reached"
-        reached = any(all(target.met_by(point.values) for target in targets) for point in quality)
-        if targets and not reached:
+        if targets and not self.run.met:
             wanted = ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in targets)
             last = apart(quality[-1].values, {target.name: target.value for target in targets})
             explanation = f"target {wanted}; the last evaluation has {last or 'no number'}"
@@ -479,7 +457,7 @@ def _damage(line: int, text: str) -> str:
     return f"line {line} holds a damaged event: {text[:80].strip()}" if line else text.removeprefix(":::ML ")
 
 
-def _untimely(found: Untimely) -> str:
+def _untimely(found: Event) -> str:
     place, seconds = f"{found.key} in line {found.line}", found.time_s
     if seconds is None:
         return f"{place} has {f'the time {found.refused_time}, which is none' if found.refused_time else 'no time'}"

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, fields
 
 from encore.results.logs.run_log import Phase, Quality, RunLog
 
-_TRAINING_STARTS = ("epoch_start", "block_start", "train_epoch")
+_EPOCH_STARTS = ("epoch_start", "train_epoch")
+_TRAINING_STARTS = (*_EPOCH_STARTS, "block_start")
 # No run of any round trained for this many epochs: a larger number is one of steps or samples.
 _STEPS_FROM = {"unet3d": 10_000}
 _STEPS_FROM_ELSE = 1000
@@ -57,20 +58,21 @@ class Curve:
 
 def phases_of(run: RunLog) -> Phases:
     """Return where the time of the run went."""
+    begun = list(itertools.dropwhile(lambda phase: phase.name != "init_start", run.phases))
+    ready = next((phase for phase in begun if phase.name == "init_stop"), None)
+    init = ready.time_s - begun[0].time_s if ready else None
     if run.start_s is None or run.stop_s is None:
-        return Phases(init_s=run.init_seconds)
+        return Phases(init_s=init)
     start, stop = run.start_s, run.stop_s
     phases = [phase for phase in run.phases if start <= phase.time_s <= stop]
     first = min((phase.time_s for phase in phases if phase.name in _TRAINING_STARTS), default=None)
     evaluations = list(intervals_of(phases, "eval", stop))
     evaluate = _covered(evaluations) if evaluations else None
-    starting = None if first is None else first - start
-    train = None if first is None else stop - first - (evaluate or 0.0)
     epochs = _epochs(phases, evaluations, stop)
     return Phases(
-        init_s=run.init_seconds,
-        start_s=starting,
-        train_s=train,
+        init_s=init,
+        start_s=None if first is None else first - start,
+        train_s=None if first is None else stop - first - (evaluate or 0.0),
         evaluate_s=evaluate,
         first_epoch_s=epochs[0] if len(epochs) > 1 else None,
         epoch_s=statistics.median(epochs[1:]) if len(epochs) > 1 else None,
@@ -94,16 +96,15 @@ def length_of(run: RunLog) -> Length | None:
     point = deciding(run)
     if point is None:
         return None
-    if run.benchmark in _COUNTS_SAMPLES and (point.epoch is None or point.epoch <= 1):
+    logged = point.epoch
+    if run.benchmark in _COUNTS_SAMPLES and (logged is None or logged <= 1):
         samples = point.samples or run.train_samples
         return Length(value=samples, unit="samples") if samples else None
-    if point.epoch is None:
-        if point.samples:
-            return Length(value=point.samples, unit="samples")
-        return _counted(run, point)
-    if point.epoch >= _STEPS_FROM.get(run.benchmark or "", _STEPS_FROM_ELSE):
-        return Length(value=point.epoch, unit="steps or samples")
-    epoch = _inside_epoch(run, point) or _from_zero(run, point) or point.epoch
+    if logged is None:
+        return Length(value=point.samples, unit="samples") if point.samples else _counted(run, point)
+    if logged >= _STEPS_FROM.get(run.benchmark or "", _STEPS_FROM_ELSE):
+        return Length(value=logged, unit="steps or samples")
+    epoch = _inside_epoch(run, point, logged) or _from_zero(run, point, logged) or logged
     return Length(value=epoch, unit="epochs") if epoch > 0 else _counted(run, point)
 
 
@@ -113,13 +114,12 @@ def deciding(run: RunLog) -> Quality | None:
     Where none on the clock met the target, it is the first that did: Minigo's checkpoints are evaluated later, up to
     that one, which is the last where no target is known (in the open division).
     """
-    met = [point for point in run.quality if all(target.met_by(point.values) for target in run.targets)]
-    met = met if run.targets else met[-1:]
-    limit = None if run.stop_s is None else run.stop_s + _SLACK_S
-    on_time = [point for point in run.quality if limit is None or point.time_s is None or point.time_s <= limit]
+    met = run.met if run.targets else run.met[-1:]
+    limit = math.inf if run.stop_s is None else run.stop_s + _SLACK_S
+    on_time = [point for point in run.quality if point.time_s is None or point.time_s <= limit]
     if run.converged and met and not any(point in on_time for point in met):
         return met[0]
-    evaluations = on_time or list(run.quality)
+    evaluations = on_time or run.quality
     return evaluations[-1] if evaluations else None
 
 
@@ -136,26 +136,19 @@ def curve_of(run: RunLog) -> Curve:
         else:
             points.append((where, minutes, dict(point.values)))
     names = tuple(points[-1][2]) if points else ()
-    whole = _thinned([(minutes, values) for _, minutes, values in points if all(name in values for name in names)])
+    whole = [(minutes, values) for _, minutes, values in points if all(name in values for name in names)]
+    if len(whole) > MOST_POINTS:
+        whole = [whole[round(number * (len(whole) - 1) / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
     return Curve(
         minutes=tuple(minutes for minutes, _ in whole),
         values={name: tuple(values[name] for _, values in whole) for name in names},
     )
 
 
-def _thinned(points: list[tuple[float, dict[str, float]]]) -> list[tuple[float, dict[str, float]]]:
-    last = len(points) - 1
-    if last < MOST_POINTS:
-        return points
-    return [points[round(number * last / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
-
-
 # Numbers of the epochs begun before the evaluation.
 def _begun(run: RunLog, point: Quality) -> list[float | None]:
     until = math.inf if point.time_s is None else point.time_s
-    return [
-        phase.epoch for phase in run.phases if phase.name in ("epoch_start", "train_epoch") and phase.time_s <= until
-    ]
+    return [phase.epoch for phase in run.phases if phase.name in _EPOCH_STARTS and phase.time_s <= until]
 
 
 # Epochs begun before the evaluation; the evaluations themselves where the log has no epochs.
@@ -166,15 +159,15 @@ def _counted(run: RunLog, point: Quality) -> Length:
 
 # Epochs begun before the evaluation, where the log numbers its epochs from 0 and without gaps. Such logs number their
 # evaluations from 1, from 0, or from -1 (NVIDIA's Transformer of v0.5).
-def _from_zero(run: RunLog, point: Quality) -> float | None:
+def _from_zero(run: RunLog, point: Quality, logged: float) -> float | None:
     labels = [epoch for epoch in _begun(run, point) if epoch is not None]
-    whole = bool(labels) and labels == list(range(len(labels))) and point.epoch is not None
-    return float(len(labels)) if whole and abs((point.epoch or 0.0) - labels[-1]) <= 1 else None
+    whole = bool(labels) and labels == list(range(len(labels)))
+    return float(len(labels)) if whole and abs(logged - labels[-1]) <= 1 else None
 
 
 # Epochs done at an evaluation inside an epoch, numbered by that epoch's number and the part done.
 # So NVIDIA's DLRM of v0.7 has them: 1.9 after nine tenths of epoch 1, where epochs are numbered from 1.
-def _inside_epoch(run: RunLog, point: Quality) -> float | None:
+def _inside_epoch(run: RunLog, point: Quality, logged: float) -> float | None:
     until = math.inf if point.time_s is None else point.time_s
     # Some logs round the times, so that the epoch seems to end before its evaluation has.
     begun = [phase.time_s for phase in run.phases if phase.name == "eval_start" and phase.time_s <= until]
@@ -185,12 +178,10 @@ def _inside_epoch(run: RunLog, point: Quality) -> float | None:
         for phase in run.phases
         if phase.name in names and phase.epoch is not None and phase.time_s <= until
     ]
-    if not bounds or bounds[-1][0] == "epoch_stop" or point.epoch is None:
+    if not bounds or bounds[-1][0] == "epoch_stop":
         return None
     first, opened = bounds[0][1], bounds[-1][1]
-    if first not in (0, 1) or not opened < point.epoch <= opened + 1:
-        return None
-    return point.epoch - first
+    return logged - first if first in (0, 1) and opened < logged <= opened + 1 else None
 
 
 def intervals_of(phases: Sequence[Phase], name: str, stop: float) -> Iterator[tuple[float, float]]:
@@ -214,7 +205,7 @@ def _covered(intervals: Sequence[tuple[float, float]], low: float = 0.0, high: f
 def _epochs(phases: Sequence[Phase], evaluations: Sequence[tuple[float, float]], stop: float) -> list[float]:
     starts: dict[float | None, float] = {}
     for phase in phases:
-        if phase.name in ("epoch_start", "train_epoch"):
+        if phase.name in _EPOCH_STARTS:
             starts.setdefault(phase.epoch, phase.time_s)
     times = sorted(starts.values())
     edges = [*times, stop]
