@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from encore.results.compare.compare import WITHIN, Verdict, decide, factor_of, length_factor
-from encore.results.compare.sides import length_samples
+from encore.results.compare.sides import Trained, samples_of
 from encore.results.logs.timing import length_of
 from encore.results.published.tables import COLUMNS, DATA_FILE, load_calibration
 from encore.results.scores.score import score_folder
@@ -83,8 +83,9 @@ def verdict_of(ours: Runs, theirs: Runs) -> Verdict:
     sides = []
     for runs in (ours, theirs):
         trimmed = 1 if len(runs) >= 5 else 0
-        kept = sorted(runs)[trimmed : len(runs) - trimmed]
-        sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *length_samples(runs, kept, trimmed)))
+        counted = range(trimmed, len(runs) - trimmed)
+        trained = [Trained(*run, reached=True, counted=number in counted) for number, run in enumerate(sorted(runs))]
+        sides.append((Sample.of([minutes for minutes, _ in runs], trimmed), *samples_of(trained, trimmed)))
     (score, lengths, per_length), (their_score, their_lengths, their_per_length) = sides
     time = factor_of("time", "min", score, their_score)
     if time is None:

@@ -15,7 +15,7 @@ from encore.errors import ExitCode
 from encore.results import findings as rates
 from encore.results.audit.judge import RULES, Audit, audit_path
 from encore.results.audit.logs import clock_backwards, faster_than_stated, implausible_time
-from encore.results.compare.digest import digests
+from encore.results.compare.sides import digests
 from encore.results.logs.run_log import Phase, RunLog, Stated
 from tests.results.mutants import mutate
 from tests.results.result_logs import START_MS, mll, mllog, resnet_v07, write_set

@@ -16,9 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from encore.results.compare.digest import submission
 from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
-from encore.results.compare.sides import Side, scores_compared, with_official_scores
+from encore.results.compare.sides import Side, scores_compared, submission, with_official_scores
 from encore.results.published.systems import family
 from encore.results.rules import data_size
 from encore.results.scores.score import NOT_CONVERGED, Lack

@@ -1,13 +1,8 @@
-"""What is kept of the submitted logs: times, lengths, phases, curves and hyperparameters of every public set.
-
-    from encore.results.compare.digest import submission
-    side = submission(cell)
-    print(side.score.spread, side.phases, side.curves)
-
-``data/digests/`` holds one file per round of v0.5 to v5.1, one line per set; only the round that is asked for is
-read. They are made from checkouts of the public result repositories:
+"""Make ``data/digests/`` from checkouts of the public result repositories; ``sides`` reads what is kept there.
 
     python -m encore.results.compare.digest FOLDER...
+
+One file per round of v0.5 to v5.1 and one line per set: times, lengths, phases, curves and hyperparameters.
 """
 
 import argparse
@@ -17,7 +12,7 @@ import lzma
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,13 +22,13 @@ from rich.console import Console
 from rich.progress import track
 
 from encore.errors import EncoreError
-from encore.results.compare.sides import Side, Trained, known_targets, load_sides, samples_of, score_sample, side_of
+from encore.results.compare.sides import Side, load_sides
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.timing import PHASE_NAMES, Curve, length_of, mean_phases, phases_of
-from encore.results.published.published import DATA, PublishedResult, lines_of, load_published, system_of
+from encore.results.logs.timing import PHASE_NAMES, length_of, phases_of
+from encore.results.published.published import DATA, load_published
 from encore.results.published.systems import cells_at
-from encore.results.rules import ROUNDS, Rule, canonical, rule_for
-from encore.results.scores.score import find_sets, score_folder
+from encore.results.rules import ROUNDS, canonical
+from encore.results.scores.score import find_sets
 from encore.results.table import grouped
 
 # Significant digits: of times and lengths, which are compared; of phases and curves, which are shown.
@@ -245,93 +240,6 @@ def _row(side: Side, name: str) -> dict[str, str]:
         "converged": str(side.converged),
         **{name: text for name, text in figures.items() if isinstance(text, str)},
     }
-
-
-def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
-    """Return the published cell as a side: from its logs below ``logs``, else from its digest."""
-    side = _from_logs(cell, logs) if logs is not None else None
-    return side or _from_digest(cell)
-
-
-def digests(round_: str) -> Iterator[Side]:
-    for line in lines_of(round_)[1:]:
-        yield side_of_digest(json.loads(line))
-
-
-def side_of_digest(entry: dict[str, Any]) -> Side:
-    round_, submitter, system = entry["name"].split("/", 2)
-    counted = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
-    converged = [reason is None for reason in entry["reasons"]]
-    minutes = [minutes for minutes, reached in zip(entry["minutes"], converged, strict=True) if reached]
-    runs = zip(entry["minutes"], entry["lengths"], converged, strict=True)
-    trained = [Trained(*run, number in counted) for number, run in enumerate(runs) if run[1]]
-    lengths, per_length = samples_of(trained, entry["trimmed"])
-    return Side(
-        label=entry["name"],
-        round=round_,
-        benchmark=entry["benchmark"],
-        hardware=system_of(round_, submitter, system),
-        score=score_sample(minutes[: entry["scored"]], entry["trimmed"], entry["score_minutes"]),
-        score_is_official=entry["score_minutes"] is not None,
-        missing=entry["missing"],
-        runs=len(converged),
-        converged=sum(converged),
-        required=entry["required"],
-        lengths=lengths,
-        length_unit=entry["unit"],
-        per_length=per_length,
-        global_batch=entry["global_batch"],
-        train_samples=entry["train_samples"],
-        division=entry["division"],
-        targets=known_targets(round_, entry["benchmark"], entry["global_batch"]),
-        phases=mean_phases(
-            [{name: of_runs[number] for name, of_runs in entry["phases"].items()} for number in counted]
-        ),
-        minutes=tuple(minutes),
-        curves=tuple(
-            Curve(minutes=tuple(minutes), values={name: tuple(each) for name, each in values.items()})
-            for minutes, values in entry["curves"]
-        ),
-        hyperparameters=entry["hyperparameters"],
-    )
-
-
-# Places of the runs that the score is the mean of; else of those that converged, else that ended.
-def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
-    ended = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
-    converged = [number for number in ended if entry["reasons"][number] is None]
-    if entry["score_minutes"] is None or rule is None:
-        return converged or ended
-    missed = len(entry["minutes"]) - len(converged)
-    ordered = sorted(converged[: entry["scored"]], key=lambda number: entry["minutes"][number])
-    return list(rule.counted(ordered, missed))
-
-
-# Cell's logs, where the folder holds a set of as many runs as were submitted.
-def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:
-    for folder in sorted(folder for folder in logs.rglob(cell.system) if folder.is_dir()):
-        for below, _ in find_sets(folder):
-            named = [each.name for each in cells_at(below, cell.round, cell.benchmark)[:1]] == [cell.name]
-            for score in score_folder(below, cell.round) if named else ():
-                if score.benchmark == cell.benchmark and len(score.runs) == cell.runs:
-                    return _as_published(side_of(score), cell)
-    return None
-
-
-# Set with the score that was published of it, where there is one.
-def _as_published(side: Side, cell: PublishedResult) -> Side:
-    if cell.score_minutes is not None:
-        score = side.score and replace(side.score, estimate=cell.score_minutes)
-        side = replace(side, score=score, score_is_official=True)
-    factor = cell.scaling_factor or 1.0
-    return replace(side, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
-
-
-def _from_digest(cell: PublishedResult) -> Side:
-    start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
-    start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
-    entry = next(line for line in lines_of(cell.round)[1:] if line.startswith(start))
-    return _as_published(side_of_digest(json.loads(entry)), cell)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """A set of runs as one side of a comparison: our own, or a submission as it was published.
 
-from encore.results.compare.sides import load_sides
-for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
-    print(side.label, side.score.estimate, side.hardware.accelerator)
+    from encore.results.compare.sides import load_sides, submission
+    for side in load_sides("results/20260101T120000Z-resnet-mxnet-dgxa100"):
+        print(side.label, side.score.estimate, side.hardware.accelerator)
+    print(submission(cell).score.spread, submission(cell).curves)
+
+Of every public set ``data/digests/`` keeps what a comparison needs; only the round that is asked for is read.
 """
 
 import json
@@ -19,10 +22,19 @@ from encore.results.audit.judge import audit_score
 from encore.results.findings import Finding
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, phases_of
-from encore.results.published.published import PublishedResult, System
-from encore.results.published.systems import described, nearest_description, rounds_system
-from encore.results.rules import Target, is_before, rule_for, targets_of
-from encore.results.scores.score import SCALED_SINCE, Flag, Lack, Score, official, official_score_text, score_folder
+from encore.results.published.published import PublishedResult, System, lines_of, system_of
+from encore.results.published.systems import cells_at, described, nearest_description, rounds_system
+from encore.results.rules import Rule, Target, is_before, rule_for, targets_of
+from encore.results.scores.score import (
+    SCALED_SINCE,
+    Flag,
+    Lack,
+    Score,
+    find_sets,
+    official,
+    official_score_text,
+    score_folder,
+)
 from encore.results.statistics import Sample
 
 _PASSPORT_LIMIT = 1 << 22
@@ -211,29 +223,21 @@ class Trained(NamedTuple):
 
 
 def samples_of(runs: Sequence[Trained], trimmed: int) -> tuple[Sample | None, Sample | None]:
-    """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged."""
-    reached = [run[:2] for run in runs if run.reached]
-    if reached:
-        return length_samples(reached, [run[:2] for run in runs if run.reached and run.counted], trimmed)
-    speeds = [run.minutes / run.length for run in runs]
-    return None, Sample.of(speeds) if speeds else None
+    """Return epochs to the target and minutes per epoch; the latter of all that ended, where none converged.
 
-
-def length_samples(
-    runs: Sequence[tuple[float, float]], kept: Sequence[tuple[float, float]], trimmed: int
-) -> tuple[Sample, Sample]:
-    """Return epochs to the target, and minutes per epoch, of runs by their minutes and epochs.
-
-    Their means are of ``kept``, the runs that the score counts, so that their product is the score. How they vary is
-    seen in all runs: those that are dropped are the ones with an epoch more.
+    Their means are of the runs that the score counts, so that their product is the score. How they vary is seen in all
+    runs: those that are dropped are the ones with an epoch more.
     """
-    lengths = Sample.of([length for _, length in runs], trimmed)
-    per_length = Sample.of([minutes / length for minutes, length in runs], trimmed)
-    kept = kept or runs
-    total = sum(length for _, length in kept)
+    reached = [run for run in runs if run.reached]
+    speeds = [run.minutes / run.length for run in reached or runs]
+    if not reached:
+        return None, Sample.of(speeds) if speeds else None
+    lengths, per_length = Sample.of([run.length for run in reached], trimmed), Sample.of(speeds, trimmed)
+    kept = [run for run in reached if run.counted] or reached
+    total = sum(run.length for run in kept)
     return (
         replace(lengths, estimate=total / len(kept)),
-        replace(per_length, estimate=sum(minutes for minutes, _ in kept) / total),
+        replace(per_length, estimate=sum(run.minutes for run in kept) / total),
     )
 
 
@@ -322,15 +326,105 @@ def first_step_seconds(side: Side) -> dict[str, float]:
     return {"first_step_s": statistics.fmean(found)} if found else {}
 
 
+# --- sets of which a digest is kept -----------------------------------------------------------------------------------
+
+
+def submission(cell: PublishedResult, logs: Path | None = None) -> Side:
+    """Return the published cell as a side: from its logs below ``logs``, else from its digest."""
+    side = _from_logs(cell, logs) if logs is not None else None
+    return side or _as_published(side_of_digest(json.loads(_digest_of(cell))), cell)
+
+
+def digests(round_: str) -> Iterator[Side]:
+    for line in lines_of(round_)[1:]:
+        yield side_of_digest(json.loads(line))
+
+
+def side_of_digest(entry: dict[str, Any]) -> Side:
+    round_, submitter, system = entry["name"].split("/", 2)
+    counted = _counted(entry, rule_for(round_, entry["benchmark"], entry["global_batch"]))
+    converged = [reason is None for reason in entry["reasons"]]
+    minutes = [minutes for minutes, reached in zip(entry["minutes"], converged, strict=True) if reached]
+    runs = zip(entry["minutes"], entry["lengths"], converged, strict=True)
+    trained = [Trained(*run, number in counted) for number, run in enumerate(runs) if run[1]]
+    lengths, per_length = samples_of(trained, entry["trimmed"])
+    return Side(
+        label=entry["name"],
+        round=round_,
+        benchmark=entry["benchmark"],
+        hardware=system_of(round_, submitter, system),
+        score=score_sample(minutes[: entry["scored"]], entry["trimmed"], entry["score_minutes"]),
+        score_is_official=entry["score_minutes"] is not None,
+        missing=entry["missing"],
+        runs=len(converged),
+        converged=sum(converged),
+        required=entry["required"],
+        lengths=lengths,
+        length_unit=entry["unit"],
+        per_length=per_length,
+        global_batch=entry["global_batch"],
+        train_samples=entry["train_samples"],
+        division=entry["division"],
+        targets=known_targets(round_, entry["benchmark"], entry["global_batch"]),
+        phases=mean_phases(
+            [{name: of_runs[number] for name, of_runs in entry["phases"].items()} for number in counted]
+        ),
+        minutes=tuple(minutes),
+        curves=tuple(
+            Curve(minutes=tuple(minutes), values={name: tuple(each) for name, each in values.items()})
+            for minutes, values in entry["curves"]
+        ),
+        hyperparameters=entry["hyperparameters"],
+    )
+
+
+# Places of the runs that the score is the mean of; else of those that converged, else that ended.
+def _counted(entry: dict[str, Any], rule: Rule | None) -> list[int]:
+    ended = [number for number, minutes in enumerate(entry["minutes"]) if minutes]
+    converged = [number for number in ended if entry["reasons"][number] is None]
+    if entry["score_minutes"] is None or rule is None:
+        return converged or ended
+    missed = len(entry["minutes"]) - len(converged)
+    ordered = sorted(converged[: entry["scored"]], key=lambda number: entry["minutes"][number])
+    return list(rule.counted(ordered, missed))
+
+
+# Cell's logs, where the folder holds a set of as many runs as were submitted.
+def _from_logs(cell: PublishedResult, logs: Path) -> Side | None:
+    folders = sorted(folder for folder in logs.rglob(cell.system) if folder.is_dir())
+    for below in (below for folder in folders for below, _ in find_sets(folder)):
+        if [each.name for each in cells_at(below, cell.round, cell.benchmark)[:1]] == [cell.name]:
+            for score in score_folder(below, cell.round):
+                if score.benchmark == cell.benchmark and len(score.runs) == cell.runs:
+                    return _as_published(side_of(score), cell)
+    return None
+
+
+# Set with the score that was published of it, where there is one.
+def _as_published(side: Side, cell: PublishedResult) -> Side:
+    if cell.score_minutes is not None:
+        score = side.score and replace(side.score, estimate=cell.score_minutes)
+        side = replace(side, score=score, score_is_official=True)
+    factor = cell.scaling_factor or 1.0
+    return replace(side, label=cell.name, hardware=cell.hardware, published=cell, scaling_factor=factor)
+
+
+# Line of the cell in the digests of its round, found without reading the others as JSON.
+def _digest_of(cell: PublishedResult) -> str:
+    start = f'{{"name":{json.dumps(cell.name)},"benchmark":'
+    start += f"{json.dumps(cell.benchmark)}," if cell.benchmark else ""
+    return next(line for line in lines_of(cell.round)[1:] if line.startswith(start))
+
+
 # --- raw and official scores --------------------------------------------------------------------------------
 
 
 def with_official_scores(ours: Side, theirs: Side | None) -> tuple[Side, Side | None]:
     """Return both with their official scores where both factors are known, else as they are, with raw scores."""
-    if theirs is None or None in scaling_factors(ours, theirs):
+    mine, other = scaling_factors(ours, theirs) if theirs is not None else (None, None)
+    if theirs is None or mine is None or other is None:
         return ours, theirs
-    mine, other = scaling_factors(ours, theirs)
-    return _official(ours, mine or 1.0), _official(theirs, other or 1.0)
+    return _official(ours, mine), _official(theirs, other)
 
 
 def scaling_factors(ours: Side, theirs: Side) -> list[float | None]:

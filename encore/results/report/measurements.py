@@ -11,8 +11,7 @@ from os.path import commonpath
 
 from encore.errors import EncoreError
 from encore.names import unknown
-from encore.results.compare.digest import submission
-from encore.results.compare.sides import Side
+from encore.results.compare.sides import Side, submission
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import deciding, length_of
 from encore.results.published.published import PublishedResult, load_figures, load_published
