@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from encore.results.audit.oddities import OFF_THE_CLOCK, Check, Oddity, milliseconds, starting_line
@@ -166,31 +167,33 @@ def equal_times(score: Score) -> Iterator[Oddity]:
 # -- settings and times unlike those of the others -------------------------------------------------------------------
 
 
+# What most of the texts are, the first of several; None of none.
+def _commonest(texts: Iterable[str]) -> str | None:
+    return next((text for text, _ in Counter(texts).most_common(1)), None)
+
+
 def unlike(values: Mapping[str, Callable[[RunLog], str | None]], *, with_line: bool = False) -> Check:
     """Return a check for the runs of which one of the values differs from that of most of the set; None is none."""
 
     def check(score: Score) -> Iterator[Oddity]:
         for what, value in values.items():
             known = [(run, text) for run in score.runs if run.events and (text := value(run))]
-            for usual, _ in Counter(text for _, text in known).most_common(1):
-                for run, text in known:
-                    if text != usual:
-                        line = starting_line(run) if with_line else None
-                        yield Oddity(f"{what} {text}, in most runs of the set {usual}", run.path, line)
+            usual = _commonest(text for _, text in known)
+            for run, text in known:
+                if text != usual:
+                    line = starting_line(run) if with_line else None
+                    yield Oddity(f"{what} {text}, in most runs of the set {usual}", run.path, line)
 
     return check
 
 
 def different_hyperparameters(score: Score) -> Iterator[Oddity]:
-    def value_of(key: str) -> Callable[[RunLog], str | None]:
-        def value(run: RunLog) -> str | None:
-            text = json.dumps(run.hyperparameters[key], sort_keys=True) if key in run.hyperparameters else _DEFERRED
-            return None if _DEFERRED in text else text
-
-        return value
+    def value_of(key: str, run: RunLog) -> str | None:
+        text = json.dumps(run.hyperparameters.get(key), sort_keys=True)
+        return None if key not in run.hyperparameters or _DEFERRED in text else text
 
     keys = dict.fromkeys(key for run in score.runs for key in run.hyperparameters if _TUNED.match(key))
-    yield from unlike({key: value_of(key) for key in keys})(score)
+    yield from unlike({key: partial(value_of, key) for key in keys})(score)
 
 
 def outlier(score: Score) -> Iterator[Oddity]:
@@ -207,7 +210,7 @@ def different_pace(score: Score) -> Iterator[Oddity]:
     known = [(run, length) for run, length in lengths if length is not None and length.value > 0]
     if len(known) <= _LEAST_RUNS or score.benchmark in OFF_THE_CLOCK:
         return
-    unit = Counter(length.unit for _, length in known).most_common(1)[0][0]
+    unit = _commonest(length.unit for _, length in known) or ""
     paces = [(run, (run.minutes or 0.0) / length.value) for run, length in known if length.unit == unit]
     usual = statistics.median(pace for _, pace in paces)
     for run, pace in paces:
@@ -218,11 +221,12 @@ def different_pace(score: Score) -> Iterator[Oddity]:
 
 
 def edited_outlier(score: Score) -> Iterator[Oddity]:
-    for run in score.dropped if score.score_minutes else ():
-        ratio = (run.minutes or 0.0) / (score.score_minutes or 1.0)
-        if 1 / _APART < ratio < _APART or not run.minutes or run.start_s is None or run.stop_s is None:
+    for run in score.dropped:
+        if not score.score_minutes or not run.minutes or run.start_s is None or run.stop_s is None:
             continue
-        if "mlperf" not in run.dialects and 0 in (milliseconds(each) % _ROUND_MS for each in (run.start_s, run.stop_s)):
+        ratio = run.minutes / score.score_minutes
+        is_round = 0 in (milliseconds(each) % _ROUND_MS for each in (run.start_s, run.stop_s))
+        if is_round and not 1 / _APART < ratio < _APART and "mlperf" not in run.dialects:
             found = f"{ratio:.4g} times the score, and run_start or run_stop is a round number"
             yield Oddity(found, run.path, starting_line(run))
 
@@ -255,8 +259,8 @@ def skipped_numbers(score: Score) -> Iterator[Oddity]:
 
 def odd_name(score: Score) -> Iterator[Oddity]:
     forms = [(run, re.sub(r"\d+", "0", run.path.name)) for run in score.runs]
-    for usual, _ in Counter(form for _, form in forms).most_common(1):
-        yield from (Oddity(f"most files are named like {usual}", run.path) for run, form in forms if form != usual)
+    usual = _commonest(form for _, form in forms)
+    yield from (Oddity(f"most files are named like {usual}", run.path) for run, form in forms if form != usual)
 
 
 def empty_file(run: RunLog) -> Iterator[Oddity]:

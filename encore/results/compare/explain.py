@@ -229,12 +229,12 @@ def _submitted_environment(ours: Side, cell: PublishedResult | None) -> dict[str
     choice = catalogue.choices().get(str(ours.passport.get("name", ""))) if cell is not None else None
     if cell is None or choice is None or ours.is_cpu:
         return {}
-    submitted = [
-        system.environment.values() if system.framework in ("", choice.implementation.framework) else ()
-        for system in catalogue.systems(choice)
-        if system.submission == cell.system and f"training_results_{cell.round}," in system.source
-    ]
-    return {f"environment.{name}": value for table in (submitted or [()])[0] for name, value in table.items()}
+    named = (each for each in catalogue.systems(choice) if each.submission == cell.system)
+    submitted = next((each for each in named if f"training_results_{cell.round}," in each.source), None)
+    if submitted is None or submitted.framework not in ("", choice.implementation.framework):
+        return {}
+    tables = submitted.environment.values()
+    return {f"environment.{name}": value for table in tables for name, value in table.items()}
 
 
 def _weight(name: str, table: tuple[tuple[str, float], ...], default: float) -> float:

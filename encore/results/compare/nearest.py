@@ -51,17 +51,18 @@ def find_submission(side: Side, name: str | None = None) -> tuple[PublishedResul
         return None, Match(How.NONE, "the logs do not say which benchmark they are of")
     ranked = rank(side)
     if not side.passport:
-        for cell in cells_at(side.folder, side.round, side.benchmark)[:1] if side.folder is not None else ():
-            if cell.score_minutes is not None:
-                return cell, Match(How.OWN_SYSTEM, "the system that the folder is named after")
-        for cell in ranked:
-            if _is_platform(side, cell):
-                return cell, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
-    # The submission that a run.json names, where the run is of its configuration.
-    system, round_ = str(side.submission.get("of")).split("/")[-1], side.passport.get("round")
-    for cell in load_published() if side.submission.get("submitted") is True else ():
-        if (cell.system, cell.round, cell.benchmark) == (system, round_, side.benchmark):
-            return cell, Match(How.STATED, "the submission that the configuration was read from")
+        named = cells_at(side.folder, side.round, side.benchmark) if side.folder is not None else []
+        if named and named[0].score_minutes is not None:
+            return named[0], Match(How.OWN_SYSTEM, "the system that the folder is named after")
+        own = next((cell for cell in ranked if _is_platform(side, cell)), None)
+        if own is not None:
+            return own, Match(How.OWN_PLATFORM, "the submitter and the platform that the logs name")
+    if side.submission.get("submitted") is True:
+        # The submission that a run.json names, where the run is of its configuration.
+        stated = (str(side.submission.get("of")).split("/")[-1], side.passport.get("round"), side.benchmark)
+        for cell in load_published():
+            if (cell.system, cell.round, cell.benchmark) == stated:
+                return cell, Match(How.STATED, "the submission that the configuration was read from")
     if not ranked:
         return None, Match(How.NONE, f"no published result of {side.benchmark}")
     return ranked[0], Match(How.NEAREST, why(side, ranked[0]))

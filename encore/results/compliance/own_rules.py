@@ -132,13 +132,14 @@ def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:
             "warning",
         )
     if run.benchmark == "resnet" and run.round in ("v0.6", "v0.7"):
-        lines = {point.epoch: point.line for point in reversed(run.quality) if point.epoch is not None}
-        pairs = itertools.pairwise(point.epoch for point in run.quality if point.epoch is not None)
-        gaps = ((earlier, later) for earlier, later in pairs if later - earlier > _RESNET_EVAL_EPOCHS)
-        for earlier, later in itertools.islice(gaps, 1):
+        evaluated = [(point.epoch, point.line) for point in run.quality if point.epoch is not None]
+        gaps = (pair for pair in itertools.pairwise(evaluated) if pair[1][0] - pair[0][0] > _RESNET_EVAL_EPOCHS)
+        gap = next(gaps, None)
+        if gap is not None:
+            (earlier, _), (later, line) = gap
             yield _finding(
                 "resnet_evaluations",
-                lines[later],
+                line,
                 "ResNet: evaluation every 4 epochs, offset 0 to 3",
                 f"an evaluation by epoch {earlier + _RESNET_EVAL_EPOCHS:g}",
                 f"none between epoch {earlier:g} and {later:g}",
@@ -165,13 +166,15 @@ def _order(first: dict[str, Event]) -> Iterator[Finding]:
 
 # That nothing read the data set before the clock started, as far as the log shows it.
 def _data_before_clock(events: Sequence[Event], start: Event | None) -> Iterator[Finding]:
-    early = (event for event in events if start and event.key in _DATA_WORK and _is_before(event, start))
-    for event in itertools.islice(early, 1):
+    if start is None:
+        return
+    event = next((event for event in events if event.key in _DATA_WORK and _is_before(event, start)), None)
+    if event is not None:
         yield _finding(
             "data_before_clock",
             event.line,
             "run results: the clock starts before any part of the system touches the data set",
-            f"no {event.key} before run_start in line {start.line if start else '?'}",
+            f"no {event.key} before run_start in line {start.line}",
             f"{event.key} before it",
             "warm up on synthetic data, log run_start, and only then read the data set",
         )
@@ -189,10 +192,10 @@ def _is_before(event: Event, start: Event) -> bool:
 
 def check_v05(events: Sequence[Event], run: RunLog) -> list[Finding]:
     """Return findings about a v0.5 log; events that a logger wrote twice count once."""
-    distinct = list({(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values())
-    distinct.reverse()
+    distinct = list({(event.time_s, event.key, repr(event.value)): event for event in reversed(events)}.values())[::-1]
     by_key = grouped(distinct, lambda event: event.key)
-    return [*_counts(by_key), *_clock(distinct, by_key), *_evaluations(by_key, run), *_outcome_v05(run)]
+    first = {key: found[0] for key, found in by_key.items()}
+    return [*_counts(by_key), *_clock(distinct, first), *_evaluations(by_key, run), *_outcome_v05(run)]
 
 
 def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
@@ -235,42 +238,40 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
 
 
 # That the model is built in the run: v0.5 has no untimed initialisation.
-def _clock(events: Sequence[Event], by_key: dict[str, list[Event]]) -> Iterator[Finding]:
-    for start in by_key.get("run_start", [])[:1]:
-        for clear in by_key.get("run_clear_caches", [])[:1]:
-            if clear.line > start.line:
-                yield _finding(
-                    "v05_cache_cleared_late",
-                    clear.line,
-                    "caches: flush them before the run",
-                    "run_clear_caches before run_start",
-                    f"run_start in line {start.line}",
-                    "drop the cache before the program starts",
-                )
-        early = (event for event in events if event.line < start.line and event.key.startswith(_WORK))
-        for event in itertools.islice(early, 1):
-            yield _finding(
-                "v05_data_before_clock",
-                event.line,
-                "timing: the clock starts before any benchmark-specific work, model construction included",
-                f"no {event.key} before run_start (line {start.line})",
-                f"{event.key} {start.time_s - event.time_s:.1f} s before it"
-                if start.time_s and event.time_s
-                else f"{event.key} before it",
-                "log run_start first",
-                "warning",
-            )
-            return
-        for stop in by_key.get("run_stop", [])[:1]:
-            if stop.time_s is not None and start.time_s is not None and stop.time_s <= start.time_s:
-                yield _finding(
-                    "v05_clock_order",
-                    stop.line,
-                    "timing",
-                    "run_stop after run_start",
-                    f"{start.time_s - stop.time_s:.3f} s before it",
-                    "take both times from the same clock",
-                )
+def _clock(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
+    start, clear, stop = (first.get(key) for key in ("run_start", "run_clear_caches", "run_stop"))
+    if start is None:
+        return
+    if clear is not None and clear.line > start.line:
+        yield _finding(
+            "v05_cache_cleared_late",
+            clear.line,
+            "caches: flush them before the run",
+            "run_clear_caches before run_start",
+            f"run_start in line {start.line}",
+            "drop the cache before the program starts",
+        )
+    early = next((event for event in events if event.line < start.line and event.key.startswith(_WORK)), None)
+    if early is not None:
+        earlier = f" {start.time_s - early.time_s:.1f} s" if start.time_s and early.time_s else ""
+        yield _finding(
+            "v05_data_before_clock",
+            early.line,
+            "timing: the clock starts before any benchmark-specific work, model construction included",
+            f"no {early.key} before run_start (line {start.line})",
+            f"{early.key}{earlier} before it",
+            "log run_start first",
+            "warning",
+        )
+    elif stop and stop.time_s is not None and start.time_s is not None and stop.time_s <= start.time_s:
+        yield _finding(
+            "v05_clock_order",
+            stop.line,
+            "timing",
+            "run_stop after run_start",
+            f"{start.time_s - stop.time_s:.3f} s before it",
+            "take both times from the same clock",
+        )
 
 
 def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Finding]:
@@ -286,15 +287,14 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
             )
             return
     wanted = {target.value for target in run.targets}
-    for event in by_key.get("eval_target", []):
-        value = event.value
-        if isinstance(value, int | float) and len(wanted) == 1 and value not in wanted:
+    for event in by_key.get("eval_target", []) if len(wanted) == 1 else []:
+        if isinstance(event.value, int | float) and event.value not in wanted:
             yield _finding(
                 "v05_eval_target",
                 event.line,
                 "quality target",
                 f"eval_target {next(iter(wanted)):g}",
-                f"{value:g}",
+                f"{event.value:g}",
                 "train to the target of the round",
             )
             return

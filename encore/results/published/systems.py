@@ -181,11 +181,11 @@ def _submitted(root: Path) -> Iterator[tuple[str, str, str, System]]:
     for path in sorted(root.rglob("*.json")):
         parts = path.relative_to(root).parts
         names: set[tuple[str, str, str]] = set()
-        for match in filter(None, [_ROUND.match(parts[0])]):
-            if path.parent.name == "systems":
-                names = {(match[1], parts[1], path.stem)}
-            elif path.name == "entry.json":
-                names = {each for each in cells if each[0] == match[1] and {each[1], *each[2].split("/")} <= set(parts)}
+        match = _ROUND.match(parts[0])
+        if match and path.parent.name == "systems":
+            names = {(match[1], parts[1], path.stem)}
+        elif match and path.name == "entry.json":
+            names = {each for each in cells if each[0] == match[1] and {each[1], *each[2].split("/")} <= set(parts)}
         yield from ((*name, described(path)) for name in sorted(names))
 
 

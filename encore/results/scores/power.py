@@ -126,8 +126,8 @@ def _readings(events: Sequence[Event], start: float, stop: float | None) -> Iter
 
 
 def _efficiency(events: Sequence[Event]) -> float:
-    values = [number_of(each.value) for each in events if each.key == "conversion_eff"]
-    return [1.0, *(value for value in values if value is not None)][-1]
+    values = (number_of(each.value) for each in reversed(events) if each.key == "conversion_eff")
+    return next((value for value in values if value is not None), 1.0)
 
 
 def _of_switch(file: Path, seconds: float) -> float:
