@@ -20,12 +20,12 @@ COMMANDS = {
     "run": "run.run", "submit": "submit.submit", "status": "jobs.show_status", "follow": "jobs.follow",
     "cancel": "jobs.cancel", "list": "show.list_", "show": "show.show", "data": "data", "doctor": "doctor.doctor",
     "selftest": "selftest.selftest", "bench": "bench.bench", "images": "images", "score": "results.score",
-    "check": "results.check", "published": "published.published", "compare": "compare.compare",
+    "check": "results.check", "published": "published.published", "compare": "results.compare",
     "report": "report.report", "play": "play.play",
 }  # fmt: skip
 # The same of the lab, which is a panel of its own in the help.
 LAB = {
-    "audit": "audit.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
+    "audit": "results.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
     "reproduce": "reproduce.reproduce", "archive": "report.archive", "export": "export.export", "serve": "serve.serve",
 }  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""``encore score`` and ``encore check``: result logs read and judged."""
+"""``encore score``, ``check``, ``audit`` and ``compare``: result logs read and judged."""
 
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +11,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 
 from encore.cli import options
-from encore.cli.audit import SEVERITY_STYLE, summary
 from encore.cli.layout import console, minutes_text, reading, say, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
 from encore.lab.submissions.archive import check_trees
-from encore.results.audit.judge import audit_score
+from encore.results.audit.judge import Audit, audit_path, audit_score
+from encore.results.compare.compare import Comparison, Factor, certainty, compare_with
+from encore.results.compare.compare import compare as compare_named
+from encore.results.compare.explain import Explanation, explain
+from encore.results.compare.nearest import AS_GIVEN
+from encore.results.compare.sides import load_side
 from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
@@ -29,6 +34,7 @@ from encore.results.table import Table, grouped
 from encore.results.words import count_of, round_of
 
 _PLACES = 3
+_COLOURS = {"error": "red", "warning": "yellow", "note": "dim"}
 
 # Names of logs, of scaling.json and system descriptions, and of measured power.
 _SCORED = re.compile(r"\.(?:txt|log|out|json|csv)(?:\.gz)?$", re.IGNORECASE)
@@ -236,7 +242,7 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
     for finding, where in sorted(places.items(), key=lambda each: 0 if details else -len(each[1])):
         label = "small data" if finding.kind == "small_data" else finding.severity
         more = f" and {len(where) - _PLACES} more" if len(where) > _PLACES else ""
-        style = SEVERITY_STYLE[finding.severity]
+        style = _COLOURS[finding.severity]
         say(screen, text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
         for what, words in (("expected", finding.expected), ("rule", finding.rule), ("hint", finding.hint)):
             say(screen, text(f"    {what + ':':<9} {words}"))
@@ -271,3 +277,196 @@ def _print_verdict(screen: Console, report: ComplianceReport) -> None:
         text(f"{report.path}: {verdict}", "red" if errors else "green"),
         text(f"({counts}; {ruleset})"),
     )
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+def audit(
+    path: PathArgument,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option("--against", metavar="DIR", help="Also look for these logs in this folder of others."),
+    ] = None,
+    as_json: options.Json = False,
+    format_: options.Format = "text",
+) -> None:
+    """Look for late starts, copies, impossible clocks and edited outliers in result logs.
+
+    Exits with 1 where there is an error. One set gives one JSON object, a tree a list of them.
+
+    Examples:
+
+      encore audit results/20260101T120000Z-resnet-mxnet-cpu
+
+      encore audit my_logs --against training_results_v0.7 --json
+
+      encore audit training_results_v5.1/NVIDIA --format sarif > audit.sarif
+    """
+    form = options.one_form(format_, as_json)
+    audits = audit_path(path, against or ())
+    if form in FORMATS:
+        sys.stdout.write(FORMATS[form]([(each.score.folder, each.findings) for each in audits]) + "\n")
+    elif form == "json":
+        found = [each.as_json() for each in audits]
+        write_json(found[0] if len(found) == 1 else found)
+    else:
+        _print_audits(console(), audits)
+    if not all(each.passed for each in audits):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def summary(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """Yield a line for each rule with errors or warnings, and its style, as the other commands print them."""
+    for rule, found in grouped(findings, lambda finding: finding.rule).items():
+        first = found[0]
+        if first.severity != "note":
+            place = f", {first.place}" if first.place else ""
+            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            yield f"audit, {first.severity}, {rule}{place}: {first.found}{more}", _COLOURS[first.severity]
+
+
+# Print the sets with findings, each rule once, and at the end what was found in all.
+def _print_audits(screen: Console, audits: Sequence[Audit]) -> None:
+    for each in audits:
+        if each.findings or len(audits) == 1:
+            _print_audit(screen, each)
+    counts = [each.counts() for each in audits]
+    total = ", ".join(count_of(sum(each[severity] for each in counts), severity) for severity in counts[0])
+    logs = count_of(sum(len(each.score.runs) for each in audits), "log")
+    sets = count_of(len(audits), "set")
+    say(screen, text(f"{sets}, {logs}: {total}", "" if all(each.passed for each in audits) else "red"))
+
+
+def _print_audit(screen: Console, audit: Audit) -> None:
+    score = audit.score
+    round_ = round_of(score.round, score.round_is_guess)
+    say(screen, text(f"{score.folder}", "bold"), text(f"({round_} {score.benchmark or '?'})"))
+    for rule, findings in grouped(audit.findings, lambda finding: finding.rule).items():
+        first = findings[0]
+        say(
+            screen,
+            text(f"  {first.severity}: {rule}", _COLOURS[first.severity]),
+            text(_how_often(first), "dim"),
+        )
+        places = [f"{each.place}: {each.found}" if each.place else each.found for each in findings[:_PLACES]]
+        more = [f"and {len(findings) - _PLACES} more"] if len(findings) > _PLACES else []
+        for line in (*places, *more, f"expected: {first.expected}", f"hint:     {first.hint}"):
+            _say(screen, line)
+
+
+# Print an indented line: wrapped at words on a terminal, whole in a pipe.
+def _say(screen: Console, line: str) -> None:
+    if screen.is_terminal:
+        screen.print(Padding(text(line), (0, 0, 0, 4), expand=False))
+    else:
+        say(screen, text(f"    {line}"))
+
+
+def _how_often(finding: Finding) -> str:
+    if finding.rate is None:
+        return "(how often on public sets is not known)"
+    return f"({finding.rate:.2%} of the public sets have it)" if finding.rate else "(no measured public set has it)"
+
+
+# -- compare ----------------------------------------------------------------------------------------------------------
+
+
+_VERDICT_STYLES = {
+    "reproduced": "bold green",
+    "same runs": "bold",
+    "undecided": "bold yellow",
+    "faster": "bold green",
+    "slower": "bold red",
+    "converges differently": "bold red",
+    "not converged": "bold red",
+    "not comparable": "bold yellow",
+}
+_DIFFERENCES = 10  # Without --all
+
+
+def compare(
+    run: options.Run,
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="OTHER",
+            help="Another run, or a submission as `encore published` names it; default: the nearest submission.",
+        ),
+    ] = None,
+    logs: options.Logs = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.1, max=100.0, help="Per cent that still count as the same result.")
+    ] = 5.0,
+    everything: Annotated[bool, typer.Option("--all", help="Also the differences of little weight.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Compare a run with a submission or another run: was it reproduced, how sure is that, and what differs?
+
+    Examples:
+
+      encore compare results/20260101T120000Z-resnet-mxnet-dgxa100
+
+      encore compare my_logs v0.7/NVIDIA/dgxa100_ngc20.06_mxnet --json
+
+      encore compare results/20260101T120000Z-resnet-mxnet-cpu results/20260102T090000Z-resnet-mxnet-cpu
+
+      encore compare my_logs training_results_v4.0/NVIDIA/results/dgxh100_ngc24.04_pytorch/unet3d
+    """
+    if logs is not None and not logs.is_dir():
+        raise EncoreError(f"there is no folder {logs}", expected="a folder of submitted logs")
+    ours = load_side(run)
+    if other is not None and Path(other).exists():
+        found = compare_with(ours, load_side(Path(other)), AS_GIVEN, tolerance / 100)
+    else:
+        found = compare_named(ours, other, logs, tolerance / 100)
+    why = explain(found.ours, found.theirs) if found.theirs is not None else None
+    if as_json:
+        differences = {"differences": [vars(each) for each in why.differences], "unknown": why.unknown} if why else {}
+        write_json({**found.as_json(), **differences})
+        return
+    _print_comparison(console(), found)
+    if why is not None:
+        _print_differences(console(), why, None if everything else _DIFFERENCES)
+
+
+def _print_comparison(screen: Console, found: Comparison) -> None:
+    against = f"{found.theirs.label} ({found.match.text})" if found.theirs else "no submission"
+    say(screen, text(f"{found.ours.label}: {found.ours.benchmark or '?'} against {against}"))
+    say(screen, text(found.verdict.value, _VERDICT_STYLES[found.verdict.value]))
+    for reason in found.reasons:
+        say(screen, text(f"  {reason}"))
+    if found.factors:
+        columns = ("", "yours", "theirs", "ratio", "90 % interval", "z")
+        show(screen, "", columns, map(_factor_cells, found.factors), numbers=columns[1:], least=("z",))
+        for note in dict.fromkeys(factor.note for factor in found.factors if factor.note):
+            say(screen, text(note, "dim"))
+    for line in certainty(found):
+        say(screen, text(line))
+    for caveat in found.caveats:
+        say(screen, text(f"note: {caveat}", "yellow"))
+    for line, style in summary(found.ours.findings):
+        say(screen, text(line, style))
+
+
+def _factor_cells(factor: Factor) -> list[str]:
+    span = f"{factor.interval[0]:.3f} to {factor.interval[1]:.3f}" if factor.interval else "-"
+    return [
+        factor.name,
+        f"{factor.ours:.4g}" if factor.ours is not None else "-",
+        f"{factor.theirs:.4g}" if factor.theirs is not None else "-",
+        f"{factor.ratio:.3f}" if factor.ratio is not None else "-",
+        span,
+        f"{factor.z:+.1f}" if factor.z is not None else "-",
+    ]
+
+
+def _print_differences(screen: Console, found: Explanation, most: int | None) -> None:
+    say(screen, text("what differs, by its weight:" if found.differences else "no difference found", "bold"))
+    for number, each in enumerate(found.differences[:most], 1):
+        say(screen, text(f"{number:3}. {each.area:<15} {each.sentence}"))
+    left = len(found.differences) - len(found.differences[:most])
+    if left:
+        say(screen, text(f"     and {left} of less weight: --all lists them", "dim"))
+    for line in found.unknown:
+        say(screen, text(line, "yellow"))
