@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
+from tests.results.result_logs import resnet_v07
 
 FILES = {
     "BINARY": b"\xff\xfe\0",
@@ -15,6 +16,9 @@ FILES = {
     "DAMAGED/run.json": b"[",
     "OTHER/study.json": b"{}",
     "NUMBER/study.json": b'{"study": 5}',
+    "LOG": resnet_v07().encode(),
+    "TREE/a/result_0.txt": resnet_v07().encode(),
+    "TREE/b/result_0.txt": resnet_v07().encode(),
 }
 CASES = {
     # Words in capitals are FILES, and an empty folder.
@@ -31,6 +35,8 @@ CASES = {
     "selftest --device tpu": "'tpu' is not one of",
     "images convert resnet --runtime docker": "'docker' is not one of",
     "score BINARY": "no MLPerf log in BINARY",
+    "score EMPTY": "no MLPerf log in EMPTY",
+    "score EMPTY/none": "there is no EMPTY/none",
     "check EMPTY": "no result log in EMPTY",
     "audit EMPTY": "no MLPerf log in EMPTY",
     "compare BINARY": "no MLPerf log in BINARY",
@@ -54,6 +60,22 @@ CASES = {
     "serve EMPTY --runtime enroot --dry-run": "'enroot' is not one of",
     "play resnet model": "resnet is no game",
     "published --markdown": "--markdown without --table",
+    "published --csv --json": "--json and --csv at once",
+    "published --table --markdown --json": "--json and --markdown at once",
+    "score BINARY --json --csv": "--json and --csv at once",
+    "check BINARY --json --format sarif": "--json and --format sarif at once",
+    "published --benchmark resnett": "did you mean 'resnet'",
+    "published --submitter nvida": "did you mean 'NVIDIA'",
+    "published --submitter nobody": "unknown submitter 'nobody'",
+    "published --round v9.9": "name one of these",
+    "compare LOG nowhere": "unknown submission 'nowhere'",
+    "compare TREE": "TREE holds 2 sets of runs",
+    "compare LOG v0.7/NVIDIA/dgxa100_ngc20.06_mxnt": "did you mean 'v0.7/NVIDIA/dgxa100_ngc20.06_mxnet'",
+    "compare LOG dgxa100_n2": "did you mean 'v0.7/NVIDIA/dgxa100_n2_ngc20.06_mxnet'",
+    "compare LOG v0.7/NVIDIA/dgxa100_ngc20.06_pytorch": "has no result of resnet",
+    "report LOG --detections": "has no detections",
+    "report --study microway-dgx1": "did you mean 'microway-dgx1-scaling'",
+    "report LOG -o LOG/report": "cannot be written",
     "published --round 6.1": "no published result of v6.1",
     "check OTHER --ruleset 9.9": "there is no ruleset '9.9'",
 }

@@ -1,8 +1,9 @@
 """Whole outputs on recorded logs, against tests/golden/results: look at what ENCORE_RECORD=1 changes there."""
 
+import gzip
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.results.result_logs import (
     START_MS,
     a100_texts,
     dell_texts,
+    flux1_v61,
     log_of,
     mll,
     mllog,
@@ -218,6 +220,7 @@ LOGS: dict[str, str | tuple[str, str]] = {
     "stable diffusion by samples": ("v3.1", diffusion(89.9, 0.151, samples_count=2_048_000)),
     "stable diffusion by steps": ("v3.1", diffusion(999.0, 0.2, step_num=1750)),
     "9000 evaluations": ("v2.0", log_of("resnet", *_MANY)),
+    "a long curve": resnet_v07(100.0, quality=(*(0.7595 * number / 500 for number in range(500)), 0.7605)),
     "thousands of epochs": log_of("unet3d", at(1, "eval_accuracy", 0.91, epoch_num=2495)),
     "thousands of steps": log_of("gpt3", at(1, "eval_accuracy", 2.5, epoch_num=2495)),
     "epochs and the share of one": inside(1, 1.899193),
@@ -253,7 +256,7 @@ def summary(run: RunLog) -> dict[str, Any]:
         "path": str(run.path),
         "reason": run.reason,
         "dialects": sorted(run.dialects),
-        "quality": quality if len(quality) < 20 else [len(quality), *quality[:2], *quality[-2:], quality[4100]],
+        "quality": quality if len(quality) < 20 else [len(quality), *quality[:2], *quality[-2:], quality[min(4100, len(quality) // 2)]],
         "best": dict(run.best_quality),
         "targets": [f"{each.name} {each.value:g} {each.unit}" for each in run.targets],
         "length": vars(length) if (length := length_of(run)) else None,
@@ -319,7 +322,7 @@ BAD_FACTORS = (
     '{"scaling_factor": 1e999}', '{"scaling_factor": 0.5}', '{"scaling_factor": 11}',
     '{"scaling_factor": 1' + "0" * 400 + "}", " " * 70_000 + '{"scaling_factor": 1.1}',
 )  # fmt: skip
-SETS: dict[str, dict[str, str]] = {
+SETS: dict[str, dict[str, str | bytes]] = {
     "five runs": files(_FIVE),
     "one missed": files([*_FIVE[:4], MISSED]),
     "two missed": files([*_FIVE[:3], MISSED, MISSED]),
@@ -355,6 +358,12 @@ SETS: dict[str, dict[str, str]] = {
         for file, each in files(texts).items()
     },
     "a benchmark of HPC": files([log_of("cosmoflow")]),
+    "a benchmark that no round had": files([flux1_v61(submission_benchmark="flux9") for _ in range(3)]),
+    "v6.1": files([flux1_v61(40.0 + number, seed=number) for number in range(10)]),
+    "a round to come": {"training_results_v7.0/flux1/result_0.txt": flux1_v61()},
+    "control characters": files([resnet_v07(), resnet_v07(status="\x1b[2Jaborted")]),
+    "small data": files([resnet_v07(train_samples=10, eval_samples=10), resnet_v07(cache_clear=None)]),
+    "a damaged file": {**files(_FIVE[:4]), "result_4.txt.gz": gzip.compress(_FIVE[4].encode(), mtime=0)[:30]},
     "official": files(dell_texts(), **scaled(1.004222999)),
     "another factor": files(dell_texts(), **scaled(1.1)),
     "raw": files(dell_texts()),
@@ -386,11 +395,11 @@ def file_of(name: str) -> str:
     return re.sub(r"\W+", "-", name.replace("-", "m")).strip("-")
 
 
-def write(folder: Path, content: dict[str, str]) -> Path:
+def write(folder: Path, content: Mapping[str, str | bytes]) -> Path:
     for name, text in content.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder
 
 
@@ -408,14 +417,15 @@ def test_a_set(name: str, tmp_path: Path, recorded: Record) -> None:
         found[f"convergence {number}"] = (
             [convergence.as_json(), report_of(convergence).as_json()] if convergence else None
         )
-    score_text, check_text = (
-        CliRunner().invoke(app, [command, str(folder)], env={"COLUMNS": "1000"}).stdout
-        for command in ("score", "check")
+    score_text, checked = (
+        CliRunner().invoke(app, [command, str(folder)], env={"COLUMNS": "1000"}) for command in ("score", "check")
     )
     # The table is as wide as the folder's path.
-    found["score"] = [" ".join(line.split()) for line in score_text.splitlines() if "──" not in line][:30]
-    found["check"] = [line for line in check_text.splitlines() if "reference" in line or "logs pass" in line]
+    found["score"] = [" ".join(line.split()) for line in score_text.stdout.splitlines() if "──" not in line][:30]
+    found["check"] = [line for line in checked.stdout.splitlines() if re.search(r"reference|logs pass|; ruleset", line)]
+    found["exit code"] = checked.exit_code
     recorded(f"sets/{file_of(name)}.json", found)
+    assert "\x1b" not in score_text.stdout + checked.stdout
 
 
 # --- rules ------------------------------------------------------------------------------------------------
@@ -439,6 +449,12 @@ CHECKS: dict[str, str | tuple[str, str]] = {
     "small data, aborted": resnet_v07(quality=(0.3, 0.5), status="aborted", **_SMALL),
     "small data, killed": without("run_stop", resnet_v07(quality=(0.3, 0.5), **_SMALL)),
     "missed": resnet_v07(quality=(0.3, 0.75899995)),
+    "no log": "no log\n",
+    "no such ruleset": (resnet_v07(), "0.8.0"),
+    **{
+        f"v6.1 no {key}": without(key, flux1_v61())
+        for key in ("lowest_numerical_precision_in_attn", "expert_parallelism", "config_filename")
+    },
     "times of warm-up are no data": resnet_v07().replace(mllog("run_start"), _EARLY + mllog("run_start")),
     **{
         f"{key} {'before' if late < 0 else 'after'} the clock": resnet_v07().replace(
@@ -648,6 +664,8 @@ COMPARISONS: dict[str, tuple[dict[str, str], str | None]] = {
         None,
     ),
     "nothing known": (files([mllog("run_start")]), None),
+    # NCF of v0.5 scores the first 50 of 100 runs that converge, and says so in words of its own.
+    "ncf, too few": (files([ncf(5 * number) for number in range(100)]), None),
 }
 
 
@@ -655,7 +673,8 @@ COMPARISONS: dict[str, tuple[dict[str, str], str | None]] = {
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison(name: str, tmp_path: Path, recorded: Record) -> None:
     content, submission = COMPARISONS[name]
-    side = load_side(write(tmp_path / "logs", content))
+    folder = write(tmp_path / "logs", content)
+    side = load_side(folder)
     found = compare(side, submission)
     explained = explain(found.ours, found.theirs) if found.theirs else None
     found_json = {**found.as_json(), "findings": sorted({each.rule for each in side.findings})}
@@ -669,3 +688,6 @@ def test_a_comparison(name: str, tmp_path: Path, recorded: Record) -> None:
     recorded(
         f"comparisons/{file}.json", {**found_json, "sure": sure, "differences": differences[:20], "unknown": unknown}
     )
+    if name == "another configuration":
+        command = ["compare", str(folder), str(submission)]
+        recorded(f"comparisons/{file}.txt", CliRunner().invoke(app, command, env={"COLUMNS": "130"}).stdout)

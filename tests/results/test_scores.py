@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from encore.results.logs.run_log import Reason, read_run
 from encore.results.published.published import DATA, load_published, select
 from encore.results.rules import BLEU_BENCHMARKS, ROUNDS, Target, canonical, rounds_of, rule_for, targets_of
 from encore.results.scores.power import energy_of
-from encore.results.scores.score import read_scaling, score_folder, score_logs
+from encore.results.scores.score import read_scaling, score_folder
 from tests.results.result_logs import START_MS, dell_texts, flux1_v61, mllog, power_log, resnet_v07, write_set
 
 LIBRARY = Path(str(importlib.util.find_spec("mlperf_logging").origin)).parent
@@ -105,45 +104,6 @@ def test_each_ruleset_of_the_library_checks_a_log(ruleset: str, tmp_path: Path) 
     assert (report.ruleset, report.passed) == (ruleset, ruleset == "0.7.0")
 
 
-@pytest.mark.parametrize("ruleset", ["9.9.0", "6.2", "banana"])
-def test_a_ruleset_that_there_is_not_is_refused_with_those_that_there_are(ruleset: str, tmp_path: Path) -> None:
-    with pytest.raises(EncoreError, match="there is no ruleset") as refused:
-        check(tmp_path / "result_0.txt", ruleset)
-    assert refused.value.expected == ", ".join(f"{round_[1:]}.0" for round_ in ROUNDS)
-
-
-def test_a_set_of_v61_is_found_checked_scored_and_compared_with_the_reference(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "flux1", [flux1_v61(40.0 + number, seed=number) for number in range(10)])
-    report = check(folder / "result_0.txt")
-    assert (report.ruleset, report.passed, [each.found for each in report.findings]) == ("6.1.0", True, [])
-    (score,) = score_logs(folder, [read_run(file) for file in sorted(folder.iterdir())])
-    assert (score.round, score.benchmark, score.required) == ("v6.1", "flux1", 10)
-    assert score.score_minutes == pytest.approx(44.5)
-    found = convergence_of(score)
-    assert found is not None
-    assert (found.outcome, found.unit, found.mean) == (Outcome.PASSED, "samples", 28 * 262_144)
-
-
-@pytest.mark.parametrize("key", ["lowest_numerical_precision_in_attn", "expert_parallelism", "config_filename"])
-def test_v61_asks_for_what_is_new_in_it(key: str, tmp_path: Path) -> None:
-    log = tmp_path / "result_0.txt"
-    log.write_text(re.sub(rf"^.*{key}.*\n", "", flux1_v61(), flags=re.MULTILINE))
-    assert [each.found for each in check(log).findings] == [f"no {key} event"]
-
-
-def test_the_folder_of_a_round_to_come_is_newer_than_what_is_known(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "training_results_v7.0" / "flux1", [flux1_v61()])
-    run = read_run(folder / "result_0.txt")
-    assert (run.round, run.round_is_guess) == (None, False)
-    assert run.round_found == f"its folder is of v7.0, which is newer than the rounds that are known, to {ROUNDS[-1]}"
-
-
-def test_the_name_of_a_benchmark_that_no_round_had_is_printed(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "results", [flux1_v61(submission_benchmark="flux9") for _ in range(3)])
-    result = CliRunner().invoke(app, ["score", str(folder)])
-    assert "no round that is known has a benchmark 'flux9'" in result.output
-
-
 # Copy a tree as links.
 def linked(source: Path, target: Path) -> Path:
     shutil.copytree(source, target, copy_function=os.symlink, ignore=shutil.ignore_patterns("__pycache__"))
@@ -192,27 +152,6 @@ def test_a_tree_with_a_link_to_itself(tmp_path: Path) -> None:
     write_set(tmp_path / "resnet", [resnet_v07()] * 5)
     (tmp_path / "resnet" / "loop").symlink_to(tmp_path, target_is_directory=True)
     assert len(score_folder(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("make", ["missing", "empty", "binary"])
-def test_bad_input_is_reported(make: str, tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    if make != "missing":
-        folder.mkdir()
-    if make == "binary":
-        (folder / "model.bin").write_bytes(bytes(range(256)) * 100)
-    with pytest.raises(EncoreError) as raised:
-        score_folder(folder)
-    assert raised.value.hint
-
-
-def test_command_table(tmp_path: Path) -> None:
-    folder = write_set(tmp_path, [resnet_v07()] * 2)
-    (folder / "result_2.txt").write_text(resnet_v07(status="\x1b[2Jaborted"))
-    result = CliRunner().invoke(app, ["score", str(folder)])
-    assert result.exit_code == 0
-    assert "2 more needed" in result.stdout
-    assert "\x1b[2J" not in result.stdout
 
 
 def published_rows() -> dict[tuple[str, str, str, str | None], dict[str, str]]:
@@ -410,13 +349,6 @@ def test_the_checkers_state_does_not_leak_into_the_next_log(tmp_path: Path) -> N
     assert logging.getLogger().handlers == handlers
 
 
-@pytest.mark.parametrize(("text", "ruleset"), [("no log\n", None), (resnet_v07(), "0.8.0")])
-def test_bad_input_of_a_check_is_reported(text: str, ruleset: str | None, tmp_path: Path) -> None:
-    with pytest.raises(EncoreError) as raised:
-        check_text(text, tmp_path, ruleset)
-    assert raised.value.hint
-
-
 def test_the_checker_is_not_imported_before_it_is_needed() -> None:
     import subprocess
 
@@ -424,21 +356,3 @@ def test_the_checker_is_not_imported_before_it_is_needed() -> None:
     code = f"import sys, encore.cli.run, encore.cli.results; print([m for m in {heavy!r} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
-
-
-def test_command(tmp_path: Path) -> None:
-    (tmp_path / "result_0.txt").write_text(resnet_v07())
-    (tmp_path / "result_1.txt").write_text(resnet_v07(train_samples=10, eval_samples=10))
-    runner = CliRunner()
-    result = runner.invoke(app, ["check", str(tmp_path)])
-    assert result.exit_code == 0
-    assert "passed but for the data set" in result.stdout.replace("\n", " ")
-    assert "(0 errors, " in result.stdout
-    (tmp_path / "result_2.txt").write_text("killed\n")
-    result = runner.invoke(app, ["check", str(tmp_path), "--json"])
-    assert result.exit_code == 1
-    reports = json.loads(result.stdout)
-    assert [report["passed_but_for_data"] for report in reports] == [True, True, False]
-    (tmp_path / "result_0.txt").write_text(resnet_v07(cache_clear=None))
-    shown = runner.invoke(app, ["check", str(tmp_path / "result_0.txt")]).stdout
-    assert "(0 errors, 0 from small data, 1 warning; " in shown

@@ -134,13 +134,6 @@ def test_the_command_line_lists_and_draws(tmp_path: Path) -> None:
     assert isinstance(done.exception, EncoreError) and "cannot be written" in str(done.exception)
 
 
-def test_a_run_without_detections_is_refused(tmp_path: Path) -> None:
-    run = write_set(tmp_path / "run", [resnet_v07(40.0)])
-    done = CliRunner().invoke(app, ["report", str(run), "--detections"])
-    assert isinstance(done.exception, EncoreError) and "has no detections" in str(done.exception)
-    assert done.exception.exit_code == 2
-
-
 def test_the_report_has_a_few(tmp_path: Path) -> None:
     run = write_set(tmp_path / "run", [resnet_v07(40.0)])
     write(run / "experiment_0", [line(n) for n in range(4)] + [line(n, "worst") for n in range(5, 9)])
