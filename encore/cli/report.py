@@ -12,14 +12,8 @@ from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.results.compare.sides import load_sides
-from encore.results.report.measurements import all_tables, of_side
-from encore.results.report.report import (
-    build_report,
-    measurements_of_published,
-    measurements_of_study,
-    write,
-    write_files,
-)
+from encore.results.report.measurements import all_tables
+from encore.results.report.report import build_report, measurements, write, write_files
 from encore.results.report.shown import DETECTIONS, KEY, Detected, drawing, images_of
 from encore.results.scores.score import existing
 from encore.results.table import Table
@@ -160,10 +154,8 @@ def report(
 
 
 def _tables(runs: list[Path], baseline: str | None, study: str | None, published: str | None) -> list[Table]:
-    measured = [of_side(side) for path in runs for side in load_sides(path)]
-    measured += measurements_of_study(study)
-    measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
-    found = all_tables(measured, baseline)
+    sides = [side for path in runs for side in load_sides(path)]
+    found = all_tables(measurements(sides, study, published), baseline)
     if study == MICROWAY and not runs:
         found = [*study_tables(), *(table for table in found if "Synopsis" not in table.title), findings()]
     return found

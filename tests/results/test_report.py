@@ -18,7 +18,7 @@ from encore.results.compare.compare import Factor, compare
 from encore.results.compare.sides import load_side
 from encore.results.report.figures import STYLE, all_figures
 from encore.results.report.measurements import all_tables, of_side
-from encore.results.report.report import Report, build_report, render, section, tone, write_report
+from encore.results.report.report import Report, build_report, render, section, tone, write_files
 from encore.results.report.shown import LONGEST, TRANSLATIONS, translations_table
 from encore.results.table import shown
 from tests.results.result_logs import START_MS, dell_texts, resnet_v07, uneven, write_set
@@ -65,9 +65,8 @@ def write_translations(experiment: Path, translations: list[tuple[str, float]]) 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    write_report(
-        runs(folder / "runs"), folder / "out", study=MICROWAY, studied=[*study_tables(), findings()], baseline="$one$"
-    )
+    made = build_report(runs(folder / "runs"), study=MICROWAY, studied=[*study_tables(), findings()], baseline="$one$")
+    write_files(made, folder / "out")
     return folder / "out" / "report.html"
 
 
@@ -367,12 +366,12 @@ def test_translations_are_text_of_a_limited_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quality", [(0.3, float("nan"), 0.7605), (float("inf"), 1e300), (0.7605,), ()])
 def test_odd_logs_make_a_page(quality: tuple[float, ...], tmp_path: Path) -> None:
     texts = [resnet_v07(minutes, quality=quality) for minutes in (1e-6, 40.0, 1e7)]
-    page = write_report([write_set(tmp_path / "odd", texts)], tmp_path / "out")[0].read_text("utf-8")
+    page = write_files(build_report([write_set(tmp_path / "odd", texts)]), tmp_path / "out")[0].read_text("utf-8")
     assert not re.search(r'[" ](?:nan|inf)[" ]', page)
 
 
 def test_public_sets_make_one_page(public_logs: Path, tmp_path: Path) -> None:
-    files = write_report([public_logs / "v0.7" / "NVIDIA"], tmp_path, baseline="dgx1_ngc20.06_pytorch")
+    files = write_files(build_report([public_logs / "v0.7" / "NVIDIA"], baseline="dgx1_ngc20.06_pytorch"), tmp_path)
     assert files[0].stat().st_size < 1_000_000
     text = files[1].read_text("utf-8")
     assert text.count("**same runs**") >= 14

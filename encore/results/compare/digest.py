@@ -24,7 +24,7 @@ from rich.progress import track
 from encore.errors import EncoreError
 from encore.results.compare.sides import Side, load_sides
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.timing import PHASE_NAMES, length_of, phases_of
+from encore.results.logs.timing import PHASES, length_of, phases_of
 from encore.results.published.published import DATA, load_published
 from encore.results.published.systems import cells_at
 from encore.results.rules import ROUNDS, canonical
@@ -125,7 +125,7 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
     runs = side.logs
     ended = [run for run in runs if (run.elapsed_minutes or 0.0) > 0]
     phases = {id(run): phases_of(run) for run in ended}
-    each_phase = {name: [getattr(phases.get(id(run)), name, None) for run in runs] for name in PHASE_NAMES}
+    each_phase = {name: [phases.get(id(run), {}).get(name) for run in runs] for name in PHASES}
     seeds, platforms = [run.seeds for run in runs], [run.platform for run in runs if run.platform]
     return {
         "name": name,

@@ -2,14 +2,14 @@
 
 from encore.results.logs.timing import phases_of, length_of
 run = read_run("result_0.txt")
-print(phases_of(run).evaluate_s, length_of(run))
+print(phases_of(run)["evaluate_s"], length_of(run))
 """
 
 import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from encore.results.logs.run_log import Phase, Quality, RunLog
 
@@ -23,20 +23,16 @@ MOST_POINTS = 30  # Of a curve: what a plot can show
 _COUNTS_SAMPLES = frozenset({"bert"})  # NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phases:
-    """Seconds of one run; None where the log does not say. start + train + evaluate is the run's time."""
-
-    init_s: float | None = None  # From init_start to init_stop, off the clock
-    start_s: float | None = None  # From run_start to the first epoch
-    train_s: float | None = None  # On the clock, neither starting nor evaluating
-    evaluate_s: float | None = None  # In evaluations; where they run during the training, their time counts here
-    first_epoch_s: float | None = None
-    epoch_s: float | None = None  # An epoch after the first, without its evaluation: the median
-    evaluation_s: float | None = None  # One evaluation: the median
-
-
-PHASE_NAMES = tuple(each.name for each in fields(Phases))
+# Names of the seconds of a run; start, train and evaluate add up to its time.
+PHASES = (
+    "init_s",  # From init_start to init_stop, off the clock
+    "start_s",  # From run_start to the first epoch
+    "train_s",  # On the clock, neither starting nor evaluating
+    "evaluate_s",  # In evaluations; where they run during the training, their time counts here
+    "first_epoch_s",
+    "epoch_s",  # An epoch after the first, without its evaluation: the median
+    "evaluation_s",  # One evaluation: the median
+)
 
 
 @dataclass(frozen=True)
@@ -56,34 +52,32 @@ class Curve:
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
-def phases_of(run: RunLog) -> Phases:
-    """Return where the time of the run went."""
+def phases_of(run: RunLog) -> dict[str, float]:
+    """Return where the time of the run went, by the names in PHASES, as far as the log says."""
     begun = list(itertools.dropwhile(lambda phase: phase.name != "init_start", run.phases))
     ready = next((phase for phase in begun if phase.name == "init_stop"), None)
-    init = ready.time_s - begun[0].time_s if ready else None
-    if run.start_s is None or run.stop_s is None:
-        return Phases(init_s=init)
-    start, stop = run.start_s, run.stop_s
-    phases = [phase for phase in run.phases if start <= phase.time_s <= stop]
-    first = min((phase.time_s for phase in phases if phase.name in _TRAINING_STARTS), default=None)
-    evaluations = list(intervals_of(phases, "eval", stop))
-    evaluate = _covered(evaluations) if evaluations else None
-    epochs = _epochs(phases, evaluations, stop)
-    return Phases(
-        init_s=init,
-        start_s=None if first is None else first - start,
-        train_s=None if first is None else stop - first - (evaluate or 0.0),
-        evaluate_s=evaluate,
-        first_epoch_s=epochs[0] if len(epochs) > 1 else None,
-        epoch_s=statistics.median(epochs[1:]) if len(epochs) > 1 else None,
-        evaluation_s=statistics.median([end - begin for begin, end in evaluations]) if evaluations else None,
-    )
+    found = {"init_s": ready.time_s - begun[0].time_s if ready else None}
+    if run.start_s is not None and run.stop_s is not None:
+        start, stop = run.start_s, run.stop_s
+        phases = [phase for phase in run.phases if start <= phase.time_s <= stop]
+        first = min((phase.time_s for phase in phases if phase.name in _TRAINING_STARTS), default=None)
+        evaluations = list(intervals_of(phases, "eval", stop))
+        epochs = _epochs(phases, evaluations, stop)
+        found |= {
+            "start_s": first - start if first is not None else None,
+            "train_s": stop - first - _covered(evaluations) if first is not None else None,
+            "evaluate_s": _covered(evaluations) if evaluations else None,
+            "first_epoch_s": epochs[0] if len(epochs) > 1 else None,
+            "epoch_s": statistics.median(epochs[1:]) if len(epochs) > 1 else None,
+            "evaluation_s": statistics.median(end - begin for begin, end in evaluations) if evaluations else None,
+        }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def mean_phases(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the mean of each phase over the runs that have it, in seconds: as a score is one, they add up to it."""
     found = {}
-    for name in PHASE_NAMES:
+    for name in PHASES:
         values = [value for phases in runs if (value := phases.get(name)) is not None]
         if values:
             # A run without evaluations on its clock has spent none of it on them.

@@ -1,7 +1,7 @@
 """The report of runs: Markdown, and one HTML page that needs nothing else.
 
-from encore.results.report.report import write_report
-write_report([Path("results/20260101T120000Z-resnet-mxnet-dgxa100")], Path("report"))
+from encore.results.report.report import build_report, write_files
+write_files(build_report([Path("results/20260101T120000Z-resnet-mxnet-dgxa100")]), Path("report"))
 """
 
 from __future__ import annotations
@@ -68,12 +68,6 @@ class Stat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    finding: Finding
-    places: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Section:
     key: str
     title: str
@@ -85,7 +79,7 @@ class Section:
     explanation: Explanation | None
     stats: tuple[Stat, ...]
     compliance: str
-    found: tuple[Found, ...]
+    found: tuple[tuple[Finding, str], ...]  # What audit and rules found, each thing once, with its places
     runs: Table
     factors: Table
     differences: Table | None
@@ -280,7 +274,7 @@ def _compliance(reports: Sequence[ComplianceReport]) -> str:
 
 
 # Yield what the audit and the rules found, each thing once, errors first.
-def _found(side: Side, reports: Sequence[ComplianceReport]) -> Iterable[Found]:
+def _found(side: Side, reports: Sequence[ComplianceReport]) -> Iterable[tuple[Finding, str]]:
     every = [(each, each.path.name if each.path else "") for each in side.findings if each.severity != "note"]
     every += [(each, report.path.name) for report in reports for each in report.findings]
     alike = grouped(every, lambda each: (each[0].severity, each[0].rule, each[0].expected, each[0].found)).values()
@@ -288,7 +282,7 @@ def _found(side: Side, reports: Sequence[ComplianceReport]) -> Iterable[Found]:
         places = [file if each.line is None else f"{file or 'line'}:{each.line}" for each, file in found]
         shown = [place for place in dict.fromkeys(places) if place]
         more = f" and {len(shown) - _MOST_PLACES} more" if len(shown) > _MOST_PLACES else ""
-        yield Found(finding=found[0][0], places=", ".join(shown[:_MOST_PLACES]) + more)
+        yield found[0][0], ", ".join(shown[:_MOST_PLACES]) + more
 
 
 def summary(sections: Sequence[Section]) -> Table:
@@ -464,8 +458,7 @@ def build_report(
         )
         for number, (side, audit) in enumerate(zip(sides, audits, strict=True), 1)
     )
-    measured = [of_side(side) for side in sides] + measurements_of_study(study)
-    measured += measurements_of_published(published, {each.benchmark for each in measured} or None)
+    measured = measurements(sides, study, published)
     return Report(
         sections=sections,
         tables=tuple(all_tables(measured, baseline)) if measured else (),
@@ -481,6 +474,12 @@ def _read_sets(path: Path, on_read: OnRead | None) -> tuple[list[Score], list[Co
     if not scores:
         raise no_log(path)
     return scores, reports
+
+
+def measurements(sides: Sequence[Side], study: str | None, published: str | None) -> list[Measurement]:
+    """Return those of our own sets, of a study, and of the published results with this part in their name."""
+    found = [of_side(side) for side in sides] + measurements_of_study(study)
+    return found + measurements_of_published(published, {each.benchmark for each in found} or None)
 
 
 def measurements_of_study(key: str | None) -> list[Measurement]:
@@ -507,10 +506,6 @@ def measurements_of_published(part: str | None, benchmarks: Collection[str] | No
     if not cells:
         raise unknown("part of a published name", part, {cell.name for cell in load_published()})
     return [of_published(cell) for cell in cells]
-
-
-def write_report(paths: Sequence[Path], folder: Path, **options: Any) -> list[Path]:
-    return write_files(build_report(paths, **options), folder)
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
