@@ -249,7 +249,7 @@ LATER_ROUNDS = rounds_with("mllog")  # Those with ``:::MLLOG`` lines
 _ROUND_FOLDER = re.compile(r"(?:training_results_)?v(\d+\.\d)(?:\.\d)?")
 # Clues that fit most logs of a round but not all: logs of one round are submitted again in the next.
 _GUESSES = frozenset({"date", "keys"})
-_PASSPORT_LIMIT = 1 << 20
+_PASSPORT_LIMIT = 1 << 22
 _SECONDS_PER_YEAR = 365.2425 * 86400
 
 
@@ -267,7 +267,8 @@ def find_round(
     """
     if not dialects:
         return None, "no MLPerf event in the file", False
-    own = _in_run_json(path)
+    own = passport_of(path.parent).get("round")
+    own = own if isinstance(own, str) else ""
     if own and own not in ROUNDS:
         return None, f"its run.json has {own!r}, which is no round of MLPerf", False
     folder = _folders_round(path)
@@ -310,13 +311,11 @@ def _is_newer(round_: str) -> bool:
     return _number(round_) > _number(ROUNDS[-1])
 
 
-# Round that ``run.json`` of Encore's own run folder names, empty where there is none.
-def _in_run_json(path: Path) -> str:
-    passport = path.parent / "run.json"
+def passport_of(folder: Path) -> dict[str, Any]:
+    """Return the ``run.json`` of Encore's own run folder; nothing where there is none, or a damaged one."""
+    path = folder / "run.json"
     try:
-        if passport.stat().st_size > _PASSPORT_LIMIT:
-            return ""
-        round_ = json.loads(passport.read_text("utf-8")).get("round")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return ""
-    return round_ if isinstance(round_, str) else ""
+        loaded = json.loads(path.read_text("utf-8")) if path.stat().st_size <= _PASSPORT_LIMIT else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}

@@ -24,7 +24,7 @@ from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import Curve, curve_of, length_of, mean_phases, phases_of
 from encore.results.published.published import PublishedResult, System, lines_of, system_of
 from encore.results.published.systems import cells_at, described, nearest_description, rounds_system
-from encore.results.rules import Rule, Target, is_before, rule_for, targets_of
+from encore.results.rules import Rule, Target, is_before, passport_of, rule_for, targets_of
 from encore.results.scores.score import (
     SCALED_SINCE,
     Flag,
@@ -36,8 +36,6 @@ from encore.results.scores.score import (
     score_folder,
 )
 from encore.results.statistics import Sample
-
-_PASSPORT_LIMIT = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +147,7 @@ def load_side(path: str | Path) -> Side:
 
 def side_of(score: Score, findings: tuple[Finding, ...] | None = None) -> Side:
     """Return the side that a scored set is, with what an audit found in it; by default that of the set alone."""
-    passport = _json(score.folder / "run.json")
+    passport = passport_of(score.folder)
     scored = score.converged if score.score_minutes is None else (*score.counted, *score.dropped)
     times = [run.minutes for run in scored if run.minutes is not None]
     trimmed = (len(times) - len(score.counted)) // 2 if score.score_minutes is not None else 0
@@ -301,16 +299,6 @@ def _choices(passport: Mapping[str, Any]) -> dict[str, str]:
             for name, choice in each.items():
                 found.setdefault(name, {})[str(choice).lower() if isinstance(choice, bool) else str(choice)] = None
     return {name: " / ".join(values) for name, values in sorted(found.items())}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _PASSPORT_LIMIT:
-            return {}
-        loaded = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def first_step_seconds(side: Side) -> dict[str, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, TextIO
 
-from encore.results.findings import Finding
+from encore.results.findings import Finding, Severity
 from encore.results.logs.reader import Event
 
 _PHRASES = {
@@ -250,7 +250,7 @@ def _collector_class() -> Any:
 
         def __init__(self, *args: object) -> None:
             super().__init__(*args)
-            self.messages: list[tuple[str | None, str, str]] = []
+            self.messages: list[tuple[str | None, str, Severity]] = []
 
         def configured_checks(self, lines: list[Any], config: str) -> None:
             """Run one rule file; the original passes over an event whose key is not in it, and slowly."""
@@ -268,7 +268,7 @@ def _collector_class() -> Any:
         def overwrite_messages(self, keys: Sequence[str]) -> None:
             self.messages = [entry for entry in self.messages if entry[0] not in keys or entry[2] == "warning"]
 
-        def collected(self) -> Iterator[tuple[str | None, str, str]]:
+        def collected(self) -> Iterator[tuple[str | None, str, Severity]]:
             yield from dict.fromkeys(self.messages)
 
     return Collector
@@ -290,14 +290,13 @@ def _log_lines(events: Sequence[Event], ruleset: str) -> list[Any]:
 
 
 # One message of the checker in plain words; an unknown one is passed on as it is.
-def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Finding:
+def _finding(key: str | None, message: str, severity: Severity, ruleset: str) -> Finding:
     where = f"mlperf-logging training_{ruleset}"
     lines = _LINE.search(message)
     line = int(lines[1] or lines[2]) if lines else None
-    level = "warning" if severity == "warning" else "error"
     required = _REQUIRED.search(message)
     if required:
-        return _count_finding(required, where, level)
+        return _count_finding(required, where, severity)
     whole = _FAILED_ALL.search(message)
     test = _TEST.search(message) or _EXECUTING.search(message)
     if whole or test:
@@ -311,7 +310,7 @@ def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Find
             expected=expectation(name, text, any_event=bool(whole)),
             found=found,
             hint=hint_for(name),
-            severity="error" if level == "error" else "warning",
+            severity=severity,
         )
     return Finding(
         line=line,
@@ -319,11 +318,11 @@ def _finding(key: str | None, message: str, severity: str, ruleset: str) -> Find
         expected="a log that the rule can be applied to",
         found=" ".join(message.split())[:300],
         hint=hint_for(key or ""),
-        severity="error" if level == "error" else "warning",
+        severity=severity,
     )
 
 
-def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
+def _count_finding(required: re.Match[str], where: str, severity: Severity) -> Finding:
     wanted = {"EXACTLY_ONE": "exactly one", "AT_LEAST_ONE": "at least one"}.get(required[1], required[1].lower())
     often = "once" if required[1] == "EXACTLY_ONE" else "at least once"
     name, count = required[2].replace("'", ""), required[3] or "0"
@@ -334,7 +333,7 @@ def _count_finding(required: re.Match[str], where: str, level: str) -> Finding:
         expected=f"{wanted} {name} event",
         found=f"{count} of them {values}".strip() if count != "0" else f"no {name} event",
         hint=hint_for(name, often=often if count == "0" else None),
-        severity="warning" if level == "warning" else "error",
+        severity=severity,
     )
 
 

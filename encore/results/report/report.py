@@ -69,7 +69,6 @@ class Stat:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    key: str
     title: str
     ruling: str  # The verdict's words, or that this is a run on a toy data set, which no submission is compared with
     tone: str
@@ -138,7 +137,6 @@ class Section:
 
 
 def section(
-    number: int,
     compared: Comparison,
     reports: Sequence[ComplianceReport] = (),
     convergence: Convergence | None = None,
@@ -156,7 +154,6 @@ def section(
     explanation = explain(ours, theirs) if theirs is not None else None
     bars = (run_dots(ours, theirs, compared.within), phase_bars(ours, theirs))
     return Section(
-        key=f"run-{number}",
         title=title_of(ours),
         ruling=SMALL if small else compared.verdict.value,
         tone=tone(compared.verdict.value, compared.lengths),
@@ -450,13 +447,12 @@ def build_report(
     sides = [side_of(audit.score, audit.findings) for audit in audits]
     sections = tuple(
         section(
-            number,
             compare(side, name, logs, within),
             [reports[run.path] for run in side.logs],
             convergence_of(audit.score),
             named=name is not None,
         )
-        for number, (side, audit) in enumerate(zip(sides, audits, strict=True), 1)
+        for side, audit in zip(sides, audits, strict=True)
     )
     measured = measurements(sides, study, published)
     return Report(
