@@ -39,6 +39,7 @@ def test_published_results_and_studies(recorded: Callable[[str, object], None]) 
     counts = Counter(f"{each.round} {each.division} {each.availability}" for each in results)
     recorded("published.json", {
         "rows": len(results), "counts": counts,
+        "scaled": Counter((each.scaling_factor or 0) > 1.01 for each in results),
         "without a benchmark": [each.name for each in results if each.benchmark is None],
         "without a score": [each.name for each in results if each.score_minutes is None],
         "not described": sorted({each.name for each in results if not each.hardware.described}),

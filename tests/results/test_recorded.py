@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -301,7 +301,7 @@ def ncf(number: int) -> str:
     )
 
 
-def files(texts: list[str], **others: str) -> dict[str, str]:
+def files(texts: Sequence[str | bytes], **others: str) -> dict[str, str | bytes]:
     return {**{f"result_{number}.txt": text for number, text in enumerate(texts)}, **others}
 
 
@@ -324,7 +324,7 @@ BAD_FACTORS = (
     '{"scaling_factor": 1e999}', '{"scaling_factor": 0.5}', '{"scaling_factor": 11}',
     '{"scaling_factor": 1' + "0" * 400 + "}", " " * 70_000 + '{"scaling_factor": 1.1}',
 )  # fmt: skip
-SETS: dict[str, dict[str, str | bytes]] = {
+SETS: dict[str, Mapping[str, str | bytes]] = {
     "five runs": files(_FIVE),
     "one missed": files([*_FIVE[:4], MISSED]),
     "two missed": files([*_FIVE[:3], MISSED, MISSED]),
@@ -365,6 +365,7 @@ SETS: dict[str, dict[str, str | bytes]] = {
     "a round to come": {"training_results_v7.0/flux1/result_0.txt": flux1_v61()},
     "control characters": files([resnet_v07(), resnet_v07(status="\x1b[2Jaborted")]),
     "small data": files([resnet_v07(train_samples=10, eval_samples=10), resnet_v07(cache_clear=None)]),
+    "gzip without its name": files([gzip.compress(each.encode()) for each in _FIVE]),
     "a damaged file": {**files(_FIVE[:4]), "result_4.txt.gz": gzip.compress(_FIVE[4].encode(), mtime=0)[:30]},
     "official": files(dell_texts(), **scaled(1.004222999)),
     "another factor": files(dell_texts(), **scaled(1.1)),
@@ -559,7 +560,7 @@ def system(**described: object) -> dict[str, str]:
     return {"system.json": json.dumps(described)}
 
 
-COMPARISONS: dict[str, tuple[dict[str, str], str | None]] = {
+COMPARISONS: dict[str, tuple[Mapping[str, str | bytes], str | None]] = {
     "reproduced": (files(a100_texts()), A100),
     "faster": (files(a100_texts(30.0)), A100),
     "slower": (files(a100_texts(60.0)), A100),

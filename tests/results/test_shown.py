@@ -14,7 +14,6 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from encore.cli.app import app
-from encore.errors import EncoreError
 from encore.results.report.figures import quality_curves
 from encore.results.report.measurements import Curve, Measurement
 from encore.results.report.report import build_report, render, write_files
@@ -114,24 +113,15 @@ def test_what_is_damaged_is_passed_over(tmp_path: Path, damage: Any) -> None:
     assert [each.image for each in images_of(tmp_path)] == [2]
 
 
-def test_the_command_line_lists_and_draws(tmp_path: Path) -> None:
-    run = write_set(tmp_path / "run", [resnet_v07(40.0)])
-    write(run / "experiment_0", [line(1), line(2, "worst")])
-    done = CliRunner().invoke(
-        app, ["report", str(run), "--detections", "-o", str(tmp_path / "out")], env={"COLUMNS": "100"}
-    )
-    assert done.exit_code == 0, done.output
-    assert "2 pictures in" in done.output and "2.jpg" in done.output
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["best_1.svg", "worst_2.svg"]
-    done = CliRunner().invoke(app, ["report", str(run), "--detections", "--json"])
-    found = json.loads(done.output)
-    assert [each["picture"] for each in found] == [None, None]
-    assert found[0]["detections"] == [
-        {"label": "cat", "box": [1, 2, 10, 20], "has_mask": True, "score": 0.875, "matched": False}
-    ]
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    done = CliRunner().invoke(app, ["report", str(run), "--detections", "-o", str(tmp_path / "file" / "out")])
-    assert isinstance(done.exception, EncoreError) and "cannot be written" in str(done.exception)
+@pytest.mark.parametrize("options", ["-o out", "--json", "--json -o out"])
+def test_the_command_line_lists_and_draws(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Callable[[str, object], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(write_set(tmp_path / "run", [resnet_v07(40.0)]) / "experiment_0", [line(1), line(2, "worst")])
+    done = CliRunner().invoke(app, ["report", "run", "--detections", *options.split()], env={"COLUMNS": "100"})
+    pictures = sorted(path.name for path in tmp_path.glob("out/*"))
+    recorded(f"detections/{options.replace(' ', '')}.txt", "\n".join([done.stdout, *pictures]))
 
 
 def test_the_report_has_a_few(tmp_path: Path) -> None:
