@@ -66,7 +66,9 @@ def test_every_fault_of_the_layout_is_a_finding(tmp_path: Path, recorded: Callab
 
 
 # A table, a page and JSON: a sound submitter, and one with a run that missed and no system description.
-def test_one_command_scores_checks_audits_and_packs_a_round(tmp_path: Path) -> None:
+def test_one_command_scores_checks_audits_and_packs_a_round(
+    tmp_path: Path, recorded: Callable[[str, object], None]
+) -> None:
     other = tree(tmp_path / "round").rename(tmp_path / "round" / "Other")
     (other / "systems" / "box.json").unlink()
     missed = other / "results" / "box" / "resnet" / "result_4.txt"
@@ -76,21 +78,14 @@ def test_one_command_scores_checks_audits_and_packs_a_round(tmp_path: Path) -> N
     )
     tree(tmp_path / "round")
     command = ["report", str(tmp_path / "round"), "--package", "-o", str(tmp_path / "out")]
-    shown = " ".join(CliRunner().invoke(app, command, env={"COLUMNS": "160"}).output.split())
-    for part in ("verdict", "5 of 5 5 of 5 passed", "4 of 5 4 of 5 1 warning", "Lab: accepted as a package of 0.7.0"):
-        assert part in shown
-    assert re.search(r"Other: \d errors? as a package of 0.7.0", shown)
-    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert [(len(each["check"]), each["converged"], each["convergence"]) for each in found["sets"]] == [
-        (5, 5, None),
-        (5, 4, None),
-    ]
-    assert [each["passed"] for each in found["packages"]] == [True, False]
+    shown, plain = (CliRunner().invoke(app, [*command, *more], env={"COLUMNS": "160"}) for more in ([], ["--json"]))
+    found = json.loads(plain.stdout)
+    sets = [[len(each["check"]), each["converged"], each["convergence"]] for each in found["sets"]]
+    recorded("round.json", [shown.output.splitlines(), sets, [each["passed"] for each in found["packages"]]])
     page, text = ((tmp_path / "out" / f"report.{kind}").read_text("utf-8") for kind in ("html", "md"))
     assert '<td class="n" data-name="check">4 of 5</td>' in page
-    assert "systems/box.json: not there" in page
+    assert "systems/box.json: not there" in page and "systems/box.json: not there" in text
     assert re.search(r"Other: 0.7.0, 1 error</summary>", page)
-    assert "systems/box.json: not there" in text
 
 
 def test_a_folder_that_is_no_tree(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from encore import __version__
+from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.results.compare.compare import Factor, compare
@@ -368,6 +369,13 @@ def test_odd_logs_make_a_page(quality: tuple[float, ...], tmp_path: Path) -> Non
     texts = [resnet_v07(minutes, quality=quality) for minutes in (1e-6, 40.0, 1e7)]
     page = write_files(build_report([write_set(tmp_path / "odd", texts)]), tmp_path / "out")[0].read_text("utf-8")
     assert not re.search(r'[" ](?:nan|inf)[" ]', page)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EncoreError, match="cannot be written") as refused:
+        write_files(Report(), tmp_path / "file" / "report")
+    assert refused.value.exit_code is ExitCode.FAILED
 
 
 def test_public_sets_make_one_page(public_logs: Path, tmp_path: Path) -> None:
