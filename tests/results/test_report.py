@@ -327,7 +327,7 @@ def test_what_a_report_says(tmp_path: Path, recorded: Callable[[str, object], No
     }
     recorded("report_plots.json", plots | {figure.key: drawn(figure.svg) for figure in report.figures})
     recorded("report_plots.svg", "\n".join(plot.svg for plot in (*report.sections[2].plots, *report.sections[2].bars)))
-    stats = {each.title: [[vars(stat) for stat in each.stats], each.tone, each.ratio] for each in report.sections}
+    stats = {each.title: [list(each.stats), each.tone, each.ratio] for each in report.sections}
     recorded("report_stats.json", stats)
     html = render(report, "report.html.j2")
     order = [html.index(f"<figcaption>{title}", html.index('id="run-4"')) for title in ("Top-1", "Where the time went")]

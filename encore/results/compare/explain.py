@@ -106,8 +106,6 @@ class Difference:
 class Explanation:
     """The differences of two sides, the heaviest first, and what could not be looked at."""
 
-    ours: Side
-    theirs: Side
     differences: tuple[Difference, ...]
     unknown: tuple[str, ...]
 
@@ -122,7 +120,7 @@ def explain(ours: Side, theirs: Side) -> Explanation:
         *_environment(ours, theirs),
     ]
     ranked = sorted(found, key=lambda each: (-each.weight, each.area, each.name))
-    return Explanation(ours=ours, theirs=theirs, differences=tuple(ranked), unknown=tuple(_unknown(ours, theirs)))
+    return Explanation(tuple(ranked), tuple(_unknown(ours, theirs)))
 
 
 def _unknown(ours: Side, theirs: Side) -> Iterator[str]:

@@ -70,16 +70,19 @@ class Event(NamedTuple):
     refused_time: str = ""  # What ``time_ms`` holds where it is no number that can be a time
 
 
+def _ignore(line: int, text: str) -> None:
+    """Take no note of damage."""
+
+
 ReadEvents = Callable[[Path, OnDamage], Iterator[Event]]
 
 
-def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) -> Iterator[Event]:
+def read_events(path: str | PathLike[str], on_damage: OnDamage = _ignore) -> Iterator[Event]:
     """Yield the events of the log at ``path`` in file order, whatever else is in the file.
 
     Foreign text, broken UTF-8, NUL bytes and lines without end are passed over; only the file system's own
     errors (``OSError``) are raised. A damaged event is reported to ``on_damage`` and never yielded in part.
     """
-    report = on_damage or _ignore
     with Path(path).open("rb") as raw:
         compressed = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
@@ -95,9 +98,9 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage | None = None) ->
                 if event is not None:
                     yield event
                 else:
-                    yield from parse_line(line.rstrip(b"\n").decode("utf-8", "replace"), number, report)
+                    yield from parse_line(line.rstrip(b"\n").decode("utf-8", "replace"), number, on_damage)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            report(0, f":::ML the compressed file is damaged: {error}")
+            on_damage(0, f":::ML the compressed file is damaged: {error}")
 
 
 # Yield the lines, of a longer one than MAX_LINE the beginning.
@@ -130,12 +133,11 @@ def has_mark(path: Path) -> bool:
         return True
 
 
-def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) -> Iterator[Event]:
+def parse_line(text: str, number: int = 0, on_damage: OnDamage = _ignore) -> Iterator[Event]:
     """Yield the events of one line of text: none, one, or several written by processes at the same time."""
-    report = on_damage or _ignore
     match = _TOKEN.search(text)
     if match is None and ":::ML" in text:
-        report(number, text[:_EXCERPT])
+        on_damage(number, text[:_EXCERPT])
     damaged = 0
     while match is not None:
         following = _TOKEN.search(text, match.end())
@@ -144,23 +146,19 @@ def parse_line(text: str, number: int = 0, on_damage: OnDamage | None = None) ->
             yield event
         elif text.startswith(":::", match.start()):
             damaged += 1
-            report(number, text[match.start() : end][:_EXCERPT])
+            on_damage(number, text[match.start() : end][:_EXCERPT])
             if damaged == _MAX_DAMAGED and following:
-                yield from _parse_pieces(text[end:], number, report)
+                yield from _parse_pieces(text[end:], number, on_damage)
                 return
         # An event's own text may hold a mark (an echoed command): continue after the event, not inside it.
         match = _TOKEN.search(text, end)
 
 
 # Yield the rest of a line with many damaged events, each cut at the next mark: linear in the line's length.
-def _parse_pieces(text: str, number: int, report: OnDamage) -> Iterator[Event]:
+def _parse_pieces(text: str, number: int, on_damage: OnDamage) -> Iterator[Event]:
     starts = [match.start() for match in _TOKEN.finditer(text)]
     for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
-        yield from parse_line(text[start:stop], number, report)
-
-
-def _ignore(line: int, text: str) -> None:
-    pass
+        yield from parse_line(text[start:stop], number, on_damage)
 
 
 # Event that starts at ``token``, and where the text after it begins.

@@ -60,11 +60,7 @@ _TONES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Stat:
-    name: str
-    value: str
-    detail: str = ""
+_Stat = tuple[str, str, str]  # Name, value and what there is to know of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ class Section:
     reports: tuple[ComplianceReport, ...]  # The check of each log
     convergence: Convergence | None
     explanation: Explanation | None
-    stats: tuple[Stat, ...]
+    stats: tuple[_Stat, ...]
     compliance: str
     found: tuple[tuple[Finding, str], ...]  # What audit and rules found, each thing once, with its places
     runs: Table
@@ -222,7 +218,7 @@ def tone(ruling: str, lengths: Factor | None = None) -> str:
     return _TONES.get(ruling, "plain")
 
 
-def _stats(compared: Comparison) -> Iterable[Stat]:
+def _stats(compared: Comparison) -> Iterable[_Stat]:
     ours, theirs = compared.ours, compared.theirs
     yield from _scores("Your", ours, compared.score_interval)
     if theirs is not None:
@@ -230,34 +226,30 @@ def _stats(compared: Comparison) -> Iterable[Stat]:
     if compared.score is not None and compared.score.ratio is not None:
         span = compared.score.interval
         detail = f"{percent(LEVEL)}: {span[0]:.3f} to {span[1]:.3f}" if span else "no interval is known"
-        yield Stat("Ratio of the times", f"{compared.score.ratio:.3f}", detail)
+        yield "Ratio of the times", f"{compared.score.ratio:.3f}", detail
     needed = f"{ours.required} required" if ours.required else ""
-    yield Stat("Reached the target", f"{ours.converged} of {ours.runs}", needed)
+    yield "Reached the target", f"{ours.converged} of {ours.runs}", needed
 
 
 # Yield the score; where MLCommons multiplies it by a factor, the raw one and the official one.
-def _scores(whose: str, side: Side, span: tuple[float, float] | None) -> Iterable[Stat]:
+def _scores(whose: str, side: Side, span: tuple[float, float] | None) -> Iterable[_Stat]:
     if side.score is None or side.raw_minutes is None:
         return
     detail = f"{percent(LEVEL)}: {span[0]:.2f} to {span[1]:.2f}" if span else ""
     official = official_minutes(side)
     if official is None:
         name = "score" if side.score_is_official else "mean, not a score"
-        yield Stat(f"{whose} {name}", f"{side.score.estimate:.3f} min", detail)
+        yield f"{whose} {name}", f"{side.score.estimate:.3f} min", detail
         return
     of_official = side.score_kind == "official"
-    yield Stat(f"{whose} raw score", f"{side.raw_minutes:.3f} min", "" if of_official else detail)
+    yield f"{whose} raw score", f"{side.raw_minutes:.3f} min", "" if of_official else detail
     factor = f"raw score × {side.scaling_factor:.6g}"
-    yield Stat(
-        f"{whose} official score", f"{official:.3f} min", "; ".join([factor, *([detail] * of_official)]).strip("; ")
-    )
+    yield f"{whose} official score", f"{official:.3f} min", f"{factor}; {detail}" if of_official and detail else factor
 
 
 def official_minutes(side: Side) -> float | None:
     """Return the official score where it is another number than the raw one."""
-    if not side.score_is_official or side.raw_minutes is None or side.scaling_factor in (None, 1.0):
-        return None
-    return side.raw_minutes * (side.scaling_factor or 1.0)
+    return None if side.scaling_factor == 1.0 else side.official_minutes
 
 
 def _compliance(reports: Sequence[ComplianceReport]) -> str:
