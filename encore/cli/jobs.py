@@ -197,7 +197,7 @@ def _queued(job: str, reason: str) -> str:
 
 def _ended_without_folder(job: str, found: Sequence[queue.Job], results: Path) -> EncoreError:
     state = found[0].state if found else "no longer known to Slurm"
-    # Of an array, the first task: the whole has no output of its own.
+    # The first task of an array: the whole has no output of its own.
     output = commands.show_job(found[0].name if found else job).get("StdOut")
     output = output or "slurm-JOB.out where it was submitted"
     return EncoreError(

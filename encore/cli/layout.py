@@ -20,7 +20,7 @@ from encore.results.table import Table as ResultTable
 
 FOLDED = 16  # Characters of a name to which a narrow terminal may fold it
 SHORT_SECONDS = 1.0  # Work that takes no longer needs no bar
-# Of a file or another program, which have no width unless COLUMNS states one: no row is wrapped there.
+# A file or another program has no width unless COLUMNS states one: no row is wrapped there.
 PIPE_WIDTH = 4096
 NUMBER = re.compile(r"[-+]?\d[\d.,:%x]*")
 

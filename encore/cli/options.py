@@ -104,10 +104,7 @@ def one_format(**formats: bool) -> None:
 
 def one_form(format_: str, as_json: bool) -> str:
     # The chosen form of what is printed; ``--json`` is the short form of one.
-    if as_json and format_ not in ("text", "json"):
-        raise EncoreError(
-            f"--json and --format {format_} at once", expected="one output format", hint="give one of them"
-        )
+    one_format(**{"json": as_json, f"format {format_}": format_ not in ("text", "json")})
     return "json" if as_json else format_
 
 

@@ -68,7 +68,8 @@ def reproduce(
     every = [_read(opened, file, nodes, gpus_per_node) for file in opened.configurations]
     read = [each for each in every if isinstance(each, Reproduction)]
     if len(every) > 1 and (start or output):
-        listed, wanted = [name_of(file) for file in opened.configurations], ["--run"] if start else ["-o", str(output)]
+        listed = [name_of(file) for file in opened.configurations]
+        wanted = ["--run"] if start else ["-o", str(output)]
         raise EncoreError(
             f"{wanted[0]} with {len(listed)} configurations",
             expected=f"one of {', '.join(listed)}",

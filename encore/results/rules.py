@@ -100,7 +100,7 @@ class Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    dialects: Sequence[str]  # Of its logs' lines: those of ``encore.results.logs.reader.Dialect``
+    dialects: Sequence[str]  # Forms of its logs' lines, as ``encore.results.logs.reader.Dialect`` names them
     targets: Mapping[str, tuple[Target, ...]]  # By benchmark
     # Years in which its logs were written: up to its deadline in May or October.
     written: Sequence[float] | None = None

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-LEVEL = 0.90  # Of every interval: with 5 % on either side, as the two one-sided tests need it
+LEVEL = 0.90  # Probability of every interval: 5 % on either side, as the two one-sided tests need it
 MOST_FURTHER_RUNS = 100
 _WIDEST = math.log(1000)
 _LARGEST = 700.0  # exp of more is no float

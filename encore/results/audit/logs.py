@@ -247,7 +247,7 @@ def quality_units(run: RunLog) -> Iterator[Oddity]:
             yield Oddity(f"{wrong[0][0]:g} for {target.unit}{percent}", run.path, wrong[0][1])
 
 
-# Of the public logs of v1.0, v1.1, v3.0, v3.1 and v5.0, by which it was chosen, 99 in 100 are at most 1.02.
+# Chosen by the public logs of v1.0, v1.1, v3.0, v3.1 and v5.0, of which 99 in 100 are at most 1.02.
 _FASTER_THAN_STATED = 1.04
 _LEAST_S = 3.0
 # A ratio above it says that the figure is in another unit, such as that of 1 of 6 GPUs, which is 1.2 times 1 of 5.

@@ -39,7 +39,7 @@ WITHIN = 0.05  # Margin of a ratio that counts as the same result, from 1 / 1.05
 _LEAST_SHARE_OF_DATA = {"dlrm": 0.4}
 # Two times of the same run, each rounded to a millisecond; digests keep nine digits of a run's minutes.
 _ROUNDED_MINUTES = 0.0016 / 60
-_DIGITS = 6  # Of a quality in a digest
+_DIGITS = 6  # Significant ones that a digest keeps of a quality
 SAME_RUNS = "these are the submitted runs themselves: nothing was run again, so nothing was tested"
 SAME_LOGS = "both are the same runs: nothing was run again, so nothing was tested"
 

@@ -137,7 +137,7 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
         "required": side.required,
         "missing": side.missing,
         "score_minutes": _short(side.score.estimate, _TIMES) if side.score and side.score_is_official else None,
-        # Of the runs with a result: how many, from the first on, the score is of, and how many it drops on each side.
+        # How many of the runs with a result the score is of, from the first on, and how many it drops on each side.
         "scored": side.score.count if side.score else 0,
         "trimmed": side.score.trimmed if side.score else 0,
         "minutes": [_short(run.elapsed_minutes, _TIMES) if id(run) in phases else None for run in runs],

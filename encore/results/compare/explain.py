@@ -22,7 +22,7 @@ from encore.results.published.systems import family, framework_of
 Area = Literal["score", "phases", "hyperparameters", "software", "topology", "environment", "configuration"]
 
 _SAME_TIME = 0.02
-_SAME_SHARE = 0.0005  # Of their time: what is below is 0.0 % of it
+_SAME_SHARE = 0.0005  # Share of their time; what is below is printed as 0.0 %
 _SAME_NUMBER = 1e-6
 _SHORTEST_S = 0.05
 _ONE_SIDED = 0.25

@@ -191,7 +191,7 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         findings += [*extra_findings(events, run), *small]
         checker = f"{official.version()} and Encore's own rules"
     if small and run.status == "success":
-        # That the round's target was missed is the small data's doing: the run reached the target that it was given. A
+        # The small data made it miss the round's target: the run reached the target that it was given. A
         # run that missed its own, that was stopped or that was killed has nothing to excuse.
         findings = [replace(each, kind="small_data") if each.code in _TARGET_CODES else each for each in findings]
     rates = [(each, rate_of("check", each.code)) for each in findings]

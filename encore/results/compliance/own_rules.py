@@ -95,7 +95,7 @@ def _targets(run: RunLog) -> str:
     return ", ".join(f"{target.name} {target.value:g} ({target.unit})" for target in run.targets)
 
 
-# That caches were cleared before the run: the checker takes any cache_clear, anywhere.
+# Check that caches were cleared before the run: the checker takes any cache_clear, anywhere.
 def _cache(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
     clears, start = [event for event in events if event.key == "cache_clear"], first.get("run_start")
     if clears and not any(event.value is True or event.value in ("true", "True", 1) for event in clears):
@@ -148,7 +148,7 @@ def _seed_and_schedule(run: RunLog) -> Iterator[Finding]:
             )
 
 
-# That run_start is not older than init_stop, nor run_stop than run_start, by their own times.
+# Check that run_start is not older than init_stop, nor run_stop than run_start, by their own times.
 def _order(first: dict[str, Event]) -> Iterator[Finding]:
     for before, after in itertools.pairwise(("init_start", "init_stop", "run_start", "run_stop")):
         one, two = first.get(before), first.get(after)
@@ -164,7 +164,7 @@ def _order(first: dict[str, Event]) -> Iterator[Finding]:
             )
 
 
-# That nothing read the data set before the clock started, as far as the log shows it.
+# Check that nothing read the data set before the clock started: every event counts, as several ranks log them.
 def _data_before_clock(events: Sequence[Event], start: Event | None) -> Iterator[Finding]:
     if start is None:
         return
@@ -237,7 +237,7 @@ def _counts(by_key: dict[str, list[Event]]) -> Iterator[Finding]:
             yield _finding("v05_event_wanted", None, "logging", f"a {key} event", "none", hint, "warning")
 
 
-# That the model is built in the run: v0.5 has no untimed initialisation.
+# Check that the model is built in the run: v0.5 has no untimed initialisation.
 def _clock(events: Sequence[Event], first: dict[str, Event]) -> Iterator[Finding]:
     start, clear, stop = (first.get(key) for key in ("run_start", "run_clear_caches", "run_stop"))
     if start is None:

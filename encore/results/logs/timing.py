@@ -19,7 +19,7 @@ _TRAINING_STARTS = (*_EPOCH_STARTS, "block_start")
 _STEPS_FROM = {"unet3d": 10_000}
 _STEPS_FROM_ELSE = 1000
 _SLACK_S = 1.0
-MOST_POINTS = 30  # Of a curve: what a plot can show
+MOST_POINTS = 30  # Evaluations of a curve that a plot can show
 _COUNTS_SAMPLES = frozenset({"bert"})  # NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples
 
 

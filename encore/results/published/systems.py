@@ -206,7 +206,7 @@ def _main(root: Path) -> None:
         path.write_text("[\n" + ",\n".join(lines.values()) + "\n]\n", encoding="utf-8")
 
 
-# Of MLPerf's system description, by the schema of the v0.7 repository.
+# The fields of MLPerf's system description, by the schema of the v0.7 repository.
 DESCRIPTION_FIELDS = (
     "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
     "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count",
@@ -251,7 +251,7 @@ def model_of(accelerator: str | None) -> str | None:
     form = _FORM.search(accelerator or "")
     if name is None or form is None:
         return name
-    # Of the A100 and later there is one SXM socket, with and without its number.
+    # From the A100 on there is one SXM socket, named with and without its number.
     socket = {"s": f"SXM{form[2] if name == 'V100' else ''}", "p": "PCIe", "n": "NVL"}[form[1][0].lower()]
     return f"{name}-{socket}"
 

@@ -84,7 +84,7 @@ class Section:
     choices: Table | None  # What the runs took where their configuration leaves it open
     translations: Table | None  # A few of a run that translates
     detections: tuple[Detected, ...]  # A few images of a run that detects objects
-    generations: Table | None  # Of a run that learns from games against itself
+    generations: Table | None  # Those of a run that learns from games against itself
     game: Game | None  # One of its last generation
 
     @property
@@ -331,7 +331,7 @@ def _factors(compared: Comparison) -> Table:
     )
 
 
-# Of the report; what it has, such as its styles, the templates of other folders may take by ``part(FILE)``.
+# The report's own; templates of other folders may take what is there, such as its styles, by ``part(FILE)``.
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 

@@ -55,7 +55,7 @@ class Translation(BaseModel):
     source: str
     hypothesis: str
     reference: str
-    bleu: float = Field(allow_inf_nan=False)  # Of this sentence alone, 0 to 100: not what a run is judged by
+    bleu: float = Field(allow_inf_nan=False)  # The sentence's own, 0 to 100: not what a run is judged by
     # Agreement of characters, 0 to 100; distinguishes sentences without four words of the reference.
     chrf: float = Field(allow_inf_nan=False)
     epoch: int
@@ -132,7 +132,7 @@ class Shape(BaseModel):
     box: tuple[Finite, Finite, Finite, Finite]  # x, y, width and height
     # x, y and length of each run of pixels of the mask, one after the other; empty without a mask.
     runs: Annotated[tuple[int, ...], _at_most(_MOST_RUNS)] = ()
-    score: Finite | None = None  # Of a detection
+    score: Finite | None = None  # A detection's
     matched: bool = True  # Whether a detection matches an object
     crowd: bool = False
 
@@ -237,7 +237,7 @@ def _colour(shape: Shape) -> str:
 
 # In the folder of an experiment: one JSON object a generation.
 GENERATIONS, EVALUATIONS, GAMES = "generations.jsonl", "evaluations.jsonl", "shown_games.jsonl"
-LETTERS = "ABCDEFGHJKLMNOPQRST"  # Of the columns of a board, which has no I
+LETTERS = "ABCDEFGHJKLMNOPQRST"  # The columns of a board; there is no I
 UNIT = 28  # Pixels between two lines of a board
 LONGEST_LIST = 12  # Moves without a stone at the end that are listed below a board
 _LIMITS = (10_000, 1 << 16)  # Lines of a file, and characters of one
