@@ -234,9 +234,11 @@ def test_digest_is_the_side_of_the_logs(
     root = _checkout(tmp_path)
     assert main([str(root), "-o", str(tmp_path / "a")]) == 0
     assert "left out: Ours/benchmarks/resnet/results/box: not the logs of a submission" in capfd.readouterr().err
-    monkeypatch.setattr(published, "DIGESTS", tmp_path / "a" / "digests")
-    published.lines_of.cache_clear()
-    sides = {side.label: side for side in digests("v0.7")}
+    # The audit of a side keeps the public sets that it finds, for all tests after this one.
+    with monkeypatch.context() as patched:
+        patched.setattr(published, "DIGESTS", tmp_path / "a" / "digests")
+        published.lines_of.cache_clear()
+        sides = {side.label: side for side in digests("v0.7")}
     published.lines_of.cache_clear()
     first, second = (tmp_path / name / "digests" / "v0.7.jsonl.xz" for name in ("a", "b"))
     assert main([str(root), "-o", str(tmp_path / "b")]) == 0
