@@ -1,12 +1,17 @@
 """What measures the kit, or makes its data, and is no test of it."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
+Folders = Annotated[list[Path], typer.Argument(exists=True, file_okay=False)]
 
 
-def folders_given(usage: str | None, most: int | None = None) -> list[Path]:
-    """Return the folders of the command line, its first ``most``; print how the tool is used where one is none."""
-    folders = [Path(name) for name in sys.argv[1:][:most]]
-    if not folders or not all(folder.is_dir() for folder in folders):
-        sys.exit(usage)
-    return folders
+def run(main: Callable[..., None], manual: str | None) -> None:
+    """Run a tool by its command line, the parameters of ``main``; --help prints ``manual`` as it is written."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help="\b\n" + (manual or "").replace("\n\n", "\n\n\b\n"))(main)
+    app()

@@ -8,7 +8,6 @@ leads there too. What crosses the wall between encore/ and benchmarks/ is no imp
 """
 
 import ast
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
@@ -16,8 +15,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import jinja2
+import typer
 
 from encore import paths
+from tools import run
 
 PICTURE = paths.ROOT / "docs" / "architecture.svg"
 HOUSES = {"encore": ("results", "lab"), "benchmarks": ("common",)}  # Folders whose folders are rooms of their own
@@ -135,13 +136,12 @@ def drawn() -> str:
     return TEMPLATE.render(houses=houses, width=round(left), height=height, wall=walls[0])
 
 
-def main(arguments: list[str]) -> int:
+def main(check: bool = False) -> None:
     # Write the picture, or say that it is not the code's
-    if "--check" in arguments:
-        return int(PICTURE.read_text(encoding="utf-8") != drawn())
+    if check:
+        raise typer.Exit(int(PICTURE.read_text(encoding="utf-8") != drawn()))
     PICTURE.write_text(drawn(), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main, __doc__)

@@ -18,7 +18,7 @@ from encore.results.audit.judge import RULES, audit_path, audit_score
 from encore.results.findings import file_of
 from encore.results.logs.run_log import Phase, Quality, RunLog, Stated
 from encore.results.scores.score import Score, score_runs
-from tools import folders_given
+from tools import Folders, run
 
 EXAMPLES = 3
 LEAST_RUNS = 3
@@ -241,7 +241,7 @@ def tries(score: Score) -> Iterator[tuple[str, bool, bool]]:
         yield what, bool(new), bool(new - LOOKED_UP)
 
 
-def main(folders: list[Path]) -> None:
+def main(folders: Folders) -> None:
     sets = logs = tried = 0
     with_finding: dict[str, list[str]] = {rule.name: [] for rule in RULES}
     files, seen, of, alone = (Counter[str]() for _ in range(4))
@@ -276,4 +276,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(folders_given(__doc__))
+    run(main, __doc__)

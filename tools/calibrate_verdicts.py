@@ -8,13 +8,15 @@ are is known; every other pair is apart the other way round. A public set is spl
 seeded. ``make docs`` puts the table on docs/compare.md.
 """
 
-import argparse
 import csv
 import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from encore.results.compare.compare import WITHIN, Verdict, decide, factor_of, length_factor
 from encore.results.compare.sides import Trained, samples_of
@@ -22,6 +24,7 @@ from encore.results.logs.timing import length_of
 from encore.results.published.tables import COLUMNS, DATA_FILE, load_calibration
 from encore.results.scores.score import score_folder
 from encore.results.statistics import Sample
+from tools import run
 
 Runs = list[tuple[float, float]]  # Minutes and epochs of each run
 Population = Callable[[random.Random], tuple[float, float]]
@@ -161,13 +164,10 @@ def rows_of_public_sets(sets: Sequence[Runs]) -> Iterator[dict[str, str]]:
             yield row(f"{len(enough)} public sets, split", sizes, f"{apart:g}", found)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--logs", type=Path, action="append", default=[], help="a tree of public logs")
-    given = parser.parse_args()
+def main(logs: Annotated[list[Path], typer.Option(help="a tree of public logs")] = ()) -> None:
     rows = list(rows_of_simulation())
-    if given.logs:
-        rows += rows_of_public_sets(public_sets(given.logs))
+    if logs:
+        rows += rows_of_public_sets(public_sets(logs))
     elif DATA_FILE.is_file():
         rows += [line for line in load_calibration() if "public" in line["population"]]
     with DATA_FILE.open("w", encoding="utf-8", newline="") as file:
@@ -177,4 +177,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -9,7 +9,6 @@ logs that reached their target count.
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from encore.results.compliance.compliance import read_and_check
 from encore.results.compliance.official import TARGET_NOT_MET
@@ -17,7 +16,7 @@ from encore.results.findings import ComplianceReport, file_of
 from encore.results.logs.parallel import map_files
 from encore.results.logs.run_log import RunLog
 from encore.results.scores.score import find_sets
-from tools import folders_given
+from tools import Folders, run
 
 EXAMPLES = 3
 
@@ -45,7 +44,7 @@ def codes_of(report: ComplianceReport) -> set[str]:
     return {finding.code for finding in report.findings} - {"", TARGET_NOT_MET}
 
 
-def main(folders: list[Path]) -> None:
+def main(folders: Folders) -> None:
     sets = logs = 0
     fired: dict[str, list[str]] = {}
     files: Counter[str] = Counter()
@@ -57,8 +56,8 @@ def main(folders: list[Path]) -> None:
         for where, each in found:
             sets, logs = sets + 1, logs + len(each)
             codes: Counter[str] = Counter()
-            for run, report in (next(results) for _ in each):
-                good = accepted(run, report)
+            for log, report in (next(results) for _ in each):
+                good = accepted(log, report)
                 codes.update(codes_of(report) if good else ())
                 verdicts.logs += 1
                 verdicts.official += good
@@ -86,4 +85,4 @@ def main(folders: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(folders_given(__doc__))
+    run(main, __doc__)

@@ -9,16 +9,19 @@ import os
 import subprocess
 import sys
 
+import typer
+
 from encore import environment, paths
+from tools import run
 
 
-def main(arguments: list[str]) -> int:
+def main(json: bool = False) -> None:
     # Run benchmarks/common/checks/compile_kernels.py there, with Triton's cache next to the environments
     python = environment.ensure_environment("kernels", lambda text: print(text, file=sys.stderr))
-    command = [str(python), "-m", "benchmarks.common.checks.compile_kernels", *arguments]
+    command = [str(python), "-m", "benchmarks.common.checks.compile_kernels", *(["--json"] if json else [])]
     variables = {"TRITON_CACHE_DIR": str(paths.cache_folder() / "triton"), **os.environ}
-    return subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode
+    raise typer.Exit(subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main, __doc__)

@@ -5,16 +5,18 @@
 Prints the table of docs/results.md and lists every difference. All rounds take some minutes.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from encore.results.compliance.convergence import convergence_of
 from encore.results.rules import ROUNDS
 from encore.results.scores.score import SCALED_SINCE, read_scaling, score_folder
 from encore.results.table import Table
-from tools import folders_given
+from tools import Folder, run
 
 COLUMNS = (
     "round", "sets", "passed", "too few epochs", "no reference point", "not checked",
@@ -46,7 +48,7 @@ def of_round(checkout: Path, round_: str, listed: list[str]) -> Iterator[str]:
             listed.append(f"{what}: {round_}/{score.folder.relative_to(checkout)}: {given} {computed} ({state})")
 
 
-def main(checkouts: Path, *rounds: str) -> None:
+def main(checkouts: Folder, rounds: Annotated[list[str], typer.Argument()] = ()) -> None:
     listed: list[str] = []
     rows = []
     for round_ in rounds or ROUNDS[ROUNDS.index(SCALED_SINCE) :]:
@@ -57,5 +59,4 @@ def main(checkouts: Path, *rounds: str) -> None:
 
 
 if __name__ == "__main__":
-    rounds = sys.argv[2:]
-    main(*folders_given(__doc__, 1), *rounds)
+    run(main, __doc__)

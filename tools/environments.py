@@ -9,9 +9,13 @@ Installing packages keeps one core busy, compiling Horovod keeps all of them: si
 import signal
 import subprocess
 import sys
+from typing import Annotated
+
+import typer
 
 from encore import catalogue, environment
 from encore.errors import EncoreError
+from tools import run
 
 
 def frameworks() -> list[str]:
@@ -29,15 +33,15 @@ def make(framework: str) -> int:
     return 0
 
 
-def main(names: list[str]) -> int:
+def main(names: Annotated[list[str], typer.Argument()] = ()) -> None:
     if len(names) == 1:
-        return make(names[0])
+        raise typer.Exit(make(names[0]))
     command = [sys.executable, "-m", "tools.environments"]
     children = [subprocess.Popen([*command, name]) for name in names or [*frameworks(), "kernels"]]
     # SIGTERM comes from a gate that has failed elsewhere; an interrupted environment is continued the next time.
     signal.signal(signal.SIGTERM, lambda number, frame: [child.send_signal(signal.SIGINT) for child in children])
-    return max([abs(child.wait()) for child in children])
+    raise typer.Exit(max([abs(child.wait()) for child in children]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run(main, __doc__)

@@ -7,13 +7,13 @@ reader raises, takes more than a second for a log, or gives a time that is not t
 """
 
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from tests.results.mutants import check_mutant, mutate
 from tests.results.result_logs import mll, resnet_v05, resnet_v07
+from tools import run
 
 _SECONDS_PER_LOG = 1.0
 
@@ -43,7 +43,7 @@ def random_line(rng: random.Random) -> bytes:
     return mark + body + b"\n"
 
 
-def fuzz_lines(count: int) -> None:
+def main(count: int) -> None:
     rng = random.Random()
     logs = originals()
     done = read = 0
@@ -65,4 +65,4 @@ def fuzz_lines(count: int) -> None:
 
 
 if __name__ == "__main__":
-    fuzz_lines(int(sys.argv[1]))
+    run(main, __doc__)

@@ -9,7 +9,6 @@ test files that name the module or one of its folders, those without trainings. 
 checkout, which has what was committed.
 """
 
-import argparse
 import ast
 import functools
 import json
@@ -21,12 +20,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tools import run
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add,
     ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
+AUTO = "auto"
 WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster and not gpu"
 
 
@@ -104,38 +109,36 @@ def fails(root: Path, tests: Sequence[str], marks: str) -> bool:
     return done.returncode not in (0, 5)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    sources: Annotated[list[str], typer.Argument(help="folders or files of this checkout")],
+    tests: Annotated[str, typer.Option(help="test files and folders, with commas between them, or auto")] = AUTO,
+    marks: Annotated[str, typer.Option(help="pytest's -m")] = WITHOUT_TRAININGS,
+    number: int = 20,
+    seed: int = 1,
+    output: Annotated[Path | None, typer.Option(help="write what was found as JSON")] = None,
+) -> None:
     # Draw mutants and try them; prints a line each, and how many were killed
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", nargs="+", help="folders or files of this checkout")
-    parser.add_argument("--tests", nargs="+", default=["auto"], help="test files, folders, or auto")
-    parser.add_argument("--marks", default=WITHOUT_TRAININGS, help="pytest's -m (default: %(default)s)")
-    parser.add_argument("--number", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="write what was found as JSON")
-    options = parser.parse_args(arguments)
     found: list[Mutant] = []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "checkout"
         subprocess.run(["git", "clone", "--quiet", ".", str(root)], check=True)
-        fail_unchanged = functools.cache(lambda tests: fails(root, tests, options.marks))
-        for mutant, text in draw(root, options.sources, options.number, options.seed):
-            tests = tests_of(root, mutant.file) if options.tests == ["auto"] else options.tests
+        fail_unchanged = functools.cache(lambda chosen: fails(root, chosen, marks))
+        for mutant, text in draw(root, sources, number, seed):
+            chosen = tests_of(root, mutant.file) if tests == AUTO else tests.split(",")
             killed = None
-            if tests and not fail_unchanged((*tests,)):
+            if chosen and not fail_unchanged((*chosen,)):
                 (root / mutant.file).write_text(text, encoding="utf-8")
                 # Python knows a module's compiled form by the time and size of its source: each mutant has a time.
                 os.utime(root / mutant.file, (len(found), len(found)))
-                killed = fails(root, tests, options.marks)
+                killed = fails(root, chosen, marks)
                 subprocess.run(["git", "checkout", "--quiet", mutant.file], cwd=root, check=True)
-            found.append(Mutant(**{**asdict(mutant), "tests": tests, "killed": killed}))
+            found.append(Mutant(**{**asdict(mutant), "tests": chosen, "killed": killed}))
             state = {True: "killed", False: "SURVIVED", None: "no test"}[killed]
             print(f"{state:9} {mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}", flush=True)
-            if options.output:
-                options.output.write_text(json.dumps([asdict(each) for each in found], indent=1), encoding="utf-8")
+            if output:
+                output.write_text(json.dumps([asdict(each) for each in found], indent=1), encoding="utf-8")
     print(f"{sum(each.killed is True for each in found)} of {len(found)} mutants killed")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, __doc__)

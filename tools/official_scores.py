@@ -16,7 +16,7 @@ from encore.results.compare.sides import digests
 from encore.results.published.published import DATA
 from encore.results.rules import canonical
 from encore.results.scores.score import official, read_scaling
-from tools import folders_given
+from tools import Folder, run
 
 COLUMNS = ("scaling_factor", "official_minutes", "division", "availability")
 _DIVISIONS = {"close": "closed"}
@@ -72,7 +72,7 @@ def renewed(row: dict[str, str], checkouts: Path) -> dict[str, str]:
     }
 
 
-def main(checkouts: Path) -> None:
+def main(checkouts: Folder) -> None:
     path = DATA / "published.csv"
     with path.open(encoding="utf-8", newline="") as file:
         rows = [renewed(scored(row), checkouts) for row in csv.DictReader(file)]
@@ -86,4 +86,4 @@ def main(checkouts: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*folders_given(__doc__, 1))
+    run(main, __doc__)

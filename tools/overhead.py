@@ -16,12 +16,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+import typer
 
 from encore import data, environment, paths
 from encore.machine.telemetry import Telemetry
-from tests.cluster import slurm
+from tests.cluster import slurm as real_slurm
+from tools import run
 
 PAIRS = 5
 NODES = (1, 2)
@@ -68,25 +71,27 @@ def telemetry_share(work: Path) -> float:
     return (after.user + after.system - before.user - before.system) / TELEMETRY_SECONDS
 
 
-def main() -> None:
-    # Measure what the command line asks for; in a Slurm job in the folder that it names
-    if "SLURM_JOB_ID" in os.environ:
+def main(
+    slurm: Annotated[bool, typer.Option("--slurm", help="on a real two-node Slurm")] = False,
+    in_job: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    if in_job is not None:
         for nodes in NODES:
-            measure(f"over srun on {nodes} nodes", [*ON_NODES, "--nodes", str(nodes)], Path(sys.argv[1]), nodes)
+            measure(f"over srun on {nodes} nodes", [*ON_NODES, "--nodes", str(nodes)], in_job, nodes)
         return
     python = environment.ensure_environment("mxnet")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         work = Path(folder)
         data.prepare("resnet", work / "digits", data.Preparation(), python, lambda update: None)
-        if "--slurm" not in sys.argv:
+        if not slurm:
             print(f"telemetry: {telemetry_share(work):.2%} of a core")
             measure("over horovodrun", [str(paths.ROOT / "run.sh"), "resnet", "2"], work, 2)
             return
         (work / "slurm").mkdir()
-        with slurm.running(work / "slurm") as cluster:
-            command = ["salloc", "--nodes=2", "--exclusive", sys.executable, "-m", "tools.overhead", folder]
+        with real_slurm.running(work / "slurm") as cluster:
+            command = ["salloc", "--nodes=2", "--exclusive", sys.executable, "-m", "tools.overhead", "--in-job", folder]
             subprocess.run(command, env=cluster.environment, cwd=paths.ROOT, check=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -1,13 +1,12 @@
 """Hold every published configuration of a results repository against the systems here, as `encore reproduce` does.
 
-    .venv/bin/python tools/reproduced_configurations.py FOLDER...
+    $ .venv/bin/python -m tools.reproduced_configurations FOLDER...
 
 FOLDER is a checkout, or a part of one; every folder below it that has config_*.sh is read, and every result folder
 ``results/SYSTEM/BENCHMARK`` that leads to one. Nothing in it is run.
 """
 
 import collections
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from encore.errors import EncoreError
 from encore.lab.submissions.expressions import NoValueError
 from encore.lab.submissions.reproduction import Reproduction, reproduce
 from encore.lab.submissions.source import open_source
+from tools import Folders, run
 
 
 def every(folder: Path) -> Iterator[Reproduction | str]:
@@ -78,15 +78,15 @@ def counts_of_result(folder: Path, found: list[Reproduction | str]) -> dict[str,
     }
 
 
-def main(roots: list[str]) -> None:
-    """Print a line for each configuration and for each result folder without one that equals, then the counts."""
+def main(roots: Folders) -> None:
+    # Print a line for each configuration and for each result folder without one that equals, then the counts
     counts, of_results, unknown = (collections.Counter[str]() for _ in range(3))
-    folders = sorted({path.parent for root in roots for path in Path(root).rglob("config_*.sh")})
+    folders = sorted({path.parent for root in roots for path in root.rglob("config_*.sh")})
     for each in (each for folder in folders for each in every(folder)):
         counts.update({"configurations": 1, **counts_of(each)})
         unknown.update(() if isinstance(each, str) else [left.name for left in each.unknown_left])
         print(line(each))
-    for folder in sorted(path for root in roots for path in Path(root).rglob("results/*/*") if path.is_dir()):
+    for folder in sorted(path for root in roots for path in root.rglob("results/*/*") if path.is_dir()):
         found = list(every(folder))
         of_folder = counts_of_result(folder, found)
         of_results.update(of_folder)
@@ -98,4 +98,4 @@ def main(roots: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(main, __doc__)

@@ -7,7 +7,6 @@ and gets one run unmeasured before; then they take turns, and the median of the 
 summarizer checks and scores: "score and check" does what it does, "score" what is asked most.
 """
 
-import argparse
 import re
 import resource
 import statistics
@@ -16,6 +15,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tools import run
 
 PROJECT = Path(__file__).resolve().parents[1]
 SCORE = "from encore.results.scores.score import score_folder as work"
@@ -63,23 +67,22 @@ def compare(folder: Path, ruleset: str, pairs: int, cwd: Path) -> None:
         print(f"  {name:<18}{taken:8.2f} s  {ratio:6.1f} times as fast as result_summarizer")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", type=Path, nargs="*", metavar="FOLDER")
-    parser.add_argument("--ruleset", help="default: that of the folder's training_results_vX.Y, else 0.7.0")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--all", type=Path, metavar="ROOT", help="also score all logs below ROOT, and score and check")
-    options = parser.parse_args()
+def main(
+    folders: Annotated[list[Path], typer.Argument()] = (),
+    ruleset: Annotated[str, typer.Option(help="default: that of the folder's training_results_vX.Y, else 0.7.0")] = "",
+    pairs: int = 3,
+    every: Annotated[Path | None, typer.Option("--all", help="also score all logs below, and score and check")] = None,
+) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        for folder in options.folders:
+        for folder in folders:
             round_ = re.search(r"training_results_v(\d\.\d)", str(folder.resolve()))
-            ruleset = options.ruleset or (f"{round_[1]}.0" if round_ else "0.7.0")
-            compare(folder.resolve(), ruleset, options.pairs, Path(temporary))
-        for name, what in (("score", SCORE), ("score and check", SCORE_AND_CHECK)) if options.all else ():
-            print(f"{options.all}: {name} {seconds(encore(what, options.all.resolve()), Path(temporary)):.1f} s")
+            own = f"{round_[1]}.0" if round_ else "0.7.0"
+            compare(folder.resolve(), ruleset or own, pairs, Path(temporary))
+        for name, what in (("score", SCORE), ("score and check", SCORE_AND_CHECK)) if every else ():
+            print(f"{every}: {name} {seconds(encore(what, every.resolve()), Path(temporary)):.1f} s")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"largest memory of any of the processes: {peak:.0f} MiB")
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

@@ -13,8 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import typer
+
 from encore import paths
 from encore.cli import documentation
+from tools import run
 
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 
@@ -34,21 +37,16 @@ def stage(folder: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def build(folder: Path) -> int:
-    # Build the site of the pages staged in ``folder``/pages; returns MkDocs' exit code, 1 for a dead link
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "html")]
-    # Its theme announces its successor at every start.
-    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "ENCORE_PAGES": str(folder / "pages")}
-    return subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode
-
-
-def main() -> int:
-    # Write the site to .site/html; MkDocs prints what is wrong
+def main() -> None:
+    # Write the site to .site/html; MkDocs prints what is wrong, and ends with 1 for a dead link
     folder = paths.ROOT / ".site"
     shutil.rmtree(folder, ignore_errors=True)
     stage(folder / "pages")
-    return build(folder)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "html")]
+    # Its theme announces its successor at every start.
+    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "ENCORE_PAGES": str(folder / "pages")}
+    raise typer.Exit(subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, __doc__)

@@ -1,6 +1,6 @@
 """Read what NVIDIA submitted, from its own scripts: the training command and the environment of each configuration.
 
-    .venv/bin/python tools/submitted_configurations.py MIRRORS > tests/samples/submitted_configurations.toml
+    $ .venv/bin/python -m tools.submitted_configurations MIRRORS > tests/samples/submitted_configurations.toml
 
 MIRRORS holds bare clones, ``MIRRORS/training_results_v0.7`` and so on, of github.com/mlcommons. The submitted
 config_*.sh and run_and_time.sh are executed as they are, in an empty environment and with programs in place of
@@ -9,13 +9,14 @@ python and of what binds it to cores that only note their command line. Nothing 
 
 import re
 import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 from encore.lab.submissions import mapping, scripts
+from tools import Folder
+from tools import run as run_tool
 
 V05 = "v0.5.0/nvidia/submission/code"
 LATER = "NVIDIA/benchmarks"
@@ -241,6 +242,10 @@ def tables(mirrors: Path) -> Iterator[str]:
                 yield ""
 
 
-if __name__ == "__main__":
+def main(mirrors: Folder) -> None:
     print(f"# Written by {Path(__file__).name} from the submitted scripts; see there.\n")
-    print("\n".join(tables(Path(sys.argv[1]))), end="")
+    print("\n".join(tables(mirrors)), end="")
+
+
+if __name__ == "__main__":
+    run_tool(main, __doc__)

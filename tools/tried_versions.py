@@ -10,19 +10,22 @@ writes docs/support.md; what a benchmark needs (``needs`` in its benchmark.toml)
 downloads gigabytes.
 """
 
-import argparse
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from encore import catalogue, configuration, environment, files
 from encore.catalogue import Choice
 from encore.containers import compatibility
 from encore.errors import ExitCode
 from encore.machine import pythons
+from tools import run
 
 RANKS = 2
 # `encore` without the check of what is too old: it is what this finds out
@@ -82,23 +85,21 @@ def _reason(results: Path, errors: str) -> str:
     return re.sub(r"/\S+/", "", re.sub(r"^\[rank\d+\]: ", "", line.strip()))
 
 
-def main() -> None:
+def main(
+    names: Annotated[list[str], typer.Argument(help="as encore list has them; of one framework")],
+    work: Annotated[Path, typer.Option(help="folder for the packages and the runs", resolve_path=True)],
+    package: Annotated[str, typer.Option(help="with its version")] = "",
+    no_deps: Annotated[bool, typer.Option("--no-deps", help="without what the package depends on")] = False,
+) -> None:
     # Install, train and write down
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", help="as encore list has them; of one framework")
-    parser.add_argument("--package", default="", help="with its version")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the packages and the runs")
-    parser.add_argument("--no-deps", action="store_true", help="without what the package depends on")
-    arguments = parser.parse_args()
-    choices = [catalogue.choose(name) for name in arguments.names]
+    choices = [catalogue.choose(name) for name in names]
     python = environment.ensure_environment(choices[0].implementation.framework, print)
-    options = ["--no-deps"] if arguments.no_deps else []
-    folder = installed(arguments.package, python, arguments.work.absolute(), options)
+    folder = installed(package, python, work, ["--no-deps"] if no_deps else [])
     for choice in choices:
-        found = trained(choice, python, folder, arguments.work.absolute())
+        found = trained(choice, python, folder, work)
         compatibility.add(found)
         print(f"{found.implementation}, {folder.name}: {found.problem or 'trained'}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, __doc__)

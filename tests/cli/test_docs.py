@@ -188,6 +188,9 @@ def tried(how: str, words: list[str], folder: Path) -> str:
         assert [each for each in words[3:] if not each.startswith("-") and not (paths.ROOT / each).exists()] == []
     elif how == "module" and ".prepare" in " ".join(words):
         executed([sys.executable, *words[1:], "--check-options"], paths.ROOT)
+    elif how == "module" and words[2].startswith("tools."):
+        text = executed([sys.executable, *words[1:3], "--help"], paths.ROOT)
+        assert [word for word in words if word.startswith("--") and f" {word} " not in text] == []
     else:
         client = paths.BENCHMARKS / "common" / "serving" / "client.py"
         text = client.read_text(encoding="utf-8") if how == "client" else program_text(words)

@@ -135,7 +135,7 @@ def test_the_tool_counts_configurations_and_results(folder: Path, capsys: pytest
     submitter = folder.parents[3]
     (submitter / "results/dgxa100_made_mxnet/resnet").mkdir(parents=True)
     (submitter / "results/dgx2_made_mxnet/resnet").mkdir(parents=True)
-    reproduced_configurations.main([str(submitter)])
+    reproduced_configurations.main([submitter])
     lines = capsys.readouterr().out.splitlines()
     configurations, results = (ast.literal_eval(line) for line in lines if line.startswith("{"))
     assert (configurations["configurations"], configurations["equal"]) == (1, 1)

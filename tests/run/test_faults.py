@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from encore import catalogue, configuration, paths
 from encore.run import supervise
@@ -14,10 +15,9 @@ from tools.faults import kinds
 from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
 
 
-def test_an_unknown_fault_is_refused_before_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        faults.parse(["dlrm", "--faults", "sigkill-rank,sigkil-rank"])
-    assert refused.value.code == 2 and "no fault sigkil-rank; see --list" in capsys.readouterr().err
+def test_an_unknown_fault_is_refused_before_a_run() -> None:
+    with pytest.raises(typer.BadParameter, match="no fault sigkil-rank; see --help"):
+        faults.main(["dlrm"], "sigkill-rank,sigkil-rank")
 
 
 @pytest.mark.parametrize("name", catalogue.benchmarks())
@@ -113,8 +113,9 @@ def test_the_short_list_of_faults_is_survived(
     monkeypatch.setenv("ENCORE_CLUSTER", "")  # restored afterwards
     assert set(kinds.SHORT) <= set(kinds.FAULTS)
     found = tmp_path / "found.json"
-    options = ["--faults", "short", "--seed", "1", "--work", str(tmp_path / "work"), "--json", str(found)]
-    assert faults.main(["dlrm", *options]) == 0, capsys.readouterr().out
+    with pytest.raises(typer.Exit) as ended:
+        faults.main(["dlrm"], "short", seed=1, work=tmp_path / "work", output=found)
+    assert ended.value.exit_code == 0, capsys.readouterr().out
     verdicts = json.loads(found.read_text(encoding="utf-8"))
     assert [each["fault"] for each in verdicts] == [*kinds.SHORT]
     assert {each["verdict"] for each in verdicts} == {"as uninterrupted", "refused"}

@@ -30,7 +30,7 @@ def test_a_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path, mon
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the runs begin sooner
     found = {}
     for name in TESTS:
-        mutants.main(["sizes.py", "--tests", name, "--output", "found.json"])
+        mutants.main(["sizes.py"], tests=name, output=Path("found.json"))
         (only,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
         assert (only["before"], only["after"]) == ("one < other", "(one <= other)")
         found[name] = only["killed"]

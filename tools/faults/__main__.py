@@ -8,42 +8,28 @@ printed hint says. The verdict is "as uninterrupted" (losses, evaluations and lo
 run), "refused" (with what to do, and nothing is changed), or FAULT. Exit code 1 where there is one.
 """
 
-import argparse
 import json
 import os
 import random
 import shutil
-import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from encore import catalogue
+from encore.results.table import Table
+from tools import run
 from tools.faults.kinds import FAULTS, SHORT
 from tools.faults.trial import Bench, Trial, Verdict
 
 Verdicts = dict[tuple[str, str], Verdict]  # By fault and benchmark
 LISTS = {"all": (*FAULTS,), "short": SHORT}
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    # The options
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benchmarks", nargs="+", choices=["all", *catalogue.choices()], metavar="BENCHMARK")
-    parser.add_argument("--faults", default="all", help="names by commas, or short; default: all")
-    parser.add_argument("--seed", type=int, default=0, help="of moments and places")
-    parser.add_argument("--work", type=Path, help="keeps what was made, and uses what is there")
-    parser.add_argument("--json", type=Path, help="file for the verdicts")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no fault after that")
-    parser.add_argument("--list", action="store_true", help="print the faults' names and end")
-    options = parser.parse_args(argv)
-    options.faults = LISTS.get(options.faults) or options.faults.split(",")
-    unknown = set(options.faults) - set(FAULTS)
-    if unknown:
-        parser.error(f"no fault {', '.join(sorted(unknown))}; see --list")
-    return options
 
 
 def attempt(bench: Bench, fault: str, seed: int) -> Verdict:
@@ -63,17 +49,13 @@ def attempt(bench: Bench, fault: str, seed: int) -> Verdict:
     return verdict
 
 
-def table(verdicts: Verdicts) -> str:
+def table(verdicts: Verdicts) -> Table:
     # Faults by benchmarks
-    names = list(dict.fromkeys(name for _, name in verdicts))
-    faults = list(dict.fromkeys(fault for fault, _ in verdicts))
-    width = max(map(len, faults))
-    lines = [" ".join([" " * width, *(f"{name:<18}" for name in names)])]
-    for fault in faults:
-        cells = [verdicts[fault, name].kind if (fault, name) in verdicts else "" for name in names]
-        lines.append(" ".join([f"{fault:<{width}}", *(f"{cell:<18}" for cell in cells)]).rstrip())
-    counts = Counter(verdict.kind for verdict in verdicts.values())
-    return "\n".join([*lines, ", ".join(f"{count} {kind}" for kind, count in counts.items())])
+    kinds = {place: verdict.kind for place, verdict in verdicts.items()}
+    names = tuple(dict.fromkeys(name for _, name in verdicts))
+    faults = dict.fromkeys(fault for fault, _ in verdicts)
+    rows = tuple((fault, *(kinds.get((fault, name)) for name in names)) for fault in faults)
+    return Table(title="", columns=("fault", *names), rows=rows)
 
 
 def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, seconds: float) -> Verdicts:
@@ -94,29 +76,42 @@ def try_all(names: Sequence[str], faults: Sequence[str], seed: int, work: Path, 
     return verdicts
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    # Try what the command line asks for
-    options = parse(argv)
-    if options.list:
-        print("\n".join(FAULTS))
-        return 0
-    names = list(catalogue.choices()) if "all" in options.benchmarks else options.benchmarks
+def named(text: str) -> tuple[str, ...]:
+    # The faults of a list, or those named by commas
+    found = LISTS.get(text) or tuple(text.split(","))
+    unknown = set(found) - set(FAULTS)
+    if unknown:
+        raise typer.BadParameter(f"no fault {', '.join(sorted(unknown))}; see --help")
+    return found
+
+
+def main(
+    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...", help="as encore list has them, or all")],
+    faults: Annotated[str, typer.Option(help="names by commas, short, or all")] = "all",
+    seed: Annotated[int, typer.Option(help="of moments and places")] = 0,
+    work: Annotated[Path | None, typer.Option(help="keeps what was made, and uses what is there")] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="file for the verdicts")] = None,
+    minutes: Annotated[float, typer.Option(help="begin no fault after that")] = 1e9,
+) -> None:
+    chosen = named(faults)
+    names = list(catalogue.choices()) if "all" in benchmarks else [catalogue.choose(each).name for each in benchmarks]
     with tempfile.TemporaryDirectory() as folder:
-        work = (options.work or Path(folder)).absolute()
-        work.mkdir(parents=True, exist_ok=True)
-        cluster = work / "cluster.toml"
+        place = (work or Path(folder)).absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        cluster = place / "cluster.toml"
         cluster.write_text('runtime = "host"\n', encoding="utf-8")
         os.environ["ENCORE_CLUSTER"] = str(cluster)
-        verdicts = try_all(names, options.faults, options.seed, work, options.minutes * 60)
-    if options.json:
+        verdicts = try_all(names, chosen, seed, place, minutes * 60)
+    if output:
         found = [
             {"fault": fault, "benchmark": name, "verdict": verdict.kind, "text": verdict.text}
             for (fault, name), verdict in verdicts.items()
         ]
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    print(table(verdicts))
-    return 1 if any(verdict.kind == "FAULT" for verdict in verdicts.values()) else 0
+        output.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    counts = Counter(verdict.kind for verdict in verdicts.values())
+    print(table(verdicts).as_markdown(), ", ".join(f"{count} {kind}" for kind, count in counts.items()), sep="\n\n")
+    raise typer.Exit(1 if counts["FAULT"] else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, f"{__doc__}\nThe faults are:\n\n{textwrap.fill(', '.join(FAULTS), 76, break_on_hyphens=False)}")
