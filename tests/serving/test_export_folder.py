@@ -14,7 +14,7 @@ from encore.errors import EncoreError
 from encore.lab.serving import export as exports
 from encore.lab.serving import repository as repositories
 from encore.lab.serving import server
-from encore.lab.serving.repository import Backend, Settings, Word, config_text, render
+from encore.lab.serving.repository import Backend, Settings, config_text
 
 SAMPLES = 4
 PASSPORT: dict[str, Any] = {
@@ -97,9 +97,10 @@ def test_a_fixed_batch_is_served_as_it_is(tmp_path: Path) -> None:
     assert "dynamic_batching" not in text
 
 
-def test_text_format_is_escaped() -> None:
-    message = render([("name", 'a "b"\\\n\u00e9'), ("kind", Word("KIND_CPU")), ("on", True)])
-    assert message == 'name: "a \\"b\\"\\\\\\012\\303\\251"\nkind: KIND_CPU\non: true\n'
+def test_text_format_is_escaped(tmp_path: Path) -> None:
+    named = [{"name": 'a "b"\\\n\u00e9', "type": "FP32", "shape": [-1]}]
+    text = config_text(read(write(tmp_path / "a", outputs=named)), Backend("python"), Settings())
+    assert 'output {\n  name: "a \\"b\\"\\\\\\012\\303\\251"\n' in text
 
 
 def test_versions_are_numbered_and_parts_are_models_of_one_repository(tmp_path: Path) -> None:

@@ -14,47 +14,29 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from encore import paths
 from encore.errors import EncoreError
-from encore.lab.serving.export import EXAMPLE, PASSPORT, Export, Model, Tensor, example_inputs
+from encore.lab.serving.export import EXAMPLE, PASSPORT, Export, Model, example_inputs
 
 SERVED = paths.BENCHMARKS / "common" / "serving"  # code that runs in the server and its clients
 PYTHON_BACKEND = "python"
 
-# -- config.pbtxt, in protocol buffers' text format ----------------------------------------------------------------
 
-Value = Union[str, int, bool, "Word", "Message"]
-Message = list[tuple[str, "Value"]]  # fields in their order; a repeated field is there several times
-
-
-class Word(str):
-    """A value of an enumeration, which is written without quotes."""
-
-    __slots__ = ()
-
-
-def render(message: Message, space: str = "") -> str:
-    lines = []
-    for name, value in message:
-        if isinstance(value, list):
-            lines.append(f"{space}{name} {{\n{render(value, space + '  ')}{space}}}\n")
-        else:
-            lines.append(f"{space}{name}: {_scalar(value)}\n")
-    return "".join(lines)
-
-
-def _scalar(value: str | int | bool) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, Word)):
-        return str(value)
+def _quoted(text: str) -> str:
     # A byte of a string is as it is, escaped, or three octal digits (Text Format Language Specification, String).
     plain = {byte: chr(byte) for byte in range(32, 127)} | {ord(each): f"\\{each}" for each in '"\\'}
-    return f'"{"".join(plain.get(byte, f"{chr(92)}{byte:03o}") for byte in value.encode())}"'
+    return f'"{"".join(plain.get(byte, f"{chr(92)}{byte:03o}") for byte in text.encode())}"'
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    keep_trailing_newline=True,
+)  # fmt: skip
+_TEMPLATES.filters["quoted"] = _quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,49 +60,17 @@ def largest_batch(export: Export, settings: Settings) -> int:
 
 
 def config_text(
-    export: Export, backend: Backend, settings: Settings, examples: Mapping[str, np.ndarray] | None = None
+    export: Export, backend: Backend, settings: Settings, samples: Mapping[str, np.ndarray] | None = None
 ) -> str:
-    """Return config.pbtxt; ``examples`` are inputs to warm up with."""
-    batch, is_python = largest_batch(export, settings), backend.name == PYTHON_BACKEND
-    message: Message = [("name", export.name)]
-    message.append(("platform", backend.platform) if backend.platform else ("backend", backend.name))
-    message.append(("max_batch_size", batch))
-    # The Python backend starts model.py; every other opens the model itself.
-    if not is_python:
-        message.append(("default_model_filename", export.model))
-    message += [("input", _tensor(each, batch > 0)) for each in export.inputs]
-    message += [("output", _tensor(each, batch > 0)) for each in export.outputs]
-    if batch:
-        message.append(("dynamic_batching", [("max_queue_delay_microseconds", settings.delay_us)]))
-    kind = Word("KIND_GPU" if settings.device == "gpu" else "KIND_CPU")
-    message.append(("instance_group", [("count", settings.instances), ("kind", kind)]))
-    for key, value in (("format", export.format), ("model", export.model)) if is_python else ():
-        message.append(("parameters", [("key", key), ("value", [("string_value", value)])]))
-    if examples:
-        message.append(("model_warmup", _warm_up(export, batch, examples)))
-    return render(message)
-
-
-def _tensor(tensor: Tensor, batched: bool) -> Message:
-    sizes = tensor.shape[1:] if batched else tensor.shape
-    fields: Message = [("name", tensor.name), ("data_type", Word(f"TYPE_{tensor.type}"))]
-    # A tensor must have dimensions: a single value is sent as one of size 1, which the server takes away.
-    return [*fields, *(("dims", size) for size in sizes)] if sizes else [*fields, ("dims", 1), ("reshape", [])]
+    """Return config.pbtxt; ``samples`` are inputs to warm up with."""
+    given = {"export": export, "backend": backend, "settings": settings, "samples": samples}
+    template = _TEMPLATES.get_template("config.pbtxt.j2")
+    return template.render(given, batch=largest_batch(export, settings), warm_up_file=warm_up_file)
 
 
 def warm_up_file(number: int) -> str:
     """Return the name of the file with an input to warm up with; an input's own name may not be a file's."""
     return f"input_{number}"
-
-
-def _warm_up(export: Export, batch: int, examples: Mapping[str, np.ndarray]) -> Message:
-    fields: Message = [("name", "one sample" if batch else "one request"), ("batch_size", 1 if batch else 0)]
-    for number, each in enumerate(export.inputs):
-        sizes = examples[each.name].shape[1:] if batch else examples[each.name].shape
-        dims: Message = [("dims", size) for size in sizes or (1,)]
-        value: Message = [("data_type", Word(f"TYPE_{each.type}")), *dims, ("input_data_file", warm_up_file(number))]
-        fields.append(("inputs", [("key", each.name), ("value", value)]))
-    return fields
 
 
 # -- the folder ---------------------------------------------------------------------------------------------------
