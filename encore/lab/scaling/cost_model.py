@@ -21,13 +21,12 @@ Convergence is another factor: time to target = epochs(global batch) * steps per
 epochs(B) = least * (1 + B / critical) (McCandlish et al. 2018, arXiv 1812.06162).
 
 Both are sums of positive terms, fitted to few values: ``sum_j row_j * exp(theta_j)``, whose parameters are positive by
-their form. ``scipy.optimize.least_squares`` minimizes the squared relative errors together with the squared distances
+their form. ``scipy.optimize.leastsq`` minimizes the squared relative errors together with the squared distances
 of the parameters from their priors, which are wide, and without which fewer points than parameters would determine
 nothing. An interval is a profile likelihood's: a value is inside when a point that measured it, added to the points
 that there are, costs the best fit no more than the chi-square quantile. No random numbers take part.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,13 +111,14 @@ def fit(rows: Sequence[Row], values: Sequence[float], errors: Sequence[float], p
 
 
 def _minimize(
-    rows: Sequence[Row], values: Sequence[float], errors: Sequence[float], priors: tuple[Prior, ...], start: Any
+    rows: Sequence[Row], values: Sequence[float], errors: Sequence[float], priors: Sequence[Prior], start: Any
 ) -> tuple[Any, float]:
-    # Logarithms of the best parameters, and their sum of squares.
-    from scipy.optimize import least_squares
+    # Logarithms of the best parameters, and their sum of squares. ``least_squares`` has the same algorithm, and takes
+    # three times as long for problems of this size.
+    from scipy.optimize import leastsq
 
     matrix, logs, scale = np.array(rows, float), np.log(values), np.array(errors)
-    centres, widths = _logs(priors)
+    centres, widths = np.log([(prior.median, prior.factor) for prior in priors]).T
 
     def residuals(theta: Any) -> Any:
         misfits = (np.log(matrix @ np.exp(theta)) - logs) / scale
@@ -129,13 +129,8 @@ def _minimize(
         slopes = terms / terms.sum(axis=1, keepdims=True) / scale[:, None]
         return np.concatenate([slopes, np.diag(1 / widths)])
 
-    found = least_squares(residuals, start, jac=jacobian, method="lm", xtol=1e-10, ftol=1e-10)
-    return found.x, float(2 * found.cost)
-
-
-@functools.lru_cache(maxsize=64)
-def _logs(priors: tuple[Prior, ...]) -> tuple[Any, Any]:
-    return np.log([prior.median for prior in priors]), np.log([prior.factor for prior in priors])
+    found, _ = leastsq(residuals, start, Dfun=jacobian, xtol=1e-10, ftol=1e-10)
+    return found, float(np.sum(residuals(found) ** 2))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ def one_by_one(jobs: Sequence[Job]) -> float:
     return sum(job.count * min(option.minutes for option in job.options) for job in jobs)
 
 
-# Index of a job, and the option it runs by; a list of them, in order of start, is a schedule.
+# Index of a job, and the option it runs by. A list of them, in order of start, is a schedule.
 _Choice = tuple[int, Option]
 
 
@@ -192,7 +192,6 @@ def _placed(jobs: Sequence[Job], chosen: Sequence[_Choice], gpus: int) -> Iterat
 _MINUTES_A_DAY = 1440
 _NOTHING = 1e-7
 
-_Use = tuple[int, Option]  # index of a job, and the option it runs by
 _Parting = tuple[int, ...]  # slots of each size
 
 
@@ -236,7 +235,7 @@ def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
         found = _solved(jobs, sizes, uses, partings)
         # Signs: linprog gives the change of the minimum by each right-hand side, which is never positive.
         prices, worth = -found.ineqlin.marginals[len(jobs) : -1], -found.ineqlin.marginals[-1]
-        best, value = _dearest(sizes, [float(price) for price in prices], gpus)
+        best, value = _dearest(sizes, prices, gpus)
         if value <= worth * (1 + _NOTHING) + _NOTHING or best in partings:
             break
         partings.append(best)
@@ -260,7 +259,7 @@ def most_runs(jobs: Sequence[Job], gpus: int) -> SteadyState:
     )
 
 
-def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Use], partings: list[_Parting]) -> Any:
+def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Choice], partings: list[_Parting]) -> Any:
     # The best use of these partings. Unknowns: rounds, slots kept busy by each use, share of each parting. Rows: the
     # runs of each job, the slots of each size, the day.
     import numpy as np
@@ -278,22 +277,12 @@ def _solved(jobs: Sequence[Job], sizes: list[int], uses: list[_Use], partings: l
     return linprog(goal, A_ub=matrix, b_ub=limits, method="highs")
 
 
-def _dearest(sizes: list[int], prices: list[float], gpus: int) -> tuple[_Parting, float]:
-    # The parting whose slots are worth most: an unbounded knapsack, by dynamic programming.
-    values: list[tuple[float, int | None]] = [(0.0, None)]
-    for total in range(1, gpus + 1):
-        best: tuple[float, int | None] = (values[total - 1][0], None)
-        for place, size in enumerate(sizes):
-            if size <= total and values[total - size][0] + prices[place] > best[0] + 1e-12:
-                best = (values[total - size][0] + prices[place], place)
-        values.append(best)
-    counts, total = [0] * len(sizes), gpus
-    while total > 0:
-        chosen = values[total][1]
-        total -= 1 if chosen is None else sizes[chosen]
-        if chosen is not None:
-            counts[chosen] += 1
-    return tuple(counts), values[gpus][0]
+def _dearest(sizes: list[int], prices: Any, gpus: int) -> tuple[_Parting, float]:
+    # The parting whose slots are worth most: an unbounded knapsack.
+    from scipy.optimize import LinearConstraint, milp
+
+    found = milp(-prices, integrality=[1] * len(sizes), constraints=LinearConstraint([sizes], ub=gpus))
+    return tuple(round(count) for count in found.x), float(-found.fun)
 
 
 def _source(option: Option) -> str:

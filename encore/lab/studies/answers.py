@@ -17,7 +17,6 @@ from encore.lab.studies.folder import Folder
 from encore.lab.studies.results import (
     Interval,
     Ours,
-    Printed,
     Result,
     bounds,
     in_percent,
@@ -113,7 +112,7 @@ def _compared(study: Study, quantity: str, ours: Sequence[Ours]) -> tuple[str, l
     said = f" Of {len(found)} printed figures ({words}) {len(measured)} are of points that were measured here"
     if not any(each.has_interval for each in measured):
         return f"{said}, once each: no interval says how far off they may be.", tables, without
-    beyond = sum(map(Printed.is_beyond, measured))
+    beyond = sum(each.is_beyond for each in measured)
     return f"{said}; {beyond} of them are beyond our interval.", tables, without
 
 

@@ -164,26 +164,27 @@ class Printed:
     def has_interval(self) -> bool:
         return self.ours is not None and self.ours.low is not None and self.ours.high is not None
 
+    @property
     def is_beyond(self) -> bool:
-        """Return whether our whole interval is on the wrong side of the figure."""
-        return self.difference.startswith("beyond")
+        """Whether our whole interval is on the wrong side of the figure."""
+        if self.ours is None or self.ours.low is None or self.ours.high is None:
+            return False
+        too_large = self.ours.low > self.figure.value and not self.figure.relation.startswith(">")
+        return too_large or (self.ours.high < self.figure.value and not self.figure.relation.startswith("<"))
 
     @property
     def difference(self) -> str:
         """How the figure compares with our interval, or with our value where that has none."""
         if self.ours is None:
             return "not measured here"
-        low, high, value, printed = self.ours.low, self.ours.high, self.ours.value, self.figure.value
-        if low is None or high is None:
+        value, printed, is_bound = self.ours.value, self.figure.value, self.figure.relation[:1] in ("<", ">")
+        if not self.has_interval:
             compared = f"ours is {value / printed:.2f} times the printed" if printed else f"printed is {printed:g}"
             return f"no interval: {compared}"
-        if self.figure.relation in ("<", "<="):
-            return "agrees" if low <= printed else f"beyond the interval: ours is above {printed:g}"
-        if self.figure.relation in (">", ">="):
-            return "agrees" if high >= printed else f"beyond the interval: ours is below {printed:g}"
-        if low <= printed <= high:
-            return "within the interval"
-        return f"beyond the interval: ours is {'larger' if value > printed else 'smaller'}"
+        if not self.is_beyond:
+            return "agrees" if is_bound else "within the interval"
+        side = ("above" if value > printed else "below") + f" {printed:g}" if is_bound else ""
+        return f"beyond the interval: ours is {side or ('larger' if value > printed else 'smaller')}"
 
     @property
     def row(self) -> tuple[Any, ...]:

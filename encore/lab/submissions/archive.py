@@ -90,15 +90,8 @@ class PackageVerdict:
     errors: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "folder": str(self.package.folder),
-            "round": self.package.round,
-            "sets": self.package.sets,
-            "logs": self.package.logs,
-            "accepted": self.accepted,
-            "summary": self.summary,
-            "errors": list(self.errors),
-        }
+        own = {"accepted": self.accepted, "summary": self.summary, "errors": list(self.errors)}
+        return {**vars(self.package), "folder": str(self.package.folder), **own}
 
 
 def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = None) -> list[Package]:
@@ -130,16 +123,12 @@ def check_package(package: Package) -> PackageVerdict:
     logs = count_of(package.logs, "log")
     if package.round < _CHECKED_SINCE:
         summary = f"packed {logs}; mlperf-logging has no package checker for {package.round}"
-        return PackageVerdict(package=package, accepted=None, summary=summary)
+        return PackageVerdict(package, None, summary)
     ruleset = f"{package.round.removeprefix('v')}.0"
     accepted, errors = run_checker("package_checker", package.folder, ruleset)
     found = "accepts it" if accepted else "does not accept it"
-    return PackageVerdict(
-        package=package,
-        accepted=accepted,
-        summary=f"packed {logs} in {count_of(package.sets, 'set')}; the package checker, {ruleset}, {found}",
-        errors=() if accepted else errors,
-    )
+    summary = f"packed {logs} in {count_of(package.sets, 'set')}; the package checker, {ruleset}, {found}"
+    return PackageVerdict(package, accepted, summary, () if accepted else errors)
 
 
 def run_checker(name: str, folder: Path, ruleset: str) -> tuple[bool, tuple[str, ...]]:
@@ -215,6 +204,8 @@ def _copy_log(source: Path, target: Path) -> None:
 def _copy_runs(sides: Sequence[Side], benchmark: str, target: Path) -> None:
     # The records of the runs, and the benchmark's code as it is in this checkout: run.json says what has changed since
     of_runs = [side for side in sides if side.passport]
+    if not of_runs:
+        return
     for number, side in enumerate(of_runs):
         kept = target / f"run_{number}"
         kept.mkdir(parents=True)
@@ -223,7 +214,7 @@ def _copy_runs(sides: Sequence[Side], benchmark: str, target: Path) -> None:
             if source.is_file():
                 shutil.copyfile(source, kept / name)
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for source in (paths.benchmark_folder(benchmark), paths.BENCHMARKS / "common") if of_runs else ():
+    for source in (paths.benchmark_folder(benchmark), paths.BENCHMARKS / "common"):
         if source.is_dir():
             shutil.copytree(source, target / "code" / source.name, ignore=ignored)
 
@@ -258,13 +249,6 @@ _LARGEST_DESCRIPTION = 1 << 20
 _SAME_FACTOR = 1e-6
 
 
-@dataclass(frozen=True)
-class _Set:
-    folder: Path
-    system: str
-    benchmark: str
-
-
 def check_trees(root: Path, ruleset: str | None = None) -> list[ComplianceReport]:
     """Return a report on each submitter's tree at or directly below ``root``."""
     found = [folder for folder in (root, *_folders(root)) if (folder / "results").is_dir()]
@@ -283,9 +267,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _check_tree(folder: Path, asked: str | None) -> ComplianceReport:
-    sets = [
-        _Set(below, system.name, below.name) for system in _folders(folder / "results") for below in _folders(system)
-    ]
+    sets = [of_benchmark for of_system in _folders(folder / "results") for of_benchmark in _folders(of_system)]
     ruleset, how = (asked, "as asked for") if asked else _ruleset_of(sets)
     findings = [*_of_systems(folder, sets), *_of_code(folder, sets)]
     findings += [each for one in sets for each in _of_set(one, ruleset)]
@@ -306,9 +288,9 @@ def _finding(found: str, expected: str, hint: str, severity: Severity = "error",
     return Finding(line=None, rule=rule, expected=expected, found=found, hint=hint, severity=severity)
 
 
-def _ruleset_of(sets: list[_Set]) -> tuple[str | None, str]:
+def _ruleset_of(sets: list[Path]) -> tuple[str | None, str]:
     # The ruleset of most first logs of the sets
-    firsts = (next(iter(sorted(each.folder.glob("result*.txt"))), None) for each in sets)
+    firsts = (next(iter(sorted(each.glob("result*.txt"))), None) for each in sets)
     rounds = Counter(run.round for file in firsts if file and (run := read_run(file)).round)
     if not rounds:
         return None, "no log of the tree shows its round"
@@ -316,8 +298,8 @@ def _ruleset_of(sets: list[_Set]) -> tuple[str | None, str]:
     return f"{round_.removeprefix('v')}.0", "from the logs"
 
 
-def _of_systems(folder: Path, sets: list[_Set]) -> Iterator[Finding]:
-    for system in dict.fromkeys(each.system for each in sets):
+def _of_systems(folder: Path, sets: list[Path]) -> Iterator[Finding]:
+    for system in dict.fromkeys(each.parent.name for each in sets):
         wanted = f"systems/{system}.json with the system's description, division closed or open"
         description, why = _description(folder, system)
         if description is None:
@@ -327,8 +309,8 @@ def _of_systems(folder: Path, sets: list[_Set]) -> Iterator[Finding]:
             yield _finding(f"systems/{system}.json: division {division!r}", wanted, "write closed or open")
 
 
-def _of_code(folder: Path, sets: list[_Set]) -> Iterator[Finding]:
-    for benchmark in dict.fromkeys(each.benchmark for each in sets):
+def _of_code(folder: Path, sets: list[Path]) -> Iterator[Finding]:
+    for benchmark in dict.fromkeys(each.name for each in sets):
         if not (folder / "benchmarks" / benchmark).is_dir():
             expected = f"benchmarks/{benchmark} with the code that was run and its README"
             yield _finding(f"no folder benchmarks/{benchmark}", expected, "add the code", "warning")
@@ -347,18 +329,18 @@ def _description(folder: Path, system: str) -> tuple[dict[str, object] | None, s
     return (content, "") if isinstance(content, dict) else (None, "not a JSON object")
 
 
-def _of_set(one: _Set, ruleset: str | None) -> Iterator[Finding]:
-    where = f"results/{one.system}/{one.benchmark}"
+def _of_set(one: Path, ruleset: str | None) -> Iterator[Finding]:
+    where = f"results/{one.parent.name}/{one.name}"
     allowed, required = _known_benchmarks(ruleset)
-    if allowed and one.benchmark not in allowed:
+    if allowed and one.name not in allowed:
         expected = f"a benchmark of {ruleset}: {', '.join(sorted(allowed))}"
-        meant = canonical(one.benchmark)
+        meant = canonical(one.name)
         hint = f"rename it to {meant}" if meant in allowed else "remove it, or name its round with --ruleset"
         # The package checker skips such a folder without a word of error.
         yield _finding(f"{where}: not checked by the package checker", expected, hint)
-    names = [entry.name for entry in one.folder.iterdir() if entry.is_file()]
+    names = [entry.name for entry in one.iterdir() if entry.is_file()]
     numbers = sorted(int(match[1]) for name in names if (match := _RESULT.fullmatch(name)))
-    count = required.get(one.benchmark)
+    count = required.get(one.name)
     if count and len(numbers) != count:
         expected = f"exactly {count}, result_0.txt to result_{count - 1}.txt"
         yield _finding(
@@ -383,18 +365,17 @@ def _known_benchmarks(ruleset: str | None) -> tuple[frozenset[str], dict[str, in
     return allowed, dict(get_result_file_counts("training"))
 
 
-def _official(folder: Path, sets: list[_Set], ruleset: str) -> Iterator[Finding]:
+def _official(folder: Path, sets: list[Path], ruleset: str) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as scratch:
         copy = _copy_of_links(folder, sets, Path(scratch) / folder.name)
         accepted, errors = run_checker("package_checker", copy, ruleset)
-        for error in errors if not accepted else ():
-            found = error.replace(str(copy), folder.name)
+        if not accepted:
+            expected, hint = "a tree that the package checker accepts", "see the findings of `encore check`"
             rule = f"{official.version()}, package_checker {ruleset}"
-            yield _finding(
-                found, "a tree that the package checker accepts", "see the findings of `encore check`", rule=rule
-            )
-        for one in sets if _version(ruleset) >= _version(_NO_POINTS_BEFORE) else ():
-            yield from _of_scaling(one, read_scaling(copy / "results" / one.system / one.benchmark).factor)
+            yield from (_finding(each.replace(str(copy), folder.name), expected, hint, rule=rule) for each in errors)
+        if _version(ruleset) >= _version(_NO_POINTS_BEFORE):
+            for one in sets:
+                yield from _of_scaling(one, read_scaling(copy / one.relative_to(folder)).factor)
     if _version(ruleset) >= _version(_NO_REPOSITORY_CHECK_BEFORE):
         for error in run_checker("repo_checker", folder, ruleset)[1]:
             rule = f"{official.version()}, repo_checker {ruleset}"
@@ -403,12 +384,12 @@ def _official(folder: Path, sets: list[_Set], ruleset: str) -> Iterator[Finding]
             yield _finding(error, "files that a Git repository takes", "rename, remove or shorten them", severity, rule)
 
 
-def _of_scaling(one: _Set, computed: float | None) -> Iterator[Finding]:
-    given = read_scaling(one.folder).factor
+def _of_scaling(one: Path, computed: float | None) -> Iterator[Finding]:
+    given = read_scaling(one).factor
     if abs((given or 1.0) - (computed or 1.0)) <= _SAME_FACTOR:
         return
     yield _finding(
-        f"results/{one.system}/{one.benchmark}: {SCALING_FILE} " + (f"has {given:.6f}" if given else "is not there"),
+        f"results/{one.parent.name}/{one.name}: {SCALING_FILE} " + (f"has {given:.6f}" if given else "is not there"),
         f"a factor of {computed:.6f}" if computed else f"no {SCALING_FILE}",
         "let the package checker write it",
         rule=f"{official.version()}, rcp_checker: the factor by the reference convergence points",
@@ -419,21 +400,21 @@ def _version(ruleset: str) -> tuple[int, ...]:
     return tuple(int(part) for part in ruleset.split("."))
 
 
-def _copy_of_links(folder: Path, sets: list[_Set], copy: Path) -> Path:
+def _copy_of_links(folder: Path, sets: list[Path], copy: Path) -> Path:
     # A tree of links to the files of ``folder``, without scaling.json and systems that are not described. The package
     # checker ends at the first system without a description; it is a finding already
     (copy / "results").mkdir(parents=True)
     if (folder / "systems").is_dir():
         (copy / "systems").symlink_to((folder / "systems").resolve(), target_is_directory=True)
     for one in sets:
-        if _description(folder, one.system)[0] is None:
+        if _description(folder, one.parent.name)[0] is None:
             continue
-        target = copy / "results" / one.system / one.benchmark
+        target = copy / one.relative_to(folder)
         target.mkdir(parents=True)
-        for entry in one.folder.iterdir():
+        for entry in one.iterdir():
             if entry.name != SCALING_FILE:
                 (target / entry.name).symlink_to(entry.resolve(), target_is_directory=entry.is_dir())
-        parameters = one.folder.parent / "package_checker_params"
+        parameters = one.parent / "package_checker_params"
         if parameters.is_file() and not (target.parent / parameters.name).exists():
             (target.parent / parameters.name).symlink_to(parameters.resolve())
     return copy
