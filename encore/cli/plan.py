@@ -86,6 +86,6 @@ def _jobs(wanted: list[str], gpus: int, sources: list[str], extrapolate: bool) -
             raise unknown("benchmark", name, curves)
         counts[benchmark] = counts.get(benchmark, 0) + int(number or 1)
     return [
-        Job(benchmark=name, options=scaling_curves.options(curves[name], gpus, extrapolate), count=count)
+        Job(benchmark=name, options=scaling_curves.options(name, curves[name], gpus, extrapolate), count=count)
         for name, count in counts.items()
     ]

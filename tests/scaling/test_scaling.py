@@ -72,8 +72,9 @@ def test_more_points_leave_less_to_the_priors() -> None:
 
 def test_epochs_follow_the_critical_batch() -> None:
     model = fit_epochs([(float(batch), 50 * (1 + batch / 40_000)) for batch in (1_000, 4_000, 16_000, 64_000)])
-    assert (model.least, model.critical_batch / 800) == pytest.approx((50, 50), rel=0.2)
-    assert model.predict(32_000).holds(90)
+    least, by_batch = model.parameters
+    assert (least, least / by_batch / 800) == pytest.approx((50, 50), rel=0.2)
+    assert model.predict((1.0, 32_000)).holds(90)
 
 
 def test_what_cannot_be_fitted_is_refused() -> None:

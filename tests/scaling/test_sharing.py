@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
-from encore.lab.scaling.curves import Curve, Option, interpolated, load_curves, options
+from encore.lab.scaling.curves import Option, load_curves, options
 from encore.lab.scaling.sharing import Job, Schedule, most_runs, one_by_one, rounds_one_by_one, schedule_table, shortest
 from encore.run import run_folder
 from tests.results.result_logs import resnet_v07
@@ -123,8 +123,8 @@ def test_steady_state_is_the_best_of_all_partings(seed: int, count: int, gpus: i
 def test_what_scales_badly_shares() -> None:
     """The study's lesson: NCF on single GPUs, side by side; image classification on the whole machine."""
     curves = load_curves([STUDY])
-    assert curves["ncf"].points[0] == (1, pytest.approx(0.135384615 * 13))
-    jobs = [Job(benchmark=name, options=options(curves[name], 8)) for name in ("resnet", "ncf")]
+    assert curves["ncf"][1] == pytest.approx(0.135384615 * 13)
+    jobs = [Job(benchmark=name, options=options(name, curves[name], 8)) for name in ("resnet", "ncf")]
     steady = most_runs(jobs, 8)
     assert {share.benchmark: share.option.gpus for share in steady.shares} == {"resnet": 8, "ncf": 1}
     assert steady.rounds_per_day > rounds_one_by_one(jobs)
@@ -143,22 +143,17 @@ def test_a_tree_of_runs_is_a_curve(tmp_path: Path) -> None:
             start = 1_592_669_288_183 + 10**8 * experiment.number
             experiment.log.write_text(resnet_v07(minutes, start_ms=start), encoding="utf-8")
             experiment.publish_log()
-    curve = load_curves([str(tmp_path)])["resnet"]
-    assert curve.points == ((1, pytest.approx(80.0, rel=0.01)), (2, pytest.approx(45.0, rel=0.01)))
+    assert load_curves([str(tmp_path)])["resnet"] == pytest.approx({1: 80.0, 2: 45.0}, rel=0.01)
 
 
 def test_options_are_measured_interpolated_or_where_wanted_predicted() -> None:
     """More GPUs that save no time are no option."""
-    curve = Curve(benchmark="a", points=((1, 80.0), (4, 20.0)), source="")
-    found = [(option.gpus, option.minutes, option.how) for option in options(curve, 8)]
+    found = [(option.gpus, option.minutes, option.how) for option in options("a", {1: 80.0, 4: 20.0}, 8)]
     assert found == [(1, 80.0, "measured"), (2, pytest.approx(40.0), "interpolated"), (4, 20.0, "measured")]
-    assert interpolated(curve, 2) == pytest.approx(40.0)
-    few = Curve(benchmark="a", points=((4, 20.0), (8, 11.0)), source="")
-    predicted = options(few, 32, extrapolate=True)
+    predicted = options("a", {4: 20.0, 8: 11.0}, 32, extrapolate=True)
     assert [option.gpus for option in predicted if option.how == "predicted"] == [1, 2, 16, 32]
     assert (predicted[-1].low or 0) < predicted[-1].minutes < (predicted[-1].high or 0) and predicted[-1].minutes < 11.0
-    slower = Curve(benchmark="a", points=((1, 10.0), (2, 12.0), (4, 9.0)), source="")
-    assert [option.gpus for option in options(slower, 4)] == [1, 4]
+    assert [option.gpus for option in options("a", {1: 10.0, 2: 12.0, 4: 9.0}, 4)] == [1, 4]
 
 
 def test_a_table_names_the_gpus() -> None:

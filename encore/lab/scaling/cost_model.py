@@ -77,7 +77,7 @@ class PositiveSum:
     priors: tuple[Prior, ...]
     parameters: tuple[float, ...]
 
-    def predict(self, row: Row, error: float) -> Prediction:
+    def predict(self, row: Row, error: float = RELATIVE_ERROR) -> Prediction:
         """Return the value at ``row``, and the interval of a measurement with this relative error."""
         from scipy.optimize import brentq
         from scipy.stats import chi2
@@ -210,38 +210,22 @@ def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
     return (point.samples_per_gpu, 1.0, hops, 2 * (n - 1) / n)
 
 
-@dataclass(frozen=True)
-class EpochModel:
-    """Epochs to the target by global batch: ``least`` of a small batch, twice as many of ``critical_batch``."""
+def fit_epochs(measured: Sequence[tuple[float, float]]) -> PositiveSum:
+    """Fit epochs to the target from pairs of global batch and epochs; one pair will do, with a wide interval.
 
-    fitted: PositiveSum
-
-    @property
-    def least(self) -> float:
-        return self.fitted.parameters[0]
-
-    @property
-    def critical_batch(self) -> float:
-        return self.fitted.parameters[0] / self.fitted.parameters[1]
-
-    def predict(self, batch: float) -> Prediction:
-        """Return epochs with this global batch, and the interval of a measurement."""
-        return self.fitted.predict((1.0, batch), RELATIVE_ERROR)
-
-
-def fit_epochs(measured: Sequence[tuple[float, float]]) -> EpochModel:
-    """Fit epochs over global batch from pairs of both; one pair will do, with a wide interval."""
+    The terms of a row are 1 and the global batch: the parameters are the epochs of a small batch, and what a sample
+    more adds. Their ratio is the critical batch, which takes twice as many.
+    """
     if not measured:
         raise EncoreError("no epochs were measured", hint="run to the target on at least one number of GPUs")
     fewest = min(epochs for _, epochs in measured)
     by_batch = Prior(_SHARE * fewest / max(batch for batch, _ in measured), _FACTOR)
-    fitted = fit(
+    return fit(
         rows=[(1.0, batch) for batch, _ in measured],
         values=[epochs for _, epochs in measured],
         errors=[RELATIVE_ERROR] * len(measured),
         priors=[Prior(fewest, _COMPUTE_FACTOR), by_batch],
     )
-    return EpochModel(fitted)
 
 
 def product(parts: Sequence[Prediction], factor: float) -> Prediction:

@@ -1,7 +1,7 @@
 """Minutes to the target over GPUs: from a study, published results, runs, a sweep, or a file.
 
 from encore.lab.scaling.curves import load_curves, options
-for option in options(load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8):
+for option in options("ssd", load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8):
     print(option.gpus, option.minutes, option.how)
 """
 
@@ -9,9 +9,10 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from encore.errors import EncoreError
 from encore.lab.scaling.cost_model import share_of, strong
@@ -25,24 +26,8 @@ from encore.results.rules import canonical
 DEFAULT = MICROWAY
 _COLUMNS = ("benchmark", "gpus", "minutes")
 
+Minutes = dict[int, float]  # to the target of one benchmark by number of GPUs, ascending, each measured
 How = Literal["measured", "interpolated", "predicted"]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Minutes to the target of one benchmark by number of GPUs, each measured."""
-
-    benchmark: str
-    points: tuple[tuple[int, float], ...]  # GPUs and minutes, ascending by GPUs
-    source: str
-
-    @property
-    def least(self) -> int:
-        return self.points[0][0]
-
-    @property
-    def most(self) -> int:
-        return self.points[-1][0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +43,21 @@ class Option:
         return self.gpus * self.minutes
 
 
-def load_curves(sources: Sequence[str]) -> dict[str, Curve]:
-    """Return curves by benchmark; EncoreError where a source is none, or mixes kinds of accelerators."""
-    gathered: dict[str, dict[int, tuple[float, str, str]]] = {}
+def load_curves(sources: Sequence[str]) -> dict[str, Minutes]:
+    """Return minutes by benchmark; EncoreError where a source is none, or mixes kinds of accelerators."""
+    found: dict[str, Minutes] = {}
+    kinds: dict[str, str] = {}
     for source in sources:
         for benchmark, gpus, minutes, kind in _read(source):
-            points = gathered.setdefault(benchmark, {})
-            others = {other for _, other, _ in points.values()} - {kind}
-            if others:
+            if kinds.setdefault(benchmark, kind) != kind:
                 raise EncoreError(
-                    f"{benchmark} was measured on {kind} and on {', '.join(sorted(others))}",
+                    f"{benchmark} was measured on {kind} and on {kinds[benchmark]}",
                     expected="one kind of accelerator",
                     hint="narrow --curves, such as v0.7/NVIDIA/dgxa100",
                 )
-            if gpus not in points or minutes < points[gpus][0]:
-                points[gpus] = (minutes, kind, source)
-    return {
-        benchmark: Curve(
-            benchmark=benchmark,
-            points=tuple((gpus, points[gpus][0]) for gpus in sorted(points)),
-            source=", ".join(dict.fromkeys(source for _, _, source in points.values())),
-        )
-        for benchmark, points in gathered.items()
-    }
+            points = found.setdefault(benchmark, {})
+            points[gpus] = min(minutes, points.get(gpus, minutes))
+    return {benchmark: dict(sorted(points.items())) for benchmark, points in found.items()}
 
 
 def _read(source: str) -> Iterator[tuple[str, int, float, str]]:
@@ -131,25 +108,25 @@ def _read_file(path: Path) -> Iterator[tuple[str, int, float, str]]:
             yield canonical(row["benchmark"]) or row["benchmark"], gpus, minutes, str(path)
 
 
-def options(curve: Curve, gpus: int, extrapolate: bool = False) -> tuple[Option, ...]:
+def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = False) -> tuple[Option, ...]:
     """Return what a machine of ``gpus`` can give a benchmark: measured counts, and powers of two between them.
 
     Between two measured counts the minutes are interpolated, linearly in the logarithms of both. Outside they
     come from the cost model, where that is wanted. Counts that cost more GPUs and save no time are left out.
     """
-    measured = dict(curve.points)
-    found = [Option(gpus=n, minutes=minutes) for n, minutes in curve.points if n <= gpus]
+    least, most = min(measured), max(measured)
+    found = [Option(gpus=n, minutes=minutes) for n, minutes in measured.items() if n <= gpus]
     powers = {2**power for power in range(gpus.bit_length())}
     for n in sorted({*powers, gpus} - set(measured)):
-        if curve.least < n < curve.most:
-            found.append(Option(gpus=n, minutes=interpolated(curve, n), how="interpolated"))
+        if least < n < most:
+            found.append(Option(gpus=n, minutes=interpolated(measured, n), how="interpolated"))
         elif extrapolate:
             guess = strong(measured).predict(share_of(n))
             found.append(Option(gpus=n, minutes=guess.value, how="predicted", low=guess.low, high=guess.high))
     if not found:
         raise EncoreError(
-            f"{curve.benchmark} was measured on {curve.least} to {curve.most} GPUs, and there are {gpus}",
-            expected=f"at least {curve.least} GPUs",
+            f"{benchmark} was measured on {least} to {most} GPUs, and there are {gpus}",
+            expected=f"at least {least} GPUs",
             hint="measure it on fewer with `encore sweep`, or let the cost model guess: --extrapolate",
         )
     useful: list[Option] = []
@@ -159,10 +136,6 @@ def options(curve: Curve, gpus: int, extrapolate: bool = False) -> tuple[Option,
     return tuple(useful)
 
 
-def interpolated(curve: Curve, gpus: int) -> float:
+def interpolated(measured: Minutes, gpus: int) -> float:
     """Return minutes between two measured counts, linear in the logarithms."""
-    for (below, slow), (above, fast) in pairwise(curve.points):
-        if below <= gpus <= above:
-            share = math.log(gpus / below) / math.log(above / below)
-            return math.exp(math.log(slow) + share * (math.log(fast) - math.log(slow)))
-    raise ValueError(f"{gpus} GPUs are outside {curve.least} to {curve.most}")
+    return float(np.exp(np.interp(np.log(gpus), np.log(list(measured)), np.log(list(measured.values())))))

@@ -2,7 +2,7 @@
 
     from encore.lab.scaling.curves import load_curves, options
     from encore.lab.scaling.sharing import Job, most_runs, shortest
-    jobs = [Job(benchmark="ssd", options=options(load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8))]
+    jobs = [Job("ssd", options("ssd", load_curves(["microway-dgx1-scaling"])["ssd"], gpus=8))]
     print(shortest(jobs, gpus=8).makespan, most_runs(jobs, gpus=8).rounds_per_day)
 
 What scales badly should share: a run on fewer GPUs takes longer and costs fewer GPU-minutes.

@@ -127,7 +127,7 @@ def _predicted(series: Series, benchmark: str, every: list[Measured], counts: li
     steps = fit_steps([each.point for each in small], "hierarchical" if nodes_known else "tree")
     epochs = fit_epochs([(each.batch, each.epochs) for each in small])
     for each in (each for each in every if each.point.gpus not in counts):
-        step, needed = steps.predict(each.point), epochs.predict(each.batch)
+        step, needed = steps.predict(each.point), epochs.predict((1.0, each.batch))
         yield Check(
             series=series,
             fitted_on=tuple(counts),

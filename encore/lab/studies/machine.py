@@ -175,10 +175,6 @@ def speeds_figure(machine: Machine) -> Figure | None:
     return over_gpus("links", table.title, list(lines.items()), table, label, axis=axis) if lines else None
 
 
-def machine_tables(machine: Machine) -> list[Table]:
-    return [each for each in (pairs_table(machine), peer_table(machine), collectives_table(machine)) if each.rows]
-
-
 # -- the picture --------------------------------------------------------------------------------------------------
 
 _GPU, _GAP, _EDGE = 58.0, 8.0, 10.0
