@@ -105,7 +105,7 @@ HOSTILE: dict[str, Callable[[], str]] = {
     "doubled forty times": lambda: "A=xxxxxxxx\n" + "A=$A$A\n" * 40,
     "nested expansions": lambda: "A=" + "${X:-" * 200 + "}" * 200,
     "nested conditions": lambda: "if true; then\n" * 3000 + "A=1\n" + "fi\n" * 3000,
-    "many commands": lambda: "A=1\n" * 20_001,
+    "many commands": lambda: "A=1\n" * 6000 + "source script.sh\n" * 40,
     "grows by parts": lambda: "A=x\n" + "A=$A$B\n" * 9000,
     "cuts without end": lambda: f"A={'a' * 1000}\n" + "B=${A%%*b*}\n" * 5000,
     "many words": lambda: f"A='{'a ' * 9000}'\n" + "run $A\n" * 5000,

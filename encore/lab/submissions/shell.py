@@ -27,12 +27,11 @@ from encore.lab.submissions.shell_values import (
 
 MOST_SOURCED = 8  # Depth to which files source each other
 LONGEST_SCRIPT = 128 * 1024  # Characters: the longest of any submission has 40,000
-_MOST_TOKENS = 500  # Of a condition: real ones have some tens
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local"})
 _REDIRECTIONS = frozenset({">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>"})
-_ENDS_COMMAND = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", ")", ";;"})
+_ENDS_COMMAND = frozenset({"\n", ";", "&", "&&", "||", "|", "|&", ")", ";;", ""})
 _FILE_TESTS = frozenset({"-f", "-e", "-d", "-r", "-s", "-x", "-L", "-w"})
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
@@ -94,25 +93,25 @@ class _Run:
     def __init__(self, reader: Reader, tokens: list[Token], file: str, depth: int) -> None:
         self._reader = reader
         self._state = reader.state
-        self._tokens = tokens
+        self._tokens = [*tokens, Token("", tokens[-1].line if tokens else 0, is_word=False)]  # with an end
         self._file = file
         self._depth = depth
         self._expander = Expander(reader.state, file)
         self._at = 0
 
     def all(self) -> None:
-        while self._at < len(self._tokens):
+        while self._next.text:
             self._block(active=True)
             self._at += 1  # a closing word or bracket that nothing opened
 
     # -- tokens ------------------------------------------------------------------------------------------
 
-    def _peek(self) -> Token | None:
-        return self._tokens[self._at] if self._at < len(self._tokens) else None
+    @property
+    def _next(self) -> Token:
+        return self._tokens[min(self._at, len(self._tokens) - 1)]
 
     def _next_is(self, *texts: str) -> bool:
-        token = self._peek()
-        return token is not None and token.text in texts
+        return self._next.text in texts
 
     def _take(self, *texts: str) -> bool:
         taken = self._next_is(*texts)
@@ -121,17 +120,15 @@ class _Run:
 
     def _expect(self, text: str) -> None:
         if not self._take(text):
-            last = self._peek() or (self._tokens[-1] if self._tokens else None)
-            raise ShellError(last.line if last else 0, f"{text!r} is missing")
+            raise ShellError(self._next.line, f"{text!r} is missing")
 
     def _until(self, text: str, line: int, reason: str) -> list[Token]:
         # Take what is before a token, and that itself
         begin = self._at
-        while not self._next_is(text):
-            if self._peek() is None:
+        while not self._take(text):
+            if not self._next.text:
                 raise ShellError(line, reason)
             self._at += 1
-        self._at += 1
         return self._tokens[begin : self._at - 1]
 
     def _skip_lines(self) -> None:
@@ -147,7 +144,7 @@ class _Run:
     def _block(self, *stops: str, active: bool) -> bool | None:
         # Commands up to one of ``stops``; the status is that of the last
         status: bool | None = True
-        while self._peek() is not None and not self._next_is(*stops, ")", ";;"):
+        while self._next.text and not self._next_is(*stops, ")", ";;"):
             if not self._take("\n", ";", "&"):
                 status = self._and_or(active)
         return status
@@ -155,7 +152,7 @@ class _Run:
     def _and_or(self, active: bool) -> bool | None:
         status = self._pipeline(active)
         while self._next_is("&&", "||"):
-            runs = status is (self._tokens[self._at].text == "&&")
+            runs = status is self._next_is("&&")
             self._at += 1
             self._skip_lines()
             made = self._pipeline(active and runs)
@@ -171,12 +168,9 @@ class _Run:
         return status if status is None or not negated else not status
 
     def _command(self, active: bool) -> bool | None:
-        token = self._peek()
-        if token is None:
-            return True
-        self._state.count_command(token.line)
-        following = self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else None
-        is_call = following is not None and following.text == "(" and following.joined
+        token = self._next
+        self._state.spend(1, token.line)
+        is_call = any(each.text == "(" and each.joined for each in self._tokens[self._at + 1 : self._at + 2])
         compound = {
             "if": self._if, "case": self._case, "[[": self._test, "{": self._group, "(": self._group,
             **dict.fromkeys(("for", "while", "until", "select"), self._loop),
@@ -220,10 +214,7 @@ class _Run:
         return status
 
     def _case(self, begin: Token, active: bool) -> bool | None:
-        subject = self._peek()
-        if subject is None:
-            raise ShellError(0, "'case' has no word")
-        value = self._expander.whole(subject.text, subject.line) if active else Value()
+        value = self._value(self._next) if active else Value()
         self._at += 1
         self._skip_lines()
         self._expect("in")
@@ -260,7 +251,7 @@ class _Run:
     def _simple(self, active: bool) -> bool | None:
         words: list[Token] = []
         begin = self._at
-        while (token := self._peek()) is not None and not (token.text in _ENDS_COMMAND and not token.is_word):
+        while (token := self._next).is_word or token.text not in _ENDS_COMMAND:
             if token.is_word:
                 words.append(token)
                 self._at += 1
@@ -288,8 +279,6 @@ class _Run:
         return found
 
     def _holds(self, tokens: Sequence[Token]) -> bool | None:
-        if len(tokens) > _MOST_TOKENS:
-            return None
         for signs, choose in ((("||", "-o"), max), (("&&", "-a"), min)):
             parts = _parted(tokens, signs)
             if len(parts) > 1:
@@ -405,7 +394,7 @@ class _Run:
         self._state.variables[name] = replace(known, is_exported=exports or known.is_exported)
 
     def _count(self, values: Sequence[Value], line: int) -> None:
-        self._state.count_parts(sum(1 + len(each.parts) for each in values), line)
+        self._state.spend(sum(1 + len(each.parts) for each in values), line)
 
     def _note(self, line: int, reason: str) -> None:
         self._state.note(self._file, line, reason)

@@ -84,15 +84,10 @@ def _line_end(text: str, start: int) -> int:
     return len(text) if end < 0 else end
 
 
-def _end_of_arithmetic(text: str, start: int, line: int) -> int:
+def _end_of_arithmetic(text: str, start: int) -> int:
     # The index behind ``((...))``, or 0: without both brackets at its end it is one subshell in another
-    if not text.startswith("((", start):
-        return 0
-    try:
-        end = _end(text, start)
-    except ShellError as error:
-        raise ShellError(line, error.reason) from None
-    return end if text[end - 2] == ")" else 0
+    end = _end(text, start) if text.startswith("((", start) else 0
+    return end if text[end - 2 : end] == "))" else 0
 
 
 def _end_of_word(text: str, start: int) -> int:
@@ -121,28 +116,28 @@ def split(text: str) -> list[Token]:
     found: list[Token] = []
     delimiters: list[str] = []
     at, line, spaced = 0, 1, True
-    while at < len(text):
-        begin = at
-        if blank := _BLANK.match(text, at):
-            at, spaced = blank.end(), True
-        elif text[at] == "#" and spaced:
-            at = _line_end(text, at)
-        elif end := _end_of_arithmetic(text, at, line):
-            found.append(Token(text[at:end], line, is_word=True, joined=not spaced))
-            at, spaced = end, False
-        elif operator := _OPERATOR.match(text, at):
-            found.append(Token(operator[0], line, is_word=False, joined=not spaced))
-            at, spaced = operator.end(), True
-            if operator[0] == "\n":
-                at, delimiters = _skip_documents(text, at, delimiters), []
-        else:
-            try:
+    try:
+        while at < len(text):
+            begin = at
+            if blank := _BLANK.match(text, at):
+                at, spaced = blank.end(), True
+            elif text[at] == "#" and spaced:
+                at = _line_end(text, at)
+            elif end := _end_of_arithmetic(text, at):
+                found.append(Token(text[at:end], line, is_word=True, joined=not spaced))
+                at, spaced = end, False
+            elif operator := _OPERATOR.match(text, at):
+                found.append(Token(operator[0], line, is_word=False, joined=not spaced))
+                at, spaced = operator.end(), True
+                if operator[0] == "\n":
+                    at, delimiters = _skip_documents(text, at, delimiters), []
+            else:
                 at = _end_of_word(text, at)
-            except ShellError as error:
-                raise ShellError(line, error.reason) from None
-            if found and found[-1].text in ("<<", "<<-") and not found[-1].is_word:
-                delimiters.append(text[begin:at].strip("'\""))
-            found.append(Token(text[begin:at], line, is_word=True, joined=not spaced))
-            spaced = False
-        line += text.count("\n", begin, at)
+                if found and found[-1].text in ("<<", "<<-") and not found[-1].is_word:
+                    delimiters.append(text[begin:at].strip("'\""))
+                found.append(Token(text[begin:at], line, is_word=True, joined=not spaced))
+                spaced = False
+            line += text.count("\n", begin, at)
+    except ShellError as error:
+        raise ShellError(line, error.reason) from None
     return found

@@ -16,11 +16,10 @@ from encore.lab.submissions.expressions import OPERATORS, NoValueError, evaluate
 from encore.lab.submissions.shell_tokens import MOST_NESTED, ShellError, behind, split
 
 LONGEST_VALUE = 64 * 1024
-MOST_WORDS = 10_000
-MOST_COMMANDS = 20_000
+MOST_PARTS = 10_000
 MOST_NOTES = 1000
-# What the values of all variables and commands are made of; in a real configuration it is some thousands
-MOST_PARTS = 100_000
+# Commands, and what the values of all variables and words are made of; in a real configuration it is some thousands
+MOST_STEPS = 100_000
 LONGEST_PATTERN = 64  # Characters of a pattern in ``${NAME/pattern/}``: a longer one could be slow to match
 LONGEST_CUT = 1024  # Characters of the text
 # Variables that the shell, the cluster or the person who starts the scripts sets
@@ -93,8 +92,8 @@ def joined(values: Iterable[Value]) -> Value:
     for value in values:
         parts += value.own_parts()
         length += len(value.text)
-        if length > LONGEST_VALUE or len(parts) > MOST_WORDS:
-            raise ValueError(f"a value has more than {LONGEST_VALUE:,} characters or {MOST_WORDS:,} parts")
+        if length > LONGEST_VALUE or len(parts) > MOST_PARTS:
+            raise ValueError(f"a value has more than {LONGEST_VALUE:,} characters or {MOST_PARTS:,} parts")
     if len(parts) < 2:
         return parts[0] if parts else Value()
     sources = frozenset[str]().union(*(part.sources for part in parts))
@@ -154,20 +153,13 @@ class State:
     invocations: list[Invocation] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
-    _commands: int = 0
-    _parts: int = 0
+    _steps: int = 0
 
-    def count_command(self, line: int) -> None:
-        """Count a command; ShellError for more of them than any real script has."""
-        self._commands += 1
-        if self._commands > MOST_COMMANDS:
-            raise ShellError(line, f"more than {MOST_COMMANDS:,} commands")
-
-    def count_parts(self, count: int, line: int) -> None:
-        """Count what values are made of; ShellError where that is more than any real script's."""
-        self._parts += count
-        if self._parts > MOST_PARTS:
-            raise ShellError(line, f"values of more than {MOST_PARTS:,} parts")
+    def spend(self, steps: int, line: int) -> None:
+        """Count what was done; ShellError where that is more than any real script needs."""
+        self._steps += steps
+        if self._steps > MOST_STEPS:
+            raise ShellError(line, f"more than {MOST_STEPS:,} commands and parts of values")
 
     def note(self, file: str, line: int, reason: str) -> None:
         """Keep a note, once; behind MOST_NOTES of them nobody reads one more."""
@@ -197,10 +189,7 @@ class Expander:
                 if text or (not value.is_known and len(texts) == 1):
                     parts.append(replace(value, text=text, parts=()))
         words = itertools.groupby(parts, lambda part: part is not None)
-        found = [joined(part for part in word if part is not None) for is_word, word in words if is_word]
-        if len(found) > MOST_WORDS:
-            raise ShellError(line, f"more than {MOST_WORDS:,} words")
-        return found
+        return [joined(part for part in word if part is not None) for is_word, word in words if is_word]
 
     def whole(self, raw: str, line: int, depth: int = 0) -> Value:
         """Return ``raw`` as one text, as an assignment takes it."""
@@ -329,7 +318,7 @@ class Expander:
         if value is None:
             return Value()
         # Each place of the text is compared with the pattern.
-        self._state.count_parts(min(len(value.text), LONGEST_CUT), line)
+        self._state.spend(min(len(value.text), LONGEST_CUT), line)
         return Value(_cut(value.text, rest), value.sources, value.is_known)
 
 
