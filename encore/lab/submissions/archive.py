@@ -51,7 +51,12 @@ _ERROR = re.compile(r"^(?:ERROR|CRITICAL)\s+-\s*(.*)")
 _ACCEPTED = ("FOUND NO ERRORS, SUCCESS", "ALL CHECKS PASSED")
 _MOST_ERRORS = 20
 _LONGEST_CHECK_S = 1800
-_TEXT_FIELDS = {
+# The fields of a system description, and what they are called here
+_FIELDS = {
+    "number_of_nodes": "nodes",
+    "host_processors_per_node": "cpus_per_node",
+    "host_processor_core_count": "cores_per_cpu",
+    "accelerators_per_node": "accelerators_per_node",
     "host_processor_model_name": "cpu",
     "host_memory_capacity": "host_memory",
     "host_storage_type": "storage",
@@ -61,12 +66,6 @@ _TEXT_FIELDS = {
     "accelerator_interconnect": "accelerator_interconnect",
     "framework": "framework",
     "operating_system": "operating_system",
-}
-_COUNT_FIELDS = {
-    "number_of_nodes": "nodes",
-    "host_processors_per_node": "cpus_per_node",
-    "host_processor_core_count": "cores_per_cpu",
-    "accelerators_per_node": "accelerators_per_node",
 }
 
 
@@ -233,9 +232,8 @@ def _system_of(side: Side, round_: str) -> dict[str, Any]:
 def _of_system(system: System) -> dict[str, Any]:
     described: dict[str, Any] = dict.fromkeys(DESCRIPTION_FIELDS, "")
     described |= {"division": "closed", "status": system.status or "onprem"}
-    described |= {name: getattr(system, field) or "" for name, field in _TEXT_FIELDS.items()}
-    counts = {name: getattr(system, field) for name, field in _COUNT_FIELDS.items()}
-    described |= {name: "" if count is None else str(count) for name, count in counts.items()}
+    values = {name: getattr(system, field) for name, field in _FIELDS.items()}
+    described |= {name: "" if value is None else str(value) for name, value in values.items()}
     return {**described, "other_software_stack": dict(system.software)}
 
 

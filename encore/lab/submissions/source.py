@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import stat
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -62,19 +63,18 @@ class Tree:
             )
         return content.decode("utf-8", errors="replace")
 
-    def _names(self, folder: str, *, of_folders: bool) -> list[str]:
+    def _names(self, folder: str, is_wanted: Callable[[Path], bool]) -> list[str]:
         found = self._inside(folder)
         try:
-            entries = [] if found is None else sorted(found.iterdir())
-            return [each.name for each in entries if (each.is_dir() if of_folders else each.is_file())]
+            return sorted(each.name for each in (found.iterdir() if found else ()) if is_wanted(each))
         except OSError:
             return []
 
     def files(self, folder: str) -> list[str]:
-        return self._names(folder, of_folders=False)
+        return self._names(folder, Path.is_file)
 
     def folders(self, folder: str) -> list[str]:
-        return self._names(folder, of_folders=True)
+        return self._names(folder, Path.is_dir)
 
 
 _ROUND = re.compile(r"(?:training_results_|(?<![\w.]))v(\d\.\d)(?:\.\d+)?(?![\w.])")
@@ -191,14 +191,11 @@ def _nothing(tree: Tree, inside: str, path: Path) -> EncoreError:
         return EncoreError(
             f"{path} is the folder of a system", expected="that of a benchmark in it", hint=_name_one(tree, folders)
         )
-    below = [each for each in folders if _configurations(tree, each)]
-    scripts = [each for each in folders if _scripts(tree, each)]
     # A folder of a system may be empty: the scripts are next to it.
-    nearest_top = base or inside.partition("/implementations/")[0]
-    for top in () if below or scripts else [nearest_top, *map(str, PurePosixPath(inside).parents)]:
-        folders = _within(tree, top.strip("./"))
-        below = [each for each in folders if _configurations(tree, each)]
-        scripts = [each for each in folders if _scripts(tree, each)]
+    tops = [base or inside.partition("/implementations/")[0], *map(str, PurePosixPath(inside).parents)]
+    for near in itertools.chain([folders], (_within(tree, top.strip("./")) for top in tops)):
+        below = [each for each in near if _configurations(tree, each)]
+        scripts = [each for each in near if _scripts(tree, each)]
         if below or scripts:
             break
     if scripts and not below:
