@@ -310,18 +310,14 @@ def explain(log: Path, found: str) -> EncoreError:
 
 
 def _stop(child: subprocess.Popen[bytes], command: Command) -> None:
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(STOP_SECONDS)
     # The Python backend's processes are in the server's group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    if command.cleanup:
-        subprocess.run(command.cleanup, capture_output=True, timeout=60, check=False, env=dict(command.environment))
+    processes.clean_up(command)
 
 
 # -- what is asked of it ------------------------------------------------------------------------------------------

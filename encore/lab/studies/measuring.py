@@ -6,12 +6,10 @@ measure(folder.create(load("multi-gpu", small=True), "study-multi-gpu", Path("re
 
 import fcntl
 import os
-import signal
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -154,7 +152,7 @@ def last_line(path: Path) -> str:
 
 
 def _run(wanted: Command, output: Path, kept: int) -> int:
-    # Run a command in a group of its own, and end the whole group if this process is interrupted.
+    # Run a command, and end all its processes if this one is interrupted.
     with output.open("wb") as file:
         try:
             child = processes.start(wanted, file, keep=(kept,))
@@ -163,17 +161,8 @@ def _run(wanted: Command, output: Path, kept: int) -> int:
         try:
             return child.wait()
         except BaseException:
-            _end(child)
+            processes.end(processes.family(child.pid), _END_SECONDS)
             raise
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(_END_SECONDS)
-            return
 
 
 def script(folder: Folder[Study], per_point: Mapping[str, str]) -> str:
