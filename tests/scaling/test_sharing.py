@@ -22,15 +22,13 @@ STUDY = "microway-dgx1-scaling"
 
 def drawn_jobs(seed: int, count: int, gpus: int) -> list[Job]:
     """Return jobs that gain from more GPUs as much as chance will have it."""
-    generator = np.random.default_rng(seed)
-    jobs = []
-    for number in range(count):
-        minutes, found = float(generator.uniform(5, 60)), []
-        for size in (1, 2, 3, 4, 8):
-            if size <= gpus:
-                found.append(Option(gpus=size, minutes=round(minutes / size ** generator.uniform(0.1, 1), 2)))
-        jobs.append(Job(benchmark=f"job{number}", options=tuple(found)))
-    return jobs
+    chance = np.random.default_rng(seed)
+    sizes = [size for size in (1, 2, 3, 4, 8) if size <= gpus]
+
+    def drawn(minutes: float) -> tuple[Option, ...]:
+        return tuple(Option(gpus=size, minutes=round(minutes / size ** chance.uniform(0.1, 1), 2)) for size in sizes)
+
+    return [Job(benchmark=f"job{number}", options=drawn(chance.uniform(5, 60))) for number in range(count)]
 
 
 def brute_force(jobs: list[Job], gpus: int) -> float:
@@ -52,8 +50,7 @@ def check(schedule: Schedule, jobs: list[Job]) -> None:
     wanted = sorted(job.benchmark for job in jobs for _ in range(job.count))
     assert sorted(each.benchmark for each in schedule.placements) == wanted
     for each in schedule.placements:
-        assert len(set(each.on_gpus)) == each.option.gpus
-        assert set(each.on_gpus) <= set(range(schedule.gpus))
+        assert len(set(each.on_gpus) & set(range(schedule.gpus))) == len(each.on_gpus) == each.option.gpus
     for one, other in itertools.combinations(schedule.placements, 2):
         if set(one.on_gpus) & set(other.on_gpus):
             assert one.end <= other.start + 1e-9 or other.end <= one.start + 1e-9
@@ -64,8 +61,7 @@ def test_schedule_is_as_short_as_any(seed: int, count: int, gpus: int) -> None:
     jobs = drawn_jobs(seed, count, gpus)
     schedule = shortest(jobs, gpus)
     check(schedule, jobs)
-    assert schedule.is_shortest
-    assert schedule.makespan == pytest.approx(brute_force(jobs, gpus))
+    assert (schedule.is_shortest, schedule.makespan) == (True, pytest.approx(brute_force(jobs, gpus)))
 
 
 def test_runs_of_one_benchmark_are_no_different_from_as_many_benchmarks() -> None:
@@ -84,8 +80,7 @@ def test_a_search_that_is_cut_short_says_so_and_is_no_worse_than_one_by_one() ->
 
 
 def partings(sizes: tuple[int, ...], gpus: int) -> Iterator[tuple[int, ...]]:
-    ranges = [range(gpus // size + 1) for size in sizes]
-    for counts in itertools.product(*ranges):
+    for counts in itertools.product(*(range(gpus // size + 1) for size in sizes)):
         if sum(n * size for n, size in zip(counts, sizes, strict=True)) <= gpus:
             yield counts
 
