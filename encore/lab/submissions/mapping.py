@@ -120,29 +120,21 @@ def options_of(words: tuple[Value, ...], pairs_after: str = "", programs: Collec
 
     The name of one of the ``programs`` is no value of the launcher's option before it.
     """
-    found: dict[str, Option] = {}
-    current, values, sources = "", list[Value](), frozenset[str]()
-
-    def close() -> None:
-        if current:
-            spaced = [part for value in values for part in (Value(" "), value)]
-            _add(found, current, joined([Value("", sources), *spaced[1:]]))
-
+    given: list[tuple[str, list[Value]]] = []
+    behind: list[Value] = []  # where the values behind the last option go
     for word in map(_plain, words):
         match = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word.text, re.DOTALL)
-        if match and match[2] is not None:
-            close()
-            current, values = "", []
-            _add(found, match[1], Value(match[2], word.sources, word.is_known))
-        elif match:
-            close()
-            current, values, sources = match[1], [], word.sources
+        if match:
+            values = [Value(match[2] or "", word.sources, match[2] is None or word.is_known)]
+            given.append((match[1], values))
+            behind = values if match[2] is None else []
         elif word.text.rpartition("/")[2] in programs:
-            close()
-            current = ""
-        elif current:
-            values.append(word)
-    close()
+            behind = []
+        else:
+            behind += [Value(" "), word] if len(behind) > 1 else [word]
+    found: dict[str, Option] = {}
+    for shown, values in given:
+        _add(found, shown, joined(values))
     if pairs_after and _name(pairs_after) in found:
         _add_pairs(found, words, pairs_after)
     return found
