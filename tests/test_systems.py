@@ -76,14 +76,10 @@ def resolved(system: catalogue.System, choice: catalogue.Choice) -> configuratio
 
 def mapped(each: Submitted) -> list[mapping.Mapped]:
     # Our keys with the values of the executed command, by the mapping of `encore reproduce`
-    facts = mapping.Facts(
-        round=each.round,
-        configuration=each.config,
-        nodes=each.ours.nodes,
-        gpus=each.ours.gpus_per_node,
-        variables={name: shell_values.Value(text) for file in each.environment.values() for name, text in file.items()},
-    )
-    found, missing = mapping.map_options(each.implementation, each.choice.implementation_name, each.options, facts)
+    nodes, gpus, own = each.ours.nodes, each.ours.gpus_per_node, each.choice.implementation_name
+    facts = {"round": each.round, "configuration": each.config, "nodes": nodes, "gpus": gpus, "ranks": nodes * gpus}
+    variables = {name: shell_values.Value(text) for file in each.environment.values() for name, text in file.items()}
+    found, missing = mapping.map_options(each.implementation, own, each.options, facts, variables)
     assert not missing
     return found
 

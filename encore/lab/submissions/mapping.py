@@ -6,7 +6,7 @@ all submissions share: the cluster's variables, and those that frameworks and NC
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch, fnmatchcase
 from functools import cache
@@ -190,27 +190,14 @@ class Mapped:
     origin: Literal["command", "code"]  # code: the submitted code's own value, which no option changed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What expressions know besides the options."""
-
-    round: str
-    configuration: str
-    nodes: int
-    gpus: int
-    variables: dict[str, Value]
-
-
-_FACTS = ("round", "configuration", "nodes", "gpus")
-
-
 @dataclass
 class _Reading:
     # Notes what one expression asks for
 
     options: dict[str, Option]
     defaults: dict[str, str]
-    facts: Facts
+    facts: Mapping[str, Any]
+    variables: Mapping[str, Value]
     used: dict[str, Value] = field(default_factory=dict)
 
     def option(self, name: str, default: str | None = None) -> str:
@@ -236,7 +223,7 @@ class _Reading:
         return found is not None
 
     def variable(self, name: str, default: str | None = None) -> str:
-        found = self.facts.variables.get(name)
+        found = self.variables.get(name)
         if found is None or (not found.text and default is not None):
             if default is None:
                 raise NoValueError(f"{name} is not set")
@@ -247,22 +234,25 @@ class _Reading:
         return found.text
 
     def name(self, name: str) -> Any:
-        if name == "ranks":
-            return self.facts.nodes * self.facts.gpus
-        return getattr(self.facts, name) if name in _FACTS else self.option(name)
+        return self.facts[name] if name in self.facts else self.option(name)
 
 
 def map_options(
-    implementation: Implementation, own: str, options: dict[str, Option], facts: Facts
+    implementation: Implementation,
+    own: str,
+    options: dict[str, Option],
+    facts: Mapping[str, Any],
+    variables: Mapping[str, Value],
 ) -> tuple[list[Mapped], dict[str, str]]:
     """Return every key that the options give, and those that they do not, with the reason.
 
-    ``own`` names the implementation here, which may have keys that the others have not.
+    ``own`` names the implementation here, which may have keys that the others have not. Expressions also know
+    ``variables`` of the scripts, and ``facts``: round, configuration, nodes, gpus (of a node), ranks.
     """
     mapped, missing = [], {}
     defaults = {_name(name): value for name, value in implementation.defaults.items()}
     for key, expression in {**implementation.keys, **implementation.implementations.get(own, {})}.items():
-        reading = _Reading(options, defaults, facts)
+        reading = _Reading(options, defaults, facts, variables)
         functions: dict[str, Callable[..., Any]] = {
             "option": reading.option, "has": reading.has, "every": reading.every, "variable": reading.variable,
         }  # fmt: skip

@@ -13,7 +13,7 @@ from encore import catalogue, configuration
 from encore.catalogue import Choice, System
 from encore.errors import EncoreError
 from encore.lab.submissions import mapping, scripts
-from encore.lab.submissions.mapping import Common, Facts, Implementation, Mapped
+from encore.lab.submissions.mapping import Common, Implementation, Mapped
 from encore.lab.submissions.scripts import Scripts
 from encore.lab.submissions.shell_values import Note, Value, Variable
 from encore.lab.submissions.source import Source, name_of
@@ -131,13 +131,14 @@ def _numbers(round_name: str) -> tuple[int, ...]:
 def _as_system(made: Reproduction, read: Scripts, common: Common, implementation: Implementation) -> Reproduction:
     choice = _choice(made.benchmark, implementation)
     rounds = list(choice.benchmark.rounds)
-    facts = Facts(
-        round=made.source.round, configuration=made.name, nodes=read.nodes, gpus=read.gpus, variables=read.values()
-    )
+    facts = {
+        "round": made.source.round, "configuration": made.name, "nodes": read.nodes, "gpus": read.gpus,
+        "ranks": read.nodes * read.gpus,
+    }  # fmt: skip
     given, unread = _with_settings(made.source, implementation, read)
     made = replace(made, notes=(*made.notes, *unread))
     options = {**_flags(made.source, implementation, made.name), **given}
-    mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts)
+    mapped, missing = mapping.map_options(implementation, choice.implementation_name, options, facts, read.values())
     if not read.gpus_are_known:
         missing["gpus_per_node"] = "no variable has the number of GPUs: give --gpus-per-node"
     made = replace(made, mapped=tuple(mapped), missing=missing, left=_left(read, mapped, common, implementation, given))
