@@ -8,7 +8,7 @@ import pytest
 
 from encore.errors import EncoreError
 from encore.lab.scaling import validation
-from encore.lab.scaling.cost_model import Algorithm, Point, Prior, fit, fit_epochs, fit_steps, share_of, strong
+from encore.lab.scaling.cost_model import Algorithm, Point, PositiveSum, Prior, fit_epochs, fit_steps, share_of, strong
 from encore.results.published.published import load_published
 
 # Seconds: a ResNet-50 on V100s, about.
@@ -66,7 +66,7 @@ def test_more_points_leave_less_to_the_priors() -> None:
     """The same data with priors that are wrong by a factor of 30."""
     rows = [(1 / n, 1.0) for n in (1, 2, 4, 8, 16, 32, 64)]
     wrong = [Prior(median=30.0, factor=100.0), Prior(median=3.0, factor=10.0)]
-    found = fit(rows=rows, values=[a + 0.1 for a, _ in rows], errors=[0.01] * len(rows), priors=wrong)
+    found = PositiveSum(rows=rows, values=[a + 0.1 for a, _ in rows], errors=[0.01] * len(rows), priors=wrong)
     assert found.parameters == pytest.approx((1.0, 0.1), rel=0.02)
 
 

@@ -29,7 +29,8 @@ that there are, costs the best fit no more than the chi-square quantile. No rand
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -71,26 +72,53 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class PositiveSum:
-    rows: tuple[Row, ...]
-    values: tuple[float, ...]
-    errors: tuple[float, ...]
-    priors: tuple[Prior, ...]
-    parameters: tuple[float, ...]
+    """A sum with one positive parameter for each column of ``rows``, fitted to ``values``."""
+
+    rows: Sequence[Row]
+    values: Sequence[float]
+    errors: Sequence[float]  # relative standard deviations of the values
+    priors: Sequence[Prior]
+    start: Any = None  # logarithms of parameters near the best ones; None: the priors' medians
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return tuple(float(each) for each in np.exp(self._best[0]))
+
+    @cached_property
+    def _best(self) -> tuple[Any, float]:
+        # Logarithms of the best parameters, and their sum of squares. ``least_squares`` has the same algorithm, and
+        # takes three times as long for problems of this size.
+        from scipy.optimize import leastsq
+
+        matrix, logs, scale = np.array(self.rows, float), np.log(self.values), np.array(self.errors)
+        centres, widths = np.log([(prior.median, prior.factor) for prior in self.priors]).T
+
+        def residuals(theta: Any) -> Any:
+            misfits = (np.log(matrix @ np.exp(theta)) - logs) / scale
+            return np.concatenate([misfits, (theta - centres) / widths])
+
+        def jacobian(theta: Any) -> Any:
+            terms = matrix * np.exp(theta)
+            slopes = terms / terms.sum(axis=1, keepdims=True) / scale[:, None]
+            return np.concatenate([slopes, np.diag(1 / widths)])
+
+        start = centres if self.start is None else self.start
+        found, _ = leastsq(residuals, start, Dfun=jacobian, xtol=1e-10, ftol=1e-10)
+        return found, float(np.sum(residuals(found) ** 2))
 
     def predict(self, row: Row, error: float = RELATIVE_ERROR) -> Prediction:
         """Return the value at ``row``, and the interval of a measurement with this relative error."""
         from scipy.optimize import brentq
         from scipy.stats import chi2
 
-        middle, start = float(np.log(np.dot(row, self.parameters))), np.log(self.parameters)
-        allowed = float(chi2.ppf(LEVEL, 1))
-        least = _minimize(self.rows, self.values, self.errors, self.priors, start)[1]
-        rows, errors = (*self.rows, tuple(row)), (*self.errors, error)
+        best, least = self._best
+        middle, allowed = float(np.log(np.dot(row, np.exp(best)))), float(chi2.ppf(LEVEL, 1))
+        with_one_more = replace(self, rows=(*self.rows, row), errors=(*self.errors, error), start=best)
 
         def end(direction: float) -> float:
             def excess(distance: float) -> float:
-                values = (*self.values, float(np.exp(middle + direction * distance)))
-                return _minimize(rows, values, errors, self.priors, start)[1] - least - allowed
+                value = float(np.exp(middle + direction * distance))
+                return replace(with_one_more, values=(*self.values, value))._best[1] - least - allowed
 
             reach = 2 * error
             while excess(reach) < 0:
@@ -100,37 +128,6 @@ class PositiveSum:
             return float(np.exp(middle + direction * float(brentq(excess, 0.0, reach, xtol=1e-4))))
 
         return Prediction(value=float(np.exp(middle)), low=end(-1.0), high=end(1.0))
-
-
-def fit(rows: Sequence[Row], values: Sequence[float], errors: Sequence[float], priors: Sequence[Prior]) -> PositiveSum:
-    """Fit one parameter per column of ``rows``; ``errors`` are relative standard deviations of ``values``."""
-    given = (tuple(rows), tuple(values), tuple(errors), tuple(priors))
-    best, _ = _minimize(*given, np.log([prior.median for prior in priors]))
-    parameters = tuple(float(each) for each in np.exp(best))
-    return PositiveSum(rows=given[0], values=given[1], errors=given[2], priors=given[3], parameters=parameters)
-
-
-def _minimize(
-    rows: Sequence[Row], values: Sequence[float], errors: Sequence[float], priors: Sequence[Prior], start: Any
-) -> tuple[Any, float]:
-    # Logarithms of the best parameters, and their sum of squares. ``least_squares`` has the same algorithm, and takes
-    # three times as long for problems of this size.
-    from scipy.optimize import leastsq
-
-    matrix, logs, scale = np.array(rows, float), np.log(values), np.array(errors)
-    centres, widths = np.log([(prior.median, prior.factor) for prior in priors]).T
-
-    def residuals(theta: Any) -> Any:
-        misfits = (np.log(matrix @ np.exp(theta)) - logs) / scale
-        return np.concatenate([misfits, (theta - centres) / widths])
-
-    def jacobian(theta: Any) -> Any:
-        terms = matrix * np.exp(theta)
-        slopes = terms / terms.sum(axis=1, keepdims=True) / scale[:, None]
-        return np.concatenate([slopes, np.diag(1 / widths)])
-
-    found, _ = leastsq(residuals, start, Dfun=jacobian, xtol=1e-10, ftol=1e-10)
-    return found, float(np.sum(residuals(found) ** 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +177,7 @@ def fit_steps(points: Sequence[Point], algorithm: Algorithm | None = None) -> St
     per_sample = Prior(min(point.time / point.samples_per_gpu for point in points), _COMPUTE_FACTOR)
     share = Prior(_SHARE * shortest, _FACTOR)
     priors = [per_sample, share, Prior(_HOP_SHARE * shortest, _FACTOR), share]
-    fitted = fit(
+    fitted = PositiveSum(
         rows=[_row(point, chosen) for point in points],
         values=[point.time for point in points],
         errors=[point.relative_error for point in points],
@@ -220,7 +217,7 @@ def fit_epochs(measured: Sequence[tuple[float, float]]) -> PositiveSum:
         raise EncoreError("no epochs were measured", hint="run to the target on at least one number of GPUs")
     fewest = min(epochs for _, epochs in measured)
     by_batch = Prior(_SHARE * fewest / max(batch for batch, _ in measured), _FACTOR)
-    return fit(
+    return PositiveSum(
         rows=[(1.0, batch) for batch, _ in measured],
         values=[epochs for _, epochs in measured],
         errors=[RELATIVE_ERROR] * len(measured),
