@@ -43,11 +43,6 @@ class Tensor(_Read):
     shape: tuple[int, ...]  # -1 where a size varies
 
 
-class Checked(_Read):
-    # The largest difference of an output, divided by its largest magnitude where that is above 1.
-    tolerance: float = 0.0
-
-
 class _Run(_Read):
     name: str = ""
     id: str = ""
@@ -74,8 +69,6 @@ class Export(_Read):
     inputs: tuple[Tensor, ...] = Field(min_length=1)
     outputs: tuple[Tensor, ...] = Field(min_length=1)
     batched: bool  # whether the first dimension of all inputs and outputs is the batch
-    checked: Checked = Checked()
-    reached: bool = True
 
 
 @dataclass(frozen=True)
