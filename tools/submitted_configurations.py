@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from encore.lab.submissions import mapping, scripts
-from tools import Folder
-from tools import run as run_tool
+from tools import Folder, run
 
 V05 = "v0.5.0/nvidia/submission/code"
 LATER = "NVIDIA/benchmarks"
@@ -184,7 +183,7 @@ def flags_of(folder: Path, file: str) -> list[str]:
     return [line for line in map(str.strip, lines) if line.startswith("--")]
 
 
-def run(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
+def submitted(folder: Path, config: str) -> tuple[list[str], dict[str, dict[str, str]]]:
     # The training command and the variables of one configuration, by the script that set them last
     several = (folder / "run_and_time_multinode.sh").exists() and config.endswith("_multi")
     program = "run_and_time_multinode.sh" if several else "run_and_time.sh"
@@ -233,7 +232,7 @@ def tables(mirrors: Path) -> Iterator[str]:
             yield f"dockerfile = {assignments(of_image)}\n"
             for pair in configurations.split():
                 config, system = pair.split(":")
-                command, environment = run(Path(temporary), config)
+                command, environment = submitted(Path(temporary), config)
                 yield "[[submission.configuration]]"
                 yield f'config = "{config}"'
                 yield f'system = "{system}"'
@@ -248,4 +247,4 @@ def main(mirrors: Folder) -> None:
 
 
 if __name__ == "__main__":
-    run_tool(main, __doc__)
+    run(main, __doc__)

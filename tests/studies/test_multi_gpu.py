@@ -9,7 +9,6 @@ import pytest
 from encore.lab.studies import folder as folders
 from encore.lab.studies.definition import Study
 from tests.conftest import Encore
-from tests.studies.test_study import OWN
 from tests.trainings import in_background, wait_until
 
 
@@ -19,9 +18,9 @@ def resumed(
 ) -> tuple[Path, dict[str, int]]:
     """A study that was killed while it measured its second point or a later one, then resumed; what was done before."""
     folder = tmp_path_factory.mktemp("study")
-    (folder / "own.toml").write_text(
-        OWN.replace('["lenet"]', '["googlenet"]').replace("image = 28", "image = 64"), encoding="utf-8"
-    )
+    own = Path(__file__).with_name("own.toml").read_text(encoding="utf-8")
+    own = own.replace('["lenet"]', '["googlenet"]').replace("image = 28", "image = 64")
+    (folder / "own.toml").write_text(own, encoding="utf-8")
     process = in_background("study", "run", str(folder / "own.toml"), "--results", str(folder / "results"))
     wait_until(lambda: len(list(folder.rglob("measurement.json"))) >= 1, "a point is done")
     wait_until(lambda: len(list(folder.rglob("output.txt"))) >= 2, "the next point has begun")

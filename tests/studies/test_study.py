@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from encore import paths
+from encore import files, paths
 from encore.errors import EncoreError
 from encore.lab.studies import answers as page
 from encore.lab.studies import folder as folders
@@ -17,40 +17,54 @@ from encore.lab.studies.definition import Point, Study, changed, load
 from encore.lab.studies.folder import MEASUREMENT, Folder
 from encore.machine.links import parse_topology
 from encore.results.report.report import Report, write_files
-from tests.studies import made
 
 Recorded = Callable[[str, object], None]
 
-OWN = """
-title = "LeNet by two ways"
-program = { module = "benchmarks.study.mxnet.measure", framework = "mxnet", one_process = { way = ["local"] } }
-epoch = { images = 1000 }
-[base]
-image = 28
-classes = 10
-device = "cpu"
-precision = "fp32"
-records = ""
-blocks = 3
-block_seconds = 0.05
-learning_rate = 0.01
-momentum = 0.9
-dropout = 0.5
-largest_batch = false
-memory_limit_mib = 2048
-seed = 1
-[grid]
-network = ["lenet"]
-way = ["local", "horovod"]
-batch_size = [2]
-ranks = [1, 2]
-[[questions]]
-text = "Which way is faster?"
-kind = "against"
-x = "way"
-series = ["ranks"]
-between = ["local", "horovod"]
-"""
+OWN = Path(__file__).with_name("own.toml")
+WEIGHTS = {"lenet": 70_753_070, "alexnet": 50_844_008, "googlenet": 6_998_552, "inception-v3": 23_817_352}
+
+
+def measurement(point: Point, seconds: float, spread: float = 0.01) -> dict[str, Any]:
+    weights = WEIGHTS.get(str(point.axes["network"]), 1_795_131)
+    blocks = [seconds * factor for factor in (1 - spread, 1.0, 1 + spread)]
+    ranks = int(point.axes["ranks"])
+    memory = [1000.0 + 10 * int(point.axes["batch_size"]), *[900.0 + 10 * int(point.axes["batch_size"])] * (ranks - 1)]
+    return {
+        "schema": 1,
+        "config": dict(point.config),
+        "network": {
+            "convolutions": 2, "fully_connected": 2, "weights": weights, "output": [2, 10],
+            "sizes": {"a": weights // 2, "b": weights - weights // 2},
+        },
+        "first_step_seconds": 2 * seconds,
+        "steps_per_block": 4,
+        "step_seconds": blocks,
+        "stages": {
+            "fp_bp": [0.7 * each for each in blocks], "wu": [0.3 * each for each in blocks], "step": blocks,
+            "metric": [0.2 * each for each in blocks],
+        },
+        "operators": {"fp": 0.2 * seconds, "bp": 0.4 * seconds, "wu": 0.2 * seconds},
+        "memory_mib": {"empty": [200.0] * ranks, "before_training": [400.0] * ranks, "training": memory},
+        "wall_seconds": 5.0,
+    }  # fmt: skip
+
+
+def measured(
+    study: Study,
+    results: Path,
+    seconds: Callable[[Point], float | None],
+    shift: Callable[[Point, int], float] = lambda point, number: 1 + 0.01 * (number % 2),
+) -> Folder[Study]:
+    """Return the folder of a study in which each pass took ``shift`` times the ``seconds`` of its point; None: not done."""
+    made = folders.create(study, f"study-{study.name}", results)
+    for point in study.points():
+        value = seconds(point)
+        if value is None:
+            continue
+        for number in range(1, study.passes + 1):
+            made.at(point, number).mkdir(parents=True)
+            files.write_json(made.at(point, number) / MEASUREMENT, measurement(point, value * shift(point, number)))
+    return made
 
 
 def follows(point: Point) -> float | None:
@@ -67,7 +81,7 @@ def follows(point: Point) -> float | None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder[Study], Report, Path]:
-    folder = made.folder(load("multi-gpu"), tmp_path_factory.mktemp("results"), follows)
+    folder = measured(load("multi-gpu"), tmp_path_factory.mktemp("results"), follows)
     found = page.build(folder)
     write_files(found, folder.path / "report")
     return folder, found, folder.path / "report"
@@ -81,11 +95,8 @@ def test_the_grid_is_the_study_s() -> None:
     assert [(point.axes["ranks"], point.config["device"]) for point in small] == [(1, "cpu")] * 16 + [(2, "cpu")] * 15
 
 
-def test_a_study_of_one_s_own(tmp_path: Path) -> None:
-    path = tmp_path / "own.toml"
-    path.write_text(OWN, encoding="utf-8")
-    study = load(str(path))
-    assert [point.key for point in study.points()] == [
+def test_a_study_of_one_s_own() -> None:
+    assert [point.key for point in load(str(OWN)).points()] == [
         "lenet-local-2-1", "lenet-horovod-2-1", "lenet-local-2-2", "lenet-horovod-2-2",
     ]  # fmt: skip
 
@@ -104,7 +115,7 @@ def test_a_study_of_one_s_own(tmp_path: Path) -> None:
 )
 def test_a_study_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = tmp_path / "own.toml"
-    path.write_text(OWN.replace(old, new), encoding="utf-8")
+    path.write_text(OWN.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(EncoreError, match=said):
         load(str(path))
 
@@ -143,7 +154,7 @@ def test_every_question_is_answered_from_the_data_next_to_the_printed_figures(
 
 def test_largest_batches_are_printed_next_to_the_study_s(tmp_path: Path, recorded: Recorded) -> None:
     study = load("multi-gpu")
-    folder = made.folder(study, tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
+    folder = measured(study, tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
     for point in folder.study.points():
         if "largest_batch" in point.axes:
             found = {
@@ -166,7 +177,7 @@ def test_passes_apart_widen_the_intervals_and_a_busy_machine_is_reported(tmp_pat
     study = load("multi-gpu", small=True)
     passes = [[point.key for number, point in study.order() if number == each] for each in (1, 2)]
     assert passes[0] != passes[1] and sorted(passes[0]) == sorted(passes[1])
-    folder = made.folder(study, tmp_path, lambda point: 0.01, lambda point, number: 1.3 if number == 2 else 1.0)
+    folder = measured(study, tmp_path, lambda point: 0.01, lambda point, number: 1.3 if number == 2 else 1.0)
     for point in folder.study.points()[:3]:
         path = folder.at(point, 2) / MEASUREMENT
         path.write_text(json.dumps({**json.loads(path.read_text()), "others_cores": 1.25, "cores": 2}))

@@ -6,8 +6,6 @@ for point in study.points():
     print(point.key, point.config)
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Mapping, Sequence
@@ -26,6 +24,18 @@ from encore.run.planning import Request
 DATA = Path(__file__).parent / "data"
 Value = str | int | float | bool
 Kind = Literal["speed-up", "against", "size", "stages", "memory", "weak"]
+
+
+@dataclass(frozen=True)
+class Point:
+    axes: Mapping[str, Value]
+    config: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """Return the name of the point's folder: the values of the axes in their order, of a switch its name."""
+        words = [axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items()]
+        return "-".join(words)
 
 
 class Program(Strict):
@@ -130,18 +140,6 @@ class Study(Definition):
         for number in range(2, self.passes + 1):
             found += [(number, point) for point in random.Random(number).sample(every, len(every))]
         return found
-
-
-@dataclass(frozen=True)
-class Point:
-    axes: Mapping[str, Value]
-    config: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        """Return the name of the point's folder: the values of the axes in their order, of a switch its name."""
-        words = [axis if value is True else str(value).replace("/", "_") for axis, value in self.axes.items()]
-        return "-".join(words)
 
 
 def known() -> list[str]:
