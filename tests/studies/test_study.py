@@ -55,7 +55,7 @@ def measured(
     seconds: Callable[[Point], float | None],
     shift: Callable[[Point, int], float] = lambda point, number: 1 + 0.01 * (number % 2),
 ) -> Folder[Study]:
-    """Return the folder of a study in which each pass took ``shift`` times the ``seconds`` of its point; None: not done."""
+    """Return the folder of a study whose passes took ``shift`` times the ``seconds`` of their point; None: not done."""
     made = folders.create(study, f"study-{study.name}", results)
     for point in study.points():
         value = seconds(point)
