@@ -38,37 +38,25 @@ _STEP_NOISE = 0.003  # Spread of the time per epoch of one system, as public set
 _DIFFERENT = (Verdict.FASTER, Verdict.SLOWER, Verdict.CONVERGES_DIFFERENTLY)
 
 
-def steady(spread: float) -> Population:
-    # Runs of the same epochs, whose time per epoch varies
-    return lambda chance: (chance.gauss(1.0, spread), 1.0)
-
-
-def varied(spread: float) -> Population:
-    # Runs whose epochs vary, lognormally
+def drawn(epochs: Callable[[random.Random], float], spread: float = _STEP_NOISE) -> Population:
+    # Runs of these epochs, whose time per epoch varies
 
     def draw(chance: random.Random) -> tuple[float, float]:
-        epochs = chance.lognormvariate(0.0, spread)
-        return epochs * chance.gauss(1.0, _STEP_NOISE), epochs
+        length = epochs(chance)
+        return length * chance.gauss(1.0, spread), length
 
     return draw
 
 
 def stepped(epochs: int, more: int, share: float) -> Population:
     # Runs of some epochs, of which a share takes ``more``: what is evaluated once an epoch, or once in four
-
-    def draw(chance: random.Random) -> tuple[float, float]:
-        length = epochs + (more if chance.random() < share else 0)
-        return length * chance.gauss(1.0, _STEP_NOISE), float(length)
-
-    return draw
+    return drawn(lambda chance: float(epochs + (more if chance.random() < share else 0)))
 
 
 POPULATIONS: dict[str, Population] = {
-    "time per epoch, spread 1 %": steady(0.01),
-    "time per epoch, spread 2 %": steady(0.02),
-    "time per epoch, spread 4 %": steady(0.04),
-    "epochs, spread 4 %": varied(0.04),
-    "epochs, spread 8 %": varied(0.08),
+    **{f"time per epoch, spread {n} %": drawn(lambda chance: 1.0, n / 100) for n in (1, 2, 4)},
+    "epochs, spread 4 %": drawn(lambda chance: chance.lognormvariate(0.0, 0.04)),
+    "epochs, spread 8 %": drawn(lambda chance: chance.lognormvariate(0.0, 0.08)),
     "40 epochs, 44 in a tenth of the runs": stepped(40, 4, 0.1),
     "4 epochs, 5 in a fifth of the runs": stepped(4, 1, 0.2),
     "14 epochs, 15 in half of the runs": stepped(14, 1, 0.5),

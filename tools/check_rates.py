@@ -8,7 +8,6 @@ logs that reached their target count.
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
 
 from encore.results.compliance.compliance import read_and_check
 from encore.results.compliance.official import TARGET_NOT_MET
@@ -19,17 +18,6 @@ from encore.results.scores.score import find_sets
 from tools import Folders, run
 
 EXAMPLES = 3
-
-
-@dataclass
-class Verdicts:
-    # The logs of a round by the two verdicts
-
-    logs: int = 0
-    official: int = 0  # Logs that mlperf-logging's checker passes (v0.5: that reached their target)
-    ours: int = 0
-    # Logs that one passes and the other does not, by the codes of our errors
-    differ: Counter[str] = field(default_factory=Counter)
 
 
 def accepted(run: RunLog, report: ComplianceReport) -> bool:
@@ -48,27 +36,28 @@ def main(folders: Folders) -> None:
     sets = logs = 0
     fired: dict[str, list[str]] = {}
     files: Counter[str] = Counter()
-    rounds: dict[str, Verdicts] = {}
+    # By round: logs, how many mlperf-logging's checker passes (v0.5: that reached their target), and how many ours
+    # does; where the two differ, the codes of our errors
+    rounds: dict[str, dict[str, object]] = {}
     for folder in folders:
         found = list(find_sets(folder))
         results = map_files(read_and_check, [file for _, each in found for file in each])
-        verdicts = rounds.setdefault(folder.name.rpartition("_")[2], Verdicts())
+        verdicts, differ = Counter[str](), Counter[str]()
         for where, each in found:
             sets, logs = sets + 1, logs + len(each)
             codes: Counter[str] = Counter()
             for log, report in (next(results) for _ in each):
                 good = accepted(log, report)
                 codes.update(codes_of(report) if good else ())
-                verdicts.logs += 1
-                verdicts.official += good
-                verdicts.ours += report.passed
+                verdicts.update({"logs": 1, "official": int(good), "ours": int(report.passed)})
                 if good != report.passed:
                     errors = {one.code for one in report.findings if one.severity == "error"}
-                    verdicts.differ[" and ".join(sorted(errors)) or "ours passes"] += 1
+                    differ[" and ".join(sorted(errors)) or "ours passes"] += 1
             for code, count in codes.items():
                 fired.setdefault(code, []).append(f"{folder.name}/{where.relative_to(folder).as_posix()}")
                 files[code] += count
-        print(folder.name, verdicts, flush=True)
+        rounds[folder.name.rpartition("_")[2]] = {**verdicts, "differ": dict(differ)}
+        print(folder.name, dict(verdicts), dict(differ), flush=True)
     rules = {
         code: {"sets": len(found), "logs": files[code], "examples": found[:EXAMPLES]}
         for code, found in sorted(fired.items())
@@ -78,7 +67,7 @@ def main(folders: Folders) -> None:
         "sets": sets,
         "logs": logs,
         "rules": rules,
-        "rounds": {name: {**vars(each), "differ": dict(each.differ)} for name, each in rounds.items()},
+        "rounds": rounds,
     }
     file_of("check").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")
