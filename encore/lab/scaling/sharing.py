@@ -82,62 +82,54 @@ def shortest(jobs: Sequence[Job], gpus: int, states: int = STATES) -> Schedule:
     """
     guess = _list_schedule(jobs, gpus)
     few = sum(job.count for job in jobs) <= _MOST_RUNS
-    search = _Search(jobs, gpus, _makespan(guess, gpus), states // gpus if few else 0)
-    better, complete = search.run()
-    best = better if better is not None else guess
+    better, complete = _search(jobs, gpus, _makespan(guess, gpus), states // gpus if few else 0)
+    best = better or guess
     bound = _makespan(best, gpus) if complete else _lower_bound(jobs, gpus)
     return Schedule(gpus=gpus, placements=tuple(_placed(jobs, best, gpus)), bound=bound, is_shortest=complete)
 
 
-class _Search:
-    """Depth-first search over schedules in order of their starts."""
+def _search(jobs: Sequence[Job], gpus: int, limit: float, nodes: int) -> tuple[list[_Choice] | None, bool]:
+    # Depth-first over schedules in order of their starts: the best, None if none beats the limit; and whether all of
+    # them were tried with this many nodes
+    works = [min(option.work for option in job.options) for job in jobs]
+    best: list[_Choice] | None = None
+    seen: set[tuple[tuple[int, ...], tuple[float, ...]]] = set()
 
-    def __init__(self, jobs: Sequence[Job], gpus: int, limit: float, nodes: int) -> None:
-        self._jobs, self._gpus, self._limit, self._nodes = jobs, gpus, limit, nodes
-        self._works = [min(option.work for option in job.options) for job in jobs]
-        self._best: list[_Choice] | None = None
-        self._seen: set[tuple[tuple[int, ...], tuple[float, ...]]] = set()
+    def is_hopeless(left: tuple[int, ...], free: tuple[float, ...]) -> bool:
+        work = sum(free) + sum(count * work for count, work in zip(left, works, strict=True))
+        return max(work / gpus, free[-1]) >= limit - _TINY or any(
+            count and min(free[o.gpus - 1] + o.minutes for o in job.options) >= limit - _TINY
+            for count, job in zip(left, jobs, strict=True)
+        )
 
-    def run(self) -> tuple[list[_Choice] | None, bool]:
-        """Return the best schedule, None if none beats the limit; and whether everything was tried."""
-        self._extend([], tuple(job.count for job in self._jobs), (0.0,) * self._gpus)
-        return self._best, self._nodes > 0
-
-    def _extend(self, chosen: list[_Choice], left: tuple[int, ...], free: tuple[float, ...]) -> None:
+    def extend(chosen: list[_Choice], left: tuple[int, ...], free: tuple[float, ...]) -> None:
+        nonlocal best, limit, nodes
         if not any(left):
-            if free[-1] < self._limit - _TINY:
-                self._limit, self._best = free[-1], list(chosen)
+            if free[-1] < limit - _TINY:
+                limit, best = free[-1], chosen
             return
-        if self._nodes <= 0 or (left, free) in self._seen or self._is_hopeless(left, free):
+        if nodes <= 0 or (left, free) in seen or is_hopeless(left, free):
             return
-        self._nodes -= 1
-        self._seen.add((left, free))
+        nodes -= 1
+        seen.add((left, free))
         moves = [
             (free[option.gpus - 1] + option.minutes, number, option)
             for number, count in enumerate(left)
             if count
-            for option in self._jobs[number].options
+            for option in jobs[number].options
         ]
         for end, number, option in sorted(moves, key=lambda move: (move[0], move[2].gpus)):
-            if end < self._limit - _TINY:
+            if end < limit - _TINY:
                 rest = tuple(count - (i == number) for i, count in enumerate(left))
-                self._extend([*chosen, (number, option)], rest, _occupied(free, option))
+                extend([*chosen, (number, option)], rest, _occupied(free, option))
 
-    def _is_hopeless(self, left: tuple[int, ...], free: tuple[float, ...]) -> bool:
-        work = sum(free) + sum(count * work for count, work in zip(left, self._works, strict=True))
-        if work / self._gpus >= self._limit - _TINY or free[-1] >= self._limit - _TINY:
-            return True
-        return any(
-            count and min(free[o.gpus - 1] + o.minutes for o in job.options) >= self._limit - _TINY
-            for count, job in zip(left, self._jobs, strict=True)
-        )
+    extend([], tuple(job.count for job in jobs), (0.0,) * gpus)
+    return best, nodes > 0
 
 
 def _occupied(free: tuple[float, ...], option: Option) -> tuple[float, ...]:
-    """Return when each GPU is free, ascending, once ``option`` has started as early as it can.
-
-    Later runs start no earlier, so GPUs that were free before that start count as free from it on.
-    """
+    # When each GPU is free, ascending, once ``option`` has started as early as it can. Later runs start no earlier, so
+    # GPUs that were free before that start count as free from it on.
     start = free[option.gpus - 1]
     rest = [max(time, start) for time in free[option.gpus :]]
     return tuple(sorted(rest + [start + option.minutes] * option.gpus))
@@ -156,12 +148,9 @@ def _lower_bound(jobs: Sequence[Job], gpus: int) -> float:
 
 
 def _list_schedule(jobs: Sequence[Job], gpus: int) -> list[_Choice]:
-    """Return the best of many list schedules.
-
-    For each deadline, every run gets the fewest GPU-minutes that meet it (the choice of Turek, Wolf and Yu,
-    "Approximate algorithms scheduling parallelizable tasks", SPAA 1992); the longest run starts first, or the
-    widest.
-    """
+    # The best of many list schedules: for each deadline every run gets the fewest GPU-minutes that meet it (the choice
+    # of Turek, Wolf and Yu, "Approximate algorithms scheduling parallelizable tasks", SPAA 1992); the longest run
+    # starts first, or the widest.
     found = []
     slowest_of_all = max(min(option.minutes for option in job.options) for job in jobs)
     for deadline in sorted({option.minutes for job in jobs for option in job.options}):
