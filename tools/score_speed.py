@@ -78,8 +78,9 @@ def main(
             round_ = re.search(r"training_results_v(\d\.\d)", str(folder.resolve()))
             own = f"{round_[1]}.0" if round_ else "0.7.0"
             compare(folder.resolve(), ruleset or own, pairs, Path(temporary))
-        for name, what in (("score", SCORE), ("score and check", SCORE_AND_CHECK)) if every else ():
-            print(f"{every}: {name} {seconds(encore(what, every.resolve()), Path(temporary)):.1f} s")
+        if every:
+            for name, what in (("score", SCORE), ("score and check", SCORE_AND_CHECK)):
+                print(f"{every}: {name} {seconds(encore(what, every.resolve()), Path(temporary)):.1f} s")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"largest memory of any of the processes: {peak:.0f} MiB")
 
