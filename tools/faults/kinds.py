@@ -19,6 +19,7 @@ from tools.faults.trial import Done, Trial, Verdict, aside, differences, snapsho
 
 Fault = Callable[[Trial], Verdict]
 HANG_SECONDS = 15
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 # -- file systems ---------------------------------------------------------------------------------------
 
@@ -314,14 +315,17 @@ def _moved_run(trial: Trial) -> Verdict:
 # -- two at once ----------------------------------------------------------------------------------------
 
 
+def _undisturbed(trial: Trial, runs: list[Path], wrong: list[str]) -> Verdict:
+    # The verdict on runs that must not have noticed each other; ``wrong`` is what their commands did wrong
+    found = [f"{run.name}: {each}" for run in runs for each in differences(run, trial.bench.uninterrupted)]
+    return verdict_of([*found, *trial.left(), *wrong])
+
+
 def _two_resumes(trial: Trial) -> Verdict:
     # Resume twice at once: one runs, the other is refused, or finds nothing left to do
     run = trial.copied(trial.bench.stopped)
     codes = sorted(child.wait() for child in [trial.spawn(hints.resume(run)) for _ in range(2)])
-    found = [*differences(run, trial.bench.uninterrupted), *trial.left()]
-    if codes not in ([2, 3], [3, 3]):
-        found.append(f"exit codes {codes}")
-    return verdict_of(found)
+    return _undisturbed(trial, [run], [] if codes in ([2, 3], [3, 3]) else [f"exit codes {codes}"])
 
 
 def _resume_of_the_living(trial: Trial) -> Verdict:
@@ -330,22 +334,17 @@ def _resume_of_the_living(trial: Trial) -> Verdict:
     trial.wait_for_moment(encore)
     second = trial.do(hints.resume(trial.run))
     code = encore.wait()
-    found = [*differences(trial.run, trial.bench.uninterrupted), *trial.left()]
-    if code != 3 or second.code not in (2, 3) or traceback_of(second):
-        found.append(f"exit codes {code} and {second.code}: {second.output[-300:]}")
-    return verdict_of(found)
+    is_right = code == 3 and second.code in (2, 3) and not traceback_of(second)
+    wrong = [] if is_right else [f"exit codes {code} and {second.code}: {second.output[-300:]}"]
+    return _undisturbed(trial, [trial.run], wrong)
 
 
 def _two_runs(trial: Trial) -> Verdict:
     # Start two runs in the same second with one results folder: each gets its own
     codes = [child.wait() for child in [trial.begin() for _ in range(2)]]
     runs = sorted(path.parent for path in trial.results.glob("[!.]*/run.json"))
-    found = [
-        f"{run.name}: {each}" for run in runs for each in differences(run, trial.bench.uninterrupted)
-    ] + trial.left()
-    if codes != [3, 3] or len(runs) != 2:
-        found.append(f"exit codes {codes}, {len(runs)} run folders")
-    return verdict_of(found)
+    is_right = codes == [3, 3] and len(runs) == 2
+    return _undisturbed(trial, runs, [] if is_right else [f"exit codes {codes}, {len(runs)} run folders"])
 
 
 # Every fault by name
@@ -353,14 +352,11 @@ FAULTS: dict[str, Fault] = {
     **{
         f"{number.name.lower()}-{target}": functools.partial(_signalled, number, target)
         for target in ("encore", "launcher", "rank")
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        for number in ENDING
     },
     "sigkill-ranks": functools.partial(_signalled, signal.SIGKILL, "ranks"),
     "sigstop-rank": functools.partial(_signalled, signal.SIGSTOP, "rank"),
-    **{
-        f"{number.name.lower()}-early": functools.partial(_early, number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-    },
+    **{f"{number.name.lower()}-early": functools.partial(_early, number) for number in ENDING},
     "sigkill-resume": _resume_killed,
     **{f"{how}-{file}": functools.partial(_harmed, how, file) for file in FILES for how in HARM},
     **{f"{how}-finished-state": functools.partial(_harmed_finished, how, "experiment-state") for how in HARM},
@@ -372,10 +368,7 @@ FAULTS: dict[str, Fault] = {
     **{f"{how}-data": functools.partial(harmed_data, how, False) for how in HARM},
     **{f"{how}-passport": functools.partial(harmed_data, how, True) for how in HARM},
     "moved-data": moved_data,
-    **{
-        f"{number.name.lower()}-preparation": functools.partial(killed_preparation, number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-    },
+    **{f"{number.name.lower()}-preparation": functools.partial(killed_preparation, number) for number in ENDING},
     "two-preparations": two_preparations,
     "two-resumes": _two_resumes,
     "resume-of-the-living": _resume_of_the_living,
