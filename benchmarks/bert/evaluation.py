@@ -5,8 +5,6 @@ counted from 0, or the middle one of a part with fewer than 84. Here a part is a
 come; a text too small for 500 parts has fewer.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple

@@ -4,8 +4,6 @@ The keys are those of the v0.7 compliance checker (mlperf-logging, ruleset 0.7.0
 a run is one epoch and one block, and train_samples, logged at its end, are the samples that it trained on.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict
 
 from mlperf_logging.mllog import constants

@@ -7,8 +7,6 @@ become [MASK], 10 % a random entry, 10 % stay. The random numbers are other ones
 once, and each shard and each pass has its own.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from typing import Callable, List, NamedTuple, Sequence, Tuple
 

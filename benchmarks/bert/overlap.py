@@ -5,8 +5,6 @@ that the same text has the same ones in whatever sample it is. A sample all of w
 most likely trained on; a sentence that several articles have is not enough.
 """
 
-from __future__ import annotations
-
 from typing import List, Tuple
 
 import numpy as np

@@ -9,8 +9,6 @@ Writes the files that benchmarks/language/arrays.py describes and, last, dataset
 again and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

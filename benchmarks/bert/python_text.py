@@ -5,8 +5,6 @@ It is the prose of the docstrings of the standard library, and the language refe
 it is the same on every machine. No text that all versions have in common is long enough.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -6,8 +6,6 @@ from the tokens themselves: create_pretraining_data.py of NVIDIA v0.7 leaves ``i
 HDF5 files zero. The padding is taken out, and both parts are compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
 from itertools import chain, islice

@@ -4,8 +4,6 @@ The samples of a shard are shuffled in memory. Nothing needs a shuffle of the wh
 random order of its own, and another one in each pass (pytorch/data.py).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Dict, Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """The source of a preparation, files found in a folder by their names or the toy data set, and its task."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple

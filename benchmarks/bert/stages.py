@@ -6,8 +6,6 @@ second segment is from the same shard, as the reference takes it from the same o
 with a file of facts; what has it is done.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from functools import lru_cache

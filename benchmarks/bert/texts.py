@@ -10,8 +10,6 @@ differs between releases. A sentence ends here at ".", "!" or "?", with what clo
 space and a capital, a digit or an opening mark follow; not behind a known abbreviation, an initial or a list's number.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 from itertools import chain, groupby

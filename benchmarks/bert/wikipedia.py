@@ -11,8 +11,6 @@ dump; here the few that stand for words within a sentence, such as a converted l
 mwparserfromhell takes ten times as long (1.2 and 11.6 MB/s of 106 articles, one core) and knows no templates either.
 """
 
-from __future__ import annotations
-
 import bz2
 import html
 import re

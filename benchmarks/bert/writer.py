@@ -1,7 +1,5 @@
 """Writes pretraining data: clean, choose the evaluation set, learn or copy the vocabulary, mask and shuffle shards."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import platform

@@ -1,7 +1,5 @@
 """Fine-tuning of BERT to answer questions: SQuAD v1.1."""
 
-from __future__ import annotations
-
 from typing import Tuple
 
 PARTS = ("train", "test")

@@ -7,8 +7,6 @@ the last one. run_squad.py knows the words of a token alone and looks for the to
 the same text where it succeeds.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

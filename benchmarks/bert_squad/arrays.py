@@ -19,8 +19,6 @@ its questions, in their order, and all answers. Arrays are read through memory m
     print(data.vocabulary.text(data.test[0]), data.questions[0].references)
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The learning rate and the log events of fine-tuning, by the keys of mlperf-logging that fit, in every framework."""
 
-from __future__ import annotations
-
 from typing import Any, Dict
 
 from mlperf_logging.mllog import constants

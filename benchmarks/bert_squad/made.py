@@ -5,8 +5,6 @@ question decides which sentence has the answer, and where that is differs. That 
 out: small random networks learn to compare words only after thousands of steps.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Callable, List, NamedTuple, Tuple
 

@@ -1,7 +1,5 @@
 """A synthetic data set with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Dict

@@ -8,8 +8,6 @@ Writes the files that benchmarks/bert_squad/arrays.py describes and, last, datas
 again and it starts over. Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

@@ -1,7 +1,5 @@
 """SQuAD v1.1's JSON: articles of paragraphs with questions, each with answers and where they begin in the paragraph."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple

@@ -5,8 +5,6 @@ it: parts of at most what is left of the sequence length, each ``stride`` tokens
 is in several windows may begin an answer in that one alone where it has the most context on its poorer side.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 

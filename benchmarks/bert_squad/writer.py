@@ -1,7 +1,5 @@
 """Writes questions about paragraphs as windows: read or generate, tokenize, cut, look for the answers."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -8,8 +8,6 @@ memory maps::
     print(data.train.path(0), data.train.boxes[data.train.offsets[0] : data.train.offsets[1]])
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

@@ -6,8 +6,6 @@ them in one range of sizes and only where an image has objects of the category: 
 figures come out the same to the last bit.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import redirect_stdout

@@ -14,8 +14,6 @@ in them and what is there. A line is one image: a JPEG of at most LONGEST pixels
 and masks as runs of its pixels. `encore report --detections` and the report draw them.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import io

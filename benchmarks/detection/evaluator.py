@@ -1,7 +1,5 @@
 """Average precision in processes of its own, next to training: rank 0's side of ``common/run/pending.py``."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

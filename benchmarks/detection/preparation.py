@@ -1,7 +1,5 @@
 """The command line of both benchmarks' ``prepare.py``: what they declare of their data set."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any, Dict, List, Mapping

@@ -6,8 +6,6 @@ as a part of its digit. Now and then a cluster of small digits of one kind is an
 scenes have no object at all.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images of COCO's sizes for the self-test of SSD and Mask R-CNN: input at the rate of real ones."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any, Dict

@@ -1,7 +1,5 @@
 """Where COCO's files are: folders or zips as published, listed without reading an image."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import zipfile

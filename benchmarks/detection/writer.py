@@ -1,7 +1,5 @@
 """Writes a data set of COCO's form: checks annotations and images, places the files, and writes arrays and passport."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

@@ -4,8 +4,6 @@ The keys are those of the compliance checker (mlperf-logging, rulesets 0.6.0 and
 logs.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict
 
 from mlperf_logging.mllog import constants

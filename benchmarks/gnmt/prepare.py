@@ -9,8 +9,6 @@ Writes the files that benchmarks/translation/arrays.py describes and, last, data
 again and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from benchmarks.common.data import prepare

@@ -1,7 +1,5 @@
 """English text for language models: WordPiece tokens, and arrays of samples without padding."""
 
-from __future__ import annotations
-
 from typing import Tuple
 
 PARTS = ("train", "test")

@@ -7,8 +7,6 @@ The index of a checkpoint is a table of LevelDB (doc/table_format.md) with a Bun
 an index and tensor that is read is checked by its CRC.
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple, Union

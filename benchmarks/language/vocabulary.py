@@ -1,7 +1,5 @@
 """A WordPiece vocabulary: its entries by id, and its file as published, one entry a line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Iterable
 

@@ -10,8 +10,6 @@ task; words of 101 to 200 letters are cut; a capital sigma at a word's end becom
     tokenizer.encode("unaffable!").offsets       # where each piece begins and ends in the text
 """
 
-from __future__ import annotations
-
 from typing import Callable, List, Mapping
 
 import tokenizers

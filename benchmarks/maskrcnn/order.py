@@ -3,8 +3,6 @@
 Shapes are few, so that memory, compiled code and CUDA graphs of one batch serve all others of its shape. numpy alone.
 """
 
-from __future__ import annotations
-
 from typing import List, NamedTuple, Tuple
 
 import numpy as np

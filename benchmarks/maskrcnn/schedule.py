@@ -1,7 +1,5 @@
 """The learning rates of Mask R-CNN at each step, the same in every framework."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from typing import Any, NamedTuple
 

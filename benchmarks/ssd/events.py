@@ -3,8 +3,6 @@
 The keys are those of the compliance checker (mlperf-logging, rulesets 0.6.0 and 0.7.0, ssd), as in the submitted logs.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict
 
 from mlperf_logging.mllog import constants

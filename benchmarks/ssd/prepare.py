@@ -8,8 +8,6 @@ Writes the files that benchmarks/detection/annotations.py describes and, last, d
 again and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: broke on the way; 130: interrupted.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from benchmarks.common.data import prepare

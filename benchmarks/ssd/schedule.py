@@ -1,7 +1,5 @@
 """The learning rate of SSD at each step, the same in every framework."""
 
-from __future__ import annotations
-
 from typing import Any, List
 
 REFERENCE_BATCH = 32

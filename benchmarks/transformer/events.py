@@ -4,8 +4,6 @@ The keys are those of the compliance checkers (mlperf-logging, rulesets 0.6.0 an
 submitted logs.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Dict
 

@@ -13,8 +13,6 @@ through memory maps::
     print(data.vocabulary.text(data.test.target[0]), data.references[0])
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

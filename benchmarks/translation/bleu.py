@@ -1,7 +1,5 @@
 """BLEU in the ways that the submissions count it, 0 to 100."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

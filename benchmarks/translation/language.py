@@ -6,8 +6,6 @@ it after an adverb) and last in a subordinate one, and infinitives at the end. E
 BLEU 100 can be reached, and copying the source gives almost none. The same seed gives the same text everywhere.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 

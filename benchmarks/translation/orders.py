@@ -5,8 +5,6 @@ number of batches. A pair is in at most one batch of an epoch; those that are le
 the next one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import List
 

@@ -1,7 +1,5 @@
 """The command line of both benchmarks' ``prepare.py``: what they declare of their data set."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -8,8 +8,6 @@ digits meet other characters; a single space between two tokens is left out. A t
 the longest entries of the dictionary.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """What is prepared: aligned text files found in a folder by their names, or the toy data set."""
 
-from __future__ import annotations
-
 import argparse
 import gzip
 from pathlib import Path

@@ -5,8 +5,6 @@ counts), ``.split`` (the same lines in tokens) and ``.npz`` (ids and lengths). E
 block that has it is done.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path

@@ -4,8 +4,6 @@ The first four entries are special and have the same ids in every data set. A su
 influence on any number: ids only name rows of the embedding.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ GNMT was submitted with WMT16's news task (download_dataset.sh, v0.5 to v0.7), t
 taken, by its base name: what else an archive holds, links and paths included, is never written.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Writes parallel text as indexed arrays: clean, learn the merges, split, list the vocabulary, encode."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Detections made from the objects of a set: as they are, or moved and with others that are wrong."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

@@ -8,8 +8,6 @@ sequences/s; those of the optimizer alone are updates/s of this network's weight
 result as JSON.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial

@@ -6,8 +6,6 @@ common (run.sub, run_pretraining.py, the published bert_config.json of BERT-Larg
 "Sample" is a pair of texts, "step" one update of the weights; a run counts samples and has one epoch, as submitted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 

@@ -4,8 +4,6 @@ Samples come in a new random order in each pass, which follows from the seed and
 resume at any step. No list of the order is kept: MLPerf's set has 157 million samples, of which a run sees 3 million.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from itertools import count

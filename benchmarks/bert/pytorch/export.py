@@ -3,8 +3,6 @@
 $ python -m benchmarks.bert.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 

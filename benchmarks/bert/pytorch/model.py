@@ -4,8 +4,6 @@ The vocabulary is multiplied with at the masked places alone (dense_seq_output o
 tokens at most, and none of the padding, which is not there.
 """
 
-from __future__ import annotations
-
 from typing import Tuple
 
 import torch

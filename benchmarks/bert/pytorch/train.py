@@ -7,8 +7,6 @@ OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a r
 resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
-from __future__ import annotations
-
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path

@@ -7,8 +7,6 @@ to the longest length, torch.optim.AdamW. Speeds are sequences/s. The last line 
 is the result as JSON.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial

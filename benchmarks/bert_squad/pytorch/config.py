@@ -7,8 +7,6 @@ nothing. "Window" is a question with a part of its paragraph, "epoch" one pass o
 update of the weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 

@@ -1,7 +1,5 @@
 """Windows as batches without padding on this rank's device, built ahead on a thread, and a synthetic batch."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import replace
 from itertools import count

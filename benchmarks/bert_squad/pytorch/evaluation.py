@@ -1,7 +1,5 @@
 """Answering all questions on all ranks: the spans of each window, gathered once, and what the answers are worth."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import defaultdict

@@ -3,8 +3,6 @@
 $ python -m benchmarks.bert_squad.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """BERT with the head that finds an answer: two logits a token, for the answer's first token and its last one."""
 
-from __future__ import annotations
-
 from typing import Tuple
 
 import torch

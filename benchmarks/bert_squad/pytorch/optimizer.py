@@ -1,7 +1,5 @@
 """Adam with decoupled weight decay and without the correction of the bias, as run_squad.py has it."""
 
-from __future__ import annotations
-
 from typing import Any, Dict, List, Sequence
 
 import torch

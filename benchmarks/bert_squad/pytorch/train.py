@@ -8,8 +8,6 @@ which SQuAD's evaluate-v1.1.py reads, and nbest_predictions.json; a run that fin
 Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 Sizes are continuous: no pixel is added to them.
 """
 
-from __future__ import annotations
-
 import math
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 

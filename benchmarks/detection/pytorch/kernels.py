@@ -1,7 +1,5 @@
 """Suppression of overlapping boxes in Triton. Compiled for GPUs, run in Triton's interpreter and on an H200."""
 
-from __future__ import annotations
-
 from typing import List
 
 import torch

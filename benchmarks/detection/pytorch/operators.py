@@ -5,8 +5,6 @@ the next one that is left, and so on. Boxes are (left, top, right, bottom) witho
 equal scores the earlier box wins. This is PyTorch's operators alone and runs on any device.
 """
 
-from __future__ import annotations
-
 from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 import torch

@@ -5,8 +5,6 @@ several tensors (B, T, S, W) for the backward pass; ``chunked`` holds some targe
 tanh again in the backward pass.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, Tuple
 
 import torch

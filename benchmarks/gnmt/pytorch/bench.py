@@ -8,8 +8,6 @@ sentences/s: batches next to one sentence after the other. The last line of the 
 as JSON.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

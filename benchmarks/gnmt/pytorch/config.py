@@ -4,8 +4,6 @@ The defaults are what NVIDIA's submissions of v0.6 and v0.7 have in common (the 
 run_and_time.sh), and ours where those say nothing. "Epoch" is one pass over the training pairs, "step" one update.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 

@@ -8,8 +8,6 @@ checkpoint there resumes from it. Exit code 0: ended as planned, the last record
 failed.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from typing import Any, Dict, List, Mapping, Optional

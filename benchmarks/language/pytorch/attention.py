@@ -9,8 +9,6 @@ dropout on the weights:
 ``padded``   every sequence padded to the longest, with a mask: the equal path where neither can run
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any, Callable, Dict, List, Tuple
 

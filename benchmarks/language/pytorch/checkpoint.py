@@ -5,8 +5,6 @@
 writes the weights of any of them as one PyTorch file with Hugging Face's names, for a run's ``checkpoint``.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -4,8 +4,6 @@ A batch is one row of all its tokens; where a sequence begins is in ``offsets``.
 over that row, so that nothing is spent on padding; the attention alone has to know the sequences.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar

@@ -5,8 +5,6 @@ scaling: its documentation, "Using FP8"; arXiv 2209.05433). Weights, sums and ev
 they are, and so do the names of the weights. Rows must be a multiple of 16 tokens long.
 """
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
 from typing import Any, Callable, ContextManager, Tuple

@@ -1,7 +1,5 @@
 """A step over rows of tokens as CUDA graphs, one for each length of row."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, Dict, Tuple
 
 import torch

@@ -1,7 +1,5 @@
 """BERT as one would write it first, by PyTorch's own modules and with padding: what the benches compare with."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, List
 
 import torch

@@ -3,8 +3,6 @@
 The forward pass is the training's own; the attention looks at a mask in place of offsets.
 """
 
-from __future__ import annotations
-
 from typing import Tuple
 
 import numpy as np

@@ -6,8 +6,6 @@ scale and shift alone; here ``scale`` stays a buffer by which a convolution's we
 step, and the same gradient. Without given weights the shift is trained as a bias.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 

@@ -6,8 +6,6 @@ The plain loop is model.py with PyTorch's operators, one launch after the other,
 Speeds are images/s. The last line of the output is the result as JSON.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import cycle

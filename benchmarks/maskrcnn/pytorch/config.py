@@ -5,8 +5,6 @@ e2e_mask_rcnn_R_50_FPN_1x.yaml), and ours where those say nothing. "Epoch" is on
 have an object, "step" one update, "RoI" a proposed box that the heads look at.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, Literal, Tuple
 

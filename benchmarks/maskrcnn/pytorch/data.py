@@ -4,8 +4,6 @@ Pillow decodes with libjpeg-turbo and resizes without holding Python's lock, so 
 README for what was measured.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Callable, Generator, Iterator, List, NamedTuple, Sequence, Tuple
 

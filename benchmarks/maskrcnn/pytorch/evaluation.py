@@ -1,7 +1,5 @@
 """Detections of all images of ``data.val`` over the ranks, with masks in the images' own pixels."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Iterator, List, Optional, Tuple

@@ -6,8 +6,6 @@ Suppression and the choice of detections are in the model: see served.py. Drawin
 as evaluation.paste does it.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Mapping

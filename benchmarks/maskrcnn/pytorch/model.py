@@ -8,8 +8,6 @@ classes without the background.
 Source: maskrcnn/implementations/pytorch/maskrcnn_benchmark/modeling of mlcommons/training_results_v0.6 and v0.7.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple

@@ -4,8 +4,6 @@ Here are PyTorch's operators alone. The Triton kernels are in kernels.py; torchv
 and never required. benchmarks/common/torch/kernels.py compares and chooses; what gives other values is not used.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from functools import lru_cache

@@ -7,8 +7,6 @@ Samples and proposals have fixed shapes: an image's objects are padded to G rows
 there, and a sample has as many slots as the configuration says, of which some may be empty. Nothing waits for a device.
 """
 
-from __future__ import annotations
-
 import math
 from typing import List, NamedTuple, Sequence, Tuple
 

@@ -4,8 +4,6 @@ Every image has as many proposals and detections as there may be, of which some 
 the data are PyTorch's while_loop, which torch.export and ONNX have too. H, W and the batch may have any size.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Sequence, Tuple
 

@@ -6,8 +6,6 @@ The plain loop has the same network in fp32 and NCHW, one launch after the other
 images/s. The last line of the output is the result as JSON.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable

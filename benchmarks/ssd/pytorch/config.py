@@ -5,8 +5,6 @@ parse_config.py), and ours where that says nothing. "Epoch" is one pass over the
 one update of the weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal, Tuple
 

@@ -6,8 +6,6 @@ Evaluation: resize and normalize; every image exactly once. Values are those of 
 (data/dali_iterator.py).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from math import ceil
 from typing import Any, Deque, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple

@@ -5,8 +5,6 @@
 Non-maximum suppression is the client's: it leaves another number of boxes in each image. ``model.chosen`` is ours.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Dict, Mapping, Tuple
 

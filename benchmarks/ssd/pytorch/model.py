@@ -6,8 +6,6 @@ The backbone's parameters have torchvision's names, so that its weights load as 
 instead of 2: at 300 x 300 it gives 38 x 38 positions (resnet34 and SSD300 of the submissions, resnet.py and ssd300.py).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from math import sqrt
 from pathlib import Path

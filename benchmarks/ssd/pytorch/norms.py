@@ -6,8 +6,6 @@ Both want fp16 in channels_last and groups within a node. They are in some of NG
 used where it gives what the plain layer gives and is faster.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from functools import partial

@@ -7,8 +7,6 @@ OUT gets result.txt (MLPerf log), metrics.jsonl, detections/, heartbeat/ and che
 there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Union

@@ -8,8 +8,6 @@ translations sentences/s: batches of eval_batch_size next to one sentence after 
 is the result as JSON.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import islice
 from pathlib import Path

@@ -7,8 +7,6 @@ where those say nothing. "Epoch" is one pass over the training pairs, "step" one
 place of a padded batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Dict, List, Literal
 

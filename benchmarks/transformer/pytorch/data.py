@@ -3,8 +3,6 @@
 What builds the batches is in benchmarks/translation/pytorch/batches.py.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Callable, Iterator
 

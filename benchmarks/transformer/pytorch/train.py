@@ -8,8 +8,6 @@ a run that finds a checkpoint there resumes from it. Exit code 0: ended as plann
 says how; else: failed.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from typing import Any, Dict, List, Mapping, Optional

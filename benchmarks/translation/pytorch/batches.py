@@ -1,7 +1,5 @@
 """Batches of sentences on this rank's device, built ahead on a thread; every rank knows what all ranks take."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 from itertools import count

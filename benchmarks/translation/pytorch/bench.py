@@ -1,7 +1,5 @@
 """The loops that both translators are measured by: training steps, their input, translation, and a plain loop."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import cycle

@@ -4,8 +4,6 @@ A run that is asked to stop ends between two batches, once all ranks know of it 
 a batch well below three seconds for a run to end within the ten of SIGTERM.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence

@@ -1,7 +1,5 @@
 """Loss and gradient of rows of logits in Triton. Compiled for GPUs and run in Triton's interpreter."""
 
-from __future__ import annotations
-
 from typing import List, Optional, Tuple
 
 import torch

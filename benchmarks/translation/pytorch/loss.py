@@ -5,8 +5,6 @@ a time: their gradients are computed in the forward pass and the logits are forg
 multiplied with the weights.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, Optional, Tuple
 
 import torch

@@ -3,8 +3,6 @@
 Equal results, chosen by measuring on the sizes of a step; rank 0 prints the choice and a checkpoint holds it.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 

@@ -4,8 +4,6 @@ A sentence has ``beam`` hypotheses. What belongs to sentences has their axis fir
 the axes of both (B, beam, ...): a server gets what the encoder found once a sentence.
 """
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any, Dict, Iterable, TypeVar

@@ -1,7 +1,5 @@
 """A translator in training: its network and optimizer, and what a checkpoint has of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping
 
