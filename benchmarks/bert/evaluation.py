@@ -11,7 +11,6 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from benchmarks.bert import stages
 from benchmarks.bert.sources import Task
-from benchmarks.bert.stages import Block
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.files import in_one_step, read_facts
 from benchmarks.common.data.problem import Problem
@@ -40,7 +39,7 @@ def chosen_places(documents: int) -> List[int]:
     return found
 
 
-def choose(blocks: Sequence[Block], task: Task) -> Chosen:
+def choose(blocks: Sequence[stages.Block], task: Task) -> Chosen:
     """Return what is trained on and what is evaluated.
 
     Raises:
@@ -69,7 +68,7 @@ def choose(blocks: Sequence[Block], task: Task) -> Chosen:
     return _cut(train, numbers, rule, task.scratch)
 
 
-def _shards(blocks: Sequence[Block], part: str) -> List[Sized]:
+def _shards(blocks: Sequence[stages.Block], part: str) -> List[Sized]:
     return [
         (f"{block.stem}-{number:04}", shard["bytes"])
         for block in blocks

@@ -36,8 +36,11 @@ def write_text(path: Path) -> str:
     files = sorted(_modules(root))
     documents = [each for file in files for each in _of_module(file)] + list(_topics(root))
     if not documents:
-        hint = "use a Python whose standard library is installed as .py files, or name a text as the raw data"
-        raise Problem(f"{root} holds no English text", "the docstrings of Python's standard library", hint)
+        raise Problem(
+            f"{root} holds no English text",
+            "the docstrings of Python's standard library",
+            "use a Python whose standard library is installed as .py files, or name a text as the raw data",
+        )
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\n\n".join("\n".join(each) for each in documents) + "\n")
     return f"docstrings of {len(files):,} modules and the language reference of Python"

@@ -96,8 +96,11 @@ def _width(facts: Sequence[Mapping[str, Any]]) -> Tuple[int, int]:
     for each in facts:
         widths.setdefault((each["width"], each["predictions"]), each["path"])
     if len(widths) > 1:
-        found = "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items())
-        raise Problem(found, "records of one length", "name files of one phase: 128 tokens, or 512")
+        raise Problem(
+            "; ".join(f"{path}: {width} tokens, {most} masked" for (width, most), path in widths.items()),
+            "records of one length",
+            "name files of one phase: 128 tokens, or 512",
+        )
     return next(iter(widths))
 
 
@@ -111,8 +114,11 @@ def refuse_equal_files(facts: Sequence[Mapping[str, Any]]) -> None:
     for each in facts:
         other = seen.setdefault(each["md5"], each["path"])
         if other != each["path"]:
-            found = f"{each['path']} and {other} hold the same samples"
-            raise Problem(found, "other samples in every file", "make the files again, each from its own text")
+            raise Problem(
+                f"{each['path']} and {other} hold the same samples",
+                "other samples in every file",
+                "make the files again, each from its own text",
+            )
 
 
 # -- one file --------------------------------------------------------------------------------------------------
@@ -184,8 +190,11 @@ def _rows_of_hdf5(path: Path) -> Iterator[Rows]:
     try:
         import h5py
     except ImportError:
-        hint = "use the Python of the framework's environment, which has it, or prepare from TFRecord or text"
-        raise Problem(f"{path} is HDF5, and h5py is not installed in this Python", "h5py", hint) from None
+        raise Problem(
+            f"{path} is HDF5, and h5py is not installed in this Python",
+            "h5py",
+            "use the Python of the framework's environment, which has it, or prepare from TFRecord or text",
+        ) from None
     try:
         with h5py.File(str(path), "r") as file:
             keys = [key for key in (*_KEYS, *_CHECKED) if key in _KEYS or key in file]

@@ -87,12 +87,17 @@ def find(args: argparse.Namespace) -> Source:
     if not train:
         raise Problem(f"{origin} is all for evaluation", "training text next to it", "name other raw data")
     if packed == {True} and not test:
-        hint = "add --evaluation with the folder of the evaluation set's records"
-        raise Problem(f"{origin} holds records for training alone", "an evaluation set", hint)
+        raise Problem(
+            f"{origin} holds records for training alone",
+            "an evaluation set",
+            "add --evaluation with the folder of the evaluation set's records",
+        )
     if args.evaluation_list and (args.evaluation or packed == {True}):
-        hint = "leave one of them out" if args.evaluation else "leave it out"
-        found = f"--evaluation-list {args.evaluation_list}"
-        raise Problem(found, "a list for text that the evaluation set is cut from", hint)
+        raise Problem(
+            f"--evaluation-list {args.evaluation_list}",
+            "a list for text that the evaluation set is cut from",
+            "leave one of them out" if args.evaluation else "leave it out",
+        )
     made = f"{len(train):,} files of {' and '.join(sorted({each.form for each in train}))}"
     return Source(args.name or origin.stem, train, test, _vocabulary(args, origin), made, args.evaluation_list)
 

@@ -15,8 +15,6 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from benchmarks.bert import masking, shards, texts, wikipedia
-from benchmarks.bert.masking import Documents, Settings
-from benchmarks.bert.texts import Document
 from benchmarks.common.data.files import in_one_step, write_facts
 from benchmarks.common.data.workers import Report
 from benchmarks.language import PARTS, vocabulary
@@ -48,7 +46,7 @@ class Shard(NamedTuple):
     stem: str
     size: int  # bytes of text
     left_out: Tuple[int, ...]  # documents that are not taken: those of the evaluation set
-    settings: Settings
+    settings: masking.Settings
     seed: int
     vocabulary: str
 
@@ -76,14 +74,14 @@ def clean(block: Block, report: Report) -> Tuple[int, int]:
     return block.end - block.begin, 0
 
 
-def _documents(block: Block, counts: "Counter[str]", report: Report) -> Iterator[Document]:
+def _documents(block: Block, counts: "Counter[str]", report: Report) -> Iterator[texts.Document]:
     if block.form == wikipedia.DUMP:
         return wikipedia.read(Path(block.path), block.begin, block.end, counts, lambda done: report(done, 0))
     return texts.read(Path(block.path), block.form, block.begin, block.end)
 
 
-def _of_bounded_size(documents: Iterable[Document], size: int) -> Iterator[List[Document]]:
-    group: List[Document] = []
+def _of_bounded_size(documents: Iterable[texts.Document], size: int) -> Iterator[List[texts.Document]]:
+    group: List[texts.Document] = []
     held = 0
     for document in documents:
         group.append(document)
@@ -136,7 +134,9 @@ def mask(shard: Shard, report: Report) -> Tuple[int, int]:
     return shard.size, 0
 
 
-def tokenize(texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: Tokenizer) -> Tuple[Documents, int]:
+def tokenize(
+    texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenizer: Tokenizer
+) -> Tuple[masking.Documents, int]:
     """Return the tokens of all documents but those left out, without empty ones, and how many are unknown."""
     pieces: List[np.ndarray] = [np.zeros(0, np.uint16)]
     ends, firsts = [0], [0]
@@ -149,4 +149,4 @@ def tokenize(texts_of: "Iterator[Sequence[str]]", left_out: "set[int]", tokenize
         if len(ends) - 1 > firsts[-1]:
             firsts.append(len(ends) - 1)
     tokens = np.concatenate(pieces)
-    return Documents(tokens, ends, firsts), int((tokens == tokenizer.vocabulary.unk).sum())
+    return masking.Documents(tokens, ends, firsts), int((tokens == tokenizer.vocabulary.unk).sum())

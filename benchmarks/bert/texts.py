@@ -118,8 +118,11 @@ def read(path: Path, form: str, begin: int, end: int) -> Iterator[Document]:
         Problem: it is not UTF-8, or a document is longer than a worker should hold.
     """
     if end - begin > _LONGEST:
-        hint = "put an empty line between documents"
-        raise Problem(f"{path}: a document of over {_LONGEST:,} characters", "documents apart", hint)
+        raise Problem(
+            f"{path}: a document of over {_LONGEST:,} characters",
+            "documents apart",
+            "put an empty line between documents",
+        )
     with path.open("rb") as file:
         file.seek(begin)
         content = file.read(end - begin)

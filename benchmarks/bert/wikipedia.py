@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Match, NamedTuple, Sequence, Tuple, Union
 
 from benchmarks.bert import texts
-from benchmarks.bert.texts import Document, sentences_of
 from benchmarks.common.data.problem import FAILED, Problem
 
 DUMP = "dump"  # the form of a file; the others are those of texts
@@ -84,16 +83,18 @@ def _truncated(path: Path, how: str) -> Problem:
 # -- documents -----------------------------------------------------------------------------------------------
 
 
-def read(path: Path, begin: int, end: int, counts: "Counter[str]", report: Callable[[int], None]) -> Iterator[Document]:
+def read(
+    path: Path, begin: int, end: int, counts: "Counter[str]", report: Callable[[int], None]
+) -> Iterator[texts.Document]:
     """Yield the articles of a range as sentences; ``counts`` gets the pages that were left out, by their reason.
 
     Raises:
         Problem: the dump is truncated or damaged, or a page is not UTF-8.
     """
     for page in pages(path, begin, end, counts, report):
-        found = [sentence for line in paragraphs(page.text) for sentence in sentences_of(line)]
+        found = [sentence for line in paragraphs(page.text) for sentence in texts.sentences_of(line)]
         if found:
-            yield Document(found, "\n".join(found))
+            yield texts.Document(found, "\n".join(found))
         else:
             counts["pages without text"] += 1
 
@@ -114,8 +115,11 @@ def pages(
             try:
                 yield Page(title, html.unescape(text.decode("utf-8")))
             except UnicodeDecodeError as error:
-                found = f"{path}, page {title!r}: byte {text[error.start]:#04x} of its text is not UTF-8"
-                raise Problem(found, "a dump in UTF-8", HINT) from None
+                raise Problem(
+                    f"{path}, page {title!r}: byte {text[error.start]:#04x} of its text is not UTF-8",
+                    "a dump in UTF-8",
+                    HINT,
+                ) from None
             continue
         counts[reason] += 1
 
@@ -170,8 +174,9 @@ def _chunks(path: Path, begin: int, end: int) -> Iterator[Tuple[bytes, int]]:
             try:
                 chunk = stream.decompress(raw)
             except (OSError, EOFError, ValueError) as error:
-                found = f"{path} is damaged in the bz2 stream at byte {place:,}: {error}"
-                raise Problem(found, "a whole dump", HINT, FAILED) from None
+                raise Problem(
+                    f"{path} is damaged in the bz2 stream at byte {place:,}: {error}", "a whole dump", HINT, FAILED
+                ) from None
             if chunk:
                 yield chunk, place
             raw = b""

@@ -12,10 +12,8 @@ from typing import List, NamedTuple, Optional
 import numpy as np
 
 from benchmarks.bert import evaluation, records, shards, sources, stages, texts, wikipedia
-from benchmarks.bert.evaluation import Chosen
 from benchmarks.bert.masking import MASKED, Settings
 from benchmarks.bert.sources import Prepared, Source, Task
-from benchmarks.bert.stages import Block, Shard
 from benchmarks.common.data.files import read_facts
 from benchmarks.common.data.prepare import Content, Split, check_room
 from benchmarks.common.data.problem import Problem
@@ -118,7 +116,9 @@ def _write_text(task: Task) -> Prepared:
     if not task.vocabulary.exists():
         _write_vocabulary(task, chosen)
     made = [
-        Shard(place, part, stem, size, chosen.left_out.get(stem, ()), task.settings, task.seed, str(task.vocabulary))
+        stages.Shard(
+            place, part, stem, size, chosen.left_out.get(stem, ()), task.settings, task.seed, str(task.vocabulary)
+        )
         for part, stems in (("train", chosen.train), ("test", chosen.test))
         for place, (stem, size) in enumerate(stems)
     ]
@@ -142,19 +142,19 @@ def _write_text(task: Task) -> Prepared:
     return Prepared(stems["train"], held, task.settings[:2], facts, how)
 
 
-def _blocks(task: Task) -> List[Block]:
+def _blocks(task: Task) -> List[stages.Block]:
     # Cut the files into ranges of whole documents.
-    found: List[Block] = []
+    found: List[stages.Block] = []
     for part, files in (("train", task.source.train), ("test", task.source.test)):
         for file in files:
             is_dump = file.form == wikipedia.DUMP
             for begin, end in wikipedia.cut(file.path) if is_dump else texts.cut(file.path, file.form, BLOCK_BYTES):
                 stem = str(task.scratch / f"{part}-{len(found):06}")
-                found.append(Block(part, file.form, str(file.path), begin, end, stem, stages.SHARD_BYTES))
+                found.append(stages.Block(part, file.form, str(file.path), begin, end, stem, stages.SHARD_BYTES))
     return found
 
 
-def _write_vocabulary(task: Task, chosen: Chosen) -> None:
+def _write_vocabulary(task: Task, chosen: evaluation.Chosen) -> None:
     # Write the vocabulary that is given, or one learnt from the words of the training text.
     progress = task.workers.progress
     if task.source.vocabulary:

@@ -42,9 +42,10 @@ def read(path: Path) -> List[Paragraph]:
     try:
         return list(_paragraphs(path, content))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        found = f"{path} has another form than SQuAD v1.1: {error!r}"
         raise Problem(
-            found, "data, paragraphs, context, qas, id, question, answers, text, answer_start", HINT
+            f"{path} has another form than SQuAD v1.1: {error!r}",
+            "data, paragraphs, context, qas, id, question, answers, text, answer_start",
+            HINT,
         ) from None
 
 
@@ -69,10 +70,16 @@ def _question(path: Path, context: str, asked: Dict[str, Any]) -> Question:
     where = f"{path}: question {asked['id']}"
     answers = tuple(Answer(str(each["text"]), int(each["answer_start"])) for each in asked["answers"])
     if not answers:
-        hint = f"{HINT}; questions without an answer are SQuAD 2.0's, which is another task"
-        raise Problem(f"{where} has no answer", "at least one", hint)
+        raise Problem(
+            f"{where} has no answer",
+            "at least one",
+            f"{HINT}; questions without an answer are SQuAD 2.0's, which is another task",
+        )
     for answer in answers:
         if not answer.text or answer.begin < 0 or not context.startswith(answer.text, answer.begin):
-            found = f"{where}: {answer.text[:60]!r} is not at character {answer.begin} of its paragraph"
-            raise Problem(found, f"there is {context[max(answer.begin, 0) :][:60]!r}", HINT)
+            raise Problem(
+                f"{where}: {answer.text[:60]!r} is not at character {answer.begin} of its paragraph",
+                f"there is {context[max(answer.begin, 0) :][:60]!r}",
+                HINT,
+            )
     return Question(str(asked["id"]), str(asked["question"]), answers)

@@ -20,7 +20,6 @@ from benchmarks.bert_squad import (
     windows,
 )
 from benchmarks.bert_squad.arrays import LONGEST_PARAGRAPH
-from benchmarks.bert_squad.squad import Paragraph
 from benchmarks.bert_squad.windows import Cut, Window
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
@@ -68,8 +67,11 @@ def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
     for name in (squad.TRAIN, squad.TEST, "vocab.txt") if args.origin is not None else ():
         path = args.origin / name
         if not path.is_file():
-            hint = "put SQuAD v1.1 and the vocabulary of the published weights into one folder"
-            raise Problem(f"{path} is not there", f"{squad.TRAIN}, {squad.TEST} and vocab.txt", hint)
+            raise Problem(
+                f"{path} is not there",
+                f"{squad.TRAIN}, {squad.TEST} and vocab.txt",
+                "put SQuAD v1.1 and the vocabulary of the published weights into one folder",
+            )
         listed.append((name, path.stat().st_size, path.stat().st_mtime_ns))
     facts = repr((VERSION, args.name, args.seed if args.origin is None else 0, tuple(cut), listed))
     return Listing(args.origin, cut, hashlib.sha256(facts.encode()).hexdigest())
@@ -119,7 +121,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     )
 
 
-def words_of(paragraphs: Iterable[Paragraph]) -> List[str]:
+def words_of(paragraphs: Iterable[squad.Paragraph]) -> List[str]:
     """Return a vocabulary: the special entries and all words of the paragraphs and their questions, sorted."""
     found: Dict[str, None] = {}
     for paragraph in paragraphs:
@@ -129,7 +131,7 @@ def words_of(paragraphs: Iterable[Paragraph]) -> List[str]:
 
 
 def write_part(
-    part: str, paragraphs: List[Paragraph], tokenizer: Tokenizer, cut: Cut, scratch: Path, progress: Progress
+    part: str, paragraphs: List[squad.Paragraph], tokenizer: Tokenizer, cut: Cut, scratch: Path, progress: Progress
 ) -> Written:
     found: List[Window] = []
     owners: List[int] = []
@@ -137,9 +139,12 @@ def write_part(
     for done, paragraph in enumerate(paragraphs, 1):
         text = windows.tokenized(paragraph.context, tokenizer)
         if not len(text.ids) or len(paragraph.context) > LONGEST_PARAGRAPH:
-            counted = f"a paragraph of {len(paragraph.context):,} characters and {len(text.ids):,} tokens: "
-            limits = f"at least one token, and at most {LONGEST_PARAGRAPH:,} characters"
-            raise Problem(counted + repr(paragraph.context[:60]), limits, "leave it out, or divide it")
+            raise Problem(
+                f"a paragraph of {len(paragraph.context):,} characters and {len(text.ids):,} tokens: "
+                + repr(paragraph.context[:60]),
+                f"at least one token, and at most {LONGEST_PARAGRAPH:,} characters",
+                "leave it out, or divide it",
+            )
         for question in paragraph.questions:
             ids = tokenizer.encode(question.text).ids
             answer = windows.answer_tokens(text, question.answers[0])
@@ -161,7 +166,7 @@ def write_part(
     return Written(len(found), number, left_out, int(np.count_nonzero(arrays["start"])), cut_off)
 
 
-def write_paragraphs(path: Path, paragraphs: Iterable[Paragraph]) -> None:
+def write_paragraphs(path: Path, paragraphs: Iterable[squad.Paragraph]) -> None:
     # Write what evaluation compares with, a paragraph a line.
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for paragraph in paragraphs:

@@ -13,7 +13,6 @@ from typing import Any, Dict, List, Mapping, Optional, Set
 from benchmarks.common.data.problem import FAILED, Problem
 from benchmarks.detection import detections
 from benchmarks.detection.annotations import DataSet
-from benchmarks.detection.detections import Detections
 
 # In the folder of an experiment: a file for each evaluation, of which only those stay that may be needed again
 FOLDER = "detections"
@@ -60,7 +59,7 @@ class Evaluator:
         if self._process.stdout is not None:
             os.set_blocking(self._process.stdout.fileno(), False)
 
-    def start(self, epoch: int, found: Detections) -> None:
+    def start(self, epoch: int, found: detections.Detections) -> None:
         """Begin to evaluate what was ``found`` after ``epoch``, from 1; returns when a file has it."""
         detections.write(self._file(epoch), found)
         self.again(epoch)
@@ -72,8 +71,11 @@ class Evaluator:
             Problem: there is no such file.
         """
         if not self._file(epoch).exists():
-            hint = "start a new run; or restore the folder from a copy of your own"
-            raise Problem(f"{self._file(epoch)} is missing", "the detections that are still to be evaluated", hint)
+            raise Problem(
+                f"{self._file(epoch)} is missing",
+                "the detections that are still to be evaluated",
+                "start a new run; or restore the folder from a copy of your own",
+            )
         if not self._queue:
             self._looked, self._silent = time.monotonic(), 0.0
         self._queue.append(epoch)

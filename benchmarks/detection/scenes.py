@@ -75,8 +75,9 @@ def _load_digits() -> Digits:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        found = f"{error.name} is not installed in this Python"
-        raise Problem(found, "scikit-learn", "pip install scikit-learn") from None
+        raise Problem(
+            f"{error.name} is not installed in this Python", "scikit-learn", "pip install scikit-learn"
+        ) from None
     every = load_digits()
     return Digits(every.images, every.target)
 

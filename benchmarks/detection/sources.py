@@ -106,8 +106,11 @@ def _find_annotations(origin: Path, part: str) -> Place:
     if not path.is_file():
         label = next(origin.glob("**/labels/**/*.txt"), None)
         if label is not None:
-            text = f"{origin} has YOLO's layout, labels in text files such as {label.relative_to(origin)}"
-            raise Problem(text, LAYOUT, "convert the labels to COCO's JSON, with a segmentation for Mask R-CNN")
+            raise Problem(
+                f"{origin} has YOLO's layout, labels in text files such as {label.relative_to(origin)}",
+                LAYOUT,
+                "convert the labels to COCO's JSON, with a segmentation for Mask R-CNN",
+            )
         raise Problem(f"{origin} has no {wanted} and no {ANNOTATIONS_ZIP}", LAYOUT, DOWNLOAD)
     with opened(path) as archive:
         found = [each for each in archive.infolist() if each.filename.endswith(Path(wanted).name)]
@@ -152,10 +155,17 @@ def _read_file(path: Path, size: int) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        found = f"{path} cannot be read: {error.strerror or error}"
-        raise Problem(found, "a readable image", "fix it and give the same command again", FAILED) from None
+        raise Problem(
+            f"{path} cannot be read: {error.strerror or error}",
+            "a readable image",
+            "fix it and give the same command again",
+            FAILED,
+        ) from None
     if len(data) != size:
-        found = f"{path} changed while the data set was made: {len(data):,} bytes, it had {size:,}"
-        hint = "give the same command again when nothing writes to the source"
-        raise Problem(found, "a source that stays as it is", hint, FAILED)
+        raise Problem(
+            f"{path} changed while the data set was made: {len(data):,} bytes, it had {size:,}",
+            "a source that stays as it is",
+            "give the same command again when nothing writes to the source",
+            FAILED,
+        )
     return data

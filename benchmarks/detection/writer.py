@@ -27,7 +27,6 @@ from benchmarks.common.data.workers import Report, Workers
 from benchmarks.detection import scenes, sources, tables
 from benchmarks.detection.annotations import PARTS, array_file, boxes_file, images_folder, json_file, load
 from benchmarks.detection.preparation import ARRAYS, COCO, PUBLISHED, check_counts
-from benchmarks.detection.sources import AGAIN, Images, Source
 from benchmarks.detection.tables import REACH_OUT, Entry, Table
 
 Image.MAX_IMAGE_PIXELS = None
@@ -42,12 +41,12 @@ NameSets = Dict[str, FrozenSet[str]]  # names of images by part
 
 
 class Listing(NamedTuple):
-    source: Optional[Source]  # None for the toy data set, which is not written yet
+    source: Optional[sources.Source]  # None for the toy data set, which is not written yet
     fingerprint: str
 
 
 class Task(NamedTuple):
-    source: Source
+    source: sources.Source
     tables: Dict[str, Table]
     name: str
     skips: bool  # whether images and objects with errors are skipped
@@ -117,9 +116,11 @@ def _plan(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
     first, second = (read[part].categories for part in PARTS)
     if first != second:
         different = [f"{number} {label}" for number, label in sorted(set(first) ^ set(second))]
-        found = f"train and val have different categories: {_some(different)}"
-        hint = f"give {source.annotations['train']} and {source.annotations['val']} one list of categories"
-        raise Problem(found, "the same ids and names in both JSON files", hint)
+        raise Problem(
+            f"train and val have different categories: {_some(different)}",
+            "the same ids and names in both JSON files",
+            f"give {source.annotations['train']} and {source.annotations['val']} one list of categories",
+        )
     if name is None:
         is_coco = all(len(read[part].entries) == PUBLISHED[f"images in {part}"] for part in PARTS)
         name = COCO if is_coco and not args.skip_flawed else args.origin.resolve().name
@@ -144,7 +145,7 @@ def _without_file(task: Task) -> NameSets:
     for part, table in task.tables.items():
         if len(missing[part]) == len(table.entries):
             container = task.source.images[part].container
-            raise Problem(f"{container} has none of the images of {table.json}", "all of them", AGAIN)
+            raise Problem(f"{container} has none of the images of {table.json}", "all of them", sources.AGAIN)
     return missing
 
 
@@ -206,7 +207,7 @@ def _count(task: Task, kept: Mapping[str, Table]) -> Dict[str, int]:
 class Pictures:
     """Some images of a part; crosses to a worker process."""
 
-    images: Images
+    images: sources.Images
     entries: Tuple[Entry, ...]
     folder: Path  # where they go
     done_path: Path  # the file of the facts, which is written last

@@ -1,17 +1,18 @@
-"""The MLPerf log events of SSD that do not depend on the framework.
+"""The learning rate and the MLPerf log events of SSD, which do not depend on the framework.
 
 The keys are those of the compliance checker (mlperf-logging, rulesets 0.6.0 and 0.7.0, ssd), as in the submitted logs.
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from mlperf_logging.mllog import constants
 
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.timeline import Timeline, by_epochs
-from benchmarks.ssd.schedule import REFERENCE_BATCH, base_rate, boundaries
 
 WORDING = Wording("ssd", accuracy_first=True)
+REFERENCE_BATCH = 32
+REFERENCE_RATE = 2.5e-3
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:
@@ -57,3 +58,36 @@ def timeline(config: Any, ranks: int, steps_per_epoch: int) -> Timeline:
         stops_at_target=config.stop_at_target,
         evaluates_concurrently=config.concurrent_evaluation,
     )
+
+
+# -- the learning rate ------------------------------------------------------------------------------------
+
+
+def base_rate(config: Any, ranks: int) -> float:
+    """Return the rate after the warm-up, for the global batch.
+
+    The rules allow whole multiples of the reference's 0.0025 (mlperf/training_policies, training_rules.adoc,
+    "hyperparameters"): the one nearest to ``learning_rate`` for each 32 images, as the submissions round it.
+    """
+    wanted = config.learning_rate / REFERENCE_RATE * config.batch_size * ranks / REFERENCE_BATCH
+    return REFERENCE_RATE * max(1, round(wanted))
+
+
+def boundaries(config: Any, ranks: int, steps_per_epoch: int) -> List[int]:
+    """Return the steps, counted from 0, from which on the rate is lower."""
+    if config.decay_steps:
+        return [steps * REFERENCE_BATCH // (config.batch_size * ranks) for steps in config.decay_steps]
+    return [epoch * steps_per_epoch for epoch in config.decay_epochs]
+
+
+def learning_rate(config: Any, step: int, ranks: int, steps_per_epoch: int) -> float:
+    """Warm up linearly, and drop by a factor at each boundary; ``step`` counts from 0 over the whole run.
+
+    As lr_warmup of the submissions (ssd/implementations/pytorch/train.py): the first step's rate is 0 with a
+    warmup_factor of 0.
+    """
+    passed = sum(step >= boundary for boundary in boundaries(config, ranks, steps_per_epoch))
+    rate = base_rate(config, ranks) * config.decay_factor**passed
+    if step < config.warmup_steps:
+        rate -= rate * (config.warmup_steps - step) / (config.warmup_steps * 2**config.warmup_factor)
+    return float(rate)

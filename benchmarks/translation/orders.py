@@ -64,8 +64,11 @@ def by_sentences(
         taken.append(members[: len(members) // step_size * step_size])
     steps = np.concatenate(taken).reshape(-1, step_size)
     if not len(steps):
-        found = f"no bucket of {len(source):,} pairs has the {step_size:,} of a step ({ranks} ranks of {batch_size})"
-        raise Problem(found, "at least one step in an epoch", "take a smaller batch, fewer ranks, or more data")
+        raise Problem(
+            f"no bucket of {len(source):,} pairs has the {step_size:,} of a step ({ranks} ranks of {batch_size})",
+            "at least one step in an epoch",
+            "take a smaller batch, fewer ranks, or more data",
+        )
     sentences = steps[random.permutation(len(steps))].reshape(-1)
     return Order(sentences, np.arange(0, len(sentences) + 1, batch_size), len(steps))
 
@@ -94,8 +97,11 @@ def by_shards(
     step_size = batch_size * ranks
     steps = len(fitting) // step_size
     if not steps:
-        found = f"{len(fitting):,} pairs, fewer than the {step_size:,} of a step ({ranks} ranks of {batch_size})"
-        raise Problem(found, "at least one step in an epoch", "take a smaller batch, fewer ranks, or more data")
+        raise Problem(
+            f"{len(fitting):,} pairs, fewer than the {step_size:,} of a step ({ranks} ranks of {batch_size})",
+            "at least one step in an epoch",
+            "take a smaller batch, fewer ranks, or more data",
+        )
     taken = random.permutation(fitting)[: steps * step_size]
     lengths = source.astype(np.int64) + target
     for begin in range(0, len(taken), shard_size * step_size):
@@ -132,8 +138,11 @@ def by_tokens(
     """
     random = _random(seed, epoch)
     if longest > tokens:
-        found = f"pairs of up to {longest} positions in batches of {tokens}"
-        raise Problem(found, "batches that hold the longest pair", "raise the tokens of a batch, or lower the longest")
+        raise Problem(
+            f"pairs of up to {longest} positions in batches of {tokens}",
+            "batches that hold the longest pair",
+            "raise the tokens of a batch, or lower the longest",
+        )
     longer = np.maximum(source, target).astype(np.int64) + MARKS
     indices = random.permutation(np.flatnonzero(longer <= longest))
     indices = indices[np.lexsort((target[indices], source[indices]))]
@@ -141,8 +150,11 @@ def by_tokens(
     batches = np.split(indices, begins[1:-1])
     steps = len(batches) // ranks
     if not steps:
-        found = f"{len(batches):,} batches of {tokens:,} positions for {ranks} ranks"
-        raise Problem(found, "a batch for every rank", "take fewer tokens a batch, fewer ranks, or more data")
+        raise Problem(
+            f"{len(batches):,} batches of {tokens:,} positions for {ranks} ranks",
+            "a batch for every rank",
+            "take fewer tokens a batch, fewer ranks, or more data",
+        )
     chosen = [batches[place] for place in random.permutation(len(batches))[: steps * ranks]]
     return Order(np.concatenate(chosen), np.cumsum([0, *map(len, chosen)]), steps)
 

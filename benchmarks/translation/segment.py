@@ -72,8 +72,11 @@ def check_codes(path: Path) -> str:
         raise Problem(f"{path}: {error.reason}", "UTF-8 text", "name the file of codes by --codes") from None
     for number, line in enumerate(text.splitlines() or [""], 1):
         if len(line.split()) != 2 and not (number == 1 and line.startswith(HEADER)):
-            expected = "two parts that are merged, as subword-nmt's learn-bpe writes them"
-            raise Problem(f"{path}, line {number:,}: {line[:60]!r}", expected, "name the file of codes by --codes")
+            raise Problem(
+                f"{path}, line {number:,}: {line[:60]!r}",
+                "two parts that are merged, as subword-nmt's learn-bpe writes them",
+                "name the file of codes by --codes",
+            )
     return text
 
 
@@ -100,8 +103,9 @@ def read_dictionary(path: Path) -> List[str]:
         # As the submission reads it: outer white space goes, then the quotes.
         quoted = line.strip()
         if len(quoted) < 3 or quoted[0] != "'" or quoted[-1] != "'":
-            expected = "an entry in single quotes"
-            raise Problem(f"{path}, line {number:,}: {line[:60]!r}", expected, "fetch the dictionary again")
+            raise Problem(
+                f"{path}, line {number:,}: {line[:60]!r}", "an entry in single quotes", "fetch the dictionary again"
+            )
         if quoted[1:-1] in entries:
             raise Problem(f"{path}, line {number:,}: {line[:60]!r} again", "each entry once", "remove the line")
         if quoted[1:-1] not in RESERVED:

@@ -78,8 +78,11 @@ def find(args: argparse.Namespace) -> Source:
 
 def _find_wmt(origin: Path, corpus: str, languages: Sequence[str]) -> Source:
     if sorted(languages) != sorted(wmt.LANGUAGES):
-        found = f"--languages {' '.join(languages)}"
-        raise Problem(found, f"{' '.join(wmt.LANGUAGES)}: WMT's archives are read for these", "leave it out")
+        raise Problem(
+            f"--languages {' '.join(languages)}",
+            f"{' '.join(wmt.LANGUAGES)}: WMT's archives are read for these",
+            "leave it out",
+        )
     places = wmt.locate(origin, corpus)
     first, second = languages
     corpora = [Corpus(*(Item(*place[code]) for code in languages)) for place in places]
@@ -181,8 +184,9 @@ def _pick_languages(found: Sequence[str], wanted: Sequence[str], origin: Path) -
             raise Problem(f"{origin} has {names}", f"train.{missing[0]}", "name other --languages")
         return wanted[0], wanted[1]
     if len(found) > 2:
-        expected = "two languages"
-        raise Problem(f"{origin} has text in {', '.join(found)}", expected, f"add --languages {found[0]} {found[1]}")
+        raise Problem(
+            f"{origin} has text in {', '.join(found)}", "two languages", f"add --languages {found[0]} {found[1]}"
+        )
     first, second = sorted(found, key=lambda each: (each != "en", each))
     return first, second
 
@@ -195,8 +199,11 @@ def _pick_test(parts: Sequence[str], wanted: Optional[str], pair: Sequence[str],
     if named in parts:
         return str(named)
     files = ", ".join(f"{part}.{pair[0]}/{pair[1]}" for part in parts) or "train alone"
-    hint = f"add --test {known[0]}" if known else f"add test.{pair[0]} and test.{pair[1]} to the folder"
-    raise Problem(f"{origin} has {files}", f"the pairs to test on: {named or 'test'}", hint)
+    raise Problem(
+        f"{origin} has {files}",
+        f"the pairs to test on: {named or 'test'}",
+        f"add --test {known[0]}" if known else f"add test.{pair[0]} and test.{pair[1]} to the folder",
+    )
 
 
 def _is_split(item: Item) -> bool:

@@ -50,8 +50,7 @@ class Block(NamedTuple):
         return Path(self.stem).with_name(name)
 
     def facts(self, stage: str) -> Dict[str, Any]:
-        facts: Dict[str, Any] = read_facts(self.path(f"{stage}.json"))
-        return facts
+        return read_facts(self.path(f"{stage}.json"))
 
 
 def line_offsets(path: Path, every: int, report: Callable[[int], None]) -> Tuple[int, List[int]]:

@@ -133,8 +133,11 @@ def listed_sums(origin: Path) -> Dict[str, str]:
             if found:
                 sums[found[2]] = found[1].lower()
             elif line.strip():
-                expected = "a checksum and a file, as sha256sum and md5sum write them"
-                raise Problem(f"{path}, line {number}: {line[:60]!r}", expected, "fix or remove the line")
+                raise Problem(
+                    f"{path}, line {number}: {line[:60]!r}",
+                    "a checksum and a file, as sha256sum and md5sum write them",
+                    "fix or remove the line",
+                )
     return sums
 
 
@@ -182,8 +185,11 @@ def extract(task: Extraction, report: Report) -> Tuple[int, int]:
         while stream.read(CHUNK):
             report(raw.tell(), 0)
     if missing:
-        found = f"{path} has no {', '.join(sorted(missing))}"
-        raise Problem(found, "the archive that is published under this name", "download it again")
+        raise Problem(
+            f"{path} has no {', '.join(sorted(missing))}",
+            "the archive that is published under this name",
+            "download it again",
+        )
     return path.stat().st_size, 0
 
 
@@ -195,9 +201,11 @@ def undamaged(path: Path) -> Iterator[None]:
     except (OSError, *DAMAGED) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        found = f"{path} is damaged: {error or type(error).__name__}"
-        what = "the whole file" if path.suffix == PACKED else "a whole tar archive"
-        raise Problem(found, what, "download it again") from None
+        raise Problem(
+            f"{path} is damaged: {error or type(error).__name__}",
+            "the whole file" if path.suffix == PACKED else "a whole tar archive",
+            "download it again",
+        ) from None
 
 
 def _copy(file: IO[bytes], to: Path, report: Report, raw: IO[bytes]) -> None:

@@ -32,7 +32,6 @@ from benchmarks.translation import (
     vocabulary,
     wmt,
 )
-from benchmarks.translation.sources import Corpus, Source
 from benchmarks.translation.stages import BLOCK_LINES, RAW, SPLIT, WHOLE, Block, Cleaning
 
 VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
@@ -48,14 +47,14 @@ MOST_UNKNOWN = 0.05  # share of tokens that the vocabulary lacks
 
 
 class Listing(NamedTuple):
-    source: Optional[Source]  # None for the toy data set, whose text is not written yet
+    source: Optional[sources.Source]  # None for the toy data set, whose text is not written yet
     fingerprint: str
 
 
 class Task(NamedTuple):
     # One preparation: from what and how.
 
-    source: Source
+    source: sources.Source
     blocks: Tuple[Block, ...]
     scratch: Path
     workers: Workers
@@ -134,7 +133,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
 # -- plan --------------------------------------------------------------------------------------------------
 
 
-def plan(source: Source, args: argparse.Namespace, scratch: Path, pool: Workers) -> Task:
+def plan(source: sources.Source, args: argparse.Namespace, scratch: Path, pool: Workers) -> Task:
     """Cut the files into blocks of lines.
 
     Raises:
@@ -160,7 +159,7 @@ def plan(source: Source, args: argparse.Namespace, scratch: Path, pool: Workers)
     return Task(source, tuple(blocks), scratch, pool)
 
 
-def _aligned(corpus: Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
+def _aligned(corpus: sources.Corpus, add: Any) -> List[Tuple[int, int, Tuple[int, int]]]:
     # Return first line, number of lines and first bytes of each block of two aligned files.
     source, target = (stages.line_offsets(item.path, BLOCK_LINES, add) for item in corpus)
     if source[0] != target[0] or not source[0]:
@@ -256,8 +255,11 @@ def check_cleaning(blocks: Sequence[Block], progress: Progress) -> Dict[str, int
     kept = counts.pop("kept")
     left_out = ", ".join(f"{count:,} {REASONS[reason]}" for reason, count in counts.items() if count)
     if not kept:
-        found = f"no pair is left to train on: {left_out}; the first is {first}"
-        raise Problem(found, "pairs with text in both languages", "look at the files, or raise --longest")
+        raise Problem(
+            f"no pair is left to train on: {left_out}; the first is {first}",
+            "pairs with text in both languages",
+            "look at the files, or raise --longest",
+        )
     if left_out:
         progress.note(f"left out of training: {left_out}; the first is {first}")
     return counts
@@ -311,8 +313,9 @@ def check_unknown(blocks: Sequence[Block], progress: Progress) -> None:
         unknown, tokens = sum(each["unknown"] for each in facts), sum(sum(each["tokens"]) for each in facts)
         text = f"{unknown:,} of {tokens:,} tokens of the {part} part are not in the vocabulary"
         if unknown > MOST_UNKNOWN * tokens:
-            expected = f"at most {MOST_UNKNOWN:.0%}"
-            raise Problem(text, expected, "take the vocabulary or the codes that belong to this text")
+            raise Problem(
+                text, f"at most {MOST_UNKNOWN:.0%}", "take the vocabulary or the codes that belong to this text"
+            )
         if unknown:
             progress.note(text)
 

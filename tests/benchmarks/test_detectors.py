@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.maskrcnn import schedule as maskrcnn_schedule
-from benchmarks.ssd import schedule as ssd_schedule
+from benchmarks.maskrcnn import events as maskrcnn_events
+from benchmarks.ssd import events as ssd_events
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError
 from encore.results.compliance.compliance import check
@@ -37,12 +37,12 @@ def config_of(benchmark: str, system: str, round_: str, ranks: int) -> SimpleNam
 
 def test_ssds_learning_rate_is_the_submitted_one() -> None:
     config = config_of("ssd", "dgx1", "v0.7", 8)
-    assert ssd_schedule.base_rate(config, 8) == pytest.approx(0.0875), "opt_base_learning_rate of its logs"
-    found = [ssd_schedule.learning_rate(config, step, 8, 123) for step in (0, 1, 325, 650, 5411, 5412, 6765)]
+    assert ssd_events.base_rate(config, 8) == pytest.approx(0.0875), "opt_base_learning_rate of its logs"
+    found = [ssd_events.learning_rate(config, step, 8, 123) for step in (0, 1, 325, 650, 5411, 5412, 6765)]
     assert found == pytest.approx([0, 0.0875 / 650, 0.04375, 0.0875, 0.0875, 0.00875, 0.000875])
     later = config_of("ssd", "dgx1_n30", "v0.6", 240)
-    assert ssd_schedule.base_rate(later, 240) == pytest.approx(0.1625)
-    assert ssd_schedule.boundaries(later, 240, 70) == [3047, 3809]
+    assert ssd_events.base_rate(later, 240) == pytest.approx(0.1625)
+    assert ssd_events.boundaries(later, 240, 70) == [3047, 3809]
 
 
 def test_mask_rcnns_learning_rates_are_the_submitted_ones() -> None:
@@ -52,10 +52,10 @@ def test_mask_rcnns_learning_rates_are_the_submitted_ones() -> None:
     # Biases have the same subtracted from twice the base value.
     biases = {0: 0.08, 400: 0.12, 799: 0.1599, 800: 0.16, 17999: 0.16, 18000: 0.016, 24000: 0.0016}
     for step in weights:
-        assert maskrcnn_schedule.rates(config, step) == pytest.approx((weights[step], biases[step]))
+        assert maskrcnn_events.rates(config, step) == pytest.approx((weights[step], biases[step]))
     default = SimpleNamespace(**{**vars(config), "warmup_factor": 0.0})
     for step, share in ((0, 1 / 3), (400, 2 / 3), (800, 1)):
-        assert maskrcnn_schedule.rates(default, step) == pytest.approx((0.08 * share, 0.16 * share))
+        assert maskrcnn_events.rates(default, step) == pytest.approx((0.08 * share, 0.16 * share))
 
 
 # -- training --------------------------------------------------------------------------------------------

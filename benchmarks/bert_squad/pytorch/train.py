@@ -34,7 +34,6 @@ from benchmarks.common.run import stopping
 from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
-from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT, FlatOptimizer, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
@@ -169,8 +168,11 @@ def weights_file(config: Config, folder: Path) -> Optional[Path]:
     path = folder / config.checkpoint
     # TensorFlow's checkpoints are several files with one beginning.
     if not path.exists() and not list(path.parent.glob(f"{path.name}.*")):
-        hint = "name the file with --set checkpoint=FILE, or set checkpoint= to begin with random weights"
-        raise Problem(f"{path} is not there", "pretrained weights of BERT", hint)
+        raise Problem(
+            f"{path} is not there",
+            "pretrained weights of BERT",
+            "name the file with --set checkpoint=FILE, or set checkpoint= to begin with random weights",
+        )
     return path
 
 
@@ -203,4 +205,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main)
+    stopping.end_process(main)

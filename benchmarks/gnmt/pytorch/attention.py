@@ -22,8 +22,7 @@ def plain(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> to
 
 def chunked(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     # Return the same, without a tensor (B, T, S, W).
-    scores: torch.Tensor = _Chunked.apply(queries, keys, vector)
-    return scores
+    return _Chunked.apply(queries, keys, vector)
 
 
 class _Chunked(torch.autograd.Function):

@@ -10,20 +10,19 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.translation import orders
 from benchmarks.translation.arrays import DataSet
-from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import Shape, SourceBatch, evaluation_batches
 
 MULTIPLES = {"fp16": 8, "bf16": 8}  # of the positions of a batch, as tensor cores want it
 
 
-def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], Order]:
-    rule: Callable[..., Order] = partial(orders.by_sentences, buckets=config.buckets)
+def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], orders.Order]:
+    rule: Callable[..., orders.Order] = partial(orders.by_sentences, buckets=config.buckets)
     if config.batching == "shards":
         rule = partial(orders.by_shards, shard_size=config.shard_size)
     size = {"batch_size": config.batch_size, "ranks": ranks.size, "longest": config.max_length_train}
 
     @lru_cache(maxsize=2)
-    def of_epoch(epoch: int) -> Order:
+    def of_epoch(epoch: int) -> orders.Order:
         return rule(data.train.source.lengths, data.train.target.lengths, **size, seed=config.seed, epoch=epoch)
 
     return of_epoch

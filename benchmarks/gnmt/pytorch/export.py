@@ -17,13 +17,12 @@ from benchmarks.common.export.torch import TOOLS, as_tensors, inferring
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input
-from benchmarks.gnmt.pytorch.model import GNMT, Decoding, Encoded, search
+from benchmarks.gnmt.pytorch.model import GNMT, Decoding, Encoded, State, search
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.pytorch import serving
 from benchmarks.translation.pytorch.batches import SourceBatch
 from benchmarks.translation.pytorch.evaluation import of_text
-from benchmarks.translation.pytorch.serving import Hypotheses
 from benchmarks.translation.vocabulary import PAD
 
 ENCODED = (
@@ -77,21 +76,12 @@ class Step(nn.Module):
             hidden: (B, K, layers, width).
             cell: (B, K, layers, width).
         """
-        network, decoder = self.network, self.network.decoder
         states = list(zip(hidden.unbind(2), cell.unbind(2)))
-        states[0] = step(decoder.first, network.embedding(tokens), *states[0])
-        x = states[0][0]
-        attended, weights = decoder.attention(x, Encoded(context, keys, source == PAD))
-        for number, layer in enumerate(decoder.layers, 1):
-            states[number] = step(layer, torch.cat((x, attended), 2), *states[number])
-            x = states[number][0] if number == 1 else x + states[number][0]
-        probabilities = functional.log_softmax(network.classifier(x), dim=2)
-        return (probabilities, weights, *(torch.stack(each, 2) for each in zip(*states)))
+        state = Decoding(self.network, Encoded(context, keys, source == PAD), states, cell_of_both_axes)
+        return (*state.step(tokens), *(torch.stack(each, 2) for each in zip(*state.states)))
 
 
-def step(
-    layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor
-) -> Tuple[torch.Tensor, torch.Tensor]:
+def cell_of_both_axes(layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> State:
     """Hidden state and cell (B, K, width) behind ``x`` (B, K, inputs).
 
     PyTorch's own has rows for both axes: a shape that is computed of two others would be checked in each request, and
@@ -108,18 +98,17 @@ def training_step(network: GNMT) -> Infer:
 
     def infer(*inputs: np.ndarray) -> Arrays:
         tokens, source, context, keys, *states = as_tensors(inputs)
-        cells = list(zip(*(each.flatten(0, 1).unbind(1) for each in states)))
-        state = Decoding(network, Encoded(context, keys, source == PAD), tokens.shape[1], cells)
+        layers = list(zip(*(each.unbind(2) for each in states)))
+        state = Decoding(network, Encoded(context, keys, source == PAD), layers)
         with torch.no_grad():
-            found = state.step(tokens.flatten())
-        together = (torch.stack(each, 1) for each in zip(*state.cells))
-        return tuple(each.unflatten(0, tokens.shape).numpy() for each in (*found, *together))
+            found = state.step(tokens)
+        return tuple(each.numpy() for each in (*found, *(torch.stack(each, 2) for each in zip(*state.states))))
 
     return infer
 
 
 def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
-    def ask(tokens: torch.Tensor, position: int, state: Hypotheses) -> Tuple[torch.Tensor, torch.Tensor]:
+    def ask(tokens: torch.Tensor, position: int, state: serving.Hypotheses) -> Tuple[torch.Tensor, torch.Tensor]:
         log_probabilities, weights, *changing = state.ask(tokens)
         state.changing = tuple(changing)
         return serving.rows_of(log_probabilities), serving.rows_of(weights)
@@ -127,7 +116,9 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
     def decode(batch: SourceBatch) -> List[List[int]]:
         source = batch.source.numpy()
         zeros = np.zeros((len(source), config.beam_size, config.layers, config.width), np.float32)
-        state = Hypotheses(infer["decoder"], config.beam_size, (source, *infer["encoder"](source)), (zeros, zeros))
+        state = serving.Hypotheses(
+            infer["decoder"], config.beam_size, (source, *infer["encoder"](source)), (zeros, zeros)
+        )
         return search(config, data.vocabulary.size, batch, state, ask)
 
     return serving.evaluate(evaluation_input(config, data, serving.ALONE), data, decode, of_text(sacrebleu_score))

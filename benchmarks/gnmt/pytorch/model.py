@@ -6,7 +6,7 @@ otherwise (``dropout_at``, ``initial_weights``). Inside, positions come before s
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import torch
 from torch import nn
@@ -192,45 +192,55 @@ class GNMT(nn.Module):
             )
 
 
-Cells = List[Tuple[torch.Tensor, torch.Tensor]]  # hidden state and cell (B * beam, width) of each layer of a decoder
+State = Tuple[torch.Tensor, torch.Tensor]  # hidden state and cell (B, K, width) of a decoder's layer
+Cell = Callable[[nn.LSTM, torch.Tensor, torch.Tensor, torch.Tensor], State]  # one step of a layer from such a state
+
+
+def fused_cell(layer: nn.LSTM, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> State:
+    # PyTorch's own, which has one axis for the hypotheses of all sentences.
+    parameters = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
+    found = torch.lstm_cell(x.flatten(0, 1), (hidden.flatten(0, 1), cell.flatten(0, 1)), *parameters)
+    return found[0].view_as(hidden), found[1].view_as(cell)
 
 
 class Decoding:
-    # The state of a decoder that advances by one token for each of B * beam hypotheses, in the order of sentences.
+    # The state of a decoder that advances by one token for each of K hypotheses of B sentences.
 
-    def __init__(self, network: GNMT, encoded: Encoded, beam: int, cells: Optional[Cells] = None) -> None:
-        # Begin, or continue from ``cells``.
-        self._network, self._encoded, self._beam = network, encoded, beam
-        rows, width = len(encoded.context) * beam, encoded.context.shape[2]
-        zeros = encoded.context.new_zeros(rows, width)
-        self.cells: Cells = cells or [(zeros, zeros)] * (1 + len(network.decoder.layers))
+    def __init__(self, network: GNMT, encoded: Encoded, states: List[State], cell: Cell = fused_cell) -> None:
+        # ``states``: of each layer.
+        self._network, self._encoded, self.states, self._cell = network, encoded, states, cell
+
+    @classmethod
+    def of(cls, network: GNMT, encoded: Encoded, beam: int) -> Decoding:
+        # Begin with zeros.
+        zeros = encoded.context.new_zeros(len(encoded.context), beam, encoded.context.shape[2])
+        return cls(network, encoded, [(zeros, zeros)] * (1 + len(network.decoder.layers)))
 
     def select(self, rows: torch.Tensor) -> None:
-        # Keep the hypotheses ``rows`` int64, ``beam`` for each sentence that is kept, in this order.
-        self.cells = [(hidden[rows], cell[rows]) for hidden, cell in self.cells]
-        if len(rows) < len(self._encoded.context) * self._beam:
-            sentences = rows[:: self._beam] // self._beam
-            self._encoded = Encoded(*(tensor[sentences] for tensor in self._encoded))
+        # Keep the hypotheses ``rows`` int64, K for each sentence that is kept, in this order.
+        sentences, beam, width = self.states[0][0].shape
+        self.states = [
+            (hidden.flatten(0, 1)[rows].view(-1, beam, width), cell.flatten(0, 1)[rows].view(-1, beam, width))
+            for hidden, cell in self.states
+        ]
+        if len(rows) < sentences * beam:
+            self._encoded = Encoded(*(tensor[rows[::beam] // beam] for tensor in self._encoded))
 
     def step(self, tokens: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        # Log-probabilities (B * beam, V) of what follows ``tokens`` int64 (B * beam,), and weights (B * beam, S).
+        # Log-probabilities (B, K, V) of what follows ``tokens`` int64 (B, K), and weights (B, K, S).
         decoder = self._network.decoder
-        x = self._layer(0, decoder.first, self._network.embedding(tokens))
+        x = self._advance(0, decoder.first, self._network.embedding(tokens))
         # The hypotheses of a sentence share its keys: to the attention they are target positions.
-        context, weights = decoder.attention(x.view(-1, self._beam, x.shape[1]), self._encoded)
-        context = context.flatten(0, 1)
+        context, weights = decoder.attention(x, self._encoded)
         for number, layer in enumerate(decoder.layers, 1):
-            above = self._layer(number, layer, torch.cat((x, context), 1))
+            above = self._advance(number, layer, torch.cat((x, context), 2))
             x = above if number == 1 else x + above
         logits = self._network.classifier(x)
-        return functional.log_softmax(logits, dim=1, dtype=wide(logits)), weights.flatten(0, 1)
+        return functional.log_softmax(logits, dim=2, dtype=wide(logits)), weights
 
-    def _layer(self, number: int, layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
-        hidden, cell = self.cells[number]
-        parameters = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
-        hidden, cell = torch.lstm_cell(x, (hidden, cell), *parameters)
-        self.cells[number] = (hidden, cell)
-        return hidden
+    def _advance(self, number: int, layer: nn.LSTM, x: torch.Tensor) -> torch.Tensor:
+        self.states[number] = self._cell(layer, x, *self.states[number])
+        return self.states[number][0]
 
 
 # -- translation -----------------------------------------------------------------------------------------------
@@ -241,8 +251,14 @@ def decode(network: GNMT, words: int, batch: SourceBatch) -> List[List[int]]:
     # Translate a batch; ``words``: entries to choose from.
     config = network.config
     with pytorch.autocast(batch.source.device, config.precision):
-        state = Decoding(network, network.encode(batch.source, batch.source_lengths), config.beam_size)
-        return search(config, words, batch, state, lambda tokens, position, state: state.step(tokens))
+        state = Decoding.of(network, network.encode(batch.source, batch.source_lengths), config.beam_size)
+        return search(config, words, batch, state, step)
+
+
+def step(tokens: torch.Tensor, position: int, state: Decoding) -> Tuple[torch.Tensor, torch.Tensor]:
+    # One row for each hypothesis, as the search has them.
+    found, weights = state.step(tokens.view(-1, state.states[0][0].shape[1]))
+    return found.flatten(0, 1), weights.flatten(0, 1)
 
 
 def search(config: Config, words: int, batch: SourceBatch, state: Any, step: beam.Step) -> List[List[int]]:

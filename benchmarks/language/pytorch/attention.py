@@ -97,8 +97,7 @@ def flash(
     # Attend in all sequences by one kernel; its gradient is PyTorch's own.
     # Not torch.nn.attention.varlen (since 2.10): it has no dropout.
     operator: Any = torch.ops.aten._flash_attention_forward
-    found: torch.Tensor = operator(queries, keys, values, offsets, offsets, longest, longest, dropout, False, False)[0]
-    return found
+    return operator(queries, keys, values, offsets, offsets, longest, longest, dropout, False, False)[0]
 
 
 def table(

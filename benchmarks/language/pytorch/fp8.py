@@ -30,8 +30,9 @@ def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
         engine = importlib.import_module(name)
         recipes = importlib.import_module(f"{name.partition('.')[0]}.common.recipe")
     except ImportError as error:
-        found = f"no TransformerEngine in this Python ({error})"
-        raise Problem(found, "transformer_engine for fp8=true", hint) from None
+        raise Problem(
+            f"no TransformerEngine in this Python ({error})", "transformer_engine for fp8=true", hint
+        ) from None
     # Where a release has no such question, its first product asks it.
     asked = getattr(getattr(engine, "fp8", None), "check_fp8_support", None)
     there, reason = asked() if asked is not None else (True, "")
@@ -65,5 +66,4 @@ def _product(engine: Any, linear: nn.Linear, alone: bool) -> nn.Module:
 
 
 def _without_bias(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    product: torch.Tensor = linear(hidden)[0]
-    return product
+    return linear(hidden)[0]

@@ -51,7 +51,6 @@ def captured(
 
     def run(row: BatchT) -> torch.Tensor:
         graph = graphs.get(tuple(map(len, tensors_of(row))))
-        found: torch.Tensor = eager(row) if graph is None else graph(*tensors_of(row))
-        return found
+        return eager(row) if graph is None else graph(*tensors_of(row))
 
     return run

@@ -19,13 +19,13 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.pytorch.boxes import Found
+from benchmarks.maskrcnn.events import Rates
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, TrainingInput, evaluation_input
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.operators import Chosen
 from benchmarks.maskrcnn.pytorch.train import build, train_step
-from benchmarks.maskrcnn.schedule import Rates
 
 TITLES = {
     "bare": "plain PyTorch loop, images/s",

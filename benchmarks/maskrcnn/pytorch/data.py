@@ -15,7 +15,6 @@ from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, Part
 from benchmarks.maskrcnn import order
-from benchmarks.maskrcnn.order import ImageBatch, Shape, Share
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.operators import Outlines, outlines_of
 
@@ -87,7 +86,7 @@ def read_objects(part: Part, position: int, size: Tuple[int, int], mirrored: boo
     return Image8(np.zeros((0, 0, 3), np.uint8), ltrb[there], labels, [polygons[number] for number in there])
 
 
-def assembled(images: List[Image8], shape: Shape, seeds: np.ndarray, config: Config) -> Batch:
+def assembled(images: List[Image8], shape: order.Shape, seeds: np.ndarray, config: Config) -> Batch:
     """Pad images and objects to a batch; the padding has the mean colour, which the network takes for 0."""
     count = len(images)
     pixels = np.empty((count, *shape, 3), dtype=np.uint8)
@@ -117,15 +116,15 @@ class Orders:
     """This rank's batches of each epoch, from the sizes of the training images alone."""
 
     def __init__(self, config: Config, part: Part, ranks: Ranks) -> None:
-        self.config, self.part, self._share = config, part, Share(ranks.rank, ranks.size)
+        self.config, self.part, self._share = config, part, order.Share(ranks.rank, ranks.size)
         self.resized = order.resized(np.asarray(part.sizes), config.short_side, config.long_side)
         self.shapes = order.shapes(self.resized, config.short_side, config.long_side, config.bucket_step)
         self.size = config.batch_size * ranks.size
-        self.of_epoch: Callable[[int], List[ImageBatch]] = lru_cache(maxsize=2)(self._of_epoch)
+        self.of_epoch: Callable[[int], List[order.ImageBatch]] = lru_cache(maxsize=2)(self._of_epoch)
 
         self.steps = -(-len(part.with_objects) // self.size)  # of an epoch, the same on all ranks
 
-    def _of_epoch(self, epoch: int) -> List[ImageBatch]:
+    def _of_epoch(self, epoch: int) -> List[order.ImageBatch]:
         config, listed = self.config, self.part.with_objects
         return order.batches(self.resized, self.shapes, listed, config.batch_size, config.seed, epoch, self._share)
 
@@ -176,7 +175,7 @@ def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[Ev
     sizes = order.resized(np.asarray(part.sizes), config.short_side, config.long_side)
     wanted = order.shapes(sizes, config.short_side, config.long_side, config.bucket_step)
 
-    def make(batch: ImageBatch) -> EvaluationBatch:
+    def make(batch: order.ImageBatch) -> EvaluationBatch:
         mine = batch.positions[ranks.rank :: ranks.size]
         fills = config.eval_batch_size - len(mine) if config.device == "gpu" else int(len(mine) == 0)
         read = np.concatenate((mine, np.resize(batch.positions, fills)))
@@ -193,7 +192,7 @@ def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[Ev
 
 
 def synthetic_batch(
-    config: Config, classes: int, shape: Shape, device: torch.device, objects: int = 7, edges: int = 0
+    config: Config, classes: int, shape: order.Shape, device: torch.device, objects: int = 7, edges: int = 0
 ) -> Batch:
     """One batch of noise of ``shape``, laid out as a real one, with objects in the form of diamonds.
 

@@ -11,7 +11,6 @@ from pycocotools import mask as coco_masks
 from benchmarks.detection.annotations import DataSet
 from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.pytorch import boxes
-from benchmarks.detection.pytorch.boxes import Found, gathered
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, evaluation_input
 from benchmarks.maskrcnn.pytorch.model import Model
 
@@ -28,12 +27,12 @@ def detections(model: Model, data: DataSet, run: Any) -> Optional[Detections]:
         waiting: List[Future[Detections]] = []
         for batch in run.interruptible(evaluation_input(config, data, run.ranks)):
             found, masks = model.detect(batch.images, batch.sizes)
-            moved = Found(*(each.cpu() for each in found))
+            moved = boxes.Found(*(each.cpu() for each in found))
             waiting.append(pool.submit(in_images, data, batch, moved, masks.cpu().numpy(), config.edge))
         if run.interrupted:
             return None
         parts = [each.result() for each in waiting]
-    return gathered(joined([empty(masks=True), *parts]), run.ranks)
+    return boxes.gathered(joined([empty(masks=True), *parts]), run.ranks)
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def untuned() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def in_images(data: DataSet, batch: EvaluationBatch, found: Found, masks: np.ndarray, edge: float) -> Detections:
+def in_images(data: DataSet, batch: EvaluationBatch, found: boxes.Found, masks: np.ndarray, edge: float) -> Detections:
     """Bring boxes and masks of a batch into the pixels of the original images; fillers are left out."""
     # What fills the batch comes last, and so do its detections.
     found = boxes.counted(found, len(batch.positions))

@@ -16,7 +16,6 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
-from benchmarks.common.torch.kernels import Operator
 from benchmarks.detection.pytorch import operators as suppression
 from benchmarks.detection.pytorch.boxes import Found, overlaps
 from benchmarks.maskrcnn.pytorch import regions
@@ -278,14 +277,14 @@ def _match_example(
 
 
 MODULE = "benchmarks.maskrcnn.pytorch.kernels"
-OPERATORS: Dict[str, Operator] = {
-    "matching": Operator(
+OPERATORS: Dict[str, kernels.Operator] = {
+    "matching": kernels.Operator(
         match,
         f"{MODULE}:match",
         _match_example,
         ({"batch": 3, "objects": 5, "count": 700}, {"batch": 2, "objects": 1, "count": 1}),
     ),
-    "roi_align": Operator(
+    "roi_align": kernels.Operator(
         roi_align,
         f"{MODULE}:roi_align",
         _align_example,
@@ -294,7 +293,7 @@ OPERATORS: Dict[str, Operator] = {
             {"batch": 1, "rois": 0, "channels": 16, "side": 8, "bins": 2},
         ),
     ),
-    "project_masks": Operator(
+    "project_masks": kernels.Operator(
         project_masks,
         f"{MODULE}:project_masks",
         _mask_example,

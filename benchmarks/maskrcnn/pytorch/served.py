@@ -17,8 +17,6 @@ from benchmarks.detection.pytorch.boxes import Found, decode
 from benchmarks.maskrcnn.pytorch import operators, regions
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.model import Model, Scored
-from benchmarks.maskrcnn.pytorch.operators import MASK_SIZE, Chosen, Placed
-from benchmarks.maskrcnn.pytorch.regions import Proposals
 
 Outputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -30,7 +28,7 @@ class Served(nn.Module):
         super().__init__()
         self.network, self._model = model.network, copy.copy(model)
         self._model.is_static = True
-        self._model.operators = Chosen({}, suppress=suppress, roi_align=roi_align, detect=detect)
+        self._model.operators = operators.Chosen({}, suppress=suppress, roi_align=roi_align, detect=detect)
 
     def forward(self, images: torch.Tensor, sizes: torch.Tensor) -> Outputs:
         """Boxes (B, D, 4), scores (B, D), labels int64 (B, D) and masks (B, D, 28, 28), by falling score.
@@ -54,7 +52,7 @@ class Served(nn.Module):
         grid = [functional.pad(each, (0, 0, 0, more)) for each in grid]
         found, masks = self._model.detections(levels, scored, grid, sizes)
         boxes, scores, labels = (each.unflatten(0, (-1, config.detections)) for each in found[1:])
-        masks = masks.view(-1, config.detections, MASK_SIZE, MASK_SIZE)
+        masks = masks.view(-1, config.detections, operators.MASK_SIZE, operators.MASK_SIZE)
         return boxes, scores, labels, masks * (labels > 0)[..., None, None]
 
 
@@ -69,14 +67,13 @@ def suppress(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torc
         return alive & ~(above & kept.unsqueeze(-1)).any(1), kept.clone()
 
     kept, _ = while_loop(changes, again, (alive.clone(), torch.zeros_like(alive)))
-    found: torch.Tensor = kept
-    return found
+    return kept
 
 
 def detect(
     logits: torch.Tensor,
     offsets: torch.Tensor,
-    proposals: Proposals,
+    proposals: regions.Proposals,
     sizes: torch.Tensor,
     config: Config,
     _: suppression.Suppress,
@@ -131,8 +128,7 @@ def best_of_classes(boxes: torch.Tensor, scores: torch.Tensor, threshold: float,
 
     begin = torch.full((boxes.shape[0], limit), -1, dtype=torch.int64, device=boxes.device)
     number = torch.zeros((), dtype=torch.int64, device=boxes.device)
-    found: torch.Tensor = while_loop(some_left, pick, (number, scores.flatten(1).clone(), begin))[2]
-    return found
+    return while_loop(some_left, pick, (number, scores.flatten(1).clone(), begin))[2]
 
 
 def roi_align(
@@ -145,7 +141,7 @@ def roi_align(
     )
     counts = features[0].shape[0] * heights * widths
     start = (counts.cumsum(0) - counts)[level] + images * heights[level] * widths[level]
-    where = Placed(start, heights[level], widths[level], 0.25 / (2.0 ** level.to(rois.dtype)))
+    where = operators.Placed(start, heights[level], widths[level], 0.25 / (2.0 ** level.to(rois.dtype)))
     places, weights = operators.taps(rois, where, bins)
     table = operators.pixels(features)
     pooled = sum(

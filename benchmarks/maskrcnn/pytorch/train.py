@@ -29,13 +29,13 @@ from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import Detections
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.maskrcnn import events
+from benchmarks.maskrcnn.events import Rates
 from benchmarks.maskrcnn.order import Shape, all_shapes
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput, synthetic_batch
 from benchmarks.maskrcnn.pytorch.evaluation import detections
 from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.operators import Chosen, choose, is_captured
-from benchmarks.maskrcnn.schedule import Rates, rates
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}  # name of the quality of each kind of comparison
 EDGES = 1 << 18  # of a batch's outlines that a graph has room for, 5 MB; a batch with more is trained without a graph
@@ -122,8 +122,7 @@ def train_step(training: Training, batch: Batch, rates: Rates) -> torch.Tensor:
     # The same, captured, where there is a graph for the shape and the batch is no more than it holds.
     graph = training.graphs.get(tuple(batch.images.shape[2:])) if len(batch.edges) <= EDGES else None
     step = graph or partial(whole_step, training)
-    loss: torch.Tensor = step(*batch)
-    return loss
+    return step(*batch)
 
 
 def whole_step(training: Training, *batch: torch.Tensor) -> torch.Tensor:
@@ -214,7 +213,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.use(Evaluator(data, QUALITIES, run.output, config.eval_workers))
         for _ in run.blocks():
             for number in run.steps():
-                now = rates(config, number)
+                now = events.rates(config, number)
                 run.report(train_step(training, run.wait_for(batches.next), now), now.weights)
             if run.evaluates():
                 run.evaluated_later(evaluate(training, data, run))

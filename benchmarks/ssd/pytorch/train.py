@@ -29,8 +29,6 @@ from benchmarks.ssd import events
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, steps_per_epoch, synthetic_batch
-from benchmarks.ssd.pytorch.norms import PLAIN
-from benchmarks.ssd.schedule import learning_rate
 
 
 class Training:
@@ -42,7 +40,7 @@ class Training:
         """Initialize or load the weights, the same on all ranks; ``classes`` count the background."""
         self.config, self.classes, self.ranks = config, classes, ranks
         # Of a checkpoint from before there was a choice, plain.
-        self.norm, norm = norms.choose(config, ranks, saved.get("norm", PLAIN) if saved else None)
+        self.norm, norm = norms.choose(config, ranks, saved.get("norm", norms.PLAIN) if saved else None)
         network = model.SSD(config, classes, norm)
         if backbone is not None:
             model.load_backbone(network, backbone)
@@ -89,8 +87,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
     else:
         training.rate = rate
     step = training.graph or partial(whole_step, training)  # the same, captured
-    loss: torch.Tensor = step(*batch)
-    return loss
+    return step(*batch)
 
 
 def whole_step(training: Training, *batch: torch.Tensor) -> torch.Tensor:
@@ -166,7 +163,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         run.use(Evaluator(data, {"bbox": "map"}, run.output))
         for _ in run.blocks():
             for number in run.steps():
-                rate = learning_rate(config, number, ranks.size, steps)
+                rate = events.learning_rate(config, number, ranks.size, steps)
                 run.report(train_step(training, run.wait_for(batches.next), rate), rate)
             if run.evaluates():
                 run.evaluated_later(evaluate(training, evaluation, run))

@@ -30,7 +30,6 @@ from benchmarks.transformer.pytorch.train import score_of
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.pytorch import serving
 from benchmarks.translation.pytorch.batches import SourceBatch
-from benchmarks.translation.pytorch.serving import Hypotheses
 
 MEMORY = Value("memory", "keys and values of the source, of each layer and head at each position")
 CACHE = Value("cache", "keys and values of a hypothesis, of each layer and head at each position; at first of none")
@@ -122,7 +121,7 @@ def training_step(network: Network) -> Infer:
 def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[str, float]:
     # BLEU of the translations of all test sentences, as the run scores them.
 
-    def ask(tokens: torch.Tensor, position: int, state: Hypotheses) -> Tuple[torch.Tensor, None]:
+    def ask(tokens: torch.Tensor, position: int, state: serving.Hypotheses) -> Tuple[torch.Tensor, None]:
         log_probabilities, added = state.ask(tokens)
         state.changing = (np.concatenate((*state.changing, added), POSITIONS),)
         return serving.rows_of(log_probabilities), None
@@ -132,7 +131,7 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         (memory,) = infer["encoder"](source)
         sentences, layers, pair, heads, _, head = memory.shape
         cache = np.zeros((sentences, config.beam, layers, pair, heads, 0, head), np.float32)
-        state = Hypotheses(infer["decoder"], config.beam, (source, memory), (cache,))
+        state = serving.Hypotheses(infer["decoder"], config.beam, (source, memory), (cache,))
         return search(config, data.vocabulary.size, batch, state, ask)
 
     return serving.evaluate(evaluation_input(config, data, serving.ALONE), data, decode, score_of(config))

@@ -82,8 +82,9 @@ def _of_all_ranks(indices: List[int], hypotheses: List[List[int]], sentences: in
         dist.all_reduce(found, group=pytorch.eager())
     times = found[:, 0]
     if bool((times != 1).any()):
-        text = f"translated {int(times.sum())} sentences, of them {int((times > 0).sum())} different, of {sentences}"
-        raise RuntimeError(text)
+        raise RuntimeError(
+            f"translated {int(times.sum())} sentences, of them {int((times > 0).sum())} different, of {sentences}"
+        )
     return [row[2 : 2 + row[1]] for row in found.tolist()]
 
 

@@ -13,7 +13,6 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
-from benchmarks.common.torch.kernels import Operator
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
 
 LOSS_ROWS = 1024  # of the logits on which implementations of the loss are measured
@@ -55,7 +54,7 @@ def _norm_example(norm: Any, device: torch.device, dtype: torch.dtype, rows: int
 
 
 OPERATORS = {
-    "loss": Operator(
+    "loss": kernels.Operator(
         row_loss,
         "benchmarks.translation.pytorch.kernels:row_loss",
         _loss_example,
@@ -66,7 +65,7 @@ OPERATORS = {
         ),
     ),
     # PyTorch's own is one kernel each way, and torch.compile joins it with its neighbours.
-    "norm": Operator(layer_norm, "", _norm_example, ({"rows": 7, "width": 48}, {"rows": 1, "width": 1024})),
+    "norm": kernels.Operator(layer_norm, "", _norm_example, ({"rows": 7, "width": 48}, {"rows": 1, "width": 1024})),
 }
 
 

@@ -133,12 +133,12 @@ def test_decoding_step_by_step_is_decoding_at_once(network, batch):
     # Two hypotheses a sentence, next to all positions at once and to the equations.
     values = {name: parameter.numpy() for name, parameter in network.named_parameters()}
     forced = torch.log_softmax(network.classifier(network(batch.source, batch.source_lengths, batch.target_in)), 2)
-    state = Decoding(network, network.encode(batch.source, batch.source_lengths), 2)
+    state = Decoding.of(network, network.encode(batch.source, batch.source_lengths), 2)
     steps = []
     for position in range(7):
-        steps.append(state.step(batch.target_in[:, position].repeat_interleave(2)))
+        steps.append(state.step(batch.target_in[:, position, None].expand(-1, 2)))
         state.select(torch.tensor([1, 0, 3, 3, 5, 4]))
-    found, attended = (torch.stack(each, 1).unflatten(0, (3, 2)) for each in zip(*steps, strict=True))
+    found, attended = (torch.stack(each, 2) for each in zip(*steps, strict=True))
     assert (found - forced[:, None]).abs().max() < 1e-12
     for row, (of_source, of_target) in enumerate(zip(*LENGTHS, strict=True)):
         context = encoder(values, batch.source[row, :of_source].tolist())
@@ -147,7 +147,8 @@ def test_decoding_step_by_step_is_decoding_at_once(network, batch):
         padded = np.pad(weights, ((0, 0), (0, 7 - of_source)))
         assert np.abs(attended[row, 0, :of_target].numpy() - padded).max() < 1e-12
     state.select(torch.tensor([4, 5]))
-    assert state.step(batch.target_in[2:, 0].repeat(2))[0].shape == (2, WORDS), "one sentence of the batch is left"
+    last = state.step(batch.target_in[2:, :1].expand(-1, 2))[0]
+    assert last.shape == (1, 2, WORDS), "one sentence of the batch is left"
 
 
 def test_scores_in_chunks_are_those_at_once(monkeypatch):

@@ -13,12 +13,12 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.detection.pytorch.operators import nms
+from benchmarks.maskrcnn.events import Rates
 from benchmarks.maskrcnn.pytorch import backbone, operators
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import EvaluationBatch, read_objects, synthetic_batch
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.train import EDGES, build, train_step, whole_step
-from benchmarks.maskrcnn.schedule import Rates
 
 torch.set_num_threads(1)
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
