@@ -45,9 +45,12 @@ class Operator(NamedTuple):
     small: Tuple[Mapping[str, Any], ...]
 
 
-class Other(NamedTuple):
-    name: str  # name of the library
-    implementation: Any
+class Library(NamedTuple):
+    """Implementations in a library that an image may have."""
+
+    name: str
+    operators: Mapping[str, Any]  # what is here of it, by operator
+    missing: str  # why nothing may be here
 
 
 class Specification(NamedTuple):
@@ -211,23 +214,45 @@ def choose(
     return names
 
 
-def or_other(
-    name: str,
-    operator: Operator,
-    best: str,
-    other: Other,
+def choose_with(
+    library: Library,
+    operators: Mapping[str, Operator],
+    wanted: str,
     ranks: Ranks,
     dtype: torch.dtype,
-    sizes: Mapping[str, Any],
-) -> str:
-    """Return the other's name where it is right and faster than ``best``; rank 0 prints what was measured."""
-    candidates: Dict[str, Callable[[], Any]] = {
-        best: partial(implementation, operator, best),
-        other.name: lambda: other.implementation,
+    sizes: Mapping[str, Mapping[str, Any]],
+    saved: Mapping[str, str],
+) -> Tuple[Dict[str, str], Dict[str, Any]]:
+    """Return name and implementation of each operator: what ``choose`` finds, or the library's.
+
+    ``wanted`` may be the library's name, for all that it has; "auto" takes it where it is right and faster, and rank 0
+    prints what was measured. ``saved`` is the choice of a checkpoint.
+    Raises ValueError where the library is wanted or was used and is not here.
+    """
+    theirs = {name: library.operators[name] for name in pytorch.everywhere(library.operators, operators)}
+    if wanted == library.name and not theirs:
+        raise choices.UnavailableError(f"kernels={library.name}: {library.missing}; use kernels=auto")
+    names = dict(saved) or choose(operators, "plain" if wanted == library.name else wanted, ranks, dtype, sizes)
+    for name in theirs if not saved and wanted in (library.name, "auto") else ():
+        best, operator = names[name], operators[name]
+        names[name] = library.name
+        if wanted == "auto":
+            candidates: Dict[str, Callable[[], Any]] = {
+                best: partial(implementation, operator, best),
+                library.name: partial(theirs.get, name),
+            }
+            names[name], words = _fastest_right(operator, candidates, ranks.context, dtype, sizes[name], seconds)
+            _report(ranks, [f"{name} {names[name]} ({words})"])
+    lost = sorted(name for name in names if names[name] == library.name and name not in theirs)
+    if lost:
+        raise choices.UnavailableError(
+            f"the checkpoint was written with {library.name}'s {', '.join(lost)}, which is not here: resume there"
+        )
+    choices.record("kernels", names)
+    return names, {
+        name: theirs[name] if kind == library.name else implementation(operators[name], kind)
+        for name, kind in names.items()
     }
-    chosen, words = _fastest_right(operator, candidates, ranks.context, dtype, sizes, seconds)
-    _report(ranks, [f"{name} {chosen} ({words})"])
-    return chosen
 
 
 # Return the fastest that gives what the plain path gives, and what was measured; a candidate loads itself.

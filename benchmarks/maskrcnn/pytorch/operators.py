@@ -358,29 +358,14 @@ def choose(config: Config, ranks: Ranks, saved: Mapping[str, str], found: Option
     Raises ValueError where torchvision's operators are wanted and are not there.
     """
     theirs = torchvision_operators(found or find_torchvision())
-    theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, EVERY)}
-    if config.kernels == "torchvision" and not theirs:
-        raise choices.UnavailableError(
-            "kernels=torchvision: torchvision is not installed, or not for this PyTorch; use kernels=auto"
-        )
-    dtype, names = pytorch.DTYPES[config.precision], dict(saved)
-    if saved:  # a run that began when there were fewer
-        names = {**dict.fromkeys(EVERY, "plain"), **saved}
-    else:
-        wanted = "plain" if config.kernels == "torchvision" else config.kernels
-        names = kernels.choose(EVERY, wanted, ranks, dtype, sizes_of(config))
-    for name in theirs if not saved else ():
-        if config.kernels == "torchvision":
-            names[name] = "torchvision"
-        elif config.kernels == "auto":
-            other, sizes = kernels.Other("torchvision", theirs[name]), sizes_of(config)[name]
-            names[name] = kernels.or_other(name, EVERY[name], names[name], other, ranks, dtype, sizes)
-    choices.record("kernels", names)
-    implementations: List[Any] = [
-        theirs[name] if names[name] == "torchvision" else kernels.implementation(EVERY[name], names[name])
-        for name in EVERY
-    ]
-    return Chosen(names, *implementations)
+    torchvision = kernels.Library("torchvision", theirs, "torchvision is not installed, or not for this PyTorch")
+    # A run may have begun when there were fewer operators.
+    saved = {**dict.fromkeys(EVERY, "plain"), **saved} if saved else {}
+    dtype = pytorch.DTYPES[config.precision]
+    names, implementations = kernels.choose_with(
+        torchvision, EVERY, config.kernels, ranks, dtype, sizes_of(config), saved
+    )
+    return Chosen(names, *(implementations[name] for name in EVERY))
 
 
 def is_captured(chosen: Chosen, asked: Any, ranks: Ranks) -> bool:

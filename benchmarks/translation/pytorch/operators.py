@@ -9,8 +9,6 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import torch
 from torch.nn import functional
 
-from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run import choices
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
@@ -119,26 +117,6 @@ def choose(
     Raises ValueError where ``wanted`` names what is not there.
     """
     theirs = apex_operators(find_apex() if found is None else found)
-    theirs = {name: theirs[name] for name in pytorch.everywhere(theirs, sizes)}
-    if wanted == "apex" and not theirs:
-        raise choices.UnavailableError(
-            "kernels=apex: the image has no apex, or one without its CUDA parts; use kernels=auto"
-        )
+    apex = kernels.Library("apex", theirs, "the image has no apex, or one without its CUDA parts")
     operators = {name: OPERATORS[name] for name in sizes}
-    names = dict(saved) or kernels.choose(operators, "plain" if wanted == "apex" else wanted, ranks, dtype, sizes)
-    for name in theirs if not saved else ():
-        if wanted == "apex":
-            names[name] = "apex"
-        elif wanted == "auto":
-            other = kernels.Other("apex", theirs[name])
-            names[name] = kernels.or_other(name, operators[name], names[name], other, ranks, dtype, sizes[name])
-    lost = sorted(name for name in names if names[name] == "apex" and name not in theirs)
-    if lost:
-        raise choices.UnavailableError(
-            f"the checkpoint was written with apex's {', '.join(lost)}, which is not here: resume there"
-        )
-    choices.record("kernels", names)
-    return names, {
-        name: theirs[name] if names[name] == "apex" else kernels.implementation(operators[name], names[name])
-        for name in names
-    }
+    return kernels.choose_with(apex, operators, wanted, ranks, dtype, sizes, saved)

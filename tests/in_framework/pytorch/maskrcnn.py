@@ -231,7 +231,7 @@ class WrongOperators(Operators):
         return 1.1 * Operators.roi_align(*given, **options)
 
 
-def test_torchvision_is_used_where_it_is_right():
+def test_torchvision_is_used_where_it_is_right(monkeypatch):
     names = operators.choose(dataclasses.replace(CONFIG, kernels="torchvision"), CPU, {}, Operators).names
     assert names == {
         "suppression": "torchvision", "matching": "plain", "roi_align": "torchvision", "project_masks": "plain"
@@ -240,6 +240,11 @@ def test_torchvision_is_used_where_it_is_right():
         assert kernels.distance_of(operators.EVERY[name], function, CPU.context, torch.float32) < 2e-5
     assert operators.choose(CONFIG, CPU, {}, WrongOperators).names["roi_align"] == "plain"
     assert operators.choose(CONFIG, CPU, names, Operators).names == names, "of a checkpoint"
+    monkeypatch.setattr(operators, "find_torchvision", lambda: None)
+    with pytest.raises(
+        ValueError, match="written with torchvision's roi_align, suppression, which is not here: resume"
+    ):
+        operators.choose(CONFIG, CPU, names)
 
 
 # -- corners ----------------------------------------------------------------------------------------------
