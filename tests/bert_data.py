@@ -1,24 +1,20 @@
 """What the tests of BERT's pretraining data share: texts, dumps, samples and records of their own, and the command."""
 
-import io
-import json
-import signal
 import struct
 import tarfile
-from contextlib import redirect_stdout
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.bert import masking, prepare
+from benchmarks.bert import masking
 from benchmarks.bert.masking import Documents, Settings
 from benchmarks.language import tensorflow_files, vocabulary
 from benchmarks.language.arrays import Samples
 from benchmarks.language.vocabulary import SPECIAL, Vocabulary
 from encore import paths
+from tests import preparing
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
@@ -27,23 +23,7 @@ SIZES = """
 from benchmarks.bert import prepare, stages, writer
 writer.BLOCK_BYTES, stages.SHARD_BYTES = 6000, 3000
 """
-Outcome = tuple[int, list[dict[str, Any]]]  # exit code and JSON lines of a preparation
-
-
-def run(*argv: object, workers: int = 1) -> Outcome:
-    output, kept = io.StringIO(), {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with redirect_stdout(output):
-            code = prepare.main(["--progress", "json", "--workers", str(workers), *map(str, argv)])
-    finally:
-        for each, handler in kept.items():
-            signal.signal(each, handler)
-    return code, [json.loads(line) for line in output.getvalue().splitlines()]
-
-
-def refused(outcome: Outcome) -> str:
-    assert outcome[0] == 2, outcome
-    return " | ".join(outcome[1][-1]["error"].values())
+run = partial(preparing.run, "bert")
 
 
 def unpack(archive: str, to: Path) -> Path:

@@ -28,15 +28,20 @@ def called(benchmark: str, *words: object) -> tuple[int, str]:
     return code, printed.getvalue()
 
 
-def run(benchmark: str, *words: object, limit: int = resource.RLIM_INFINITY) -> tuple[int, Lines]:
+def run(benchmark: str, *words: object, limit: int = resource.RLIM_INFINITY, workers: int = 1) -> tuple[int, Lines]:
     """Return the exit code and the lines; no file grows above ``limit`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-        code, printed = called(benchmark, *words, "--workers", 1)
+        code, printed = called(benchmark, *words, "--workers", workers)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     return code, [json.loads(line) for line in printed.splitlines()]
+
+
+def refused(outcome: tuple[int, Lines]) -> str:
+    assert outcome[0] == 2, outcome
+    return " | ".join(outcome[1][-1]["error"].values())
 
 
 def one_by_one(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -169,6 +170,32 @@ def write_small_config(
     resolved = configuration.resolve(choice, system, 1, ranks, list(settings))
     path.write_text(json.dumps({**resolved.plain(), "seed": seed}), encoding="utf-8")
     return path
+
+
+def config_of(benchmark: str, system: str, round_: str | None, ranks: int, *settings: str, nodes: int = 1) -> Any:
+    # The configuration of a system on so many ranks per node
+    choice = catalogue.choose(benchmark)
+    found = catalogue.find_system(choice, system, round_)
+    return SimpleNamespace(**configuration.resolve(choice, found, nodes, ranks, list(settings)).plain())
+
+
+def reached(encore: Encore, benchmark: str, data: Path, results: Path, seed: str = "1") -> Path:
+    # The folder of a run of the small system on two ranks to its target, as a user starts it
+    where = ("--data", str(data), "--results", str(results))
+    done = encore("run", benchmark, "2", *where, "--seed", seed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(results)
+
+
+BENCHED = {"bare", "synthetic", "real", "input", "evaluation"}  # Kinds that each bench has
+
+
+def benched(encore: Encore, benchmark: str, data: Path, *values: str) -> set[str]:
+    # The kinds of loops that a bench of few steps has measured
+    chosen = [word for value in values for word in ("--set", value)]
+    done = encore("bench", benchmark, "--data", str(data), "--steps", "1", "--repeats", "1", "--json", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {name for name, entry in json.loads(done.stdout)["measured"].items() if entry["median"] > 0}
 
 
 def start_ranks(

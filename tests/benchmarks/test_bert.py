@@ -2,15 +2,25 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.bert import events
-from encore import catalogue, configuration, data
-from tests.conftest import Encore, evaluations, logged, losses, only_run, quality, records
-from tests.trainings import BareRuns, InFramework, assert_resumed, bare_runs, exported, write_small_config
+from encore import data
+from tests.conftest import Encore, evaluations, logged, losses, quality, records
+from tests.trainings import (
+    BENCHED,
+    BareRuns,
+    InFramework,
+    assert_resumed,
+    bare_runs,
+    benched,
+    config_of,
+    exported,
+    reached,
+    write_small_config,
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,31 +31,24 @@ def text(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def config_of(system: str, ranks: int, *settings: str) -> SimpleNamespace:
-    # The configuration on so many ranks per node.
-    choice = catalogue.choose("bert")
-    found = catalogue.find_system(choice, system, None)
-    return SimpleNamespace(**configuration.resolve(choice, found, found.nodes, ranks, list(settings)).plain())
-
-
 # -- schedule and timeline -----------------------------------------------------------------------------
 
 
 def test_learning_rate_is_the_submitted_one() -> None:
     # LinearWarmupPolyDecayScheduler, whose first step is 1; the warm-up began at -76.
-    config = config_of("dgxa100_n256", 8)
+    config = config_of("bert", "dgxa100_n256", None, 8, nodes=256)
     found = [events.learning_rate(config, number - 1) / 0.00288293 for number in (1, 210, 211, 560)]
     assert found == pytest.approx([77 / 287, 286 / 287, 1 - 211 / 560, 0])
-    config = config_of("dgxa100", 8)
+    config = config_of("bert", "dgxa100", None, 8)
     assert events.learning_rate(config, 0) == pytest.approx(3.5e-4 * (1 - 1 / 13700))
 
 
 def test_evaluations_are_those_of_the_submission() -> None:
-    timeline = events.timeline(config_of("dgxa100", 8), 8)
+    timeline = events.timeline(config_of("bert", "dgxa100", None, 8), 8)
     evaluates = [step * 256 for step in range(1, timeline.steps + 1) if timeline.evaluates_after(step)]
     assert evaluates[:3] == [3000064, 3500032, 3507200], "the first is train_samples of its log, the last its max_steps"
     assert timeline.steps == 13700
-    assert events.timeline(config_of("dgx1", 8), 8).steps == 13889
+    assert events.timeline(config_of("bert", "dgx1", None, 8), 8).steps == 13889
 
 
 # -- training ------------------------------------------------------------------------------------------
@@ -86,6 +89,12 @@ def test_run_stopped_in_the_middle_of_an_accumulation_resumes_as_an_uninterrupte
     assert keys[0].count("train_samples") == 1
 
 
+def test_two_ranks_train_like_one(runs: BareRuns) -> None:
+    one, two = (losses(runs.uninterrupted(ranks, *DRY) / "metrics.jsonl") for ranks in (1, 2))
+    # The same samples and weights: sums in another order are the only difference.
+    assert len(one) == 24 and two == pytest.approx(one, abs=1e-3)
+
+
 def test_a_run_begins_with_the_weights_of_another(runs: BareRuns, tmp_path: Path) -> None:
     first = runs.uninterrupted(1, *DRY)
     (trained,) = (first / "checkpoint").glob("step_00000024/shared")
@@ -99,12 +108,10 @@ def test_a_run_begins_with_the_weights_of_another(runs: BareRuns, tmp_path: Path
 
 
 def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, text: Path, tmp_path: Path) -> None:
-    done = encore("run", "bert", "2", "--data", str(text), "--results", str(tmp_path), "--seed", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = only_run(tmp_path)
+    folder = reached(encore, "bert", text, tmp_path)
     checked = encore("check", str(folder)).stdout
     values = {each["key"]: each["value"] for each in logged(folder / "result_0.txt")}
-    target = config_of("cpu", 1).quality_target
+    target = config_of("bert", "cpu", None, 1).quality_target
     # Less than 0.712 is all that the checker finds.
     assert "0 errors" in checked, checked
     labels = np.load(text / "test_masked_labels.npy")
@@ -117,13 +124,8 @@ def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, tex
 
 
 def test_bench_shows_every_kind(encore: Encore, text: Path) -> None:
-    command = ("bench", "bert", "--data", str(text), "--steps", "1", "--repeats", "1", "--json")
-    small = [word for setting in ("layers=1", "width=64", "heads=1") for word in ("--set", setting)]
-    done = encore(*command, *small)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)["measured"]
-    assert set(found) == {"bare", "synthetic", "real", "input", "evaluation", "lamb by tensors", "lamb"}
-    assert all(entry["median"] > 0 for entry in found.values())
+    found = benched(encore, "bert", text, "layers=1", "width=64", "heads=1")
+    assert found == {*BENCHED, "lamb by tensors", "lamb"}
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,15 @@ from benchmarks.language.arrays import Samples, open_data
 from encore import paths
 from tests.bert_data import (
     NUMBERS,
-    Outcome,
     drawn_samples,
     numbered_documents,
     padded,
-    refused,
     run,
     take,
     write_packed,
     write_records,
 )
+from tests.preparing import Lines, refused
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_packed(tmp_path_factory.mktemp("packed"))
 
 
-def convert(folder: Path, to: Path, *more: object) -> Outcome:
+def convert(folder: Path, to: Path, *more: object) -> tuple[int, Lines]:
     options = ("--evaluation", folder / "eval", "--vocabulary", folder / "vocab.txt", *more)
     return run(folder / "train", "-o", to, *options, workers=2)
 

@@ -20,13 +20,16 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
-from encore import catalogue, configuration, data
+from encore import data
 from tests.bert_data import unpack
 from tests.conftest import Encore, evaluations, logged, losses, only_run, quality
 from tests.trainings import (
+    BENCHED,
     BareRuns,
     assert_resumed,
     bare_runs,
+    benched,
+    config_of,
     exported,
     steps_so_far,
     with_other_offsets,
@@ -257,14 +260,8 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
 # -- schedule ------------------------------------------------------------------------------------------
 
 
-def config_of(system: str, ranks: int) -> SimpleNamespace:
-    choice = catalogue.choose("bert-squad")
-    found = catalogue.find_system(choice, system, None)
-    return SimpleNamespace(**configuration.resolve(choice, found, 1, ranks, []).plain())
-
-
 def test_learning_rate_is_the_published_one() -> None:
-    config = config_of("dgxa100-80g", 8)
+    config = config_of("bert-squad", "dgxa100-80g", None, 8)
     found = [events.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
     assert found == pytest.approx([0.05, 0.5, 1, 79 / 80, 0.5, 0])
 
@@ -356,11 +353,7 @@ def test_nothing_claims_an_mlperf_score(small_run: tuple[Path, str], encore: Enc
 
 
 def test_bench_shows_every_kind(encore: Encore, made_set: Path) -> None:
-    done = encore("bench", "bert-squad", "--data", str(made_set), "--steps", "2", "--repeats", "1", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)["measured"]
-    assert set(found) == {"bare", "synthetic", "real", "input", "evaluation"}
-    assert all(entry["median"] > 0 for entry in found.values())
+    assert benched(encore, "bert-squad", made_set) == BENCHED
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ from tests.bert_data import (
     SHORT,
     SIZES,
     WORDS,
-    refused,
     run,
     unpack,
     write_dump,
     write_packed,
     write_text,
 )
+from tests.preparing import refused
 from tests.trainings import wait_until, with_other_offsets
 
 # -- words ----------------------------------------------------------------------------------------------------

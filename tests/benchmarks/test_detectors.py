@@ -1,10 +1,7 @@
 """SSD and Mask R-CNN: schedules, training on ranks, resume, the log and bad input; see also tests/in_framework."""
 
-import json
 import re
-import signal
 import subprocess
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,17 +16,10 @@ from benchmarks.ssd import events as ssd_events
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError
 from encore.results.compliance.compliance import check
-from tests.conftest import Encore, evaluations, logged, losses, only_run, records
-from tests.trainings import exported, finish, start_ranks, write_small_config
+from tests.conftest import Encore, evaluations, logged, losses, records
+from tests.trainings import BENCHED, BareRuns, assert_resumed, benched, config_of, exported, reached, write_small_config
 
 BOTH = pytest.mark.parametrize("benchmark", ["ssd", "maskrcnn"])
-Start = Callable[..., "list[subprocess.Popen[str]]"]
-
-
-def config_of(benchmark: str, system: str, round_: str, ranks: int) -> SimpleNamespace:
-    choice = catalogue.choose(benchmark)
-    found = catalogue.find_system(choice, system, round_)
-    return SimpleNamespace(**configuration.resolve(choice, found, 1, ranks, []).plain())
 
 
 # -- schedules and systems -------------------------------------------------------------------------------
@@ -86,52 +76,34 @@ def scenes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.fixture(scope="module")
-def start(pytorch_python: Path, scenes: dict[str, Path]) -> Start:
-    # Starts the ranks of a short run
-    def started(benchmark: str, output: Path, ranks: int, *more: str) -> list[subprocess.Popen[str]]:
-        chosen = (*settings(benchmark, ranks), *more)
-        config = write_small_config(output.with_suffix(".json"), benchmark, ranks, chosen, seed=7)
+def runs(
+    pytorch_python: Path, scenes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, BareRuns]:
+    # The short runs of each
+    def of(benchmark: str) -> BareRuns:
+        def write_config(path: Path, ranks: int, *more: str) -> Path:
+            return write_small_config(path, benchmark, ranks, (*settings(benchmark, ranks), *more), seed=7)
+
         module = f"benchmarks.{benchmark}.pytorch.train"
-        return start_ranks(module, pytorch_python, config, scenes[benchmark], output, ranks)
+        return BareRuns(module, pytorch_python, scenes[benchmark], write_config, tmp_path_factory)
 
-    return started
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-    # Makes each short run once; returns its output
-    @cache
-    def run(benchmark: str, ranks: int) -> Path:
-        output = tmp_path_factory.mktemp(benchmark) / "run"
-        ended = finish(start(benchmark, output, ranks))
-        assert [code for code, _ in ended] == [0] * ranks, ended
-        return output
-
-    return run
+    return {benchmark: of(benchmark) for benchmark in EPOCH}
 
 
 @BOTH
 def test_stopped_and_resumed_run_is_an_uninterrupted_one(
-    benchmark: str, start: Start, uninterrupted: Callable[[str, int], Path], tmp_path: Path
+    benchmark: str, runs: dict[str, BareRuns], tmp_path: Path
 ) -> None:
-    output = tmp_path / "stopped"
-    metrics, expected = output / "metrics.jsonl", uninterrupted(benchmark, 2) / "metrics.jsonl"
-    children = start(benchmark, output, 2)
+    output, uninterrupted = tmp_path / "stopped", runs[benchmark].uninterrupted(2)
+    metrics = output / "metrics.jsonl"
     # Before SSD's first evaluation, and while the detections of Mask R-CNN's first one may still be compared.
-    while not metrics.exists() or len(records(metrics, "step")) <= 12:
-        assert children[0].poll() is None, children[0].communicate()
-        time.sleep(0.01)
-    children[-1].send_signal(signal.SIGTERM)  # one rank gets it, all stop at the same place
-    assert [code for code, _ in finish(children)] == [0, 0]
-    assert records(metrics, "end")[-1]["outcome"] == "interrupted"
-    ended = finish(start(benchmark, output, 2))
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert losses(metrics) == losses(expected) and len(losses(metrics)) == 2 * EPOCH[benchmark]
-    assert evaluations(metrics) == evaluations(expected) and len(evaluations(metrics)) == 2
+    runs[benchmark].stop(output, 2, once=lambda: metrics.exists() and len(records(metrics, "step")) > 12)
+    assert_resumed(runs[benchmark].end(output, 2), uninterrupted)
+    assert (len(losses(metrics)), len(evaluations(metrics))) == (2 * EPOCH[benchmark], 2)
 
 
-def test_ssd_evaluates_after_the_submitted_steps(uninterrupted: Callable[[str, int], Path]) -> None:
-    output = uninterrupted("ssd", 2)
+def test_ssd_evaluates_after_the_submitted_steps(runs: dict[str, BareRuns]) -> None:
+    output = runs["ssd"].uninterrupted(2)
     keys = ("epoch_start", "eval_start", "eval_stop", "epoch_stop", "run_stop")
     order = [each["key"] for each in logged(output / "result.txt") if each["key"] in keys]
     assert order == ["epoch_start", "eval_start", "eval_stop", "epoch_stop"] * 2 + ["run_stop"]
@@ -143,8 +115,8 @@ def test_ssd_evaluates_after_the_submitted_steps(uninterrupted: Callable[[str, i
     assert rates[40] == pytest.approx(rates[39] / 10, rel=0.1), "the warm-up continues"
 
 
-def test_two_ranks_of_mask_rcnn_train_like_one(uninterrupted: Callable[[str, int], Path]) -> None:
-    one, two = (losses(uninterrupted("maskrcnn", ranks) / "metrics.jsonl") for ranks in (1, 2))
+def test_two_ranks_of_mask_rcnn_train_like_one(runs: dict[str, BareRuns]) -> None:
+    one, two = (losses(runs["maskrcnn"].uninterrupted(ranks) / "metrics.jsonl") for ranks in (1, 2))
     # The same images and weights, other samples; each rank has a mean of its own, of not quite as many of them.
     assert two[0] == pytest.approx(one[0], rel=0.05)
     # The second epochs of six other seeds were 0 to 16 % apart.
@@ -161,9 +133,9 @@ def test_two_ranks_of_mask_rcnn_train_like_one(uninterrupted: Callable[[str, int
     ],
 )
 def test_log_has_what_the_checker_asks_for(
-    benchmark: str, ruleset: str, asked: tuple[str, ...], uninterrupted: Callable[[str, int], Path]
+    benchmark: str, ruleset: str, asked: tuple[str, ...], runs: dict[str, BareRuns]
 ) -> None:
-    output = uninterrupted(benchmark, 2)
+    output = runs[benchmark].uninterrupted(2)
     findings = [f"{each.found}, {each.expected}" for each in check(output / "result.txt", ruleset).findings]
     assert [each for each in findings if any(word in each for word in asked)] == []
     events = logged(output / "result.txt")
@@ -180,17 +152,11 @@ def test_log_has_what_the_checker_asks_for(
 # -- small runs ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def reached(encore: Encore, scenes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    # Runs the small system on two ranks until it reaches its target, once; its folder
-    @cache
-    def run(benchmark: str) -> Path:
-        results = tmp_path_factory.mktemp(benchmark)
-        done = encore("run", benchmark, "2", "--data", str(scenes["ssd"]), "--results", str(results), "--seed", "1")
-        assert done.returncode == 0, done.stdout + done.stderr
-        return only_run(results)
-
-    return run
+@pytest.fixture(scope="module", name="reached")
+def runs_to_targets(
+    encore: Encore, scenes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    return cache(lambda benchmark: reached(encore, benchmark, scenes["ssd"], tmp_path_factory.mktemp(benchmark)))
 
 
 @BOTH
@@ -223,10 +189,7 @@ def test_exported_model_finds_what_the_run_found(
 
 @BOTH
 def test_bench_measures_every_kind(benchmark: str, encore: Encore, scenes: dict[str, Path]) -> None:
-    done = encore("bench", benchmark, "--data", str(scenes[benchmark]), "--steps", "1", "--repeats", "1", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {name: entry["median"] > 0 for name, entry in json.loads(done.stdout)["measured"].items()}
-    assert found == dict.fromkeys(("bare", "synthetic", "real", "input", "evaluation"), True)
+    assert benched(encore, benchmark, scenes[benchmark]) == BENCHED
 
 
 # -- bad input -------------------------------------------------------------------------------------------
@@ -258,11 +221,10 @@ def test_impossible_settings_are_refused(setting: str, expected: str) -> None:
     ],
 )
 def test_wrong_weights_are_refused_before_the_training(
-    benchmark: str, found: str, hint: str, start: Start, tmp_path: Path
+    benchmark: str, found: str, hint: str, runs: dict[str, BareRuns], tmp_path: Path
 ) -> None:
     file = tmp_path / "R-50.pkl"
     if benchmark == "maskrcnn":
         file.write_bytes(b"cos\nsystem\n(S'true'\ntR.")  # a pickle that calls os.system
-    ((code, printed),) = finish(start(benchmark, tmp_path / "run", 1, f"backbone={file}"))
-    assert code == 2
-    assert found in printed and f"hint: {hint}" in printed and "Traceback" not in printed
+    printed = runs[benchmark].refused(tmp_path / "run", 1, f"backbone={file}")
+    assert found in printed and f"hint: {hint}" in printed

@@ -3,7 +3,6 @@
 import json
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,16 +13,20 @@ from benchmarks.gnmt import events as gnmt_events
 from benchmarks.transformer import events as transformer_events
 from encore import catalogue, configuration, data
 from encore.results.compliance.compliance import check
-from tests.conftest import Encore, evaluations, inside, logged, losses, only_run, quality
+from tests.conftest import Encore, evaluations, inside, logged, losses, quality
 from tests.trainings import (
+    BENCHED,
     SEED,
     BareRuns,
     Started,
     assert_none_left,
     assert_resumed,
     assert_same_run,
+    benched,
+    config_of,
     evaluated,
     exported,
+    reached,
     result,
     resumed_as_printed,
     steps_so_far,
@@ -35,23 +38,17 @@ RULES = Path(compliance_checker.__file__).parent
 EVENTS = {"gnmt": gnmt_events, "transformer": transformer_events}
 
 
-def config_of(name: str, system: str, round_: str) -> SimpleNamespace:
-    choice = catalogue.choose(name)
-    found = catalogue.find_system(choice, system, round_)
-    return SimpleNamespace(**configuration.resolve(choice, found, 1, 8, []).plain())
-
-
 # -- as submitted ---------------------------------------------------------------------------------------
 
 
 def test_learning_rates_are_the_submitted_ones() -> None:
-    config = config_of("gnmt", "dgxa100", "v0.7")
+    config = config_of("gnmt", "dgxa100", "v0.7", 8)
     steps = (1, 100, 200, 201, 4053, 4054, 4559, 4560, 5065, 5066, 5571, 5572, 100_000)
     # Its WarmupMultiStepLR counts the first step as 1.
     found = [gnmt_events.learning_rate(config, step - 1) / 2.875e-3 for step in steps]
     first = 0.01 ** (199 / 200)
     assert found == pytest.approx([first, 0.1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625])
-    config = config_of("transformer", "dgxa100", "v0.7")
+    config = config_of("transformer", "dgxa100", "v0.7", 8)
     found = [transformer_events.learning_rate(config, step) for step in (0, 1, 375, 750, 751, 3000)]
     # The first update has the rate 0: fairseq sets the rate of update n after n - 1 of them.
     assert found == pytest.approx([0, 1.9e-3 / 750, 0.95e-3, 1.9e-3, 1.9e-3 * (750 / 751) ** 0.5, 0.95e-3])
@@ -69,12 +66,13 @@ SUBMITTED = [
 def test_hyperparameters_pass_the_checker_of_their_round(name: str, round_: str, system: str) -> None:
     # The checkers' own conditions: mlperf-logging has them as Python expressions over ``v``.
     file = {"v0.6": f"training_0.6.0/{name}.yaml", "v0.7": f"training_0.7.0/closed_{name}.yaml"}[round_]
-    events = EVENTS[name].hyperparameters(config_of(name, system, round_), 8)
+    config = config_of(name, system, round_, 8)
+    events = EVENTS[name].hyperparameters(config, 8)
     rules = [entry["KEY"] for entry in yaml.safe_load((RULES / file).read_text(encoding="utf-8"))]
     named = [rule for rule in rules if rule["REQ"] == "EXACTLY_ONE"]
     adam = {f"opt_{part}" for part in ("name", "adam_beta_1", "adam_beta_2", "adam_epsilon")}
     assert set(events) | adam == {rule["NAME"] for rule in named} | adam
-    assert events["global_batch_size"] == 8 * config_of(name, system, round_).batch_size
+    assert events["global_batch_size"] == 8 * config.batch_size
     for rule in named:
         value = events[rule["NAME"]]
         noted = value if isinstance(value, Noted) else Noted(value, {})
@@ -99,13 +97,10 @@ def language(name: str, pytorch_python: Path, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-@pytest.fixture(scope="module")
-def reached(name: str, encore: Encore, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", name="reached")
+def run_to_target(name: str, encore: Encore, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The small system on two ranks, to its target.
-    results = tmp_path_factory.mktemp("reached")
-    done = encore("run", name, "2", "--data", str(language), "--results", str(results), *SEED)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return only_run(results)
+    return reached(encore, name, language, tmp_path_factory.mktemp("reached"), SEED[1])
 
 
 def test_a_small_run_reaches_the_target_and_passes_the_checker(name: str, encore: Encore, reached: Path) -> None:
@@ -149,12 +144,7 @@ def test_exported_parts_translate_like_the_run(
 
 def test_a_bench_shows_every_kind(name: str, encore: Encore, language: Path) -> None:
     small = {"gnmt": ("width=16", "layers=3", "batch_size=64", "beam_size=2", "max_length_test=20")}.get(name, ())
-    options = [word for setting in small for word in ("--set", setting)]
-    done = encore("bench", name, "--data", str(language), "--steps", "2", "--repeats", "1", "--json", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    measured = json.loads(done.stdout)["measured"]
-    assert set(measured) == {"bare", "synthetic", "real", "input", "one by one", "evaluation"}
-    assert all(entry["median"] > 0 for entry in measured.values())
+    assert benched(encore, name, language, *small) == {*BENCHED, "one by one"}
 
 
 @pytest.mark.parametrize("name", ["transformer"], indirect=True)

@@ -6,9 +6,9 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,29 +23,14 @@ from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.segment import Subtokens, read_dictionary, split_tokens
 from benchmarks.translation.vocabulary import BOS, EOS, PAD, SUBTOKENS, UNK, Vocabulary
 from encore import paths
+from tests import preparing
+from tests.preparing import refused
 
 EN = ["the cat sat on the mat .", "dogs bark , cats do not .", "a small house", "it is rain@@ ing 3,000 times"]
 DE = ["die katze saß auf der matte .", "hunde bellen , katzen nicht .", "ein kleines haus", "es regnet 3.000 mal"]
 # Other lines of the same words: what is tested on is not trained on.
 TURNED = {"en": [" ".join(line.split()[::-1]) for line in EN], "de": [" ".join(line.split()[::-1]) for line in DE]}
-# Exit code and JSON lines of a preparation.
-Outcome = tuple[int, list[dict[str, Any]]]
-
-
-def run(*argv: object, benchmark: str = "gnmt", python: Path | str = sys.executable, before: str = "") -> Outcome:
-    # Prepare a data set; ``before`` is Python that runs first.
-    program = f"import sys\nfrom benchmarks.{benchmark} import prepare\n{before}\n"
-    program += "if __name__ == '__main__':\n    sys.exit(prepare.main(sys.argv[1:]))\n"
-    command = [str(python), "-c", program, "--progress", "json", *map(str, argv)]
-    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def refused(outcome: Outcome) -> str:
-    code, lines = outcome
-    assert code == 2, lines
-    return " | ".join(lines[-1]["error"].values())
+run = partial(preparing.run, "gnmt")
 
 
 def lines_of(*texts: str) -> str:
@@ -80,7 +65,7 @@ def digest(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to = tmp_path_factory.mktemp("toy")
-    assert run("-o", to / "gnmt", "--workers", 2)[0] == 0
+    assert run("-o", to / "gnmt", workers=2)[0] == 0
     return to / "gnmt"
 
 
@@ -91,7 +76,7 @@ def toy(toy_folder: Path) -> DataSet:
 
 def test_the_toy_set_is_the_same_everywhere(toy_folder: Path, tmp_path: Path) -> None:
     # Any benchmark, any number of workers, any machine: published qualities of this set depend on it.
-    assert run("-o", tmp_path / "transformer", "--workers", 1, benchmark="transformer")[0] == 0
+    assert preparing.run("transformer", "-o", tmp_path / "transformer")[0] == 0
     assert digest(tmp_path / "transformer") == digest(toy_folder)
     assert digest(toy_folder) == "6755eadc4ff2ba7135b37e673577b995c2b7ac651b894eeb81f4289fd5fe17f1"
 
@@ -287,15 +272,16 @@ def archives(tmp_path: Path) -> Path:
     return folder
 
 
-def run_archives(folder: Path, to: Path) -> Outcome:
-    # Prepare archives with this test's newstest2014 as the known one.
-    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.glob(f"{wmt.TEST}.??")}
-    before = f"from benchmarks.translation import wmt\nwmt.KNOWN_MD5 = {sums!r}"
-    return run(folder, "-o", to, benchmark="transformer", before=before)
+@pytest.fixture
+def known(archives: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # The archives with their newstest2014 as the known one.
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in archives.glob(f"{wmt.TEST}.??")}
+    monkeypatch.setattr(wmt, "KNOWN_MD5", sums)
+    return archives
 
 
-def test_archives_are_joined_in_the_submitted_order(archives: Path, tmp_path: Path) -> None:
-    code, lines = run_archives(archives, tmp_path / "to")
+def test_archives_are_joined_in_the_submitted_order(known: Path, tmp_path: Path) -> None:
+    code, lines = preparing.run("transformer", known, "-o", tmp_path / "to")
     assert code == 0, lines
     found = open_data(tmp_path / "to")
     assert [found.vocabulary.text(found.train.target[place]) for place in range(3)] == ["haus 0", "haus 1", "haus 2"]
@@ -330,14 +316,14 @@ DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_archives_that_cannot_be_used_are_named(kind: str, archives: Path, tmp_path: Path) -> None:
+def test_archives_that_cannot_be_used_are_named(kind: str, known: Path, tmp_path: Path) -> None:
     change, expected = DAMAGED[kind]
-    change(archives / CRAWL)
-    assert expected in refused(run_archives(archives, tmp_path / "to"))
+    change(known / CRAWL)
+    assert expected in refused(preparing.run("transformer", known, "-o", tmp_path / "to"))
 
 
 def test_a_test_part_with_another_checksum_is_refused(archives: Path, tmp_path: Path) -> None:
-    found = refused(run(archives, "-o", tmp_path / "to", benchmark="transformer"))
+    found = refused(preparing.run("transformer", archives, "-o", tmp_path / "to"))
     assert "newstest2014.en has md5 " in found
     assert "dabf51a9c02b2235632f3cee75c72d49, as verify_dataset.sh of v0.5 has it" in found
 
@@ -483,7 +469,14 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
     # The same sentences many times so that there is something to merge.
     raw = write_text(tmp_path / "raw", [line.replace("@@ ", "") for line in EN * 5], DE * 5)
     (raw / "test.en").write_text(lines_of(*TURNED["en"][:3]) + "times 3,000 raining is it\n")
-    code, lines = run(raw, "-o", tmp_path / "to", "--merges", 60, python=pytorch_python)
+    prepare = [pytorch_python, "-m", "benchmarks.gnmt.prepare", "--progress", "json"]
+
+    def run(*words: object) -> tuple[int, preparing.Lines]:
+        command = [str(word) for word in (*prepare, *words)]
+        done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=False)
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+    code, lines = run(raw, "-o", tmp_path / "to", "--merges", 60)
     assert code == 0, lines
     found = open_data(tmp_path / "to")
     codes = (tmp_path / "to" / CODES).read_text().splitlines()
@@ -499,9 +492,9 @@ def test_raw_text_is_tokenized_and_split(tmp_path: Path, pytorch_python: Path) -
             tokens = [" ".join(found.vocabulary.tokens(sentences[place])) for place in range(len(sentences))]
             (split / f"{part}.{name}").write_text(lines_of(*tokens))
     shutil.copy(tmp_path / "to" / CODES, split / "codes")
-    assert run(split, "-o", tmp_path / "again", python=pytorch_python)[0] == 0
+    assert run(split, "-o", tmp_path / "again")[0] == 0
     for name in ("train_source.npy", VOCABULARY):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "to" / name).read_bytes()
     (split / "codes").write_text("#version: 0.2\nh o\no u\n")
-    text = refused(run(split, "-o", tmp_path / "other", python=pytorch_python))
+    text = refused(run(split, "-o", tmp_path / "other"))
     assert "splits into " in text and "the codes that the text was split by" in text

@@ -88,6 +88,13 @@ def test_what_ended_with_a_round_is_not_in_the_next() -> None:
     assert rule_for("v9.9", "bert") is None
 
 
+def test_berts_target_of_v07_is_lower_for_a_large_batch() -> None:
+    found = {batch: rule_for("v0.7", "bert", batch) for batch in (None, 8191, 8192)}
+    assert {batch: rule and rule.targets[0].value for batch, rule in found.items()} == {
+        **dict.fromkeys((None, 8191), 0.712), 8192: 0.706
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("ruleset", official.rulesets())
 def test_each_ruleset_of_the_library_checks_a_log(ruleset: str, tmp_path: Path) -> None:
     log = tmp_path / "result_0.txt"

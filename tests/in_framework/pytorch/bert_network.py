@@ -60,7 +60,16 @@ def initialized(shape, attention_name="grouped"):
 
 
 def norm(x, w, name):
-    return functional.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], 1e-12)
+    centred = x - x.mean(-1, keepdim=True)
+    scaled = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-12)
+    return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+
+def gelu(x, kind):
+    # arXiv 1606.08415: x times the normal distribution's function, and its approximation.
+    if kind == "erf":
+        return x / 2 * (1 + torch.erf(x / math.sqrt(2)))
+    return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def product(x, w, name):
@@ -69,7 +78,7 @@ def product(x, w, name):
 
 def reference(w, shape, tokens, segments, there):
     # Logits (B, length, vocabulary) and (B, 2) by the equations of arXiv 1810.04805 and 1706.03762.
-    names, approximate = "bert.embeddings.", "tanh" if shape.gelu == "tanh" else "none"
+    names = "bert.embeddings."
     x = w[f"{names}word_embeddings.weight"][tokens] + w[f"{names}token_type_embeddings.weight"][segments]
     x = norm(x + w[f"{names}position_embeddings.weight"][: tokens.shape[1]], w, f"{names}LayerNorm")
     size = shape.width // shape.heads
@@ -83,9 +92,9 @@ def reference(w, shape, tokens, segments, there):
             heads.append(torch.softmax(scores.masked_fill(~there[:, None, :], -math.inf), -1) @ v[..., part])
         attended = product(torch.cat(heads, -1), w, f"{layer}attention.output.dense")
         x = norm(x + attended, w, f"{layer}attention.output.LayerNorm")
-        inner = functional.gelu(product(x, w, f"{layer}intermediate.dense"), approximate=approximate)
+        inner = gelu(product(x, w, f"{layer}intermediate.dense"), shape.gelu)
         x = norm(x + product(inner, w, f"{layer}output.dense"), w, f"{layer}output.LayerNorm")
-    head = functional.gelu(product(x, w, "cls.predictions.transform.dense"), approximate=approximate)
+    head = gelu(product(x, w, "cls.predictions.transform.dense"), shape.gelu)
     head = norm(head, w, "cls.predictions.transform.LayerNorm")
     words = head @ w[f"{names}word_embeddings.weight"].t() + w["cls.predictions.bias"]
     pooled = torch.tanh(product(x[:, 0], w, "bert.pooler.dense"))
