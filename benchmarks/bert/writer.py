@@ -7,15 +7,15 @@ import unicodedata
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List
 
 import numpy as np
 
 from benchmarks.bert import evaluation, records, shards, sources, stages, texts, wikipedia
 from benchmarks.bert.masking import MASKED, Settings
-from benchmarks.bert.sources import Prepared, Source, Task
+from benchmarks.bert.sources import Prepared, Task
 from benchmarks.common.data.files import read_facts
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
@@ -29,11 +29,6 @@ PREDICTIONS = {128: 20, 512: 76}  # as published for both phases; NVIDIA v0.7 an
 MOST_COUNTED = 32
 SMALL = {"vocabulary": 2048, "length": 128, "evaluation": 1000}
 SUBMITTED = {"vocabulary": 0, "length": 512, "evaluation": 10_000}
-
-
-class Listing(NamedTuple):
-    source: Optional[Source]  # None for the toy data set, whose text is not written yet
-    fingerprint: str
 
 
 def list_source(args: argparse.Namespace, progress: Progress) -> Listing:

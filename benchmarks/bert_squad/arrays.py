@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.bert_squad import ARRAYS, OF_TOKENS, OF_WINDOWS, PARAGRAPHS, PARTS, VOCABULARY
 from benchmarks.bert_squad.answers import Places
 from benchmarks.common.data import passport
-from benchmarks.common.data.arrays import check_sizes, mapped, opening
+from benchmarks.common.data.arrays import Sequences, check_sizes, mapped, opening
 from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 
@@ -38,30 +38,16 @@ LONGEST_PARAGRAPH = (1 << 16) - 1  # characters
 
 
 @dataclass(frozen=True)
-class Windows:
-    # One part; the fields are as above.
+class Windows(Sequences):
+    # One part; the fields are as above. A length has [CLS] and both [SEP].
 
-    tokens: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
     best: np.ndarray
-    offsets: np.ndarray
     second: np.ndarray
     start: np.ndarray
     end: np.ndarray
     question: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """int32 [windows]: tokens of each, [CLS] and both [SEP] included; read when first asked for."""
-        return np.diff(self.offsets).astype(np.int32)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return the tokens of a window, uint16 [length]."""
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def places(self, index: int) -> Places:
         inside = slice(self.offsets[index], self.offsets[index + 1])
@@ -106,10 +92,9 @@ def open_data(folder: Path) -> DataSet:
     """
     found = passport.read(folder)
     with opening(folder, "bert-squad"):
-        train, test = (
-            Windows(*(mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items())) for part in PARTS
-        )
-        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
+        parts = [{name: mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items()} for part in PARTS]
+        entries = vocabulary.read(folder / VOCABULARY)
+        data = DataSet(*(Windows(**part) for part in parts), entries, found, folder)
         check(data)
     return data
 

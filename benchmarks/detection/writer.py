@@ -20,7 +20,7 @@ from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.files import read_facts, write_facts
 from benchmarks.common.data.passport import describe_file
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Report, Workers
@@ -38,11 +38,6 @@ TOLERATED = (tables.OUTSIDE, tables.NO_AREA, tables.FEW_POINTS)
 SHOWN = 5  # errors of one kind that a message names
 SKIP = "fix them, or add --skip-flawed to skip them: what is done already is kept"
 NameSets = Dict[str, FrozenSet[str]]  # names of images by part
-
-
-class Listing(NamedTuple):
-    source: Optional[sources.Source]  # None for the toy data set, which is not written yet
-    fingerprint: str
 
 
 class Task(NamedTuple):

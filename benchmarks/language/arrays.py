@@ -19,14 +19,13 @@ Next to them ``vocabulary.txt``, one entry a line as published. Arrays are read 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Mapping, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import passport
-from benchmarks.common.data.arrays import check_sizes, mapped, opening
+from benchmarks.common.data.arrays import Sequences, check_sizes, mapped, opening
 from benchmarks.language import ARRAYS, PARTS, VOCABULARY, vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 
@@ -45,28 +44,14 @@ def ragged(offsets: np.ndarray, chosen: np.ndarray) -> Tuple[np.ndarray, np.ndar
 
 
 @dataclass(frozen=True)
-class Samples:
-    # One part; the fields are as above.
+class Samples(Sequences):
+    # One part; the fields are as above. A length has [CLS] and both [SEP].
 
-    tokens: np.ndarray
-    offsets: np.ndarray
     second: np.ndarray
     masked_places: np.ndarray
     masked_labels: np.ndarray
     masked_offsets: np.ndarray
     next: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """int32 [samples]: tokens of each, [CLS] and both [SEP] included; read when first asked for."""
-        return np.diff(self.offsets).astype(np.int32)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """Return the tokens of a sample, uint16 [length]."""
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
     def masked(self, index: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return places and labels of the masked words of a sample, uint16 [masked] each."""

@@ -7,13 +7,10 @@ from typing import List, NamedTuple, Tuple
 
 import numpy as np
 
+from benchmarks.common.run.ranks import Ranks
+
 STRIDE = 32  # of the deepest stage of the backbone: sides are multiples
 Shape = Tuple[int, int]  # height and width to which the images of a batch are padded
-
-
-class Share(NamedTuple):
-    rank: int
-    ranks: int
 
 
 class ImageBatch(NamedTuple):
@@ -62,7 +59,7 @@ def _multiple(length: int, of: int) -> int:
 
 
 def batches(
-    sizes: np.ndarray, wanted: np.ndarray, positions: np.ndarray, batch: int, seed: int, epoch: int, share: Share
+    sizes: np.ndarray, wanted: np.ndarray, positions: np.ndarray, batch: int, seed: int, epoch: int, ranks: Ranks
 ) -> List[ImageBatch]:
     """Return a rank's batches of an epoch, each of ``batch`` images; what does not fill one is filled up again.
 
@@ -78,11 +75,11 @@ def batches(
         batch: images of a rank in a step.
         seed: of the run.
         epoch: from 0.
-        share: which rank's.
+        ranks: of the job: which rank's.
     """
-    each = -(-len(positions) // share.ranks)
+    each = -(-len(positions) // ranks.size)
     shuffled = np.random.RandomState([seed & 0xFFFFFFFF, epoch]).permutation(positions)
-    mine = np.resize(shuffled, each * share.ranks)[share.rank * each :][:each]
+    mine = np.resize(shuffled, each * ranks.size)[ranks.rank * each :][:each]
     is_wide = sizes[mine, 0] > sizes[mine, 1]
     groups = [np.flatnonzero(is_wide), np.flatnonzero(~is_wide)]
     full = [group[: len(group) // batch * batch].reshape(-1, batch) for group in groups]

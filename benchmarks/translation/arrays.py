@@ -21,34 +21,17 @@ from typing import Any, List, Mapping
 import numpy as np
 
 from benchmarks.common.data import passport
-from benchmarks.common.data.arrays import check_sizes, opening
+from benchmarks.common.data.arrays import Sequences, check_sizes, opening
 from benchmarks.translation import PARTS, REFERENCES, SIDES, SOURCES, VOCABULARY, vocabulary
 from benchmarks.translation.vocabulary import Vocabulary
-
-
-@dataclass(frozen=True)
-class Sentences:
-    tokens: np.ndarray  # uint16 or int32 [tokens], a memory map: all sentences one after the other, without BOS and EOS
-    offsets: np.ndarray  # int64 [sentences + 1], a memory map
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """int32 [sentences]: tokens without BOS and EOS; read when first asked for."""
-        return np.diff(self.offsets).astype(np.int32)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 
 @dataclass(frozen=True)
 class Pairs:
     # Both sides of a part: sentence i of one is the translation of sentence i of the other.
 
-    source: Sentences
-    target: Sentences
+    source: Sequences
+    target: Sequences
 
     def __len__(self) -> int:
         return len(self.source)
@@ -97,9 +80,9 @@ def _lines(path: Path) -> List[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def _sentences(folder: Path, part: str, side: str) -> Sentences:
+def _sentences(folder: Path, part: str, side: str) -> Sequences:
     tokens = np.load(str(folder / f"{part}_{side}.npy"), mmap_mode="r")
-    return Sentences(tokens, np.load(str(folder / f"{part}_{side}_offsets.npy"), mmap_mode="r"))
+    return Sequences(tokens, np.load(str(folder / f"{part}_{side}_offsets.npy"), mmap_mode="r"))
 
 
 def check(data: DataSet) -> None:

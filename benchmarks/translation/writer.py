@@ -6,14 +6,14 @@ from collections import Counter
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array, write_header
 from benchmarks.common.data.files import in_one_step, read_facts
-from benchmarks.common.data.prepare import Content, Split, check_room
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Function, Workers
@@ -44,11 +44,6 @@ SAMPLE_LINES = 2000  # lines that are split again to see whether codes belong to
 # Tokens a word, on average: codes learnt from a text leave fewer than two, those of another script one a letter.
 MOST_PARTS = 3.0
 MOST_UNKNOWN = 0.05  # share of tokens that the vocabulary lacks
-
-
-class Listing(NamedTuple):
-    source: Optional[sources.Source]  # None for the toy data set, whose text is not written yet
-    fingerprint: str
 
 
 class Task(NamedTuple):

@@ -15,13 +15,11 @@ from benchmarks.bert.pytorch.data import MicroBatch, evaluation_input
 from benchmarks.bert.pytorch.model import Network
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value
-from benchmarks.common.export.torch import TOOLS
-from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.export.torch import ALONE, TOOLS
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.pytorch import serving
 from benchmarks.language.pytorch.encoder import shape_of
 
-ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 INPUTS = (
     Value("tokens", "[CLS] a [SEP] b [SEP], numbers of the vocabulary; 0 behind them"),
     Value("segments", "1 for b and the [SEP] behind it, else 0"),

@@ -19,11 +19,9 @@ from benchmarks.bert_squad.pytorch.evaluation import answer, quality
 from benchmarks.bert_squad.pytorch.model import Network
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value
-from benchmarks.common.export.torch import TOOLS
-from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.export.torch import ALONE, TOOLS
 from benchmarks.language.pytorch import serving
 
-ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 NOWHERE = -1e4  # logit of a place behind a window's end
 INPUTS = (
     Value("tokens", "[CLS] question [SEP] context [SEP], numbers of the vocabulary; 0 behind them"),

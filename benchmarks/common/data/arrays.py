@@ -1,6 +1,8 @@
 """NumPy files of a data set: written so that a full disk shows, read as memory maps, compared with the passport."""
 
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Iterator, Mapping, Sequence, Tuple
@@ -40,6 +42,25 @@ def mapped(path: Path, kind: str) -> np.ndarray:
         found = f"{path} has {array.dtype.str} {list(array.shape)}"
         raise Problem(found, f"{kind} in one dimension", prepare_again(path.parent))
     return array
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of tokens, one after the other."""
+
+    tokens: np.ndarray  # [tokens], a memory map
+    offsets: np.ndarray  # int64 [sequences + 1], a memory map
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int32 [sequences]: tokens of each; read when first asked for."""
+        return np.diff(self.offsets).astype(np.int32)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 
 @contextmanager

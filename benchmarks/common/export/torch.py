@@ -12,7 +12,9 @@ import torch
 
 from benchmarks.common.export.export import ONNX_FILE, Arrays, Infer, Subject, Tools, require_for_onnx
 from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
 
+ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))  # the process that exports, as a run's only rank
 OPSET = 20  # ONNX's version that servers of the last years read
 # Bytes of weights in one ONNX file, whose format ends at 2 GiB; more are in a file of their own next to it.
 LARGEST_FILE = 1 << 30

@@ -23,7 +23,7 @@ from benchmarks.gnmt.pytorch.train import build, train_step
 from benchmarks.translation.arrays import open_data
 from benchmarks.translation.orders import GNMT_MARKS
 from benchmarks.translation.pytorch.batches import synthetic_batch
-from benchmarks.translation.pytorch.bench import Parts, subject
+from benchmarks.translation.pytorch.bench import subject
 
 DECODED = 32  # sentences of a batch that is translated on a CPU, at most: it takes seconds for them
 MARKS = 3  # tokens of a pair in addition to those of the data: BOS and EOS of the source, EOS of the target
@@ -38,7 +38,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     at_once = config.eval_batch_size if config.device == "gpu" else min(DECODED, config.eval_batch_size)
     plain = GNMT(config, words).to(ranks.context)
     plain.decoder.attention.scores = attention.plain
-    parts = Parts(
+    return subject(
         training,
         data,
         order_of(config, data, ranks),
@@ -55,7 +55,6 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         translated=next(evaluation_input(replace(config, eval_batch_size=at_once), data, ranks)),
         title=f"GNMT, width {config.width}, {config.layers} layers, vocabulary {words:,}, batch {config.batch_size}",
     )
-    return subject(parts)
 
 
 if __name__ == "__main__":

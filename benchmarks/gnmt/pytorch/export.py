@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Parts, Subject, Value
-from benchmarks.common.export.torch import TOOLS, as_tensors, inferring
+from benchmarks.common.export.torch import ALONE, TOOLS, as_tensors, inferring
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input
@@ -121,7 +121,7 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         )
         return search(config, data.vocabulary.size, batch, state, ask)
 
-    return serving.evaluate(evaluation_input(config, data, serving.ALONE), data, decode, of_text(sacrebleu_score))
+    return serving.evaluate(evaluation_input(config, data, ALONE), data, decode, of_text(sacrebleu_score))
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:

@@ -116,7 +116,7 @@ class Orders:
     """This rank's batches of each epoch, from the sizes of the training images alone."""
 
     def __init__(self, config: Config, part: Part, ranks: Ranks) -> None:
-        self.config, self.part, self._share = config, part, order.Share(ranks.rank, ranks.size)
+        self.config, self.part, self._ranks = config, part, ranks
         self.resized = order.resized(np.asarray(part.sizes), config.short_side, config.long_side)
         self.shapes = order.shapes(self.resized, config.short_side, config.long_side, config.bucket_step)
         self.size = config.batch_size * ranks.size
@@ -126,7 +126,7 @@ class Orders:
 
     def _of_epoch(self, epoch: int) -> List[order.ImageBatch]:
         config, listed = self.config, self.part.with_objects
-        return order.batches(self.resized, self.shapes, listed, config.batch_size, config.seed, epoch, self._share)
+        return order.batches(self.resized, self.shapes, listed, config.batch_size, config.seed, epoch, self._ranks)
 
 
 class TrainingInput:

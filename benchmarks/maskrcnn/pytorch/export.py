@@ -15,8 +15,7 @@ import torch
 
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Subject, Value, on_cpu
-from benchmarks.common.export.torch import TOOLS, as_tensors
-from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.export.torch import ALONE, TOOLS, as_tensors
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap
@@ -30,7 +29,6 @@ from benchmarks.maskrcnn.pytorch.operators import Chosen
 from benchmarks.maskrcnn.pytorch.served import Served
 from benchmarks.maskrcnn.pytorch.train import QUALITIES
 
-ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 INPUTS = (
     Value("images", "0..255; right of the image and below it the mean colour, so that both sides are multiples of 32"),
     Value("sizes", "width and height of each image in it, in pixels"),

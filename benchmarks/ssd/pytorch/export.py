@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Infer, Subject, Value, on_cpu
-from benchmarks.common.export.torch import TOOLS
-from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.export.torch import ALONE, TOOLS
 from benchmarks.detection.annotations import DataSet, open_data
 from benchmarks.detection.detections import empty, joined
 from benchmarks.detection.evaluation import coco_ap
@@ -24,7 +23,6 @@ from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import MEAN, STD, EvaluationInput
 
-ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 IMAGES = "RGB, (value 0..255 - mean) / std of each colour, resized to a square whatever its shape"
 
 

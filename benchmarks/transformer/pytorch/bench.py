@@ -22,7 +22,7 @@ from benchmarks.transformer.pytorch.train import build, train_step
 from benchmarks.translation.arrays import open_data
 from benchmarks.translation.orders import MARKS
 from benchmarks.translation.pytorch.batches import PLAIN, synthetic_batch
-from benchmarks.translation.pytorch.bench import Parts, subject
+from benchmarks.translation.pytorch.bench import subject
 
 
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
@@ -33,7 +33,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     length = max(2, config.max_length // 2)
     synthetic = synthetic_batch(training.words, max(1, config.batch_size // length), length, ranks)
     plain = Network(config, len(training.network.table.weight)).to(ranks.context)
-    parts = Parts(
+    return subject(
         training,
         data,
         orders,
@@ -52,7 +52,6 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         title=f"Transformer, {config.layers} + {config.layers} layers, width {config.width}, "
         f"{training.words:,} entries, {config.batch_size} positions",
     )
-    return subject(parts)
 
 
 if __name__ == "__main__":

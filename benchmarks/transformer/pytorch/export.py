@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.common.export import export
 from benchmarks.common.export.export import Arrays, Infer, Parts, Subject, Value
-from benchmarks.common.export.torch import TOOLS, as_tensors, inferring
+from benchmarks.common.export.torch import ALONE, TOOLS, as_tensors, inferring
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input
 from benchmarks.transformer.pytorch.model import (
@@ -134,7 +134,7 @@ def evaluate(config: Config, data: DataSet, infer: Mapping[str, Infer]) -> Dict[
         state = serving.Hypotheses(infer["decoder"], config.beam, (source, memory), (cache,))
         return search(config, data.vocabulary.size, batch, state, ask)
 
-    return serving.evaluate(evaluation_input(config, data, serving.ALONE), data, decode, score_of(config))
+    return serving.evaluate(evaluation_input(config, data, ALONE), data, decode, score_of(config))
 
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:

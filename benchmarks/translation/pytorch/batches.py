@@ -8,9 +8,10 @@ from typing import Any, Callable, Generator, Iterator, NamedTuple, Tuple
 import numpy as np
 import torch
 
+from benchmarks.common.data.arrays import Sequences
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.translation.arrays import Pairs, Sentences
+from benchmarks.translation.arrays import Pairs
 from benchmarks.translation.orders import Order
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
@@ -48,7 +49,7 @@ PLAIN = Shape()
 
 
 def padded(
-    sentences: Sentences, indices: np.ndarray, before: int, after: int, multiple: int
+    sentences: Sequences, indices: np.ndarray, before: int, after: int, multiple: int
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return sentences as int64 (B, longest) with PAD, and their lengths int64 (B,).
 
@@ -142,7 +143,7 @@ def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: _Task) -> Batch:
 
 
 def evaluation_batches(
-    sentences: Sentences, order: Order, ranks: Ranks, shape: Shape = PLAIN, ahead: int = AHEAD
+    sentences: Sequences, order: Order, ranks: Ranks, shape: Shape = PLAIN, ahead: int = AHEAD
 ) -> Iterator[SourceBatch]:
     # Yield this rank's batches of ``order`` over the source of the test part, of which some may be empty.
     copy = partial(_tensor, device=ranks.context)

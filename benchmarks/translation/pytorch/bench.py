@@ -3,7 +3,7 @@
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import cycle
-from typing import Any, Callable, Iterator, List, NamedTuple
+from typing import Any, Callable, Iterator, List
 
 import numpy as np
 import torch
@@ -28,57 +28,75 @@ TITLES = {
 NextBatch = Callable[[], Batch]
 
 
-class Parts(NamedTuple):
-    training: Training
-    data: DataSet
-    orders: Callable[[int], Order]
-    shape: Shape
-    longest: int  # tokens of a side without marks, at most
-    sentences: int  # pairs of a batch of the plain loop
-    tokens: float  # of a batch of real data
-    synthetic: Batch
-    synthetic_tokens: int
-    step: Callable[[Batch], torch.Tensor]
-    plain: torch.nn.Module  # the network of the plain loop
-    logits: Callable[[Batch], torch.Tensor]  # (B, T, vocabulary) of the plain network
-    decode: Decode
-    translated: SourceBatch  # sentences of the test part: translated at once, and one at a time
-    title: str
+def subject(
+    training: Training,
+    data: DataSet,
+    orders: Callable[[int], Order],
+    shape: Shape,
+    *,
+    longest: int,
+    sentences: int,
+    tokens: float,
+    synthetic: Batch,
+    synthetic_tokens: int,
+    step: Callable[[Batch], torch.Tensor],
+    plain: torch.nn.Module,
+    logits: Callable[[Batch], torch.Tensor],
+    decode: Decode,
+    translated: SourceBatch,
+    title: str,
+) -> bench.Subject:
+    """Return what is measured of a translator.
 
-
-def subject(parts: Parts) -> bench.Subject:
-    training, opened = parts.training, ExitStack()
+    Args:
+        training: its network and optimizer.
+        data: real pairs.
+        orders: batches of an epoch.
+        shape: how they are laid out.
+        longest: tokens of a side without marks, at most.
+        sentences: pairs of a batch of the plain loop.
+        tokens: of a batch of real data.
+        synthetic: batch.
+        synthetic_tokens: its tokens.
+        step: trains on a batch.
+        plain: network of the plain loop.
+        logits: (B, T, vocabulary) of the plain network.
+        decode: translates a batch.
+        translated: sentences of the test part: translated at once, and one at a time.
+        title: of the measurement.
+    """
+    opened = ExitStack()
     config, ranks = training.config, training.ranks
 
     def batches(orders: Callable[[int], Order], shape: Shape) -> NextBatch:
-        stream = training_input(parts.data.train, orders, ranks, 0, shape, config.prefetch)
+        stream = training_input(data.train, orders, ranks, 0, shape, config.prefetch)
         return partial(next, opened.enter_context(closing(stream)))
 
-    def decode(batch: SourceBatch) -> Any:
+    def evaluated(batch: SourceBatch) -> Any:
         training.network.eval()
-        found = parts.decode(batch)
+        found = decode(batch)
         training.network.train()
         return found
 
-    plain = batches(any_order(parts.data, parts.longest, parts.sentences, ranks.size), parts.shape._replace(multiple=1))
-    alone = singles(parts.translated)
+    any_pairs = batches(any_order(data, longest, sentences, ranks.size), shape._replace(multiple=1))
+    alone = singles(translated)
     loops = {
-        "bare": bench.repeated(plain_step(parts, plain)),
-        "synthetic": bench.training_loop(pytorch, config, ranks, parts.step, lambda: parts.synthetic),
-        "real": bench.training_loop(pytorch, config, ranks, parts.step, batches(parts.orders, parts.shape)),
-        "input": bench.repeated(batches(parts.orders, parts.shape)),
-        "one by one": bench.repeated(lambda: decode(next(alone))),
-        "evaluation": bench.repeated(lambda: decode(parts.translated)),
+        "bare": bench.repeated(plain_step(config, plain, logits, any_pairs)),
+        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
+        "real": bench.training_loop(pytorch, config, ranks, step, batches(orders, shape)),
+        "input": bench.repeated(batches(orders, shape)),
+        "one by one": bench.repeated(lambda: evaluated(next(alone))),
+        "evaluation": bench.repeated(lambda: evaluated(translated)),
     }
     return bench.Subject(
-        f"{parts.title}, {config.precision}, one {config.device}",
-        round(parts.tokens),
+        f"{title}, {config.precision}, one {config.device}",
+        round(tokens),
         loops,
         TITLES,
         samples={
-            "synthetic": parts.synthetic_tokens,
+            "synthetic": synthetic_tokens,
             "one by one": 1,
-            "evaluation": len(parts.translated.indices),
+            "evaluation": len(translated.indices),
         },
         against={"evaluation": "one by one"},
         close=opened.close,
@@ -86,17 +104,18 @@ def subject(parts: Parts) -> bench.Subject:
     )
 
 
-def plain_step(parts: Parts, next_batch: NextBatch) -> Callable[[], None]:
+def plain_step(
+    config: Any, network: torch.nn.Module, logits: Callable[[Batch], torch.Tensor], next_batch: NextBatch
+) -> Callable[[], None]:
     # Return a step of a plain loop: the logits of a whole batch at once, torch.optim.Adam.
-    config, network = parts.training.config, parts.plain
     optimizer = torch.optim.Adam(network.parameters(), bench.RATE, (config.beta1, config.beta2), config.epsilon)
 
     def step() -> None:
         batch = next_batch()
         optimizer.zero_grad()
         with pytorch.autocast(batch.source.device, config.precision):
-            logits = parts.logits(batch)
-        loss = plain_loss(logits.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
+            found = logits(batch)
+        loss = plain_loss(found.flatten(0, 1), batch.target_out.flatten(), config.label_smoothing)
         (loss / batch.all_tokens).backward()
         if config.gradient_clip:
             torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.common.export.export import Arrays, Infer, Value
-from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.export.torch import ALONE
 from benchmarks.translation import CODES, VOCABULARY
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import SourceBatch
@@ -21,7 +21,6 @@ from benchmarks.translation.pytorch.evaluation import Decode, Score, translate
 from benchmarks.translation.vocabulary import BOS, BPE, EOS, PAD, SPECIAL, UNK
 
 M = TypeVar("M", bound=nn.Module)
-ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 SHOWN_STEP = 3  # of the first batch: the hypotheses differ there, and have a past
 SOURCE = Value("source", "numbers of the source's tokens, </s> behind them, 0 behind the end")
 TOKENS = Value("tokens", "the last token of each hypothesis, at first <s>")

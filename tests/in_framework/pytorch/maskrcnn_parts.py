@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.pytorch.boxes import decode, encode, overlaps
 from benchmarks.detection.pytorch.operators import nms
 from benchmarks.maskrcnn import order
@@ -275,7 +276,7 @@ def test_a_box_without_area_changes_no_gradient():
 def as_sampled(sizes, positions, batch, share):
     # The full batches of a rank by the submitted rule, image by image
     shuffled = np.random.RandomState([3, 0]).permutation(positions).tolist()
-    each = -(-len(shuffled) // share.ranks)
+    each = -(-len(shuffled) // share.size)
     mine = itertools.islice(itertools.cycle(shuffled), share.rank * each, (share.rank + 1) * each)
     groups, found = {}, []
     for place, image in enumerate(mine):
@@ -296,7 +297,7 @@ def test_each_rank_groups_its_own_images_by_aspect(ranks):
     shapes = order.shapes(resized, 80, 133, 32)
     chosen, seen = np.flatnonzero(random.rand(500) < 0.9), set()
     for rank in range(ranks):
-        share = order.Share(rank, ranks)
+        share = Ranks(rank, ranks, 0, 1, None)
         listed = order.batches(resized, shapes, chosen, 4, 3, 0, share)
         assert len(listed) == -(-len(chosen) // (4 * ranks)), "all ranks have as many"
         is_high = resized[:, 1] >= resized[:, 0]

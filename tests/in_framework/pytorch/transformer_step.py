@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.common.data.arrays import Sequences
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.train import build, train_step
-from benchmarks.translation.arrays import Pairs, Sentences
+from benchmarks.translation.arrays import Pairs
 from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import training_input
 from benchmarks.translation.pytorch.loss import plain_loss
@@ -35,7 +36,7 @@ def ranks():
 def side(generator, count):
     lengths = generator.randint(1, 12, count).astype(np.int32)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
-    return Sentences(generator.randint(4, WORDS, offsets[-1]).astype(np.uint16), offsets)
+    return Sequences(generator.randint(4, WORDS, offsets[-1]).astype(np.uint16), offsets)
 
 
 def batches(ranks):

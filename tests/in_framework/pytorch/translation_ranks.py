@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.common.data.arrays import Sequences
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.train import score_of
-from benchmarks.translation.arrays import Pairs, Sentences
+from benchmarks.translation.arrays import Pairs
 from benchmarks.translation.orders import by_sentences, by_tokens, for_evaluation
 from benchmarks.translation.pytorch import batches, evaluation
 from benchmarks.translation.pytorch.batches import Shape, training_input
@@ -29,7 +30,7 @@ def ranks():
 
 def sentences(lengths, seed):
     tokens = np.random.default_rng(seed).integers(4, WORDS, int(lengths.sum())).astype(np.uint16)
-    return Sentences(tokens, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
+    return Sequences(tokens, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
 
 
 def taken(ranks, order_of, shape, position, count):
@@ -142,7 +143,7 @@ def test_translations_and_their_scores_can_be_read(ranks, tmp_path_factory):
 def test_bleu_of_the_transformer_is_that_of_the_round():
     # Over tokens of both sides; v0.5 matches no unknown word: 5 of 6 words, 4 of 5 pairs, 3 of 4, 2 of 3.
     known = Vocabulary((*SPECIAL, "the_", "Haus_", "-_", "boot_", "\\u_"), SUBTOKENS)
-    target = Sentences(np.array([4, 5, 6, 7, 8, 4, 5, UNK], np.uint16), np.array([0, 8]))
+    target = Sequences(np.array([4, 5, 6, 7, 8, 4, 5, UNK], np.uint16), np.array([0, 8]))
     data = SimpleNamespace(vocabulary=known, references=["another text"], test=SimpleNamespace(target=target))
     configs = {name: Config(round=name) for name in ("v0.5", "v0.6", "v0.7")}
     found = {name: score_of(config)([target[0].tolist()], data) for name, config in configs.items()}
