@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.common.data.files import in_one_step
 
-# Of the arrays of Detections
+# Types of the arrays of Detections
 DTYPES = {"images": np.int64, "boxes": np.float32, "scores": np.float32, "labels": np.int16}
 
 

@@ -22,7 +22,7 @@ from benchmarks.detection.detections import Detections
 
 KINDS = ("bbox", "segm")  # what is compared, by pycocotools' names: boxes and masks
 ANY_AREA = [0, 1e5**2]
-MOST_DETECTIONS = 100  # of a category in an image
+MOST_DETECTIONS = 100  # detections of a category in an image
 Pair = Tuple[int, int]  # ids of an image and of a category
 
 
@@ -35,7 +35,7 @@ class Chunk(NamedTuple):
     shapes: Sequence[List[Any]]  # boxes, or masks as RLE
 
 
-# Of D detections in a pair: whether each is matched, and whether it counts for nothing since a crowd matches; bool
+# For D detections in a pair, whether each is matched, and whether it counts for nothing since a crowd matches; bool
 # (thresholds, D)
 Match = Tuple[np.ndarray, np.ndarray]
 Matching = Callable[[Chunk], List[Match]]
@@ -79,7 +79,7 @@ class Truth:
         for (_, category), objects in self._objects.items():
             self._counted[category] += sum(not each["ignore"] for each in objects)
         self._pairs = sorted(self._objects, key=lambda pair: (pair[1], pair[0]))
-        self._evaluations = {kind: COCOeval(iouType=kind) for kind in kinds}  # of one pair at a time
+        self._evaluations = {kind: COCOeval(iouType=kind) for kind in kinds}  # each compares one pair at a time
         for evaluation in self._evaluations.values():
             evaluation.params.maxDets = [MOST_DETECTIONS]
             evaluation._gts = self._objects

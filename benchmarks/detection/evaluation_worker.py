@@ -47,7 +47,7 @@ LONGEST = 400  # pixels of a picture's longer side; a smaller image stays as it 
 LOWEST_SCORE = 0.3
 MOST = 20  # detections that are drawn in an image, with at least LOWEST_SCORE
 JPEG_QUALITY = 80
-_truth: Dict[str, Truth] = {}  # of this process; those that match inherit it
+_truth: Dict[str, Truth] = {}  # this process's own; those that match inherit it
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from benchmarks.common.run.timeline import Timeline, by_epochs
 
 # The names as in the logs' eval_accuracy, which the checker compares with the targets
 WORDING = Wording("maskrcnn", accuracy_first=True, names={"box_ap": "BBOX", "mask_ap": "SEGM"})
-BIAS_FACTOR = 2.0  # of the base value for biases (SOLVER.BIAS_LR_FACTOR)
+BIAS_FACTOR = 2.0  # factor on the base value for biases (SOLVER.BIAS_LR_FACTOR)
 
 
 def hyperparameters(config: Any, ranks: int) -> Dict[str, Any]:

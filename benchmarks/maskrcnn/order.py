@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.common.run.ranks import Ranks
 
-STRIDE = 32  # of the deepest stage of the backbone: sides are multiples
+STRIDE = 32  # stride of the deepest stage of the backbone: sides are multiples
 Shape = Tuple[int, int]  # height and width to which the images of a batch are padded
 
 
@@ -31,7 +31,7 @@ def resized(sizes: np.ndarray, short_side: int, long_side: int) -> np.ndarray:
     short = np.where(most / least * short_side > long_side, np.rint(long_side * least / most), short_side)
     scaled = (short[:, None] * sides / least[:, None]).astype(np.int64)
     found = np.where(sides == least[:, None], short[:, None], scaled)
-    # Of very long images the rounding exceeds the limit; they still have to fit into the longest shape.
+    # The rounding of very long images exceeds the limit; they still have to fit into the longest shape.
     return found.clip(1, _multiple(long_side, STRIDE)).astype(np.int64)
 
 

@@ -24,7 +24,7 @@ LONGEST = 80  # Words of a side at most, as ``clean-corpus-n.perl ... 1 80`` of 
 # How subword-nmt's files of codes begin.
 HEADER = "#version:"
 
-# Of the submission: 33,708 lines, the first two of them for padding and the end of a sentence.
+# The submission's dictionary: 33,708 lines, the first two of them for padding and the end of a sentence.
 DICTIONARY = "reference_dictionary.ende.txt"
 RESERVED = ("<pad>_", "<EOS>_", "<lua_index_compat>", "<bypass_unk>")
 CACHE = 1 << 18  # tokens whose subtokens are remembered

@@ -105,15 +105,11 @@ def extract(source: Source, scratch: Path, pool: Workers) -> Source:
             packed[item.path] = (*packed.get(item.path, ()), item.member)
     tasks = [wmt.Extraction(str(path), members, str(folder)) for path, members in packed.items()]
     if tasks:
-        pool.run("extract", "bytes", wmt.extract, tasks, _archive_size, lambda task: task.is_done)
+        pool.run("extract", "bytes", wmt.extract, tasks, lambda task: task.size, lambda task: task.is_done)
     corpora = [Corpus(*(_on_disk(item, folder) for item in each)) for each in (*source.train, source.test)]
     if source.corpus:
         _check_test(corpora[-1], source.test)
     return source._replace(train=tuple(corpora[:-1]), test=corpora[-1])
-
-
-def _archive_size(task: wmt.Extraction) -> int:
-    return Path(task.archive).stat().st_size
 
 
 def _on_disk(item: Item, folder: Path) -> Item:

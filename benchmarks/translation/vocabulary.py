@@ -28,7 +28,7 @@ class Vocabulary:
 
     entries: Tuple[str, ...]  # all of them, the special ones first
     kind: str = BPE
-    # Of the text, for its detokenizer; None where the references are tokenized: then words stay apart.
+    # Language of the text, for its detokenizer; None where the references are tokenized: then words stay apart.
     language: Optional[str] = None
 
     @property

@@ -58,13 +58,13 @@ TEST = "newstest2014"
 # Its archive holds the test part as SGM.
 DEV = Published(TEST, ("dev.tgz",), "http://data.statmt.org/wmt16/translation-task/dev.tgz")
 SGM = {"en": f"{TEST}-deen-ref.en.sgm", "de": f"{TEST}-deen-src.de.sgm"}
-# Of translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh has the second one too. The archives have no
-# published checksum of their own: that script compares a hash over all of raw_data/.
+# From translation/verify_dataset.sh (v0.5); rnn_translator/verify_dataset.sh has the second one too. The archives have
+# no published checksum of their own: that script compares a hash over all of raw_data/.
 KNOWN_MD5 = {
     f"{TEST}.en": "dabf51a9c02b2235632f3cee75c72d49",
     f"{TEST}.de": "f6c3818b477e4a25cad68b61cc883c17",
 }
-# Of the text split by BPE, from WMT16: rnn_translator/verify_dataset.sh (v0.5). Moses' own tokenizer made it.
+# Checksums of the text split by BPE, from WMT16: rnn_translator/verify_dataset.sh (v0.5). Moses' own tokenizer made it.
 SUBMITTED_MD5 = {
     ("train", "source"): "b7482095b787264a310d4933d197a134",
     ("train", "target"): "409064aedaef5b7c458ff19a7beda462",
@@ -79,6 +79,10 @@ class Extraction(NamedTuple):
     archive: str
     members: Tuple[str, ...]  # their base names in the archive
     folder: str  # where they are written to, under the same names
+
+    @property
+    def size(self) -> int:
+        return Path(self.archive).stat().st_size
 
     @property
     def is_done(self) -> bool:

@@ -184,7 +184,7 @@ def _split(task: Task, args: argparse.Namespace) -> Dict[str, Any]:
     given, learns = source.codes, not source.codes and source.form != SPLIT
     codes = segment.check_codes(given) if given else ""
     if learns and (scratch / CODES).exists():
-        codes = (scratch / CODES).read_bytes().decode()  # of an interrupted preparation
+        codes = (scratch / CODES).read_bytes().decode()  # from an interrupted preparation
     elif learns:
         report = partial(task.workers.progress.update, "merge", total=args.merges, unit="merges")
         codes = segment.learn_codes(words, args.merges, report)

@@ -15,7 +15,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import Part
 from benchmarks.detection.detections import Detections, from_bytes, joined, to_bytes
 
-# Of a size's offset, so that its exponential stays finite (maskrcnn_benchmark/modeling/box_coder.py)
+# Largest offset of a size, so that its exponential stays finite (maskrcnn_benchmark/modeling/box_coder.py)
 LARGEST = math.log(1000 / 16)
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 # (B, T, S) of queries (B, T, W), keys (B, S, W) and v (W,).
 Scores = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-# Of tanh that are held at once: what stays in a CPU's caches; on a GPU enough to fill it.
+# Bytes of tanh that are held at once: what stays in a CPU's caches; on a GPU enough to fill it.
 CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 

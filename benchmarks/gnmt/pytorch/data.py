@@ -12,7 +12,7 @@ from benchmarks.translation import orders
 from benchmarks.translation.arrays import DataSet
 from benchmarks.translation.pytorch.batches import Shape, SourceBatch, evaluation_batches
 
-MULTIPLES = {"fp16": 8, "bf16": 8}  # of the positions of a batch, as tensor cores want it
+MULTIPLES = {"fp16": 8, "bf16": 8}  # the positions of a batch are a multiple, as tensor cores want it
 
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], orders.Order]:

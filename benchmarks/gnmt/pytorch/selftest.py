@@ -6,7 +6,7 @@ from benchmarks.common.checks.agreement import Tolerance
 from benchmarks.common.checks.selftest import Suite
 from benchmarks.translation import noise
 
-ENTRIES = 32316  # of the submitted vocabulary, which is padded to 32,320
+ENTRIES = 32316  # entries of the submitted vocabulary, which is padded to 32,320
 ROUNDED = Tolerance(0.005, 0.02)
 SUITE = Suite(
     module="benchmarks.gnmt.pytorch",

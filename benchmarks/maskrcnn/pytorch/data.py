@@ -41,7 +41,7 @@ class Batch(NamedTuple):
         """Move to memory from which ``device`` copies by itself."""
         if device.type == "cpu":
             return self
-        torch.cuda.set_device(device)  # of this thread: else the first GPU would get a context of this process
+        torch.cuda.set_device(device)  # for this thread: else the first GPU would get a context of this process
         return Batch(*(each.pin_memory() for each in self))
 
 
@@ -122,7 +122,7 @@ class Orders:
         self.size = config.batch_size * ranks.size
         self.of_epoch: Callable[[int], List[order.ImageBatch]] = lru_cache(maxsize=2)(self._of_epoch)
 
-        self.steps = -(-len(part.with_objects) // self.size)  # of an epoch, the same on all ranks
+        self.steps = -(-len(part.with_objects) // self.size)  # steps of an epoch, the same on all ranks
 
     def _of_epoch(self, epoch: int) -> List[order.ImageBatch]:
         config, listed = self.config, self.part.with_objects

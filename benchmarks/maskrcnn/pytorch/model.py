@@ -59,7 +59,7 @@ class ProposalHead(nn.Module):
             _normal(layer, 0.01)
 
     def forward(self, levels: List[torch.Tensor]) -> Scored:
-        """Of levels (B, width, h, w)."""
+        """Score the anchors of levels (B, width, h, w)."""
         scores, offsets = [], []
         for level in levels:
             x = functional.relu(self.conv(level), inplace=True)

@@ -94,7 +94,7 @@ class Placed(NamedTuple):
     start: torch.Tensor  # int64: row of the first pixel of the RoI's level and image
     height: torch.Tensor  # int64: of the level
     width: torch.Tensor
-    scale: torch.Tensor  # of the level: its pixels per pixel of the image
+    scale: torch.Tensor  # the level's pixels per pixel of the image
 
 
 def placed(
@@ -390,7 +390,7 @@ def sizes_of(config: Config) -> Dict[str, Mapping[str, Any]]:
     rois = config.batch_size * config.rois_per_image
     side = max(32, config.short_side // 32 * 8)
     positive = max(1, int(rois * config.roi_fg_fraction))
-    # Of the five levels, a third of the first one behind it.
+    # The other four of the five levels have a third of the first one's.
     anchors = len(config.anchor_ratios) * config.short_side * config.long_side // 16 * 4 // 3
     align = {"batch": config.batch_size, "rois": rois, "channels": config.fpn_width, "side": side, "bins": BOX_BINS}
     return {

@@ -160,7 +160,7 @@ class Proposals(NamedTuple):
 
 
 class Limits(NamedTuple):
-    candidates: int  # of a level of an image, before the suppression
+    candidates: int  # boxes of a level of an image, before the suppression
     proposals: int  # behind it: over all levels, and of all images together if ``of_batch``
     of_batch: bool
     overlap: float  # IoU above which the lower score of a level is removed

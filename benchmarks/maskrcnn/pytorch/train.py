@@ -38,7 +38,7 @@ from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.operators import Chosen, choose, is_captured
 
 QUALITIES = {"bbox": "box_ap", "segm": "mask_ap"}  # name of the quality of each kind of comparison
-EDGES = 1 << 18  # of a batch's outlines that a graph has room for, 5 MB; a batch with more is trained without a graph
+EDGES = 1 << 18  # a graph has room for as many edges of outlines, 5 MB; a batch with more is trained without one
 
 
 class Training:

@@ -21,7 +21,7 @@ from benchmarks.detection.annotations import Part
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.model import COLOURS, VARIANCES, default_boxes
 
-# Of ImageNet, per colour, on the scale 0..255: data_normalization_mean and _std of the v0.5 logs.
+# ImageNet's mean and deviation, per colour, on the scale 0..255: data_normalization_mean and _std of the v0.5 logs.
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
 # From which an image's least overlap of a crop with its objects is drawn; or the whole image is taken

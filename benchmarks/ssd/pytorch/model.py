@@ -27,11 +27,11 @@ from benchmarks.detection.pytorch.operators import nms
 from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, Config, map_sizes
 from benchmarks.ssd.pytorch.norms import Norm
 
-MULTIPLE = 8  # of the outputs of a head with pad_channels: what tensor cores want of fp16
+MULTIPLE = 8  # outputs of a head with pad_channels are a multiple, as tensor cores want fp16
 COLOURS = 3
 NEGATIVES = 3  # background boxes for each box that has an object (arXiv 1512.02325, section 2.2)
-BITS = 31  # of a float32 that is not negative, whose order is that of its bits read as a whole number
-VARIANCES = (0.1, 0.1, 0.2, 0.2)  # of the centre's x and y, of width and height: scale_xy and scale_wh of the reference
+BITS = 31  # bits of a float32 that is not negative, whose order is that of its bits read as a whole number
+VARIANCES = (0.1, 0.1, 0.2, 0.2)  # the centre's x and y, width and height: scale_xy and scale_wh of the reference
 
 
 class BasicBlock(nn.Module):
@@ -76,7 +76,7 @@ def backbone(config: Config, norm: Norm) -> nn.Sequential:
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     with torch.no_grad():
-        layers["conv1"].weight[:, COLOURS:] = 0  # of the colour that is empty
+        layers["conv1"].weight[:, COLOURS:] = 0  # the fourth colour is empty
     return network
 
 

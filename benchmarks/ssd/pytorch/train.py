@@ -39,7 +39,7 @@ class Training:
     ) -> None:
         """Initialize or load the weights, the same on all ranks; ``classes`` count the background."""
         self.config, self.classes, self.ranks = config, classes, ranks
-        # Of a checkpoint from before there was a choice, plain.
+        # A checkpoint from before there was a choice has the plain one.
         self.norm, norm = norms.choose(config, ranks, saved.get("norm", norms.PLAIN) if saved else None)
         network = model.SSD(config, classes, norm)
         if backbone is not None:

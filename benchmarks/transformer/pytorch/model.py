@@ -23,7 +23,7 @@ from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
 from benchmarks.translation.pytorch.operators import layer_norm
 from benchmarks.translation.vocabulary import PAD
 
-# Of the sinusoids: one behind that of fairseq's padding (modules/sinusoidal_positional_embedding.py).
+# First position of the sinusoids: one behind fairseq's padding (modules/sinusoidal_positional_embedding.py).
 FIRST_POSITION = 2
 GROWTH = 32  # positions by which a state grows when it is full
 

@@ -13,7 +13,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss
 
-LOSS_ROWS = 1024  # of the logits on which implementations of the loss are measured
+LOSS_ROWS = 1024  # rows of logits on which implementations of the loss are measured
 NEVER = -100  # no target: apex leaves rows with its padding out, and ours have none
 
 

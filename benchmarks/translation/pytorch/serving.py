@@ -21,7 +21,7 @@ from benchmarks.translation.pytorch.evaluation import Decode, Score, translate
 from benchmarks.translation.vocabulary import BOS, BPE, EOS, PAD, SPECIAL, UNK
 
 M = TypeVar("M", bound=nn.Module)
-SHOWN_STEP = 3  # of the first batch: the hypotheses differ there, and have a past
+SHOWN_STEP = 3  # step of the first batch that is shown: the hypotheses differ there, and have a past
 SOURCE = Value("source", "numbers of the source's tokens, </s> behind them, 0 behind the end")
 TOKENS = Value("tokens", "the last token of each hypothesis, at first <s>")
 LOG_PROBABILITIES = Value("log_probabilities", "of each token to come next; those behind the vocabulary are padding")
