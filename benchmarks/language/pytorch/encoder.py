@@ -57,21 +57,6 @@ class Rows:
     mask: Optional[torch.Tensor] = None
 
 
-def rows_of(sequences: Sequence[torch.Tensor], segments: Sequence[torch.Tensor]) -> Rows:
-    # Return sequences of tokens, int64 (length,), with their segments as one row.
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    offsets = functional.pad(lengths.cumsum(0), (1, 0)).int()
-    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
-    device = sequences[0].device
-    return Rows(
-        torch.cat(list(sequences)),
-        torch.cat(list(segments)),
-        positions.to(device),
-        offsets.to(device),
-        int(lengths.max()),
-    )
-
-
 def gather_rows(data: Any, chosen: np.ndarray) -> Rows:
     # Return the samples ``chosen`` as one row in main memory; ``data`` has tokens, offsets and second (arrays.py).
     where, lengths = ragged(data.offsets, chosen)

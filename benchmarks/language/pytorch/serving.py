@@ -8,7 +8,8 @@ from typing import Tuple
 import numpy as np
 import torch
 
-from benchmarks.language.pytorch.encoder import Rows, rows_of
+from benchmarks.language.arrays import within
+from benchmarks.language.pytorch.encoder import Rows
 
 # The preprocessing of a client, as facts.
 TOKENS = {"tokens": "WordPiece, lower case", "vocabulary": "vocabulary.txt of the data set"}
@@ -34,9 +35,8 @@ def table(rows: Rows, length: int) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def as_rows(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Rows:
-    lengths = mask.sum(1).tolist()
-    parts = [
-        [torch.from_numpy(np.ascontiguousarray(row[:length])) for row, length in zip(each, lengths)]
-        for each in (tokens, segments)
-    ]
-    return rows_of(parts[0], parts[1])
+    # Return what ``table`` makes such a table of, without padding.
+    there, lengths = mask == 1, mask.sum(1)
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    columns = (tokens[there], segments[there], within(lengths), offsets)
+    return Rows(*map(torch.from_numpy, columns), longest=int(lengths.max()))
