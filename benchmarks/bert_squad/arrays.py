@@ -93,8 +93,8 @@ def open_data(folder: Path) -> DataSet:
     found = passport.read(folder)
     with opening(folder, "bert-squad"):
         parts = [{name: mapped(folder / f"{part}_{name}.npy", kind) for name, kind in ARRAYS.items()} for part in PARTS]
-        entries = vocabulary.read(folder / VOCABULARY)
-        data = DataSet(*(Windows(**part) for part in parts), entries, found, folder)
+        train, test = (Windows(**part) for part in parts)
+        data = DataSet(train, test, vocabulary.read(folder / VOCABULARY), found, folder)
         check(data)
     return data
 

@@ -38,5 +38,6 @@ def as_rows(tokens: np.ndarray, segments: np.ndarray, mask: np.ndarray) -> Rows:
     # Return what ``table`` makes such a table of, without padding.
     there, lengths = mask == 1, mask.sum(1)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    columns = (tokens[there], segments[there], within(lengths), offsets)
-    return Rows(*map(torch.from_numpy, columns), longest=int(lengths.max()))
+    columns = (torch.from_numpy(each) for each in (tokens[there], segments[there], within(lengths), offsets))
+    row, of_segments, places, begins = columns
+    return Rows(row, of_segments, places, begins, int(lengths.max()))

@@ -8,6 +8,7 @@ Speeds are images/s. The last line of the output is the result as JSON.
 
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Callable, Dict, List
@@ -21,7 +22,7 @@ from benchmarks.detection.annotations import open_data
 from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.maskrcnn.events import Rates
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, TrainingInput, evaluation_input
+from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, evaluation_input, training_input
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
 from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.operators import Chosen
@@ -58,9 +59,9 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     # Each shape takes time to compile: those that the first epochs have.
     shapes = sorted({batch.shape for epoch in range(EPOCHS) for batch in orders.of_epoch(epoch)})
     training = build(config, classes, ranks, {}, shapes=shapes)
-    real, alone, first = (opened.enter_context(closing(TrainingInput(orders, ranks, 0))) for _ in range(3))
+    real, alone, first = (opened.enter_context(closing(training_input(orders, ranks, 0))) for _ in range(3))
     # A real batch: of noise the losses would have other numbers of objects.
-    batch = first.next()
+    batch = next(first)
     some: List[EvaluationBatch] = [each for each, _ in zip(evaluation_input(config, data, ranks), range(2))]
     again = cycle(some)
 
@@ -75,8 +76,8 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     loops: Dict[str, bench.Loop] = {
         "bare": bench.repeated(plain_step(config, classes, ranks, batch)),
         "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: batch),
-        "real": bench.training_loop(pytorch, config, ranks, step, real.next),
-        "input": bench.repeated(alone.next),
+        "real": bench.training_loop(pytorch, config, ranks, step, partial(next, real)),
+        "input": bench.repeated(partial(next, alone)),
         "evaluation": bench.repeated(evaluated),
     }
     title = (

@@ -4,7 +4,8 @@ Pillow decodes with libjpeg-turbo and resizes without holding Python's lock, so 
 README for what was measured.
 """
 
-from functools import lru_cache
+from contextlib import closing
+from functools import lru_cache, partial
 from typing import Callable, Generator, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -129,36 +130,30 @@ class Orders:
         return order.batches(self.resized, self.shapes, listed, config.batch_size, config.seed, epoch, self._ranks)
 
 
-class TrainingInput:
-    """This rank's batches from a step on; ``next`` returns one on the device, ``close`` ends the threads."""
+def training_input(orders: Orders, ranks: Ranks, position: int) -> Generator[Batch, None, None]:
+    """Yield this rank's batches on the device, from the step ``position`` on; ``close`` ends the threads."""
+    config = orders.config
+    tasks = range(position, config.epochs * orders.steps)
+    with closing(read_ahead(partial(read_batch, orders, ranks), tasks, config.prefetch, config.threads)) as batches:
+        for batch in batches:
+            yield batch.to(ranks.context)
 
-    def __init__(self, orders: Orders, ranks: Ranks, position: int) -> None:
-        self._orders, self._ranks, self._config = orders, ranks, orders.config
-        tasks = iter(range(position, self._config.epochs * orders.steps))
-        self._batches: Generator[Batch, None, None] = read_ahead(
-            self.make, tasks, self._config.prefetch, self._config.threads
-        )
-        self.close = self._batches.close
 
-    def next(self) -> Batch:
-        return next(self._batches).to(self._ranks.context)
-
-    def make(self, step: int) -> Batch:
-        """Read this rank's share of a step's images, into pinned memory where a GPU is to copy it."""
-        config = self._config
-        epoch, number = divmod(step, self._orders.steps)
-        batch = self._orders.of_epoch(epoch)[number]
-        random = np.random.RandomState([config.seed & 0xFFFFFFFF, 1, step])
-        mine = slice(self._ranks.rank * config.batch_size, (self._ranks.rank + 1) * config.batch_size)
-        drawn = random.random_sample(self._orders.size)[mine]
-        seeds = random.randint(0, 1 << 31, self._orders.size)[mine]
-        images = []
-        for position, value in zip(batch.positions.tolist(), drawn):
-            part, mirrored = self._orders.part, bool(value < config.flip)
-            size = tuple(self._orders.resized[position].tolist())
-            found = read_objects(part, position, size, mirrored, config)
-            images.append(found._replace(pixels=read_image(part, position, size, mirrored, config)))
-        return assembled(images, batch.shape, seeds.astype(np.int64), config).pinned(self._ranks.context)
+def read_batch(orders: Orders, ranks: Ranks, step: int) -> Batch:
+    """Read this rank's share of a step's images, into pinned memory where a GPU is to copy it."""
+    config, part = orders.config, orders.part
+    epoch, number = divmod(step, orders.steps)
+    batch = orders.of_epoch(epoch)[number]
+    random = np.random.RandomState([config.seed & 0xFFFFFFFF, 1, step])
+    mine = slice(ranks.rank * config.batch_size, (ranks.rank + 1) * config.batch_size)
+    drawn = random.random_sample(orders.size)[mine]
+    seeds = random.randint(0, 1 << 31, orders.size)[mine]
+    images = []
+    for position, value in zip(batch.positions.tolist(), drawn):
+        size, mirrored = tuple(orders.resized[position].tolist()), bool(value < config.flip)
+        found = read_objects(part, position, size, mirrored, config)
+        images.append(found._replace(pixels=read_image(part, position, size, mirrored, config)))
+    return assembled(images, batch.shape, seeds.astype(np.int64), config).pinned(ranks.context)
 
 
 class EvaluationBatch(NamedTuple):

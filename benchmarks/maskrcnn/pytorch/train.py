@@ -32,7 +32,7 @@ from benchmarks.maskrcnn import events
 from benchmarks.maskrcnn.events import Rates
 from benchmarks.maskrcnn.order import Shape, all_shapes
 from benchmarks.maskrcnn.pytorch.config import Config
-from benchmarks.maskrcnn.pytorch.data import Batch, Orders, TrainingInput, synthetic_batch
+from benchmarks.maskrcnn.pytorch.data import Batch, Orders, synthetic_batch, training_input
 from benchmarks.maskrcnn.pytorch.evaluation import detections
 from benchmarks.maskrcnn.pytorch.model import Model
 from benchmarks.maskrcnn.pytorch.operators import Chosen, choose, is_captured
@@ -207,14 +207,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     orders = Orders(config, data.train, ranks)
     # No image, nor the size of one, is read before run_start.
     with ExitStack() as owned, run.timed(lambda: events.timeline(config, orders.steps)):
-        batches = owned.enter_context(closing(TrainingInput(orders, ranks, run.position)))
+        batches = owned.enter_context(closing(training_input(orders, ranks, run.position)))
         run.log(samples(len(data.train.with_objects), len(data.val)))
         run.register_state(partial(state_dict, training))
         run.use(Evaluator(data, QUALITIES, run.output, config.eval_workers))
         for _ in run.blocks():
             for number in run.steps():
                 now = events.rates(config, number)
-                run.report(train_step(training, run.wait_for(batches.next), now), now.weights)
+                run.report(train_step(training, run.wait_for(partial(next, batches)), now), now.weights)
             if run.evaluates():
                 run.evaluated_later(evaluate(training, data, run))
     return run.finish()

@@ -77,9 +77,7 @@ def padded(
     return found, whole
 
 
-class _Task(NamedTuple):
-    order: Order
-    step: int
+Task = Tuple[Order, int]  # a step of an epoch's order
 
 
 def training_input(
@@ -108,19 +106,19 @@ def training_input(
             yield _arrived(batch, ranks.context)
 
 
-def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Generator[_Task, None, None]:
+def _tasks(order_of: Callable[[int], Order], position: int, ahead: int) -> Generator[Task, None, None]:
     # Yield the steps from ``position`` on; the order of the next epoch is made while this one runs.
     epoch, step = divmod(position, order_of(0).steps) if position else (0, 0)
     with closing(read_ahead(order_of, count(epoch), min(ahead, 1), 1)) as orders:
         for order in orders:
             for each in range(step, order.steps):
-                yield _Task(order, each)
+                yield order, each
             step = 0
 
 
-def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: _Task) -> Batch:
-    order, first, copy = task.order, task.step * ranks.size, partial(_tensor, device=ranks.context)
-    indices = order.batch(task.step, ranks.rank, ranks.size)
+def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
+    (order, step), copy = task, partial(_tensor, device=ranks.context)
+    indices, first = order.batch(step, ranks.rank, ranks.size), step * ranks.size
     every = order.sentences[order.bounds[first] : order.bounds[first + ranks.size]]
     source, source_lengths = padded(pairs.source, indices, int(shape.source_bos), 1, shape.multiple)
     target_out, _ = padded(pairs.target, indices, 0, 1, shape.multiple)
