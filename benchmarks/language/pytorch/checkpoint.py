@@ -42,6 +42,15 @@ OTHER_TASKS = ("cls.", "bert.pooler.", "qa_outputs.", "classifier.")
 NO_WEIGHTS = re.compile(
     r"(^|[./])(adam_[mv]|LAMB(_1)?|global_step|beta[12]_power|good_steps|loss_scale|position_ids|decoder\.(weight|bias))\b"
 )
+RENAMED = {
+    r"^module\.": "",
+    r"\.beta$": ".bias",
+    r"\.gamma$": ".weight",
+    # NVIDIA's own attention (remap_attn_parameters of run_pretraining.py)
+    **{rf"multi_head_attention\.{name[0]}_(weight|bias)$": rf"self.{name}.\1" for name in SELF},
+    r"multi_head_attention\.out_proj_(weight|bias)$": r"output.dense.\1",
+    r"attention\.layer_norm\.": "attention.output.LayerNorm.",
+}
 MULTIPLE = 8  # tables of words are padded to a multiple of this
 
 
@@ -104,13 +113,8 @@ def _renamed(tensors: Tensors) -> Iterator[Tuple[str, torch.Tensor]]:
     for name, tensor in tensors.items():
         if NO_WEIGHTS.search(name):
             continue
-        name = re.sub(r"^module\.", "", name)
-        name = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
-        # NVIDIA's own attention (remap_attn_parameters of run_pretraining.py).
-        for short, whole in zip("qkv", SELF):
-            name = re.sub(rf"multi_head_attention\.{short}_(weight|bias)$", rf"self.{whole}.\1", name)
-        name = re.sub(r"multi_head_attention\.out_proj_(weight|bias)$", r"output.dense.\1", name)
-        name = re.sub(r"attention\.layer_norm\.", "attention.output.LayerNorm.", name)
+        for theirs, published in RENAMED.items():
+            name = re.sub(theirs, published, name)
         yield (f"bert.{name}" if bare and name.startswith(("embeddings.", "encoder.", "pooler.")) else name), tensor
 
 
