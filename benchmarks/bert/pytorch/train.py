@@ -22,6 +22,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import abilities, lamb
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
@@ -235,4 +236,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    stopping.end_process(main)
+    end_process(main)

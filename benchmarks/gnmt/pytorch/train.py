@@ -19,6 +19,7 @@ from benchmarks.common.run import stopping
 from benchmarks.common.run.mllog import samples
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
 from benchmarks.gnmt import events
@@ -110,4 +111,4 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    stopping.end_process(main)
+    end_process(main)
