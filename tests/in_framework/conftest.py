@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,15 @@ if "TOGETHER" in os.environ:
 @pytest.fixture(scope="session")
 def together():
     return Path(os.environ["TOGETHER"])
+
+
+@pytest.fixture(scope="module")
+def ranks(request):
+    # The ranks of a file that uses PyTorch, as its CONFIG wants them
+    from benchmarks.common.frameworks import pytorch
+
+    yield pytorch.start(getattr(request.module, "CONFIG", SimpleNamespace(device="cpu", precision="fp32")))
+    pytorch.finish()
 
 
 @pytest.fixture(scope="session")

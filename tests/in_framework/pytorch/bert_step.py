@@ -26,13 +26,6 @@ CONFIG = Config(
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    found = pytorch.start(CONFIG)
-    yield found
-    pytorch.finish()
-
-
-@pytest.fixture(scope="module")
 def samples():
     found = noise.sample_arrays(SAMPLES, LONGEST, 3, ENTRIES)
     return arrays.Samples(*(found[name].astype(dtype) for name, dtype in ARRAYS.items()))

@@ -3,7 +3,6 @@
 import io
 import json
 from contextlib import redirect_stdout
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from benchmarks.common.frameworks import pytorch
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.detections import DTYPES, empty, joined, to_bytes
 from benchmarks.detection.evaluation import KINDS, coco_ap
@@ -20,12 +18,6 @@ from benchmarks.ssd import prepare
 from tests.in_framework.some_detections import noisy
 
 RANKS = (1, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    yield pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
-    pytorch.finish()
 
 
 @pytest.fixture(scope="module")

@@ -27,12 +27,6 @@ CONFIG = Config(device="cpu", precision="fp32", layers=2, width=32, heads=4, inn
 WORDS, STEPS, PAIRS, RATE = 57, 4, 24, 0.02
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    yield pytorch.start(CONFIG)
-    pytorch.finish()
-
-
 def side(generator, count):
     lengths = generator.randint(1, 12, count).astype(np.int32)
     offsets = np.concatenate(([0], np.cumsum(lengths)))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.common.data.arrays import Sequences
-from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.train import score_of
 from benchmarks.translation.arrays import Pairs
@@ -20,12 +19,6 @@ from benchmarks.translation.vocabulary import BOS, EOS, PAD, SPECIAL, SUBTOKENS,
 RANKS = (1, 3)
 WORDS = 20
 LINES = ["ein Haus .", 'zwei\u2028Häuser "\\" .', "", "drei Katzen schlafen .", "ja", "nein nein nein", "x\u0085y"]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    yield pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
-    pytorch.finish()
 
 
 def sentences(lengths, seed):
