@@ -4,14 +4,12 @@ from encore.results.report.report import build_report, write_files
 write_files(build_report([Path("results/20260101T120000Z-resnet-mxnet-dgxa100")]), Path("report"))
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from encore import __version__
 from encore.errors import EncoreError, ExitCode
@@ -46,10 +44,6 @@ from encore.results.scores.score import Score, existing, no_log
 from encore.results.statistics import LEVEL, interval
 from encore.results.table import Table, grouped
 from encore.results.words import count_of, percent, with_names
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 
 SMALL = "small run"
 _DIFFERENCES = 25
