@@ -57,7 +57,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     [
         ("encore.machine.node", "from encore.run import planning", ["encore.run", "encore.run.planning"]),
         (
-            "encore.slurm.nodes",
+            "encore.slurm.step",
             "def f():\n    from encore.ssh import hosts",
             ["encore.ssh", "encore.ssh.hosts"],
         ),

@@ -17,7 +17,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.files import existing
 from encore.machine import node, preflight
 from encore.machine.preflight import Check
-from encore.slurm import cluster_check
+from encore.slurm import offers
 
 
 def doctor(
@@ -40,7 +40,7 @@ def doctor(
     if cluster is not None and not slurm:
         raise EncoreError("--cluster without --slurm", hint="add --slurm")
     machine = node.this_node()
-    _report(machine, cluster_check.check(cluster) if slurm else _all(machine), as_json)
+    _report(machine, offers.check_cluster(cluster) if slurm else _all(machine), as_json)
 
 
 def _all(machine: node.Node) -> list[Check]:

@@ -20,11 +20,10 @@ from encore.errors import EncoreError
 from encore.launchers import Launch
 from encore.machine import node, preflight
 from encore.run import hints, passport, run_folder
-from encore.slurm import allocation as allocations
 from encore.slurm import cluster as clusters
-from encore.slurm import step
-from encore.slurm.allocation import Allocation
+from encore.slurm import queue, step
 from encore.slurm.cluster import Cluster
+from encore.slurm.queue import Allocation
 from encore.ssh import hosts, multi_host
 from encore.ssh.hosts import Host
 
@@ -178,7 +177,7 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
     """
     choice, machine = catalogue.choose(request.name), node.this_node()
     if not request.hosts:
-        allocation = allocation or allocations.current(os.environ)
+        allocation = allocation or queue.this_allocation(os.environ)
     cluster, _ = clusters.load(request.cluster)
     _check_numbers(request, allocation)
     runtime, python = choose_python(request, cluster, choice)
@@ -377,7 +376,7 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None) 
     python = Path(content["python"]["file"]) if content.get("python") else None
     host_list = tuple(Host(**each) for each in content.get("hosts", ()))
     if not host_list:
-        allocation = allocation or allocations.current(os.environ)
+        allocation = allocation or queue.this_allocation(os.environ)
         _check_nodes(content["nodes"], allocation, folder)
     cluster, _ = clusters.load()
     return Plan(

@@ -21,8 +21,8 @@ from encore.run import follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
-from encore.slurm import commands, nodes, queue
-from encore.slurm.allocation import Allocation
+from encore.slurm import commands, queue, step
+from encore.slurm.queue import Allocation
 from encore.ssh import connection, hosts, multi_host
 
 LAUNCHES = 3  # Tries to start the ranks
@@ -135,7 +135,7 @@ def check_nodes(plan: Plan) -> None:
     with fitness.marked(plan.results) as mark:
         needs = needs_of(plan, mark)
         if plan.allocation is not None:
-            found = nodes.check(plan.configuration.nodes, needs)
+            found = step.check_nodes(plan.configuration.nodes, needs)
         else:
             # Containers are refused over ssh, so there is a Python.
             found = connection.check(plan.hosts[1:], needs, paths.ROOT, plan.python or Path(sys.executable))
@@ -227,7 +227,7 @@ def _run_experiment(
         if not any((experiment.folder / "checkpoint").glob("step_*")):
             _clear_remains(experiment)
             cleared = plan.drop_caches and (
-                nodes.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
+                step.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
             )
             passport.write_log_header(experiment.log, plan.configuration, plan.machine, cleared)
         if plan.hosts:
@@ -388,7 +388,7 @@ def experiments_of(folder: RunFolder, allocation: Allocation | None) -> list[Exp
 
 def blame_lost_nodes(outcome: Outcome, allocation: Allocation) -> Outcome:
     """Return the outcome; a failure since a node was lost is an interruption, to be resumed elsewhere."""
-    lost = nodes.lost(allocation)
+    lost = step.lost_nodes(allocation)
     if not lost:
         return outcome
     reason = f"lost {', '.join(lost)}: no process can be started there ({outcome.reason})"

@@ -10,9 +10,10 @@ from encore import data, job
 from encore.errors import EncoreError
 from encore.machine import preflight
 from encore.run import hints, ownership, planning, run_folder, runner, status
-from encore.slurm import allocation, commands, partitions, script
 from encore.slurm import cluster as clusters
+from encore.slurm import commands, offers, script
 from encore.slurm.cluster import Cluster
+from encore.slurm.queue import Allocation
 from encore.slurm.script import Estimate, Submission, Wanted
 
 MAX_NODES = 4096
@@ -124,8 +125,8 @@ def _tasks(array: str | None) -> tuple[int, ...]:
     return tuple(range(count))
 
 
-def pretended(nodes: int, gpus_per_node: int, tasks: int) -> allocation.Allocation:
-    return allocation.Allocation(
+def pretended(nodes: int, gpus_per_node: int, tasks: int) -> Allocation:
+    return Allocation(
         job="JOB",
         nodes=tuple(f"node{number}" for number in range(1, nodes + 1)),
         gpus_per_node=gpus_per_node,
@@ -170,11 +171,7 @@ def _prepared(
 
 
 def check_partition(prepared: Prepared) -> preflight.Check:
-    try:
-        candidates = partitions.choose(partitions.partitions(), prepared.cluster.partition)
-    except EncoreError as error:
-        return preflight.Check.of(error, "partition")
-    return partitions.check(prepared.submission, candidates, prepared.cluster.gpu_type)
+    return offers.check_partition(prepared.submission, prepared.cluster.partition, prepared.cluster.gpu_type)
 
 
 def checks(prepared: Prepared) -> list[preflight.Check]:

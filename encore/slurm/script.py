@@ -71,7 +71,7 @@ def options(submission: Submission, cluster: Cluster) -> list[str]:
         "mail-type": "END,FAIL,REQUEUE" if wanted.mail else "",
         "array": _tasks(submission.array) + sign + at_once if submission.array else "",
         "time": clock(submission.minutes) if submission.minutes else "",
-        **gpus(submission.gpus_per_node, cluster),
+        **gpu_option(submission.gpus_per_node, cluster),
     }
     return [
         f"--job-name=encore-{submission.name}" + (f"-{wanted.job_name}" if wanted.job_name else ""),
@@ -95,7 +95,7 @@ def _tasks(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-def gpus(count: int, cluster: Cluster) -> dict[str, str]:
+def gpu_option(count: int, cluster: Cluster) -> dict[str, str]:
     """Return the option that asks for this many GPUs of a node; none where Slurm does not manage them."""
     if not count or cluster.gpu_option == "none":
         return {}

@@ -1,18 +1,29 @@
-"""The srun line that starts the ranks of one experiment, one task a rank, where they sit and what they talk through.
+"""The steps of a job: the ranks of an experiment, where they sit and what they talk through; one process on each node.
 
 All nodes are taken to be alike.
 """
 
+import contextlib
+import json
 import re
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from encore import paths
 from encore.configuration import Configuration
+from encore.errors import EncoreError
 from encore.launchers import HOROVOD_BY_MPI, Launch, by_horovod
-from encore.machine import binding, network
+from encore.machine import binding, fitness, network
+from encore.machine.fitness import Need
+from encore.machine.preflight import Check
 from encore.slurm import commands
-from encore.slurm.allocation import Allocation
 from encore.slurm.cluster import Cluster
+from encore.slurm.queue import Allocation
 
 # What Slurm gives each rank about itself and PMIx; a container gets these by name from its own task.
 RANK_VARIABLES = (
@@ -134,3 +145,54 @@ def address(node: str) -> str:
         return node
     match = re.search(r"\bNodeAddr=(\S+)", commands.call("scontrol", "show", "node", node))
     return match.group(1) if match else node
+
+
+# -- one process on each node ----------------------------------------------------------------------------
+
+STEP_SECONDS = 90.0
+PROBE_SECONDS = 15.0  # a node that does not start a process within this time is taken for lost
+
+
+def _on_all(action: str, nodes: int, wanted: str = "null") -> list[dict[str, Any]]:
+    # The answer of each node to an action of on_node; EncoreError if one gives none.
+    command = (*once_a_node(nodes), sys.executable, "-m", "encore.machine.on_node", action, wanted)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=paths.ROOT, timeout=STEP_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EncoreError(
+            f"the nodes did not answer within {STEP_SECONDS:g} s", hint="see their state with: sinfo -N -l"
+        ) from error
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if len(answers) != nodes:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0].removeprefix("srun: error: ")
+        raise EncoreError(
+            f"{nodes - len(answers)} of {nodes} nodes cannot start {sys.executable}: {reason}",
+            expected="the checkout at the same path on every node",
+            hint="put it on a file system that all nodes share, and submit again",
+        )
+    return sorted(answers, key=lambda answer: str(answer["node"]))
+
+
+def check_nodes(nodes: int, needs: Sequence[Need]) -> list[Check]:
+    answers = _on_all("check", nodes, fitness.question(needs))
+    failed = [check for answer in answers for check in fitness.judge("node", answer["node"], answer["problems"], needs)]
+    return [replace(each, hint=f"{each.hint}; or leave the node out: sbatch --exclude=NODE") for each in failed]
+
+
+def drop_caches(nodes: int) -> bool:
+    return all(answer["dropped"] for answer in _on_all("drop-caches", nodes))
+
+
+def lost_nodes(allocation: Allocation) -> list[str]:
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        answers = pool.map(_answers, allocation.nodes)
+        return [node for node, answer in zip(allocation.nodes, answers, strict=True) if not answer]
+
+
+def _answers(node: str) -> bool:
+    command = (*once_a_node(1), f"--nodelist={node}", "true")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False).returncode == 0
+    return False

@@ -27,18 +27,9 @@ from encore.run import ownership, planning, run_folder, runner, status, submissi
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared
-from encore.slurm import (
-    allocation,
-    cluster,
-    cluster_check,
-    commands,
-    nodes,
-    partitions,
-    queue,
-    script,
-)
-from encore.slurm.allocation import Allocation
-from encore.slurm.partitions import Partition
+from encore.slurm import cluster, commands, offers, queue, script, step
+from encore.slurm.offers import Partition
+from encore.slurm.queue import Allocation
 from encore.slurm.script import Wanted
 from tests.slurm.jobs import job
 
@@ -251,7 +242,7 @@ def test_what_no_job_could_use_is_refused_in_the_cluster_file(
 ) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text(f"{line}\n", encoding="utf-8")
-    (check,) = cluster_check.check(file)
+    (check,) = offers.check_cluster(file)
     assert (check.level, check.name, said in check.found, str(file) in check.found) == ("FAIL", "cluster", True, True)
 
 
@@ -279,8 +270,8 @@ def test_doctor_checks_the_cluster_file_against_the_cluster(tmp_path: Path, monk
         f'network_interface = "z9"\npython = {{ pytorch = "/no/python", mxnet = "{sys.executable}" }}\n',
         encoding="utf-8",
     )
-    monkeypatch.setattr(cluster_check, "existing", lambda path: path if path == tmp_path else tmp_path)
-    found = [f"{each.level} {each.name}: {each.found}" for each in cluster_check.check(file)]
+    monkeypatch.setattr(offers, "existing", lambda path: path if path == tmp_path else tmp_path)
+    found = [f"{each.level} {each.name}: {each.found}" for each in offers.check_cluster(file)]
     assert [line.replace(str(tmp_path), "TMP").partition(", which has")[0] for line in found] == [
         "OK cluster file: TMP/cluster.toml", "OK Slurm: slurm 23.02",
         "OK partition: gpu: 9 of 11 nodes up, 2880 min at most", "FAIL partition: old is down",
@@ -291,11 +282,11 @@ def test_doctor_checks_the_cluster_file_against_the_cluster(tmp_path: Path, monk
         "WARN network: no interface z9 on this node", "OK requeue: allowed: jobs resume after the time limit and after"
         " a lost node",
     ]  # fmt: skip
-    (check,) = cluster_check._folders(cluster.Cluster(results=tmp_path))
+    (check,) = offers._folders(cluster.Cluster(results=tmp_path))
     assert (check.level, check.found) == ("OK", str(tmp_path))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     for folder, said in ((results, f"{results} does not exist"), (tmp_path, f"{tmp_path} is not writable")):
-        (check,) = cluster_check._folders(cluster.Cluster(results=folder))
+        (check,) = offers._folders(cluster.Cluster(results=folder))
         assert (check.level, check.found) == ("FAIL", said)
 
 
@@ -347,10 +338,10 @@ OF_ARRAY = {f"ARRAY_{name}": value for name, value in ARRAY.items()}
 )
 def test_the_allocation_comes_from_slurms_variables(variables: dict[str, str], expected: dict[str, Any]) -> None:
     given = {"JOB_ID": "12", "JOB_NODELIST": "n1", **variables}
-    found = allocation.current({f"SLURM_{name}": value for name, value in given.items()})
+    found = queue.this_allocation({f"SLURM_{name}": value for name, value in given.items()})
     assert found == Allocation(job="12", nodes=("n1",), **expected)
     assert (found.name, found.folder_mark) == (("10_5", "job10") if found.array_job else ("12", "job12"))
-    assert allocation.current({}) is None
+    assert queue.this_allocation({}) is None
     if found.array_index is None:
         with pytest.raises(EncoreError, match="not numbered evenly"):
             planning.make_plan(Request(name="resnet", gpus=8, system="dgxa100"), allocation=found)
@@ -496,7 +487,7 @@ def test_gpus_are_spread_over_the_nodes(gpus: int | None, nodes: int | None, exp
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Partition]:
     monkeypatch.setattr(commands, "call", lambda *command: SINFO)
-    return partitions.partitions()
+    return offers.partitions()
 
 
 def test_partitions_are_read_from_sinfo(known: dict[str, Partition]) -> None:
@@ -529,7 +520,7 @@ def test_what_would_wait_for_ever_is_refused(
 ) -> None:
     asked = script.Submission(**{"nodes": 1, "gpus_per_node": 8, "minutes": 60, **wanted}, name="resnet",
                               results=Path("/r"), arguments=())  # fmt: skip
-    check = partitions.check(asked, partitions.choose(known, names), kind)
+    check = offers.check_partition(asked, names, kind)
     assert f"{check.level} {check.found}" == said
 
 
@@ -564,10 +555,10 @@ def test_a_node_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pyt
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     missing = Need("readable", str(tmp_path / "dataset.json"), "copy it there")
-    assert nodes.check(2, [Need("readable", str(tmp_path), "")]) == []
-    found = nodes.check(2, [missing])
+    assert step.check_nodes(2, [Need("readable", str(tmp_path), "")]) == []
+    found = step.check_nodes(2, [missing])
     assert [check.name for check in found] == ["node n1", "node n2"]
     assert found[0].found == f"{tmp_path}/dataset.json cannot be read"
     assert found[0].hint == "copy it there; or leave the node out: sbatch --exclude=NODE"
     with pytest.raises(EncoreError, match="1 of 3 nodes cannot start"):
-        nodes.check(3, [])
+        step.check_nodes(3, [])
