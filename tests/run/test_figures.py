@@ -12,6 +12,8 @@ from encore.cli.jobs import describe
 from encore.cli.live import facts
 from encore.results.words import against_targets, with_names
 from encore.run import follow, judge, run_folder, status
+from encore.run.run_folder import ExperimentState
+from tests import run_folders
 from tests.results.result_logs import resnet_v07
 
 BOX_AND_MASK = {"box": 0.377, "mask": 0.339}
@@ -44,16 +46,11 @@ def of_two_qualities() -> catalogue.Benchmark:
 
 
 def made(results: Path, state: run_folder.Status, log: str, *stream: dict[str, Any]) -> run_folder.Experiment:
-    known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 1, "round": "v0.7", "slurm": None}
-    passport = {**dict.fromkeys(run_folder.NEEDED), **known}
-    config = {"quality_target": 0.759}
-    run = run_folder.create(results, "resnet-mxnet-cpu", lambda path: passport, {}, config, [1])
+    ended = ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
+    run = run_folders.made(results, [ended], config={"quality_target": 0.759})
     (experiment,) = run.experiments()
     experiment.metrics.write_text("".join(json.dumps(each) + "\n" for each in stream), encoding="utf-8")
     experiment.log.write_text(log, encoding="utf-8")
-    experiment.set_state(
-        run_folder.ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
-    )
     experiment.publish_log()
     return experiment
 
@@ -84,9 +81,9 @@ def test_finished_run_shows_what_its_log_says(tmp_path: Path) -> None:
     stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
     experiment = made(tmp_path, "reached", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
     (judged,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
-    assert judged.figures.minutes == pytest.approx(40.0)
-    assert (judged.figures.epochs, judged.figures.planned_epochs) == (8, 12)
-    assert (judged.figures.qualities, judged.figures.targets) == ({"accuracy": 0.7605}, {"accuracy": 0.759})
+    found = judged.figures
+    assert (found.minutes, found.epochs, found.planned_epochs) == (pytest.approx(40.0), 8, 12)
+    assert (found.qualities, found.targets) == ({"accuracy": 0.7605}, {"accuracy": 0.759})
     (row,) = status.overview(tmp_path, status.Queue(), None)
     assert describe(row) == "epoch 8/12  quality 0.7605 of 0.759"
 
@@ -110,8 +107,8 @@ def test_two_qualities_are_read_from_a_log_by_their_names_there(tmp_path: Path) 
     experiment = made(tmp_path, "reached", log, start(BOX_AND_MASK))
     files.write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
     found = judge.figures(experiment, of_two_qualities())
-    assert found.qualities == {"box": 0.381, "mask": 0.3435} and found.targets == BOX_AND_MASK
-    assert found.minutes == pytest.approx(40.0)
+    read = ({"box": 0.381, "mask": 0.3435}, BOX_AND_MASK, pytest.approx(40.0))
+    assert (found.qualities, found.targets, found.minutes) == read
 
 
 def test_every_round_has_a_target_for_each_quality() -> None:

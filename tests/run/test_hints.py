@@ -20,19 +20,12 @@ from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
 from encore.run import follow, hints, passport, run_folder, runner, supervise
 from encore.slurm import cluster
+from tests.run_folders import made
 
 
-def made(results: Path, **facts: object) -> run_folder.RunFolder:
-    known = {"schema": run_folder.SCHEMA, "name": "resnet", "round": "v0.7", "seeds": [1], "nodes": 1, **facts}
-    passport = {**dict.fromkeys(run_folder.NEEDED), "submission": {"text": ""}, "data": {"name": "digits"}, **known}
-    run = run_folder.create(results, "resnet", lambda path: passport, {}, {"quality_target": 0.9}, [1])
-    run.experiments()[0].set_state(run_folder.ExperimentState(status="interrupted", reason="stopped"))
-    return run
-
-
-@pytest.mark.parametrize(("slurm", "command"), [(None, "run"), ({"job": "12"}, "submit")])
+@pytest.mark.parametrize(("slurm", "command"), [("", "run"), ("12", "submit")])
 def test_a_hint_names_the_cluster_file_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: object, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: str, command: str
 ) -> None:
     begun, read = tmp_path / "begun here", tmp_path / "read here"
     for folder in (begun, read):
@@ -67,12 +60,21 @@ def test_a_hint_names_the_cluster_file_from_any_folder(
 def test_what_a_run_prints_at_its_end(
     tmp_path: Path, ending: runner.Ending, require_target: bool, code: int, resume: bool, excused: bool
 ) -> None:
-    run, screen = made(tmp_path), Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
+    stopped = run_folder.ExperimentState(status="interrupted", reason="stopped")
+    run = made(tmp_path, [stopped], config={"quality_target": 0.9})
+    screen = Console(file=io.StringIO(), width=200, record=True, soft_wrap=True)
     with pytest.raises(typer.Exit) as ended:
         finish(screen, run, ending, as_json=False, require_target=require_target)
     printed = screen.export_text()
     assert ended.value.exit_code == code and (f"resume with: {hints.resume(run.path)}" in printed) is resume
     assert ("a target was missed: exit code 0" in printed) is excused
+
+
+def launched(folder: Path, printed: str) -> run_folder.Experiment:
+    # An experiment whose launcher, or the rank in its place, printed this
+    (folder / "ranks").mkdir()
+    (folder / "ranks" / "launcher.txt").write_text(f"{supervise.START}python\n{printed}\n", encoding="utf-8")
+    return run_folder.Experiment(0, folder)
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File "
@@ -113,13 +115,10 @@ ENDINGS = [
 def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
     tmp_path: Path, printed: str, code: int, memory: str, is_final: bool, reason: str
 ) -> None:
-    (tmp_path / "ranks").mkdir()
-    (tmp_path / "ranks" / "launcher.txt").write_text(f"{supervise.START}python\n{printed}\n", encoding="utf-8")
+    experiment = launched(tmp_path, printed)
     child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
     kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
-    outcome = supervise._conclude(
-        child, follow.Progress(), run_folder.Experiment(0, tmp_path), supervise.Signals(), kills
-    )
+    outcome = supervise._conclude(child, follow.Progress(), experiment, supervise.Signals(), kills)
     assert (outcome.memory, outcome.is_final) == (memory, is_final) and reason in outcome.reason
     assert len(outcome.last_lines) <= supervise.LAST_LINES
 
@@ -130,12 +129,10 @@ def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
 def test_a_container_that_did_not_start_is_the_engines_failure(
     tmp_path: Path, runtime: str, code: int, named: bool
 ) -> None:
-    (tmp_path / "ranks").mkdir()
     said = 'docker: could not select device driver "" with capabilities: [[gpu]].'
-    (tmp_path / "ranks" / "launcher.txt").write_text(f"{supervise.START}docker run\n{said}\n", encoding="utf-8")
     command = job.Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
     child: Any = SimpleNamespace(returncode=code)
-    found = supervise._engine_failure(command, child, run_folder.Experiment(0, tmp_path))
+    found = supervise._engine_failure(command, child, launched(tmp_path, said))
     expected = f"docker: the engine cannot hand GPUs to containers; hint: {engines.NO_TOOLKIT}"
     assert found == (supervise.Outcome("failed", expected, (said,)) if named else None)
 
@@ -168,8 +165,8 @@ def test_what_to_lower_is_named_with_its_value(name: str, memory: str, advice: s
 def test_the_number_of_gpus_is_no_option(command: str) -> None:
     done = CliRunner().invoke(app, [command, "resnet", "--gpus", "2"])
     assert isinstance(done.exception, EncoreError)
-    assert done.exception.found == "--gpus 2: the number follows the benchmark, without an option"
-    assert "run resnet 2; or ./run.sh resnet 2" in done.exception.hint
+    found = "--gpus 2: the number follows the benchmark, without an option"
+    assert (done.exception.found, "run resnet 2; or ./run.sh resnet 2" in done.exception.hint) == (found, True)
 
 
 def test_a_damaged_checkpoint_is_named_once_by_the_run(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ from encore.machine import processes
 from encore.run import control, hints, ownership, run_folder, status
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
+from tests.run_folders import made
 from tests.slurm.jobs import job
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    known = {**dict.fromkeys(run_folder.NEEDED), "schema": run_folder.SCHEMA, "seeds": [5, 6]}
-    return run_folder.create(tmp_path, "resnet-mxnet-cpu", lambda path: dict(known), {}, {"lr": 1}, [5, 6])
+    return made(tmp_path, [None, None], config={"lr": 1})
 
 
 @pytest.fixture
@@ -299,6 +299,6 @@ def test_runs_of_the_same_second_get_their_own_folders(tmp_path: Path, monkeypat
     for count in range(3):
         answers = iter(blind)
         monkeypatch.setattr(run_folder, "free_name", lambda results, name, answers=answers: next(answers))
-        made = run_folder.create(tmp_path, "x", lambda path: {"schema": 2, "path": path.name}, {}, {}, [count])
-        assert json.loads((made.path / "run.json").read_text())["path"] == made.path.name == blind[count].name
+        run = run_folder.create(tmp_path, "x", lambda path: {"schema": 2, "path": path.name}, {}, {}, [count])
+        assert json.loads((run.path / "run.json").read_text())["path"] == run.path.name == blind[count].name
     assert sorted(path.name for path in tmp_path.iterdir()) == ["same", "same-2", "same-3"]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -18,11 +17,12 @@ from encore import files, paths
 from encore.cli.jobs import describe, exit_code, varied_columns
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
-from encore.run import control, follow, hints, ownership, run_folder, status
+from encore.run import control, follow, hints, ownership, status
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from tests.conftest import TINY, Encore, Study
+from tests.run_folders import PREPARED, made
 from tests.slurm.jobs import job
 from tests.trainings import (
     PATIENCE,
@@ -46,26 +46,11 @@ SQUEUE = """\
 """.replace("¦", queue.SEPARATOR)
 
 
-def follower(results: Path, *arguments: str) -> subprocess.Popen[str]:
-    return in_background("follow", *arguments, "--results", str(results))
-
-
-def first_lines(watcher: subprocess.Popen[str]) -> str:
-    assert watcher.stdout is not None
-    text = ""
-    for line in watcher.stdout:
-        text += line
-        if "epoch" in line:
-            break
-    return text
-
-
 def shown(encore: Encore, results: Path) -> dict[str, Any]:
     done = encore("status", "--results", str(results), "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["runs"]
-    assert isinstance(row, dict)
-    return row
+    return dict(row)
 
 
 def cancelled_output(run: Path, suspended: Sequence[psutil.Process]) -> str:
@@ -90,12 +75,11 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     for rank in ranks:
         rank.suspend()  # in the second epoch: it must not end while it is looked at
     row = shown(encore, tmp_path)
-    assert (row["state"], row["epochs"], row["job"]) == ("running", 2, None)
-    assert row["targets"] == {"accuracy": 1.0} and row["seconds"] > 0
+    assert (row["state"], row["epochs"], row["job"], row["targets"]) == ("running", 2, None, {"accuracy": 1.0})
+    assert row["seconds"] > 0
 
-    left = follower(tmp_path)
-    watching = follower(tmp_path, run.name)
-    begun = [first_lines(each) for each in (left, watching)]
+    left, watching = (in_background("follow", *words, "--results", str(tmp_path)) for words in ((), (run.name,)))
+    begun = [next(line for line in each.stdout or () if "epoch" in line) for each in (left, watching)]
     left.send_signal(signal.SIGINT)
     output, _ = left.communicate(timeout=PATIENCE)
     assert left.returncode == ExitCode.INTERRUPTED, output
@@ -134,8 +118,7 @@ def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
     assert (row["state"], row["reason"]) == ("running", status.UNSUPERVISED)
     before = (folder / "metrics.jsonl").read_bytes()
     refused = encore("run", "--resume", str(folder.parent))
-    assert refused.returncode == ExitCode.REFUSED
-    assert "still run here without their supervisor" in refused.stderr
+    assert refused.returncode == ExitCode.REFUSED and "still run here without their supervisor" in refused.stderr
     assert (folder / "metrics.jsonl").read_bytes() == before
     said = cancelled_output(folder.parent, ranks)
     assert "cancelled after its encore run was killed, a checkpoint was written" in said
@@ -146,16 +129,6 @@ def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
 
 
 # -- states ---------------------------------------------------------------------------------------------
-
-
-def made(results: Path, states: Sequence[ExperimentState], mark: str = "", slurm: str = "") -> RunFolder:
-    seeds = list(range(len(states)))
-    known = {"schema": run_folder.SCHEMA, "name": "resnet", "nodes": 2, "seeds": seeds}
-    passport = {**dict.fromkeys(run_folder.NEEDED), **known, "slurm": {"job": slurm} if slurm else None}
-    run = run_folder.create(results, f"resnet-mxnet-cpu{mark}", lambda path: passport, {}, {}, seeds)
-    for experiment, state in zip(run.experiments(), states, strict=True):
-        experiment.set_state(state)
-    return run
 
 
 RUNNING = ExperimentState(status="running", started="2026-11-20T19:00:00Z", job="12")
@@ -170,7 +143,7 @@ BROKEN = ExperimentState(
 @pytest.mark.parametrize(
     ("state", "found", "answers", "expected"),
     [
-        (ExperimentState(status="prepared"), job("12", "RUNNING"), True, ("starting", "")),
+        (PREPARED, job("12", "RUNNING"), True, ("starting", "")),
         (RUNNING, job("12", "RUNNING"), True, ("running", "")),
         (RUNNING, job("12", "COMPLETING"), True, ("running", "")),
         (RUNNING, job("12", "TIMEOUT"), True, ("lost", "Slurm: TIMEOUT")),
@@ -184,7 +157,7 @@ BROKEN = ExperimentState(
         (STOPPED, job("12", "CANCELLED"), True, ("interrupted", "a checkpoint was written")),
         (BROKEN, job("12", "RUNNING"), True, ("failed", "rank 1 was killed by SIGKILL")),
         (
-            ExperimentState(status="prepared"),
+            PREPARED,
             job("12", "NODE_FAIL"),
             True,
             ("not started", "Slurm: NODE_FAIL"),
@@ -233,7 +206,7 @@ def test_killed_run_is_lost(tmp_path: Path) -> None:
 
 def test_run_is_as_the_experiment_that_matters(tmp_path: Path) -> None:
     reached = ExperimentState(status="reached", started="2026-11-20T19:00:00Z", ended="2026-11-20T19:05:00Z")
-    prepared, queued = ExperimentState(status="prepared"), Queue((job("12", "RUNNING"),), True)
+    prepared, queued = PREPARED, Queue((job("12", "RUNNING"),), True)
     cases = {"a": ([reached, RUNNING], queued), "b": ([reached, reached], Queue()), "c": ([reached, prepared], Queue())}
     rows = {name: status.rows_of(made(tmp_path / name, *given[:1]), given[1])[0] for name, given in cases.items()}
     assert {name: (row.state, row.reason, row.experiment, row.reached) for name, row in rows.items()} == {
@@ -248,7 +221,7 @@ def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
     states = [
         ExperimentState(status="reached", job="12_1"),
         ExperimentState(status="running", started="2026-11-20T19:00:00Z", job="12_3"),
-        ExperimentState(status="prepared"),
+        PREPARED,
     ]
     run = made(tmp_path, states, "-job12", "12_1")
     seen = Queue((job("12_1", "COMPLETED"), job("12_3", "RUNNING"), job("12_5", "PENDING", "Resources")), True)
@@ -260,19 +233,20 @@ def test_tasks_of_an_array_have_their_own_rows(tmp_path: Path) -> None:
     assert len(status.overview(tmp_path, seen, None)) == 3
 
 
+STATE = "experiment_0/state.json"
+DAMAGES = {
+    "half": ("run.json", '{"na'), "list": ("run.json", "[]"), "other": ("run.json", '{"slurm": 7}'),
+    "word": (STATE, "{}"), "keys": (STATE, '{"status": "running", "more": 1}'), "empty": (STATE, ""),
+    "metrics": ("experiment_0/metrics.jsonl", '{"kind": "start"}\n{"kind": "ste'),
+}  # fmt: skip
+
+
 def test_damaged_folders_are_rows_and_not_crashes(encore: Encore, tmp_path: Path) -> None:
-    for name, text in (("half", '{"na'), ("list", "[]"), ("other", '{"slurm": 7}')):
-        run = made(tmp_path, [ExperimentState(status="prepared")], f"-{name}")
-        (run.path / "run.json").write_text(text, encoding="utf-8")
-    for name, text in (("word", "{}"), ("keys", '{"status": "running", "more": 1}'), ("empty", "")):
-        run = made(tmp_path, [ExperimentState(status="prepared")], f"-{name}")
-        (run.path / "experiment_0" / "state.json").write_text(text, encoding="utf-8")
-    run = made(tmp_path, [ExperimentState(status="prepared")], "-name")
-    (run.path / "experiment_0").rename(run.path / "experiment_zero")
-    made(tmp_path, [RUNNING], "-metrics").path.joinpath("experiment_0/metrics.jsonl").write_text(
-        '{"kind": "start"}\n{"kind": "ste', encoding="utf-8"
-    )
-    made(tmp_path, [ExperimentState(status="prepared")], "-gone").path.joinpath("run.json").unlink()
+    for name, (file, text) in DAMAGES.items():
+        (made(tmp_path, [RUNNING], f"-{name}").path / file).write_text(text, encoding="utf-8")
+    run = made(tmp_path, mark="-name").path
+    (run / "experiment_0").rename(run / "experiment_zero")
+    (made(tmp_path, mark="-gone").path / "run.json").unlink()
     (tmp_path / "notes").mkdir()
     done = encore("status", "--results", str(tmp_path), "--json")
     assert done.returncode == 0, done.stderr
@@ -373,8 +347,7 @@ def test_a_job_is_found_by_the_results_folder_that_it_names(
 def test_status_is_true_for_other_users_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A run of somebody else's, in jobs that `squeue --me` does not show
     results, call = tmp_path / "results", SLURM_OF_TWO_USERS.replace("RESULTS", str(tmp_path / "results"))
-    running, waits = (ExperimentState(status=s, started="2026-11-20T19:00:00Z", job=job) for s, job in OTHERS)
-    for state in (running, waits):
+    for state in (RUNNING, replace(STOPPED, job="13")):
         made(results, [state], f"-job{state.job}", state.job)
     monkeypatch.setattr(queue, "is_there", lambda: True)
     monkeypatch.setattr(queue, "accounted", list)
@@ -392,7 +365,6 @@ def test_status_is_true_for_other_users_jobs(tmp_path: Path, monkeypatch: pytest
     assert varied_columns([replace(rows["12"], user="me")]) == []
 
 
-OTHERS: tuple[tuple[run_folder.Status, str], ...] = (("running", "12"), ("interrupted", "13"))
 SLURM_OF_TWO_USERS = """\
 12¦12¦RUNNING¦2¦0:41¦2026-11-20T19:14:27¦other¦long¦None¦encore:RESULTS¦encore-resnet
 13¦13¦PENDING¦2¦0:00¦2026-11-20T19:14:27¦other¦debug¦BeginTime¦encore:RESULTS¦encore-resnet
@@ -488,7 +460,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def test_jobs_and_single_tasks_are_cancelled(cancelled: list[tuple[str, ...]], tmp_path: Path) -> None:
-    run = made(tmp_path, [RUNNING, ExperimentState(status="prepared")], "-job12", "12_0")
+    run = made(tmp_path, [RUNNING, PREPARED], "-job12", "12_0")
     reported = control.cancel(control.named("12", tmp_path))
     assert reported[0] == "cancelled job 12, 2 tasks (running)"
     assert reported[-1] == f"resume with: {hints.resume(run.path)}"

@@ -31,6 +31,7 @@ from encore.slurm import cluster, commands, offers, queue, script, step
 from encore.slurm.offers import Partition
 from encore.slurm.queue import Allocation
 from encore.slurm.script import Wanted
+from tests.run_folders import made
 from tests.slurm.jobs import job
 
 GOLDEN = paths.ROOT / "tests" / "golden" / "slurm"
@@ -350,17 +351,8 @@ def test_the_allocation_comes_from_slurms_variables(variables: dict[str, str], e
 @pytest.fixture
 def array_run(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run of five experiments that the array 12 began; 1 and 3 have ended."""
-    known = {
-        "schema": run_folder.SCHEMA,
-        "seeds": list(range(5)),
-        "nodes": 2,
-        "ranks_per_node": 8,
-        "slurm": {"job": "12_0"},
-    }
-    passport = {**dict.fromkeys(run_folder.NEEDED), **known}
-    run = run_folder.create(tmp_path, "resnet-mxnet-dgxa100-job12", lambda path: passport, {}, {}, list(range(5)))
-    for number in (1, 3):
-        run.experiments()[number].set_state(ExperimentState(status="not_reached"))
+    ended = ExperimentState(status="not_reached")
+    run = made(tmp_path, [None, ended, None, ended, None], "-job12", "12_0", ranks_per_node=8)
     found = prepared("docker", 2).plan
     monkeypatch.setattr(planning, "plan_of", lambda folder, allocation: found)
     monkeypatch.setattr(queue, "is_there", lambda: False)
