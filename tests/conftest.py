@@ -203,16 +203,19 @@ READERS = {"archive", "audit", "check", "compare", "list", "plan", "published", 
 
 @pytest.fixture(scope="session")
 def encore() -> Encore:
-    # Runs the command line of this checkout
-    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    # Runs the command line of this checkout; with ``code`` it must end with this exit code
+    def run(*arguments: str, code: int | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "encore.cli.app", *arguments]
         variables = {**os.environ, "COLUMNS": "120", **options.pop("environment", {})}
         only_reads = arguments[0] in READERS or "--dry-run" in arguments
         if only_reads and not options and variables == {**os.environ, "COLUMNS": "120"}:
-            return in_process(command, variables)
-        return subprocess.run(
-            command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, **options
-        )
+            done = in_process(command, variables)
+        else:
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=paths.ROOT, env=variables, check=False, **options
+            )
+        assert code in (None, done.returncode), done.stdout + done.stderr
+        return done
 
     return run
 
@@ -247,11 +250,8 @@ class Study:
 def study(encore: Encore, digits: Path, shared: Shared) -> Study:
     # Trains twice: the tests of runs and of sweeps look at it
     def train(folder: Path) -> None:
-        where = ("--data", str(digits), "--results", str(folder))
-        done = encore(
-            "sweep", "resnet", "--gpus-per-node", "1,2", "--seed", "7", *where, *TINY, "--predict", "4", "--json"
-        )
-        assert done.returncode == 0, done.stderr
+        asked = ("--gpus-per-node", "1,2", "--seed", "7", *TINY, "--predict", "4", "--json")
+        done = encore("sweep", "resnet", *asked, "--data", str(digits), "--results", str(folder), code=0)
         (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
 
     printed = json.loads((shared.made("study", train) / "printed.json").read_text(encoding="utf-8"))

@@ -39,8 +39,7 @@ def data(docker: EngineUnderTest, encore: Encore, tmp_path_factory: pytest.TempP
     # The small data set, made in a container
     folder = tmp_path_factory.mktemp("made") / "resnet"
     command = ("data", "prepare", "resnet", "-o", str(folder), "--runtime", "docker")
-    done = encore(*command, environment=docker.environment)
-    assert done.returncode == 0, done.stderr
+    encore(*command, environment=docker.environment, code=0)
     assert docker.left() == []
     return folder
 
@@ -110,8 +109,7 @@ def test_run_in_a_container_reaches_the_target(
     # An epoch or two; that the target of the toy data set is reached is seen on the host.
     arguments = ("run", "resnet", "2", "--system", "cpu", "--set", "quality_target=0.1", "--json")
     options = ("--runtime", engine.name, "--data", str(data), "--results", str(tmp_path))
-    done = encore(*arguments, *options, environment=engine.environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    encore(*arguments, *options, environment=engine.environment, code=0)
     inside = only_run(tmp_path)
     assert shape(inside) == shape(outside)
     passports = [json.loads((run / "run.json").read_text(encoding="utf-8")) for run in (inside, outside)]
@@ -195,13 +193,11 @@ def trained(docker_with_pytorch: EngineUnderTest, encore: Encore, tmp_path_facto
     # A run of NCF in the image on PyTorch's stand-in, and its data, prepared there too
     folder = tmp_path_factory.mktemp("trained")
     variables, options = docker_with_pytorch.environment, ("--runtime", "docker")
-    done = encore("data", "prepare", "ncf", "-o", str(folder / "ncf"), *options, environment=variables)
-    assert done.returncode == 0, done.stderr
+    encore("data", "prepare", "ncf", "-o", str(folder / "ncf"), *options, environment=variables, code=0)
     options += ("--data", str(folder / "ncf"), "--results", str(folder / "results"))
     # An epoch or two, as above.
     options += ("--set", "quality_target=0.1")
-    done = encore("run", "ncf", "2", "--system", "cpu", *options, environment=variables)
-    assert done.returncode == 0, done.stdout + done.stderr
+    encore("run", "ncf", "2", "--system", "cpu", *options, environment=variables, code=0)
     return only_run(folder / "results")
 
 

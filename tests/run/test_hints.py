@@ -3,22 +3,18 @@
 import io
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from encore import catalogue, configuration, job
+from encore import catalogue, configuration
 from encore.cli.app import app
 from encore.cli.live import RunView
 from encore.cli.run import finish
-from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
-from encore.machine import processes
-from encore.run import follow, hints, passport, run_folder, runner, supervise
+from encore.run import follow, hints, passport, run_folder, runner
 from encore.slurm import cluster
 from tests.run_folders import made
 
@@ -68,73 +64,6 @@ def test_what_a_run_prints_at_its_end(
     printed = screen.export_text()
     assert ended.value.exit_code == code and (f"resume with: {hints.resume(run.path)}" in printed) is resume
     assert ("a target was missed: exit code 0" in printed) is excused
-
-
-def launched(folder: Path, printed: str) -> run_folder.Experiment:
-    # An experiment whose launcher, or the rank in its place, printed this
-    (folder / "ranks").mkdir()
-    (folder / "ranks" / "launcher.txt").write_text(f"{supervise.START}python\n{printed}\n", encoding="utf-8")
-    return run_folder.Experiment(0, folder)
-
-
-TRACEBACK = "Traceback (most recent call last):\n  File "
-ENDINGS = [
-    # What a rank printed, its exit code, whose memory was too small, whether a resume would end alike, and the reason.
-    ("ValueError: x", 1, "", False, "rank 0 failed with exit code 1"),
-    ("\nRuntimeError: stopped", -9, "", False, "rank 0 was killed by SIGKILL"),
-    ("KILLED BY THE KERNEL", -9, "CPU", True, "rank 0 was killed by the kernel: out of memory"),
-    ("No space left on device", 1, "", False, "rank 0 could not write: the disk is full; free some space around"),
-    ("windows of 40 tokens\n  hint: set sequence_length=40", 2, "", True, "rank 0 refused; resumed it would refuse"),
-    ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resumed it would end in the same way"),
-    ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "no checkpoint is whole"),
-    (
-        f"{TRACEBACK}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
-        1,
-        "GPU",
-        True,
-        "on the GPU",
-    ),
-    (f"{TRACEBACK}\nMXNetError: storage.h:157: cudaMalloc retry failed: out of memory", 1, "GPU", True, "on the GPU"),
-    (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:GPU:0 by GPU_0_bfc", 1, "GPU", True, ""),
-    (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:CPU:0 by cpu", 1, "CPU", True, "the CPU"),
-    (f"{TRACEBACK}\nDefaultCPUAllocator: can't allocate memory: you tried to", 1, "CPU", True, "memory on the CPU"),
-    (f"{TRACEBACK}\nMXNetError: Failed to allocate CPU Memory", 1, "CPU", True, "out of memory on the CPU"),
-    (f"{TRACEBACK}\nnumpy.core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB", 1, "CPU", True, "on the CPU"),
-    (
-        "terminate called after throwing an instance of 'std::bad_alloc'" + "\n  frame" * 99,
-        -6,
-        "CPU",
-        True,
-        "SIGABRT: out",
-    ),
-    ("ran out of memory; cuda out of memory\n" + f"{TRACEBACK}\nKeyError: 1", 1, "", False, "rank 0 failed with exit"),
-]
-
-
-@pytest.mark.parametrize(("printed", "code", "memory", "is_final", "reason"), ENDINGS)
-def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
-    tmp_path: Path, printed: str, code: int, memory: str, is_final: bool, reason: str
-) -> None:
-    experiment = launched(tmp_path, printed)
-    child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
-    kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
-    outcome = supervise._conclude(child, follow.Progress(), experiment, supervise.Signals(), kills)
-    assert (outcome.memory, outcome.is_final) == (memory, is_final) and reason in outcome.reason
-    assert len(outcome.last_lines) <= supervise.LAST_LINES
-
-
-@pytest.mark.parametrize(
-    ("runtime", "code", "named"), [("docker", 125, True), ("docker", 1, False), ("host", 125, False)]
-)
-def test_a_container_that_did_not_start_is_the_engines_failure(
-    tmp_path: Path, runtime: str, code: int, named: bool
-) -> None:
-    said = 'docker: could not select device driver "" with capabilities: [[gpu]].'
-    command = job.Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
-    child: Any = SimpleNamespace(returncode=code)
-    found = supervise._engine_failure(command, child, launched(tmp_path, said))
-    expected = f"docker: the engine cannot hand GPUs to containers; hint: {engines.NO_TOOLKIT}"
-    assert found == (supervise.Outcome("failed", expected, (said,)) if named else None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from encore import catalogue, configuration, launchers, paths
 from encore.containers import renderers
 from encore.job import Job, Mount, Places, training_job
 from encore.machine import node
-from encore.run import run_folder, supervise
 
 RESNET = catalogue.choose("resnet")
 
@@ -128,60 +127,3 @@ def test_ranks_meet_by_what_their_horovod_was_built_with(
     assert build == launchers.HorovodBuild(*BUILDS[name])
     assert launchers.controller(build, mpirun, ranks) == expected
     assert launchers.controller(launchers.parse_check_build("horovodrun: not found\n"), False, ranks) == "gloo"
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("Process 1 exit with status code 9.", (1, "failed with exit code 9")),
-        (
-            # Rank 0 lost its connection to rank 1, whose worker was still alive.
-            "[1]<stderr>:Killed\nProcess 0 exit with status code 1.\n"
-            "Terminating remaining workers after failure of Process 0.\nProcess 1 exit with status code 137.",
-            (1, "was killed by SIGKILL"),
-        ),
-        (
-            # Rank 1 did not end in the five seconds that horovodrun gave it.
-            "Process 0 exit with status code 1.\nTerminating remaining workers after failure of Process 0.\n"
-            "[1]<stderr>:Killed\nProcess 1 exit with status code 137.",
-            (0, "failed with exit code 1"),
-        ),
-        (
-            "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Terminated",
-            (1, "was killed by SIGKILL"),
-        ),
-        (
-            "mpirun noticed that process rank 1 with PID 41 on node n2 exited on signal 9 (Killed).",
-            (1, "was killed by SIGKILL"),
-        ),
-        (
-            "mpirun detected that one or more processes exited with non-zero status\n\n"
-            "  Process name: [[55601,1],3]\n  Exit code:    7\n",
-            (3, "failed with exit code 7"),
-        ),
-        ("srun: error: n[1-2]: tasks 0-3: Exited with exit code 2", (0, "failed with exit code 2")),
-        ("slurmstepd: error: n2: task 3: Out Of Memory", (3, "was killed: its node is out of memory")),
-        (
-            "srun: error: task 1 launch failed: Unspecified error\nsrun: error: n1: task 0: Killed",
-            (1, "could not be started: Unspecified error; see slurmd's log on its node"),
-        ),
-        (
-            "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank      : 3 (local_rank: 3)\n"
-            "  exitcode  : -9 (pid: 8)\n",
-            (3, "was killed by SIGKILL"),
-        ),
-        (
-            # Rank 0 lost its connection to rank 1, and ended before torchrun looked.
-            "train FAILED\nFailures:\n[1]:\n  time      : x\n  host      : n1\n  rank      : 1 (local_rank: 1)\n"
-            "  exitcode  : -9 (pid: 8)\n  error_file: <N/A>\n------\nRoot Cause (first observed failure):\n[0]:\n"
-            "  time      : x\n  host      : n1\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n",
-            (1, "was killed by SIGKILL"),
-        ),
-    ],
-)
-def test_first_failing_rank(said: str, expected: tuple[int, str], tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    (tmp_path / "ranks" / "launcher.txt").write_text(
-        f"Process 0 exit with status code 4\n{supervise.START}horovodrun\n{said}", encoding="utf-8"
-    )
-    assert supervise.first_failure(run_folder.Experiment(0, tmp_path), 1) == expected

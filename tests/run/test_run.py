@@ -24,9 +24,8 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
     results = tmp_path_factory.mktemp("finished")
     done = encore(
         "run", "resnet", "2", "--seed", "1", "--data", str(digits), "--results", str(results), "--json",
-        "--env", "MY_TOKEN=hush", "--env", "NOTE=plain",
+        "--env", "MY_TOKEN=hush", "--env", "NOTE=plain", code=0,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
     return only_run(results), json.loads(done.stdout)
 
 
@@ -92,8 +91,7 @@ def test_finished_run_is_not_run_again(encore: Encore, finished: tuple[Path, dic
     # The token was not kept: it must be given again.
     refused = encore("run", "--resume", str(folder))
     assert refused.returncode == 2 and "MY_TOKEN" in refused.stderr
-    done = encore("run", "--resume", str(folder), environment={"MY_TOKEN": "hush"})
-    assert done.returncode == 0, done.stderr
+    encore("run", "--resume", str(folder), environment={"MY_TOKEN": "hush"}, code=0)
     assert (folder / "result_0.txt").stat().st_mtime_ns == before.st_mtime_ns
 
 
@@ -171,8 +169,7 @@ def test_launcher_that_dies_takes_its_ranks_along(
 
 def test_a_loss_that_is_not_finite_is_not_to_be_resumed(encore: Encore, digits: Path, tmp_path: Path) -> None:
     where = ("--data", str(digits), "--results", str(tmp_path))
-    done = encore("run", "resnet", "1", *where, *TINY, "--set", "learning_rate=1e30")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = encore("run", "resnet", "1", *where, *TINY, "--set", "learning_rate=1e30", code=1)
     assert "the loss is not finite; resumed it would end in the same way" in done.stdout
     assert "hint: start a new run with a lower learning_rate" in done.stdout
     assert "resume with" not in done.stdout
@@ -184,8 +181,9 @@ def test_disk_that_fills_up_is_reported_and_nothing_is_lost(digits: Path, tmp_pa
         # A checkpoint of ResNet-18 has files of 45 MB: they no longer fit.
         resource.setrlimit(resource.RLIMIT_FSIZE, (20 * 2**20, 20 * 2**20))
 
-    done = encore("run", "resnet", "1", "--data", str(digits), "--results", str(tmp_path), *TINY, preexec_fn=limit)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = encore(
+        "run", "resnet", "1", "--data", str(digits), "--results", str(tmp_path), *TINY, preexec_fn=limit, code=1
+    )
     assert "disk is full" in done.stdout and "Traceback" not in done.stderr
     folder = only_run(tmp_path)
     assert not list((folder / "experiment_0" / "checkpoint").glob("step_*"))

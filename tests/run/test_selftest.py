@@ -258,8 +258,7 @@ def test_a_python_without_the_framework_is_skipped_with_the_reason(encore: Encor
 def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
     wanted = ("resume", "overflow", "precision", "two ranks", "defaults on all", "all-reduce", "bench", "telemetry")
     options = [word for name in wanted for word in ("--only", name)]
-    done = encore("selftest", "dlrm", "--device", "cpu", "--python", str(pytorch_python), "--json", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = encore("selftest", "dlrm", "--device", "cpu", "--python", str(pytorch_python), "--json", *options, code=0)
     printed = json.loads(done.stdout)
     assert printed["passed"] and printed["device"] == "cpu"
     results = {row["check"]: row["result"] for row in printed["checks"]}
@@ -282,8 +281,7 @@ def test_images_of_real_size_and_a_full_evaluation_on_a_cpu(encore: Encore, pyto
     names = ("resnet-pytorch", "ssd", "maskrcnn", "ncf")
     # Rates are not compared here, whatever else the machine does.
     where = ("--device", "cpu", "--python", str(pytorch_python), "--check-seconds", "600", "--time-limit", "1500")
-    done = encore("selftest", *names, *where, "--json", "--only", "input", "--only", "evaluation", timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = encore("selftest", *names, *where, "--json", "--only", "input", "--only", "evaluation", timeout=600, code=0)
     rows = {(row["name"], row["check"]): row for row in json.loads(done.stdout)["checks"]}
     assert {key: row["result"] for key, row in rows.items()} == {
         **{(name, "input"): "OK" for name in names[:3]},
@@ -296,6 +294,5 @@ def test_images_of_real_size_and_a_full_evaluation_on_a_cpu(encore: Encore, pyto
 
 def test_a_failed_check_has_exit_code_1(encore: Encore, pytorch_python: Path) -> None:
     where = ("--device", "cpu", "--python", str(pytorch_python))
-    done = encore("selftest", "dlrm", *where, "--only", "device", "--check-seconds", "0.5")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = encore("selftest", "dlrm", *where, "--only", "device", "--check-seconds", "0.5", code=1)
     assert re.search(r"(?s)no result after [01] s.*0 OK, 1 FAIL, 0 SKIPPED", done.stdout)

@@ -47,8 +47,7 @@ SQUEUE = """\
 
 
 def shown(encore: Encore, results: Path) -> dict[str, Any]:
-    done = encore("status", "--results", str(results), "--json")
-    assert done.returncode == 0, done.stderr
+    done = encore("status", "--results", str(results), "--json", code=0)
     (row,) = json.loads(done.stdout)["runs"]
     return dict(row)
 
@@ -248,8 +247,7 @@ def test_damaged_folders_are_rows_and_not_crashes(encore: Encore, tmp_path: Path
     (run / "experiment_0").rename(run / "experiment_zero")
     (made(tmp_path, mark="-gone").path / "run.json").unlink()
     (tmp_path / "notes").mkdir()
-    done = encore("status", "--results", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
+    done = encore("status", "--results", str(tmp_path), "--json", code=0)
     rows = {row["run"].rpartition("-")[2]: row for row in json.loads(done.stdout)["runs"]}
     assert {name for name, row in rows.items() if row["state"] == "damaged"} == set(rows) - {"metrics"}
     assert len(rows) == 9 and encore("status", "--results", str(tmp_path)).returncode == 0

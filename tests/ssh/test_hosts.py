@@ -240,7 +240,6 @@ def test_a_host_that_cannot_be_reached_is_named(
 ) -> None:
     """With the framework's environment, which is asked for before the hosts."""
     where = ("--data", str(digits), "--results", str(tmp_path / "results"))
-    done = encore("run", "resnet", "2", *where, "--hosts", "127.0.0.1:1,no-such-host.invalid:1")
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = encore("run", "resnet", "2", *where, "--hosts", "127.0.0.1:1,no-such-host.invalid:1", code=2)
     assert "no-such-host.invalid cannot be reached by ssh" in done.stderr
     assert "Traceback" not in done.stderr

@@ -158,8 +158,7 @@ def test_horovodrun_stops_resumes_and_trains_the_same(
     assert child.returncode == 130, output
     assert "a checkpoint was written" in output
     assert_none_left(ranks)
-    done = encore("run", "--resume", str(folder.parent), environment={"PATH": sshd.path})
-    assert done.returncode == 3, done.stdout + done.stderr
+    encore("run", "--resume", str(folder.parent), environment={"PATH": sshd.path}, code=3)
     whole = losses(by_mpirun / "experiment_0" / "metrics.jsonl")
     assert losses(folder / "metrics.jsonl") == pytest.approx(whole, rel=1e-3)
     assert not ssh_sessions(sshd)
@@ -191,7 +190,6 @@ def test_the_same_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None
 
 def test_no_host_is_asked_for_a_password(sshd: Sshd, encore: Encore, digits: Path, tmp_path: Path) -> None:
     arguments = ("--hosts", "127.0.0.1:1,127.0.0.3:1", "--data", str(digits), "--results", str(tmp_path))
-    done = encore("run", "resnet", "2", *arguments, environment={"PATH": sshd.path}, timeout=PATIENCE)
-    assert done.returncode == 2
+    done = encore("run", "resnet", "2", *arguments, environment={"PATH": sshd.path}, timeout=PATIENCE, code=2)
     assert "127.0.0.3 cannot be reached by ssh" in done.stderr
     assert "hint:" in done.stderr

@@ -1,0 +1,345 @@
+"""What kernel, driver and NVML report of a machine: links, network, cores near a GPU; and which rank gets what."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from encore import paths
+from encore.files import text_of
+from encore.machine import binding, links, network, node, processes, telemetry
+from encore.machine.binding import Near
+from encore.machine.links import Server, parse_topology
+from encore.machine.network import ETHERNET, INFINIBAND, Interface, Network, Port
+from tests.machine.machines import machine
+from tests.trainings import wait_until
+
+SAMPLES = paths.ROOT / "tests" / "samples" / "topology"
+
+
+def sample(name: str) -> Server:
+    return parse_topology((SAMPLES / f"{name}.txt").read_text(encoding="utf-8"))
+
+
+SECOND_SWITCH = ("GPU2", "GPU3", "mlx5_1")
+EXPECTED = {
+    "dgx1-v100": ([6] * 8, [": GPU0 GPU1 GPU2 GPU3", ": GPU4 GPU5 GPU6 GPU7"], SECOND_SWITCH, "NVLink", False, "SYS"),
+    "dgx-a100": (
+        [84] * 8, ["3: GPU0 GPU1", "1: GPU2 GPU3", "7: GPU4 GPU5", "5: GPU6 GPU7"], SECOND_SWITCH, "NVLink", True,
+        "NV12",
+    ),
+}  # fmt: skip
+
+
+def test_recorded_machines() -> None:
+    # A DGX-1: six NVLinks a V100, two sockets, four PCIe switches; a DGX A100: twelve from each GPU to all others
+    found = {}
+    for name in ("dgx1-v100", "dgx-a100"):
+        server = sample(name)
+        links_of = [sum(count for pair, count in server.nvlinks.items() if gpu in pair) for gpu in server.gpus]
+        near = [f"{server.numa[gpus[0]]}: {' '.join(gpus)}" for gpus in server.near]
+        found[name] = (
+            links_of,
+            near,
+            server.switches[1],
+            server.kind,
+            server.has_nvswitch,
+            server.link("GPU0", "GPU5"),
+        )
+    assert found == EXPECTED
+    again = links.from_json(sample("dgx1-v100").as_json())
+    assert again == links.from_json(again.as_json()) and again.nvlinks == sample("dgx1-v100").nvlinks
+
+
+def by_matrix(*rows: str) -> Server:
+    # A server of the links in the upper triangle, row by row
+    gpus = tuple(f"GPU{number}" for number in range(len(rows) + 1))
+    found = {}
+    for i, row in enumerate(rows):
+        for j, word in enumerate(row.split(), i + 1):
+            found[gpus[i], gpus[j]] = found[gpus[j], gpus[i]] = word
+    return Server(gpus=gpus, links=found)
+
+
+@pytest.mark.parametrize(
+    ("server", "capability", "floor"),
+    [
+        (sample("dgx1-v100"), "7.0", 60.0),
+        (sample("dgx-a100"), "8.0", 120.0),
+        (by_matrix("NV18"), "9.0", 185.4),
+        (by_matrix("NV4 NV4 NV4", "NV4 NV4", "NV4"), "8.0", 40.0),
+        # Bridges join pairs; between them the CPUs carry the ring.
+        (by_matrix("NV4 SYS SYS", "SYS SYS", "NV4"), "8.6", 3.0),
+        (by_matrix("NV4 PIX PIX", "PIX PIX", "NV4"), "8.6", 6.0),
+        (by_matrix("NODE"), "8.9", 3.0),
+        (by_matrix("NV18"), None, None),
+        (Server(gpus=("GPU0", "GPU1")), "9.0", None),
+        (Server(gpus=("GPU0",)), "9.0", None),
+    ],
+)
+def test_floor_of_an_all_reduce(server: Server, capability: str | None, floor: float | None) -> None:
+    # Half of what NCCL counts with for the links, whose numbers are those of its src/graph/topo.h
+    found = links.all_reduce_floor(server, capability)
+    assert (found and found[0] / 1e9) == (pytest.approx(floor) if floor else None)
+
+
+@pytest.mark.parametrize("text", ["", "No devices were found\n", "\tGPU0\tGPU1\nGPU0\t X\n"], ids=["", "none", "cut"])
+def test_text_without_a_matrix_has_no_links(text: str) -> None:
+    assert not parse_topology(text).links
+
+
+def test_underlined_heading_and_two_gpus_behind_a_switch() -> None:
+    # As drivers print on a terminal; no NVLink
+    text = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    text += "GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n"
+    server = parse_topology(text)
+    assert (server.kind, server.switches, server.near) == ("PCIe", (("GPU0", "GPU1"),), (("GPU0", "GPU1"),))
+
+
+def traffic(handle: int, fields: list[tuple[int, int]]) -> list[SimpleNamespace]:
+    ((number, scope),) = fields
+    assert scope == telemetry.ALL_LINKS
+    return [SimpleNamespace(nvmlReturn=int(handle == 1), value=SimpleNamespace(ullVal=number * 10))]
+
+
+ANSWERS: dict[str, Callable[..., object]] = {
+    "nvmlInit": lambda: None,
+    "nvmlShutdown": lambda: None,
+    "nvmlDeviceGetCount": lambda: 2,
+    "nvmlDeviceGetHandleByIndex": lambda index: index,
+    "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode()),
+    "nvmlDeviceGetNvLinkState": lambda handle, link: int(link < 2),
+    "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0"),
+    "nvmlDeviceGetPcieThroughput": lambda handle, counter: 1000 * (counter + 1) + handle,
+    "nvmlDeviceGetFieldValues": traffic,
+}
+
+
+class Library:
+    # As much of pynvml as is asked: two GPUs with two links to each other, and one link to nothing
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_NVLINK_MAX_LINKS = 3
+    NVML_SUCCESS = 0
+    NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = NVML_PCIE_UTIL_TX_BYTES = 0
+    NVML_PCIE_UTIL_RX_BYTES, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 1, 138, 139
+
+    def __getattr__(self, name: str) -> object:
+        def refuse(*_: object) -> None:
+            raise self.NVMLError("Not Supported")
+
+        return ANSWERS.get(name, refuse)
+
+
+def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Library())
+    here = links.this_server(machine("V100", "V100"))
+    assert (here.name, here.gpu_model, here.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
+    text = (SAMPLES / "dgx-a100.txt").read_text(encoding="utf-8")
+    monkeypatch.setattr(processes, "output_of", lambda *command: text)
+    by_program = links.this_server(machine("A100"))
+    assert (by_program.links, by_program.gpu_model) == (sample("dgx-a100").links, "A100")
+    nothing = dict.fromkeys(
+        ("use_percent", "memory_mib", "sm_mhz", "memory_mhz", "power_watts", "temperature_celsius", "nvlink_sent_kib",
+         "nvlink_received_kib")
+    )  # fmt: skip
+    assert [telemetry.sample_gpu(handle) for handle in (0, 1)] == [
+        {**nothing, "pcie_sent_kib_s": 1000, "pcie_received_kib_s": 2000, "nvlink_sent_kib": 1380,
+         "nvlink_received_kib": 1390},
+        {**nothing, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001},
+    ]  # fmt: skip
+    assert binding.near_gpus(node.busses()) == () and node.gpus() == ()
+    named = {"nvmlDeviceGetName": lambda handle: b"NVIDIA GB10", "nvmlSystemGetDriverVersion": lambda: "580.1"}
+    for name, answer in named.items():
+        monkeypatch.setitem(ANSWERS, name, answer)
+    found = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
+    assert node.gpus() == (found, replace(found, index=1))
+
+
+def test_telemetry_is_sampled_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
+    path, sampled = tmp_path / "telemetry.jsonl", telemetry.Telemetry(tmp_path / "telemetry.jsonl")
+    sampled.start()
+    wait_until(lambda: text_of(path).count("\n") > 2, "three samples", seconds=60)
+    sampled.stop()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    times = [json.loads(line)["time"] for line in lines]
+    assert times == sorted(times) and set(json.loads(lines[0])) == {*telemetry.sample_host(), "gpus"}
+    assert "telemetry" not in {thread.name for thread in threading.enumerate()}
+
+
+ETH = Interface("eno1", ETHERNET, 10_000, True)
+SLOW = Interface("a", ETHERNET, 1000, False)
+FAST = Interface("enp1s0", ETHERNET, 100_000, False)
+IPOIB = Interface("ibs1", INFINIBAND, 200_000, False)
+PORTS = (
+    Port("mlx5_0", 1, "InfiniBand", 200.0), Port("mlx5_1", 1, "InfiniBand", 200.0),
+    Port("mlx5_4", 1, "InfiniBand", 100.0), Port("mlx5_5", 1, "Ethernet", 400.0),
+)  # fmt: skip
+LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def settings(interface: str, adapters: str = "") -> dict[str, str]:
+    # What ranks on several nodes are given for an interface, and for adapters besides
+    tcp = dict.fromkeys(("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"), interface)
+    by_adapter = {"NCCL_IB_HCA": f"={adapters}"} if adapters else {}
+    return {**tcp, **by_adapter, "NCCL_SOCKET_IFNAME": f"={interface}", "UCX_NET_DEVICES": adapters or interface}
+
+
+@pytest.mark.parametrize(
+    ("found", "nodes", "expected"),
+    [
+        (Network((ETH, IPOIB), PORTS), 1, LOOPBACK),
+        (Network((ETH, FAST, IPOIB), PORTS), 4, settings("ibs1", "mlx5_0:1,mlx5_1:1")),
+        (Network((ETH,), PORTS[3:]), 2, settings("eno1", "mlx5_5:1")),
+        (Network((FAST, ETH), ()), 2, settings("eno1")),
+        (Network((SLOW, FAST), ()), 2, settings("enp1s0")),
+        (Network((), ()), 2, {}),
+    ],
+)
+def test_settings_of_the_ranks(found: Network, nodes: int, expected: dict[str, str]) -> None:
+    assert network.variables(found, nodes) == expected
+
+
+def test_what_the_kernel_reports_is_read(tmp_path: Path) -> None:
+    # /sys and /proc of a machine with the files that the kernel's documentation names; constructed
+    interfaces = {
+        "lo": (772, "unknown", ""), "eth0": (1, "up", "-1"), "eth1": (1, "down", "10000"), "ib0": (32, "up", ""),
+        "docker0": (1, "up", ""), "veth12": (1, "up", "10000"), "br7": (1, "up", ""), "eth2": (1, "up", "25000"),
+        "bond0": (1, "up", "50000"),
+    }  # fmt: skip
+    files = {"sys/class/net/br7/bridge": "", "sys/class/net/eth2/master": ""}
+    for name, values in interfaces.items():
+        for file, value in zip(("type", "operstate", "speed"), values, strict=True):
+            files[f"sys/class/net/{name}/{file}"] = f"{value}\n"
+    for adapter, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
+        for file, value in (("state", state), ("link_layer", "InfiniBand"), ("rate", "200 Gb/sec (4X HDR)")):
+            files[f"sys/class/infiniband/{adapter}/ports/1/{file}"] = f"{value}\n"
+    files["proc/net/route"] = (
+        "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+        "ens9\t00000000\t0100A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n"
+        "eth0\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+        "eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
+    )
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="ascii")
+    expected = (
+        Interface("bond0", ETHERNET, 50_000, False), Interface("eth0", ETHERNET, 0, True),
+        Interface("ib0", INFINIBAND, 0, False),
+    )  # fmt: skip
+    assert network.read(tmp_path, frozenset(interfaces)) == Network(expected, PORTS[:1])
+    # An interface without an address cannot be talked through.
+    assert network.read(tmp_path, frozenset({"eth0"})).interfaces == expected[1:2]
+    assert network.read(tmp_path / "none", frozenset()) == Network((), ())
+    assert "lo" not in [each.name for each in network.read().interfaces]
+
+
+# What `nvidia-smi topo -m` prints of a DGX A100 by NVIDIA/nccl issue 1505, its other four GPUs after the same pattern.
+NODES = {numa: f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}" for numa in (1, 3, 5, 7)}
+A100_NEAR = tuple(Near(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
+# A DGX-1 of which a program was allowed one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)
+SOCKET = (Near(binding.parse_cpus("0-19,40-59"), 0),) * 8
+UNKNOWN = (Near((), 0), Near((), 0))
+
+
+def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
+    # Two hardware threads a core, numbered as on DGX-1 and DGX A100: i and i + cores
+    return {cpu: (cpu % cores, cpu % cores + cores) for cpu in range(2 * cores)}
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("0-2,8", (0, 1, 2, 8)), ("7", (7,)), ("", ()), ("N/A", ()), ("0-", (0,)), ("3-1", ())],
+)
+def test_lists_of_cpus(text: str, cpus: tuple[int, ...]) -> None:
+    assert binding.parse_cpus(text) == cpus
+    assert binding.parse_cpus(binding.format_cpus(cpus)) == cpus
+
+
+SHARED_NODES = [
+    "48-55,176-183 3 8", "56-63,184-191 3 8", "16-23,144-151 1 8", "24-31,152-159 1 8",
+    "112-119,240-247 7 8", "120-127,248-255 7 8", "80-87,208-215 5 8", "88-95,216-223 5 8",
+]  # fmt: skip
+SHARED_SOCKET = [
+    "0-1,40-41 0 2", "2-4,42-44 0 3", "5-6,45-46 0 2", "7-9,47-49 0 3",
+    "10-11,50-51 0 2", "12-14,52-54 0 3", "15-16,55-56 0 2", "17-19,57-59 0 3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("near", "allowed", "cores", "expected"),
+    [
+        (A100_NEAR, range(256), 128, SHARED_NODES),
+        (SOCKET, range(80), 40, SHARED_SOCKET),
+        ((), range(4), None, ["0-1 None 2", "2-3 None 2"]),
+        (UNKNOWN, range(4, 8), 4, ["4-5 None 2", "6-7 None 2"]),
+        # Only what is allowed is given out; where nothing near is allowed, all that is allowed is divided.
+        (A100_NEAR, [48, 49, 176], 128, ["48,176 3 1", "49 3 1"]),
+        (A100_NEAR, [0, 1], None, ["0 None 1", "1 None 1"]),
+        ((), [0, 1], None, ["0 None 1", "1 None 1", "0 None 1"]),
+    ],
+)
+def test_ranks_share_what_is_near_their_gpus(
+    near: tuple[Near, ...], allowed: Sequence[int], cores: int | None, expected: list[str]
+) -> None:
+    found = binding.bind(len(expected), near, allowed, threads_of(cores) if cores else None)
+    assert [f"{binding.format_cpus(each.cpus)} {each.numa} {each.cores}" for each in found] == expected
+    assert binding.threads(found) == min(int(text.split()[2]) for text in expected)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "numas"),
+    [(None, [3, 3, 1, 1, 7, 7, 5, 5]), ("2,0", [1, 3]), ("GPU-1234", []), ("8", []), ("7", [5]), ("", [])],
+)
+def test_chosen_gpus_keep_their_order(chosen: str | None, numas: list[int]) -> None:
+    assert [each.numa for each in binding.visible(A100_NEAR, chosen)] == numas
+
+
+def test_the_kernel_reports_what_is_near_a_gpu(tmp_path: Path) -> None:
+    files = {
+        "bus/pci/devices/0000:07:00.0/numa_node": "3\n", "bus/pci/devices/0000:07:00.0/local_cpulist": NODES[3],
+        "bus/pci/devices/0000:0f:00.0/numa_node": "-1\n",
+        "devices/system/cpu/cpu1/topology/thread_siblings_list": "1,3\n", "devices/system/cpu/cpufreq/policy": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="ascii")
+    assert binding.near_gpus(["00000000:07:00.0"], tmp_path) == A100_NEAR[:1]
+    assert binding.near_gpus(["00000000:07:00.0", "0000FFFF:0F:00.0"][1:], tmp_path) == ()
+    assert binding.siblings(tmp_path) == {1: (1, 3)}
+
+
+def test_options_of_the_launchers_are_pinned() -> None:
+    near, alone = binding.bind(2, A100_NEAR[1:3], range(256), threads_of(128)), binding.bind(2, (), range(4))
+    assert binding.srun_options(near) == (
+        "--cpu-bind=verbose,mask_cpu:0xffff0000000000000000000000000000ffff000000000000,"
+        "0xffff0000000000000000000000000000ffff0000",
+        "--mem-bind=map_mem:3,1",
+    )
+    assert binding.srun_options(alone) == ("--cpu-bind=verbose,mask_cpu:0x3,0xc", "--mem-bind=local")
+    rank = "${places[${OMPI_COMM_WORLD_LOCAL_RANK:-${HOROVOD_LOCAL_RANK:-${LOCAL_RANK:-${SLURM_LOCALID:-0}}}}]}"
+    plain = f"places=('taskset --cpu-list 48-63,176-191' 'taskset --cpu-list 16-31,144-159'); exec {rank} \"$@\""
+    assert binding.bound(("python", "train.py"), near) == ("bash", "-c", plain, "bound", "python", "train.py")
+    memory = [binding.bound((), each, with_numactl=True)[2].partition(";")[0] for each in (near, alone)]
+    assert memory == [
+        "places=('numactl --physcpubind=48-63,176-191 --membind=3' 'numactl --physcpubind=16-31,144-159 --membind=1')",
+        "places=('numactl --physcpubind=0-1 --localalloc' 'numactl --physcpubind=2-3 --localalloc')",
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", binding.LOCAL_RANKS)
+def test_wrapper_binds_on_this_machine(name: str, rank: int) -> None:
+    bindings = binding.of_this_machine(2)
+    show = ("python3", "-c", "import os; print(sorted(os.sched_getaffinity(0)))")
+    variables = {"PATH": os.environ["PATH"], name: str(rank)}
+    done = subprocess.run(binding.bound(show, bindings), env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(list(bindings[rank].cpus))

@@ -1,0 +1,307 @@
+"""How a run is watched to its end: ranks that hang by their heartbeats, and how long a stopped one may take to save."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.common.run import stopping
+from encore import paths
+from encore.containers import engines
+from encore.job import Command
+from encore.machine import processes
+from encore.run import follow, ownership, run_folder, supervise
+from tests.trainings import wait_until
+
+STEP = 12
+
+
+@pytest.fixture(autouse=True)
+def no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not every orphan of the tests after these is to become this process's child
+    monkeypatch.setattr(processes, "adopt_orphans", lambda: None)
+
+
+def supervised(
+    folder: Path,
+    argv: tuple[str, ...],
+    limits: supervise.Limits,
+    signals: supervise.Signals | None = None,
+    on_progress: Callable[[follow.Progress], None] = lambda progress: None,
+    job: str = "",
+) -> supervise.Outcome:
+    (folder / "heartbeat").mkdir()
+    command = Command(argv=argv, environment={"PYTHONPATH": str(paths.ROOT)}, working_directory=folder)
+    experiment, owner = run_folder.Experiment(0, folder), ownership.this_process(job)
+    return supervise.run(command, experiment, owner, signals or supervise.Signals(), on_progress, limits)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("step", [STEP, STEP + 1])
+def test_a_process_on_another_host_without_a_sign_of_life_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, culprit: int, step: int
+) -> None:
+    now = time.time()
+    for rank in (0, 1):
+        alive = now - 10.0 if rank == culprit else now - 0.4
+        beat = f"99999{rank} node{rank} {step if rank == culprit else STEP} {now - 10 + rank} {alive}"
+        (tmp_path / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
+    watch = supervise.HangWatch(tmp_path, 5.0)
+    later = time.monotonic() + 2
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: now)
+    found = watch.check()
+    assert found.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no heartbeat")
+    assert f"on node{culprit}" in found and watch.suspect == culprit
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "hangs"),
+    [(-1, 2.0, ""), (-1, 4.0, "before its first step: no progress for 2400 s"), (0, 2.0, "made a step")],
+)
+def test_ranks_that_start_have_longer_for_each_sign_of_progress(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, seconds: float, hangs: str
+) -> None:
+    now, limit = time.time(), 600.0
+    for rank in (0, 1):
+        beat = f"99999{rank} node{rank} {step} {now - limit * seconds} {now}"
+        (tmp_path / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
+    watch = supervise.HangWatch(tmp_path, limit)
+    later = time.monotonic() + 2
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    found = watch.check()
+    assert hangs in found and bool(found) == bool(hangs)
+
+
+def test_progress_within_a_step_is_a_sign_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "_heartbeats", [])
+    stopping.progress()  # of a program that has no run
+    stopping.Heartbeat(tmp_path, 0)
+    (first,) = processes.heartbeats(tmp_path)
+
+    def came_further() -> bool:
+        stopping.progress()
+        (beat,) = processes.heartbeats(tmp_path) or (first,)
+        return beat.step == -1 and beat.time > first.time
+
+    wait_until(came_further, "a later time for the same step")
+
+
+RANK = """
+import os, pathlib, sys, time
+from benchmarks.common.run.stopping import Heartbeat
+Heartbeat(pathlib.Path("heartbeat"), int(sys.argv[1])).beat(3)
+time.sleep(0.5)
+while sys.argv[1] == "0":
+    time.sleep(0.1)  # for the other one, as in a collective without a watchdog
+"""
+
+
+def test_ranks_that_wait_without_end_for_a_lost_one_are_ended(tmp_path: Path) -> None:
+    # With TORCH_NCCL_ASYNC_ERROR_HANDLING=0 nobody else ends them, where the launcher does not see the loss
+    launcher = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank & done; wait"
+    outcome = supervised(tmp_path, ("bash", "-c", launcher), supervise.Limits(hang_seconds=3.0))
+    assert (outcome.status, outcome.reason.split(":")[0]) == ("failed", "rank 1 hangs")
+    assert processes.rank_processes(tmp_path / "heartbeat") == []
+
+
+def test_a_rank_that_waits_shows_its_last_step_and_that_it_is_alive(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, pathlib\n"
+        "from benchmarks.common.run.stopping import Heartbeat\n"
+        "beat = Heartbeat(pathlib.Path(sys.argv[1]), 3)\n"
+        f"[beat.beat(step) for step in range({STEP + 1})]\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]) as child:
+        try:
+            wait_until(lambda: [beat.step for beat in processes.heartbeats(tmp_path)] == [STEP], "the last step")
+            (first,) = processes.heartbeats(tmp_path)
+            wait_until(lambda: processes.heartbeats(tmp_path)[0].alive > first.alive, "a heartbeat")
+            assert processes.heartbeats(tmp_path)[0].time == first.time
+        finally:
+            child.kill()
+
+
+STOP_SECONDS = 2.0
+SAVING_RANK = f"""
+import pathlib, signal, time
+from benchmarks.common.run.stopping import Heartbeat
+
+def save(number, frame):
+    writing = pathlib.Path("checkpoint/writing_00000001")
+    writing.mkdir(parents=True, exist_ok=True)
+    time.sleep({2 * STOP_SECONDS})
+    writing.rename("checkpoint/step_00000001")
+    with open("metrics.jsonl", "a") as metrics:
+        metrics.write('{{"kind": "end", "time": 1.0, "outcome": "interrupted"}}\\n')
+    raise SystemExit(0)
+
+signal.signal(signal.SIGTERM, save)
+beat = Heartbeat(pathlib.Path("heartbeat"), 0)
+beat.beat(1)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def stopped(folder: Path, number: signal.Signals, times: int = 1, job: str = "") -> supervise.Outcome:
+    # Stop a rank that takes longer over its checkpoint than a rank may take that writes none
+    signals = supervise.Signals()
+
+    def stop(progress: follow.Progress) -> None:
+        if processes.heartbeats(folder / "heartbeat"):
+            signals.received, signals.times = number, times
+
+    limits = supervise.Limits(600.0, STOP_SECONDS)
+    return supervised(folder, (sys.executable, "-c", SAVING_RANK), limits, signals, stop, job)
+
+
+@pytest.mark.parametrize(("number", "job"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGUSR1, "12")])
+def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, number: signal.Signals, job: str) -> None:
+    outcome = stopped(tmp_path, number, job=job)
+    assert (outcome.status, outcome.reason) == ("interrupted", f"stopped by {number.name}, a checkpoint was written")
+    assert (tmp_path / "checkpoint" / "step_00000001").is_dir()
+
+
+@pytest.mark.parametrize(("times", "job"), [(2, ""), (1, "12")])
+def test_who_insists_does_not_wait(tmp_path: Path, times: int, job: str) -> None:
+    # A second Ctrl-C, and Slurm's SIGTERM, which SIGKILL follows
+    assert stopped(tmp_path, signal.SIGTERM, times, job).reason == "stopped by SIGTERM, without a checkpoint"
+    assert not (tmp_path / "checkpoint" / "step_00000001").exists()
+
+
+def test_what_a_killed_run_left_half_written_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint" / "writing_00000001").mkdir(parents=True)
+    assert stopped(tmp_path, signal.SIGINT).reason == "stopped by SIGINT, without a checkpoint"
+
+
+# -- what is said of its end ------------------------------------------------------------------------------
+
+
+def launched(folder: Path, printed: str, before: str = "") -> run_folder.Experiment:
+    # An experiment whose launcher, or the rank in its place, printed this at its last start
+    (folder / "ranks").mkdir()
+    text = f"{before}{supervise.START}python\n{printed}\n"
+    (folder / "ranks" / "launcher.txt").write_text(text, encoding="utf-8")
+    return run_folder.Experiment(0, folder)
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File "
+ENDINGS = [
+    # What a rank printed, its exit code, whose memory was too small, whether a resume would end alike, and the reason.
+    ("ValueError: x", 1, "", False, "rank 0 failed with exit code 1"),
+    ("\nRuntimeError: stopped", -9, "", False, "rank 0 was killed by SIGKILL"),
+    ("KILLED BY THE KERNEL", -9, "CPU", True, "rank 0 was killed by the kernel: out of memory"),
+    ("No space left on device", 1, "", False, "rank 0 could not write: the disk is full; free some space around"),
+    ("windows of 40 tokens\n  hint: set sequence_length=40", 2, "", True, "rank 0 refused; resumed it would refuse"),
+    ("the loss is not finite at step 3", 1, "", True, "the loss is not finite; resumed it would end in the same way"),
+    ("no checkpoint is whole: this experiment cannot be resumed", 1, "", True, "no checkpoint is whole"),
+    (
+        f"{TRACEBACK}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+        1,
+        "GPU",
+        True,
+        "on the GPU",
+    ),
+    (f"{TRACEBACK}\nMXNetError: storage.h:157: cudaMalloc retry failed: out of memory", 1, "GPU", True, "on the GPU"),
+    (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:GPU:0 by GPU_0_bfc", 1, "GPU", True, ""),
+    (f"{TRACEBACK}\nOOM when allocating tensor with shape[9] on /job:w/device:CPU:0 by cpu", 1, "CPU", True, "the CPU"),
+    (f"{TRACEBACK}\nDefaultCPUAllocator: can't allocate memory: you tried to", 1, "CPU", True, "memory on the CPU"),
+    (f"{TRACEBACK}\nMXNetError: Failed to allocate CPU Memory", 1, "CPU", True, "out of memory on the CPU"),
+    (f"{TRACEBACK}\nnumpy.core._exceptions._ArrayMemoryError: Unable to allocate 4 GiB", 1, "CPU", True, "on the CPU"),
+    (
+        "terminate called after throwing an instance of 'std::bad_alloc'" + "\n  frame" * 99,
+        -6,
+        "CPU",
+        True,
+        "SIGABRT: out",
+    ),
+    ("ran out of memory; cuda out of memory\n" + f"{TRACEBACK}\nKeyError: 1", 1, "", False, "rank 0 failed with exit"),
+]
+
+
+@pytest.mark.parametrize(("printed", "code", "memory", "is_final", "reason"), ENDINGS)
+def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
+    tmp_path: Path, printed: str, code: int, memory: str, is_final: bool, reason: str
+) -> None:
+    experiment = launched(tmp_path, printed)
+    child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
+    kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
+    outcome = supervise._conclude(child, follow.Progress(), experiment, supervise.Signals(), kills)
+    assert (outcome.memory, outcome.is_final) == (memory, is_final) and reason in outcome.reason
+    assert len(outcome.last_lines) <= supervise.LAST_LINES
+
+
+@pytest.mark.parametrize(
+    ("runtime", "code", "named"), [("docker", 125, True), ("docker", 1, False), ("host", 125, False)]
+)
+def test_a_container_that_did_not_start_is_the_engines_failure(
+    tmp_path: Path, runtime: str, code: int, named: bool
+) -> None:
+    said = 'docker: could not select device driver "" with capabilities: [[gpu]].'
+    command = Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
+    child: Any = SimpleNamespace(returncode=code)
+    found = supervise._engine_failure(command, child, launched(tmp_path, said))
+    expected = f"docker: the engine cannot hand GPUs to containers; hint: {engines.NO_TOOLKIT}"
+    assert found == (supervise.Outcome("failed", expected, (said,)) if named else None)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Process 1 exit with status code 9.", (1, "failed with exit code 9")),
+        (
+            # Rank 0 lost its connection to rank 1, whose worker was still alive.
+            "[1]<stderr>:Killed\nProcess 0 exit with status code 1.\n"
+            "Terminating remaining workers after failure of Process 0.\nProcess 1 exit with status code 137.",
+            (1, "was killed by SIGKILL"),
+        ),
+        (
+            # Rank 1 did not end in the five seconds that horovodrun gave it.
+            "Process 0 exit with status code 1.\nTerminating remaining workers after failure of Process 0.\n"
+            "[1]<stderr>:Killed\nProcess 1 exit with status code 137.",
+            (0, "failed with exit code 1"),
+        ),
+        (
+            "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Terminated",
+            (1, "was killed by SIGKILL"),
+        ),
+        (
+            "mpirun noticed that process rank 1 with PID 41 on node n2 exited on signal 9 (Killed).",
+            (1, "was killed by SIGKILL"),
+        ),
+        (
+            "mpirun detected that one or more processes exited with non-zero status\n\n"
+            "  Process name: [[55601,1],3]\n  Exit code:    7\n",
+            (3, "failed with exit code 7"),
+        ),
+        ("srun: error: n[1-2]: tasks 0-3: Exited with exit code 2", (0, "failed with exit code 2")),
+        ("slurmstepd: error: n2: task 3: Out Of Memory", (3, "was killed: its node is out of memory")),
+        (
+            "srun: error: task 1 launch failed: Unspecified error\nsrun: error: n1: task 0: Killed",
+            (1, "could not be started: Unspecified error; see slurmd's log on its node"),
+        ),
+        (
+            "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank      : 3 (local_rank: 3)\n"
+            "  exitcode  : -9 (pid: 8)\n",
+            (3, "was killed by SIGKILL"),
+        ),
+        (
+            # Rank 0 lost its connection to rank 1, and ended before torchrun looked.
+            "train FAILED\nFailures:\n[1]:\n  time      : x\n  host      : n1\n  rank      : 1 (local_rank: 1)\n"
+            "  exitcode  : -9 (pid: 8)\n  error_file: <N/A>\n------\nRoot Cause (first observed failure):\n[0]:\n"
+            "  time      : x\n  host      : n1\n  rank      : 0 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n",
+            (1, "was killed by SIGKILL"),
+        ),
+    ],
+)
+def test_first_failing_rank(said: str, expected: tuple[int, str], tmp_path: Path) -> None:
+    experiment = launched(tmp_path, said, "Process 0 exit with status code 4\n")
+    assert supervise.first_failure(experiment, 1) == expected
