@@ -50,8 +50,7 @@ def test_machines_and_releases(machine: str, release: str, capability: str, driv
 def test_blackwell_without_an_image_is_refused() -> None:
     release = images.find_release("mxnet", "24.06")
     check = compatibility.check_gpus(release, gpus("b200"), BENCHMARK)[0]
-    assert check.level == "FAIL"
-    assert "NVIDIA B200 is Blackwell (10.0)" in check.found
+    assert check.level == "FAIL" and "NVIDIA B200 is Blackwell (10.0)" in check.found
     assert "mxnet images end at Hopper" in check.found
     assert "no implementation of resnet runs on Blackwell yet" in check.hint
 
@@ -101,8 +100,7 @@ def test_a_release_that_is_too_old_is_refused_before_a_pull(name: str, release: 
     engine = Engine(name="docker", program="docker")
     with pytest.raises(EncoreError) as caught:
         building.build(choice, engine, release, True, asked.append)
-    assert found in caught.value.found
-    assert hint in caught.value.hint
+    assert found in caught.value.found and hint in caught.value.hint
     assert asked == []
 
 

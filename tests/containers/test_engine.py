@@ -114,8 +114,7 @@ def test_run_in_a_container_reaches_the_target(
     assert shape(inside) == shape(outside)
     passports = [json.loads((run / "run.json").read_text(encoding="utf-8")) for run in (inside, outside)]
     assert passports[0].keys() == passports[1].keys()
-    assert passports[0]["data"]["id"] == passports[1]["data"]["id"]
-    assert passports[0]["runtime"] == engine.name
+    assert passports[0]["data"]["id"] == passports[1]["data"]["id"] and passports[0]["runtime"] == engine.name
     assert passports[0]["image"]["base"] == "localhost/encore/standin-mxnet:latest"
     systems = [json.loads((run / "system.json").read_text(encoding="utf-8")) for run in (inside, outside)]
     # The stand-in pins what the host's environment pins.

@@ -174,8 +174,7 @@ def test_preflight_refuses_what_the_ranks_would(
     asked = resolve(choice, system, 1, ranks, [setting] if setting else [])
     here = replace(machine(), gpus=())
     check, _ = preflight.check_data_set(asked, tmp_path, here)
-    assert check.level == "FAIL"
-    assert words in f"{check.found}; hint: {check.hint}"
+    assert check.level == "FAIL" and words in f"{check.found}; hint: {check.hint}"
     if name != "dlrm":  # whose ranks ask for their memory first, and place the tables
         with pytest.raises(Problem) as refused:
             refuse_misfits(config_class(choice.folder)(**asked.plain()), tmp_path, ranks)
@@ -188,8 +187,7 @@ def test_tables_of_dlrm_are_held_against_the_memory_of_a_gpu() -> None:
     choice = catalogue.choose("dlrm")
     asked = resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
     manifest = {"facts": {"table_sizes": [10**8] * 8}}  # 51.2 GB each
-    assert not asked.misfits(manifest, 80 * 2**30)
-    assert not asked.misfits(manifest, math.inf)
+    assert not asked.misfits(manifest, 80 * 2**30) and not asked.misfits(manifest, math.inf)
     ((_, expected, hint),) = asked.misfits(manifest, 40 * 2**30)
     assert expected.startswith("at most 38.7 GB")
     assert "--index-limit" in hint
@@ -224,8 +222,7 @@ def test_nothing_is_wrong_with_this_host(tmp_path: Path) -> None:
             Need("readable", str(paths.ROOT), ""), Need("program", "sh", ""), Need("interface", "lo", ""),
             Need("gpus", "0", ""), Need("image", "true", "", "an image"),
         ]  # fmt: skip
-        assert {need.kind for need in needs} == set(on_node.PROBES)
-        assert judged(*needs) == []
+        assert {need.kind for need in needs} == set(on_node.PROBES) and judged(*needs) == []
     assert list(mark.parent.iterdir()) == []
 
 

@@ -158,11 +158,9 @@ def test_two_ranks_train_by_mpirun_in_a_python_without_gloo(
         folder = train(encore, "resnet", digits, tmp_path / "results", "--python", str(mxnet_python), *quiet, ranks=2)
     assert not list(cache.glob("*/environments"))
     passport = json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))
-    assert passport["command"][0] == "mpirun"
-    assert str(mxnet_python) in passport["command"]
+    assert passport["command"][0] == "mpirun" and str(mxnet_python) in passport["command"]
     assert passport["environment"]["HOROVOD_CONTROLLER"] == "mpi"
-    assert passport["python"]["file"] == str(mxnet_python)
-    assert passport["python"]["packages"]["mxnet"]
+    assert passport["python"]["file"] == str(mxnet_python) and passport["python"]["packages"]["mxnet"]
     assert sorted(path.name for path in (folder / "ranks").glob("rank.*/stderr")) == ["stderr", "stderr"]
     assert losses(folder / "metrics.jsonl") == losses(study.of_ranks(2) / "metrics.jsonl")
 
@@ -183,6 +181,5 @@ def test_the_command_line_comes_before_the_cluster_file() -> None:
 def test_an_answer_is_found_between_other_output() -> None:
     text = f'NVIDIA Release 24.06\n{pythons.python_facts.MARK}{{"python": "3.10.12", "gpus": 2}}\nbye\n'
     facts = pythons.parse(text)
-    assert facts is not None
-    assert (facts.python, facts.gpus, facts.problems) == ("3.10.12", 2, {})
+    assert facts is not None and (facts.python, facts.gpus, facts.problems) == ("3.10.12", 2, {})
     assert pythons.parse("NVIDIA Release 24.06\n") is None

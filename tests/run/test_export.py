@@ -57,8 +57,7 @@ def test_exported_model_is_the_one_that_reached_the_target(
     assert (folder / content["model"]).is_file()
     passport = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert content["run"]["name"] == run.name and content["run"]["id"] == passport["sha256"]
-    assert content["data"]["id"] == passport["data"]["id"]
-    assert content["commit"] == passport["code"]["commit"]
+    assert content["data"]["id"] == passport["data"]["id"] and content["commit"] == passport["code"]["commit"]
     assert [each["shape"] for each in (*content["inputs"], *content["outputs"])] == [[-1]] * 3
     with np.load(folder / "example.npz") as example:
         assert {name: example[name].dtype.name for name in example} == {

@@ -153,8 +153,7 @@ def test_the_cluster_file_and_the_sites_options_reach_sbatch(
     plain, found = (prepared("docker", 2, **each).script for each in ({}, {"cluster": file, **wanted}))
     header, usual = ([line[8:] for line in each.splitlines() if line.startswith("#SBATCH")] for each in (found, plain))
     assert sorted(set(header) - set(usual)) == sorted(expected.split("; "))
-    assert f"--cluster {file}" in found
-    assert ("--require-target" in found) is wanted.get("require_target", False)
+    assert f"--cluster {file}" in found and ("--require-target" in found) is wanted.get("require_target", False)
 
 
 def test_the_comment_names_the_run_besides_the_sites_own() -> None:
@@ -167,8 +166,7 @@ def test_the_comment_names_the_run_besides_the_sites_own() -> None:
 def test_the_time_limit_comes_from_the_published_time() -> None:
     # v0.7 ResNet on DGX A100, 8 GPUs: 39.78 minutes; twice that for 4 times the GPUs, and the set-up.
     found = prepared("docker", 4)
-    assert found.submission.minutes == 20 + 20
-    assert "39.78" in found.estimate.reason
+    assert found.submission.minutes == 20 + 20 and "39.78" in found.estimate.reason
     assert prepared("docker", 1, "--runs", "5").submission.minutes == 20 + 398
 
 
@@ -362,8 +360,7 @@ def array_run(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_array_is_resumed_by_what_is_left_of_it(array_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     found = submission.prepare_resume(array_run.path, Wanted())
-    assert "#SBATCH --array=0,2,4\n" in found.script
-    assert f"|{array_run.path.name}\n" in found.script
+    assert "#SBATCH --array=0,2,4\n" in found.script and f"|{array_run.path.name}\n" in found.script
     # 39.78 minutes on 8 GPUs, half of it on 16 and twice that, one run a task; and the set-up.
     assert found.submission.minutes == 20 + 40
     with pytest.raises(EncoreError, match="--array 0-1, and 3 runs are left"):
@@ -446,8 +443,7 @@ def test_a_task_runs_the_experiment_of_its_place_or_its_number(array_run: RunFol
         mine = Allocation(job="9", nodes=("n1",), array_job=array, array_task=task, array_index=index, array_count=3)
         return [each.number for each in runner.experiments_of(array_run, mine)]
 
-    assert chosen("12", 5, 2) == [2]
-    assert chosen("30", 4, None) == [4]
+    assert chosen("12", 5, 2) == [2] and chosen("30", 4, None) == [4]
     assert chosen("30", 0, 0) == [0]
     with pytest.raises(EncoreError, match="task 7 of the array has no experiment"):
         chosen("30", 7, None)
@@ -528,8 +524,7 @@ def test_a_dry_run_reports_a_wrong_partition(tmp_path: Path, monkeypatch: pytest
 
 def test_slurms_refusals_name_the_hint() -> None:
     error = commands.explain("sbatch", "sbatch: error: invalid partition specified: gpuu\nsbatch: error: Batch job")
-    assert error.found == "sbatch: invalid partition specified: gpuu"
-    assert "sinfo" in error.hint
+    assert error.found == "sbatch: invalid partition specified: gpuu" and "sinfo" in error.hint
 
 
 # -- nodes -------------------------------------------------------------------------------------------------

@@ -84,8 +84,7 @@ def test_commands_are_pinned(launcher: str, nodes: int) -> None:
     text = rendered(launcher, nodes)
     if "ENCORE_RECORD" in os.environ:
         golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
-    assert rendered(launcher, nodes) == text
+    assert text == golden.read_text(encoding="utf-8") and rendered(launcher, nodes) == text
     assert "hush" not in text
 
 
@@ -144,8 +143,7 @@ def test_each_host_gets_its_number_and_the_variables() -> None:
 )
 def test_a_host_out_of_reach_has_a_hint(problem: str, hint: str) -> None:
     (check,) = connection.judge(PAIR[0], connection.Answer(problem=problem), [])
-    assert problem in check.found
-    assert hint in check.hint
+    assert problem in check.found and hint in check.hint
 
 
 def asked(needs: list[Need], root: Path = paths.ROOT, python: str = sys.executable) -> connection.Answer:
@@ -241,5 +239,4 @@ def test_a_host_that_cannot_be_reached_is_named(
     """With the framework's environment, which is asked for before the hosts."""
     where = ("--data", str(digits), "--results", str(tmp_path / "results"))
     done = encore("run", "resnet", "2", *where, "--hosts", "127.0.0.1:1,no-such-host.invalid:1", code=2)
-    assert "no-such-host.invalid cannot be reached by ssh" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "no-such-host.invalid cannot be reached by ssh" in done.stderr and "Traceback" not in done.stderr
