@@ -30,11 +30,16 @@ VARIABLES = {
 SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)='(.*)'$", re.MULTILINE)
 
 
-def variables(listed: str) -> dict[str, str]:
+def settings(listed: str) -> dict[str, list[str]]:
+    """Return the words of each of pip's settings, as ``pip config list`` prints them; the environment's win."""
     kinds = ("global", "install", ":env:")
-    settings = sorted(SETTING.findall(listed), key=lambda found: kinds.index(found[0]))
-    values = {name: value.replace("\\n", " ").split() for _, name, value in settings}
-    found = {VARIABLES[name][0]: VARIABLES[name][1].join(each) for name, each in values.items() if name in VARIABLES}
+    found = sorted(SETTING.findall(listed), key=lambda found: kinds.index(found[0]))
+    return {name: value.replace("\\n", " ").split() for _, name, value in found}
+
+
+def variables(listed: str) -> dict[str, str]:
+    values = settings(listed).items()
+    found = {VARIABLES[name][0]: VARIABLES[name][1].join(each) for name, each in values if name in VARIABLES}
     # As pip, which takes the best version of all indexes.
     return {**found, "UV_INDEX_STRATEGY": "unsafe-best-match", "UV_NO_PROGRESS": "1"}
 

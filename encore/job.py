@@ -6,6 +6,7 @@ from pathlib import Path
 
 from encore import catalogue, launchers
 from encore.configuration import Configuration
+from encore.launchers import Launch
 
 # Variables that a rank takes over from the caller; all others must be named with --env.
 PASSED_ON = (
@@ -48,11 +49,7 @@ class Job:
     mounts: tuple[Mount, ...]
     ranks: int
     gpus: int  # GPUs per node; 0 on a CPU
-    # A launcher that runs outside, such as srun: it starts the runtime's command once a rank.
-    outer: tuple[str, ...] = ()
-    export: tuple[str, ...] = ()  # Option of ``outer`` that hands on one variable by its name; empty: it hands on all
-    everywhere: tuple[str, ...] = ()  # Starts one process on every node; empty for a job on this node alone
-    passed: tuple[str, ...] = ()  # Names of variables that the outer launcher gives to each rank
+    launch: Launch = launchers.ALONE  # Its ``inner`` is in ``argv`` already
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,7 @@ class Places:
 
 
 def rank_environment(
-    configuration: Configuration, launch: launchers.Launch, extra: Mapping[str, str], cores: int
+    configuration: Configuration, launch: Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
     # Variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node.
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
@@ -94,7 +91,7 @@ def training_job(
     mounts: tuple[Mount, ...],
     extra_environment: Mapping[str, str],
     cores: int,
-    launch: launchers.Launch | None = None,
+    launch: Launch | None = None,
 ) -> Job:
     """Return the job that trains one experiment whose folder is ``places.output``; by default on this node."""
     framework = configuration.choice.implementation.framework
@@ -107,8 +104,5 @@ def training_job(
         mounts=(*mounts, *(Mount(Path(folder), folder, False) for folder in launch.folders)),
         ranks=configuration.ranks,
         gpus=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,
-        outer=launch.outer,
-        export=launch.export,
-        everywhere=launch.everywhere,
-        passed=launch.passed,
+        launch=launch,
     )

@@ -30,6 +30,8 @@ class Launch:
     folders: tuple[str, ...] = ()
 
 
+ALONE = Launch("python")  # A single rank needs none
+
 # A single rank has no launcher that would make Horovod leave MPI alone.
 HOROVOD_BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 HOROVOD_BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
@@ -87,7 +89,7 @@ def on_one_node(
     if not by_horovod(framework):
         # --standalone: a rendezvous on a free port of this node. 3: standard output and error, to files.
         options = ("--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}", "--redirects=3", "--no-python")
-        return Launch("python") if ranks == 1 else Launch("torchrun", inner=("torchrun", *options))
+        return ALONE if ranks == 1 else Launch("torchrun", inner=("torchrun", *options))
     environment = HOROVOD_BY_MPI if meeting == "mpi" else HOROVOD_BY_GLOO
     if ranks == 1:
         return Launch("python", environment=environment)

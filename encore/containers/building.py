@@ -1,6 +1,5 @@
 """Build images: a benchmark's on its base, the CPU stand-ins of the bases, their Dockerfiles; convert them."""
 
-import ast
 import hashlib
 import os
 import platform
@@ -13,9 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from encore import catalogue, checkout, environment, names, paths
+from encore import catalogue, checkout, environment, installer, names, paths
 from encore.catalogue import Choice
 from encore.containers import compatibility, engines, images
 from encore.containers.engines import Engine
@@ -114,14 +111,10 @@ KEPT_SETTINGS = ("cert", "extra-index-url", "index-url", "proxy", "timeout", "tr
 
 def pip_settings() -> dict[str, str]:
     """Return this machine's settings of pip that hold inside a build too: folders of this machine do not."""
-    found = {"cert": os.environ.get("SSL_CERT_FILE", "")}
-    for line in engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout.splitlines():
-        key, _, value = line.partition("=")
-        name = key.rpartition(".")[2]
-        if name in KEPT_SETTINGS and value:
-            words = str(ast.literal_eval(value)).split()
-            found[name] = " ".join(word for word in words if not word.startswith("file:"))
-    return {name: value for name, value in found.items() if value}
+    listed = installer.settings(engines.ask([sys.executable, "-m", "pip", "config", "list"]).stdout)
+    kept = {name: [word for word in listed.get(name, ()) if not word.startswith("file:")] for name in KEPT_SETTINGS}
+    kept["cert"] = kept["cert"] or os.environ.get("SSL_CERT_FILE", "").split()
+    return {name: " ".join(words) for name, words in kept.items() if words}
 
 
 def stream(command: Sequence[str], on_line: OnLine, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -285,6 +278,9 @@ def dockerfiles() -> dict[Path, str]:
 
 
 def _render(template: str, framework: str, **facts: object) -> str:
+    # Here, since every command imports this module, and only the documentation renders.
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     jinja = Environment(
         loader=FileSystemLoader(images.CONTAINERS),
         undefined=StrictUndefined,

@@ -84,7 +84,7 @@ def _inside(job: Job, container: Container) -> dict[str, str]:
 
 def _named(job: Job, given: Mapping[str, str]) -> list[str]:
     # ``--env`` options: by name alone what the client's environment has, with their values those ``given``
-    by_name = sorted({*job.environment, *job.passed})
+    by_name = sorted({*job.environment, *job.launch.passed})
     return [word for each in (*by_name, *(f"{n}={v}" for n, v in given.items())) for word in ("--env", each)]
 
 
@@ -104,10 +104,10 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
     program = container.program or engine
     name = ["--name", container.name]
     cleanup: tuple[str, ...] = (program, "rm", "--force", "--volumes", container.name)
-    if job.outer:
+    if job.launch.outer:
         name = ["--label", f"{LABEL}={container.name}"]
         wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
-        cleanup = (*job.everywhere, sys.executable, "-m", "encore.machine.on_node", "remove-containers", wanted)
+        cleanup = (*job.launch.everywhere, sys.executable, "-m", "encore.machine.on_node", "remove-containers", wanted)
     # Heartbeats carry process number and host name. The host's name must lead to an address, for a single rank too:
     # Gloo looks itself up. No TTY: the output goes to a file.
     shared = ["--pull", "never", "--workdir", CODE, "--pid", "host", "--uts", "host", "--network", "host"]
@@ -122,7 +122,7 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
         read_only = ",readonly" if mount.read_only else ""
         shared += ["--mount", f"type=bind,source={mount.source},target={mount.target}{read_only}"]
     shared += [*_named(job, _inside(job, container)), *options, *(GPU_OPTIONS[gpu_access] if job.gpus else [])]
-    argv = [*job.outer, program, "run", "--rm", *name, *shared, container.image, *job.argv]
+    argv = [*job.launch.outer, program, "run", "--rm", *name, *shared, container.image, *job.argv]
     return _command(engine, argv, _client(job, container), cleanup)
 
 
@@ -149,11 +149,11 @@ def apptainer(job: Job, container: Container) -> Command:
     """Return the job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
     inside = _inside(job, container)
     # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
-    options = [*([] if job.outer else ["--cleanenv"]), "--home", inside.pop("HOME"), "--pwd", CODE]
+    options = [*([] if job.launch.outer else ["--cleanenv"]), "--home", inside.pop("HOME"), "--pwd", CODE]
     options += ["--nv"] if job.gpus else []
     for mount in job.mounts:
         options += ["--bind", f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}"]
-    argv = [*job.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
+    argv = [*job.launch.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
     # Apptainer hands APPTAINERENV_X on as X; --cleanenv stops everything else.
     passed = {f"APPTAINERENV_{name}": value for name, value in {**job.environment, **inside}.items()}
     return _command("apptainer", argv, {**_client(job, container), **passed})
@@ -166,7 +166,7 @@ def enroot(job: Job, container: Container) -> Command:
         flags = "x-create=dir,rbind" + (",ro" if mount.read_only else "")
         options += ["--mount", f"{mount.source}:{mount.target}:none:{flags}"]
     options += _named(job, {**_inside(job, container), **_visible_to_enroot(job)})
-    argv = [*job.outer, container.program or "enroot", "start", *options, container.image, *job.argv]
+    argv = [*job.launch.outer, container.program or "enroot", "start", *options, container.image, *job.argv]
     return _command("enroot", argv, _client(job, container))
 
 
@@ -185,7 +185,7 @@ def pyxis(job: Job, container: Container) -> Command:
         "--no-container-remap-root",
     )
     environment = {**_client(job, container), **inside, **_visible_to_enroot(job)}
-    return _command("pyxis", [*job.outer, *options, *job.argv], environment)
+    return _command("pyxis", [*job.launch.outer, *options, *job.argv], environment)
 
 
 def host(job: Job, python: Path, caller: Mapping[str, str], given: bool = False) -> Command:
@@ -205,5 +205,5 @@ def host(job: Job, python: Path, caller: Mapping[str, str], given: bool = False)
         programs = {**modules, "python": (str(python),)}
         words = tuple(part for word in words for part in programs.get(word, (word,)))
     environment.update(job.environment)
-    exported = [word for name in sorted(environment) for word in (*job.export, name)] if job.export else []
-    return _command("host", [*job.outer, *exported, *words], environment)
+    exported = [word for name in sorted(environment) for word in (*job.launch.export, name) if job.launch.export]
+    return _command("host", [*job.launch.outer, *exported, *words], environment)

@@ -63,7 +63,7 @@ def render(plan: Plan, output: Path) -> Command:
         command = runtimes.render(plan.target, job, runtimes.container_name(output), os.environ)
     if plan.hosts:
         return multi_host.complete(command, plan.hosts, output, os.environ)
-    if not job.outer:
+    if not job.launch.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
     return replace(command, rank_folders=tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)))
