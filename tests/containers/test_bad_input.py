@@ -6,6 +6,7 @@ and Podman 4.3 where it could be provoked here, and from their sources' messages
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,13 +82,6 @@ def run(
     return call
 
 
-def fails_with(done: Ran, found: str, hint: str) -> None:
-    assert done.returncode in (1, 2), done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith(("error: ", "  hint: "))]
-    assert len(lines) == 2 and "Traceback" not in done.stderr, done.stderr
-    assert (found in lines[0], hint in lines[1]) == (True, True), lines
-
-
 RUN = ("run", "resnet", "2", "--system", "cpu")
 BUILD = ("images", "build", "resnet")
 NO_IMAGE = ("[]", "Error: No such image: x", 1)
@@ -102,6 +96,7 @@ TROUBLE = [
     # The engine that is there, what it answers, the command, and the two lines that are printed.
     ("", {}, (*RUN, "--runtime", "docker"), "docker: no docker on PATH", "apt-get install docker.io"),
     ("", {}, BUILD, "no docker on PATH", "--runtime podman or host"),
+    ("", {}, (*RUN, "--runtime", "dokcer"), "unknown runtime 'dokcer'", "did you mean 'docker'?"),
     ("docker", {"info": ("", DENIED, 1)}, (*RUN, "--runtime", "docker"), "no permission on", "--groups docker"),
     ("docker", {"info": ("", DOWN, 1)}, BUILD, "the engine does not run", "systemctl start docker"),
     ("docker", {"info": (ITSELF, "", 0)}, (*RUN, "--runtime", "docker"), "the engine does not run", "start docker"),
@@ -153,15 +148,13 @@ def test_digest_changed(
     facts = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
     engine("docker", {"image inspect": (json.dumps(facts), "", 0)})
     used = Engine(name="docker", program=str(tmp_path / "bin" / "docker"))
-    with pytest.raises(EncoreError, match="another digest") as error:
+    with pytest.raises(EncoreError, match=r"(?s)another digest.*expected: sha256:aa.*encore images build --accept"):
         building.pull(used, images.find_release("mxnet"), lambda line: None)
-    assert "sha256:aa" in error.value.expected and "encore images build --accept" in error.value.hint
 
 
 def test_little_space_is_reported_before_the_pull(tmp_path: Path) -> None:
-    with pytest.raises(EncoreError, match="GiB free in") as error:
+    with pytest.raises(EncoreError, match=r"(?s)GiB free in.*docker system prune"):
         building.check_space(Engine(name="docker", program="docker", data=tmp_path), 1e9)
-    assert "docker system prune" in error.value.hint
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
@@ -183,13 +176,9 @@ def test_gpus_that_the_engine_refuses_at_the_start() -> None:
     assert engines.explain(message, "docker").found == "docker: the engine cannot hand GPUs to containers"
 
 
-def test_unknown_runtime_and_engine(run: Callable[..., Ran]) -> None:
-    for command, said in (
-        ((*RUN, "--runtime", "dokcer"), "did you mean 'docker'?"),
-        ((*BUILD, "--engine", "enroot"), "'enroot' is not one of 'docker', 'podman'"),
-    ):
-        done = run(*command)
-        assert (done.returncode, said in done.stderr) == (2, True)
+def test_unknown_engine(run: Callable[..., Ran]) -> None:
+    done = run(*BUILD, "--engine", "enroot")
+    assert (done.returncode, "'enroot' is not one of 'docker', 'podman'" in done.stderr) == (2, True)
 
 
 def test_folder_that_engines_would_take_apart() -> None:
@@ -201,12 +190,10 @@ def test_auto_takes_the_engine_that_has_the_image(engine: FakeEngine, run: Calla
     image = [{"Id": "sha256:0123456789abcdef0123", "Config": {"Labels": {}}}]
     engine("docker", {"image inspect": NO_IMAGE})
     done = run(*RUN, "--dry-run", PATH=f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    assert done.returncode == 0, done.stderr
-    assert "host: no container engine has an image of resnet" in done.stdout
+    assert "host: no container engine has an image of resnet" in done.stdout, done.stderr
     engine("podman", {"image inspect": (json.dumps(image), "", 0)})
     done = run(*RUN, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert "podman: podman has the image" in done.stdout and "podman run --rm" in done.stdout
+    assert "podman: podman has the image" in done.stdout and "podman run --rm" in done.stdout, done.stderr
 
 
 def answer(build: str, **changes: object) -> str:
@@ -253,20 +240,19 @@ def test_an_image_without_what_ranks_need_is_refused_before_training(
     image = json.dumps([{"Id": "sha256:0123456789abcdef0123", "Config": {"Labels": {}}}])
     engine("docker", {"image inspect": (image, "", 0), "run": (printed, "", 0)})
     done = run(*RUN, "--runtime", "docker", "--results", str(tmp_path / "r"), XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert f"error: {name}: " in done.stderr and found in done.stderr
-    assert "  hint: " in done.stderr
-    assert not (tmp_path / "r").exists()
+    assert re.fullmatch(rf"error: {name}: .*{re.escape(found)}.*\n  hint: .*\n", done.stderr), done.stderr
+    assert (done.returncode, (tmp_path / "r").exists()) == (2, False)
 
 
 def test_data_can_be_prepared_in_a_container(run: Callable[..., Ran], tmp_path: Path) -> None:
-    prepare = ("data", "prepare", "resnet", str(tmp_path), "-o", str(tmp_path / "out"))
+    out = tmp_path / "out"
+    prepare = ("data", "prepare", "resnet", str(tmp_path), "-o", str(out))
     done = run(*prepare, "--runtime", "docker", "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert f"source={tmp_path},target={tmp_path},readonly" in done.stdout
-    assert f"source={tmp_path / 'out'},target={tmp_path / 'out'} " in done.stdout
-    fails_with(run(*prepare, "--runtime", "docker"), "no docker on PATH", "apt-get install docker.io")
-    assert not (tmp_path / "out").exists()
+    mounts = re.findall("type=bind,source=(\\S+),target=(\\S+)", done.stdout)
+    assert mounts == [(f"{out}", f"{out}"), (f"{tmp_path}", f"{tmp_path},readonly")], done.stderr
+    refused = run(*prepare, "--runtime", "docker")
+    assert re.fullmatch(r"error: no docker on PATH\n  hint: .*apt-get install docker\.io.*\n", refused.stderr)
+    assert (refused.returncode, out.exists()) == (2, False)
 
 
 def test_names_of_containers_differ_between_results_folders() -> None:
@@ -282,5 +268,5 @@ def test_packages_of_an_image_are_pythons_and_the_distributions(
     manifest.write_text("libnccl2=2.21.5-1+cuda12.4\nutil=1:2.3\npytest=0.1-2\n", encoding="utf-8")
     monkeypatch.setattr(python_facts, "SYSTEM_PACKAGES", manifest)
     found = python_facts.packages()
-    assert (found["libnccl2"], found["util"], found["pytest"]) == ("2.21.5", "2.3", pytest.__version__)
-    assert environment.software("mxnet", found)["nccl_version"] == "2.21.5"
+    versions = (found["libnccl2"], found["util"], found["pytest"], environment.software("mxnet", found)["nccl_version"])
+    assert versions == ("2.21.5", "2.3", pytest.__version__, "2.21.5")

@@ -40,9 +40,8 @@ def test_every_round_of_a_benchmark_has_its_submitted_base() -> None:
 
 
 def test_every_benchmark_has_an_image_and_every_dockerfile_is_as_its_template_writes_it() -> None:
-    assert set(images.catalogue().image) == set(catalogue.choices())
     wanted = building.dockerfiles()
-    assert set(wanted) == set(DOCKERFILES)
+    assert (set(images.catalogue().image), set(wanted)) == (set(catalogue.choices()), set(DOCKERFILES))
     stale = [str(path) for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
     assert not stale, f"stale: {', '.join(stale)}; hint: make docs"
 
@@ -55,18 +54,16 @@ def test_a_benchmark_without_a_row_is_refused() -> None:
 
 
 def test_unknown_release_offers_the_nearest() -> None:
-    with pytest.raises(EncoreError, match="unknown mxnet release") as error:
+    with pytest.raises(EncoreError, match=r"(?s)unknown mxnet release.*hint: .*24\.06"):
         images.find_release("mxnet", "24.60")
-    assert "24.06" in error.value.hint
 
 
 def test_lock_records_the_first_digest_and_refuses_another(tmp_path: Path) -> None:
     lock, reference = tmp_path / "images.lock", "nvcr.io/nvidia/mxnet:24.06-py3"
     for _ in range(2):
         images.hold_to_lock(reference, "sha256:aa", lock)
-    with pytest.raises(EncoreError, match=r"another digest than images\.lock") as error:
+    with pytest.raises(EncoreError, match=r"(?s)another digest than images\.lock.*expected: sha256:aa, recorded "):
         images.hold_to_lock(reference, "sha256:bb", lock)
-    assert error.value.expected.startswith("sha256:aa, recorded ")
     images.record(reference, "sha256:bb", lock)
     images.hold_to_lock(reference, "sha256:bb", lock)
     lock.write_text('{"images": 3}', encoding="utf-8")
@@ -76,11 +73,10 @@ def test_lock_records_the_first_digest_and_refuses_another(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: str(file.parent.relative_to(paths.ROOT / "containers")))
 def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        if line.startswith(("ARG ", "ENV ")):
-            assert not SECRET.search(line)
-        assert not re.search(r"https?://", line)
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert not re.search(r"https?://", text)
+    assert not [line for line in lines if line.startswith(("ARG ", "ENV ")) and SECRET.search(line)]
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
     assert all(word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in copied)
 
@@ -105,12 +101,11 @@ def test_requirements_of_images_are_pinned_with_hashes(name: str) -> None:
 
 @pytest.mark.parametrize("framework", sorted(images.catalogue().default))
 def test_every_framework_has_a_stand_in(framework: str) -> None:
-    assert framework in images.catalogue().standin
     text = building.dockerfile(f"standin/{framework}").read_text(encoding="utf-8")
-    assert f'encore.standin="{framework}"' in text
+    assert framework in images.catalogue().standin and f'encore.standin="{framework}"' in text
     # This machine brings the packages: the build needs no index, and so none of the machine's settings.
-    assert f"source=build/wheels/{framework}," in text
-    assert "--no-index" in text and "type=secret" not in text
+    packages = (f"source=build/wheels/{framework},", "--no-index", "type=secret")
+    assert [each in text for each in packages] == [True, True, False]
 
 
 def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
@@ -135,14 +130,14 @@ def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
     own = {name: str(paths.REQUIREMENTS / catalogue.framework(name).requirements) for name in commands}
     assert fetched == {name: [own[name], *(["horovod==0.28.1"] if name == "tensorflow" else [])] for name in own}
     first = commands["pytorch"][0]
-    assert first[first.index("--python-version") + 1] == building.PLATFORM["python"]
-    assert first[first.index("--dest") + 1] == str(paths.ROOT / "build" / "wheels" / "pytorch")
+    options = {name: first[first.index(name) + 1] for name in ("--python-version", "--dest")}
+    folder = paths.ROOT / "build" / "wheels" / "pytorch"
+    assert options == {"--python-version": building.PLATFORM["python"], "--dest": str(folder)}
     assert "!build/wheels" in (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
 
 
 def test_list_shows_the_catalogue(encore: Encore) -> None:
-    done = encore("images", "list", "--json")
-    content = json.loads(done.stdout)
+    content = json.loads(encore("images", "list", "--json").stdout)
     of_resnet = [entry["round"] for entry in content["submitted"] if entry["benchmark"] == "resnet"]
     assert of_resnet == ["v0.5", "v0.6", "v0.7"]
     assert any(entry["reference"] == "nvcr.io/nvidia/mxnet:24.06-py3" for entry in content["releases"])

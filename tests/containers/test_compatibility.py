@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -50,9 +51,8 @@ def test_machines_and_releases(machine: str, release: str, capability: str, driv
 def test_blackwell_without_an_image_is_refused() -> None:
     release = images.find_release("mxnet", "24.06")
     check = compatibility.check_gpus(release, gpus("b200"), BENCHMARK)[0]
-    assert check.level == "FAIL" and "NVIDIA B200 is Blackwell (10.0)" in check.found
-    assert "mxnet images end at Hopper" in check.found
-    assert "no implementation of resnet runs on Blackwell yet" in check.hint
+    assert check.level == "FAIL" and "no implementation of resnet runs on Blackwell yet" in check.hint
+    assert re.search(r"NVIDIA B200 is Blackwell \(10\.0\).*mxnet images end at Hopper", check.found)
 
 
 def test_another_implementation_is_named_for_blackwell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +76,8 @@ def test_mixed_machine_fails_for_the_gpu_that_cannot() -> None:
 def test_less_memory_than_submitted_offers_a_smaller_batch() -> None:
     choice = catalogue.choose("dlrm")
     resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
-    assert compatibility.check_memory(resolved, gpus("a100")[0]).level == "OK"
-    check = compatibility.check_memory(resolved, gpus("v100")[0])
-    assert check.level == "WARN"
+    fits, check = (compatibility.check_memory(resolved, gpus(name)[0]) for name in ("a100", "v100"))
+    assert (fits.level, check.level) == ("OK", "WARN")
     assert check.hint == f"if it does not fit: --set batch_size={resolved.get('batch_size') * 16 // 40}"
 
 
@@ -98,9 +97,8 @@ def test_a_release_that_is_too_old_is_refused_before_a_pull(name: str, release: 
     choice = catalogue.choose(name)
     asked: list[str] = []
     engine = Engine(name="docker", program="docker")
-    with pytest.raises(EncoreError) as caught:
+    with pytest.raises(EncoreError, match=f"(?s){re.escape(found)}.*hint: .*{re.escape(hint)}"):
         building.build(choice, engine, release, True, asked.append)
-    assert found in caught.value.found and hint in caught.value.hint
     assert asked == []
 
 
