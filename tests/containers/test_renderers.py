@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from encore import catalogue, paths
+from encore import catalogue
 from encore.containers import renderers
 from encore.containers.renderers import INSIDE
 from encore.job import PASSED_ON, Command, Job
 from tests.containers import samples
 from tests.containers.samples import RENDERERS
 
-GOLDEN = paths.ROOT / "tests" / "golden" / "containers"
 BENCHMARKS = sorted(catalogue.choices())
 
 
@@ -102,12 +101,9 @@ def test_ranks_find_a_name_without_a_passwd_entry(
 
 @pytest.mark.parametrize("gpus", [1, 4, 8, 16])
 @pytest.mark.parametrize("runtime", RENDERERS)
-def test_command_line_is_as_recorded(runtime: str, gpus: int) -> None:
-    text = shlex.join(samples.rendered(runtime, gpus).argv).replace(" --", " \\\n  --") + "\n"
-    file = GOLDEN / f"{runtime}_{gpus}.txt"
-    if os.environ.get("ENCORE_RECORD"):
-        file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+def test_command_line_is_as_recorded(runtime: str, gpus: int, recorded: Callable[[str, Any], None]) -> None:
+    text = shlex.join(samples.rendered(runtime, gpus).argv).replace(" --", " \\\n  --")
+    recorded(f"{runtime}_{gpus}.txt", text)
 
 
 DEVICES = ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")

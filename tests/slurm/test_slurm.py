@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,16 +89,11 @@ def plain(text: str) -> str:
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize("runtime", IMAGES)
-def test_scripts_are_as_recorded(runtime: str, nodes: int, tmp_path: Path) -> None:
+def test_scripts_are_as_recorded(runtime: str, nodes: int, recorded: Callable[[str, Any], None]) -> None:
     found = prepared(runtime, nodes)
+    recorded(f"{runtime}_{nodes}.sub", plain(found.script))
     step = runner.as_shell(found.step).replace(" --", " \\\n  --")
-    text = plain(found.script), "#!/usr/bin/env bash\n" + plain(step) + "\n"
-    files = GOLDEN / f"{runtime}_{nodes}.sub", GOLDEN / f"{runtime}_{nodes}_step.sh"
-    if os.environ.get("ENCORE_RECORD"):
-        GOLDEN.mkdir(exist_ok=True)
-        for file, content in zip(files, text, strict=True):
-            file.write_text(content, encoding="utf-8")
-    assert [file.read_text(encoding="utf-8") for file in files] == list(text)
+    recorded(f"{runtime}_{nodes}_step.sh", "#!/usr/bin/env bash\n" + plain(step))
 
 
 def test_recorded_scripts_pass_shellcheck() -> None:

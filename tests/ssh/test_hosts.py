@@ -4,7 +4,9 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -24,17 +26,15 @@ from encore.ssh import connection, each_host, hosts, multi_host
 from encore.ssh.hosts import Host
 from tests.conftest import Encore
 
-GOLDEN = paths.ROOT / "tests" / "golden" / "ssh"
 PAIR = (Host("n1", 4), Host("n2", 4))
 
 
 def test_host_lists_and_files(tmp_path: Path) -> None:
     assert hosts.parse("n1:4, n2.cluster:4") == (Host("n1", 4), Host("n2.cluster", 4))
-    file = tmp_path / "hosts"
-    file.write_text("# the first rack\nn1 slots=4\n\nn2:4 # spare\nn3  slots = 4 max_slots=8\n", encoding="utf-8")
-    assert hosts.read(file) == (Host("n1", 4), Host("n2", 4), Host("n3", 4))
-    file.write_text(hosts.as_file(PAIR), encoding="utf-8")
-    assert hosts.read(file) == PAIR
+    file, three = tmp_path / "hosts", "# the first rack\nn1 slots=4\n\nn2:4 # spare\nn3  slots = 4 max_slots=8\n"
+    for text, found in ((three, (*PAIR, Host("n3", 4))), (hosts.as_file(PAIR), PAIR)):
+        file.write_text(text, encoding="utf-8")
+        assert hosts.read(file) == found
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,17 @@ def rendered(launcher: str, nodes: int) -> str:
 
 @pytest.mark.parametrize("nodes", [1, 2, 4, 32])
 @pytest.mark.parametrize("launcher", sorted(multi_host.LAUNCHERS))
-def test_commands_are_pinned(launcher: str, nodes: int) -> None:
-    golden = GOLDEN / f"{launcher}_{nodes}.txt"
+def test_commands_are_pinned(launcher: str, nodes: int, recorded: Callable[[str, Any], None]) -> None:
     text = rendered(launcher, nodes)
-    if "ENCORE_RECORD" in os.environ:
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8") and rendered(launcher, nodes) == text
-    assert "hush" not in text
+    recorded(f"{launcher}_{nodes}.txt", text)
+    assert rendered(launcher, nodes) == text and "hush" not in text
 
 
 def test_a_launcher_fits_its_framework() -> None:
-    chosen = [multi_host.choose(None, name, PAIR) for name in ("mxnet", "pytorch", "tensorflow")]
-    assert chosen == ["horovodrun", "torchrun", "horovodrun"]
-    assert multi_host.choose("mpirun", "tensorflow", PAIR) == "mpirun"
+    asked = ((None, "mxnet"), (None, "pytorch"), (None, "tensorflow"), ("mpirun", "tensorflow"))
+    chosen = [multi_host.choose(*each, PAIR) for each in asked]
+    assert chosen == ["horovodrun", "torchrun", "horovodrun", "mpirun"]
     assert multi_host.choose(None, "mxnet", ()) == ""
-    assert "--allow-run-as-root" in multi_host.started_by("mpirun", PAIR, "/out", "", as_root=True).outer
     with pytest.raises(EncoreError, match="mpirun"):
         multi_host.choose("mpirn", "mxnet", PAIR)
 
@@ -171,8 +167,7 @@ def test_a_host_is_asked_through_a_plain_shell(tmp_path: Path) -> None:
 def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
     folder = tmp_path / "experiment_0"
     command = [sys.executable, "-c", "import time; time.sleep(60)", "--output"]
-    rank = subprocess.Popen([*command, str(folder)])
-    other = subprocess.Popen([*command, f"{folder}0"])
+    rank, other = (subprocess.Popen([*command, name]) for name in (str(folder), f"{folder}0"))
     try:
         me = os.uname().nodename
         beats = [
@@ -186,10 +181,9 @@ def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
         assert rank.wait(timeout=5) == -15
         assert other.poll() is None
     finally:
-        rank.kill()
-        other.kill()
-        rank.wait()
-        other.wait()
+        for child in (rank, other):
+            child.kill()
+            child.wait()
 
 
 def test_the_first_host_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
