@@ -1,6 +1,7 @@
 """Wrong names, files and options: every command refuses them with a message before it does anything."""
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,35 @@ CASES = {
     "report --study microway-dgx1": "did you mean 'microway-dgx1-scaling'",
     "published --round 6.1": "no published result of v6.1",
     "check OTHER --ruleset 9.9": "there is no ruleset '9.9'",
+    "run resnet --gpus 2": "--gpus 2: the number follows the benchmark, without an option",
+    "submit resnet --gpus 2": "run resnet 2; or ./run.sh resnet 2",
+    "run resnet 2 --hosts n1:4,n2:4 --hostfile x --dry-run": "--hosts and --hostfile",
+    "run resnet 2 --launcher mpirun --dry-run": "--launcher mpirun without hosts\n  hint: ",
+    "run resnet 2 --hosts n1:4,n2:4 --dry-run": "2 GPUs asked for, the hosts have 8 slots (n1:4,n2:4)",
+    "run resnet 2 --hosts n1:1,n2:1 --launcher torchrun --dry-run": "torchrun does not start mxnet",
+    "submit resnet --nodes 0 --dry-run": "--nodes 0",
+    "submit resnet --gpus-per-node a100:99 --dry-run": "--gpus-per-node 99",
+    "submit resnet --gpus-per-node a100: --dry-run": "or with its type: a100:8",
+    "submit resnet --array 5 --dry-run": "--array 5",
+    "submit resnet --array 0-2 --runs 2 --dry-run": "in an array of 3 tasks",
+    "submit resnet --array 1-4 --dry-run": "--array 1-4",
+    "submit resnet --array 0,2 --dry-run": "--array 0,2",
+    "submit resnet --cluster /nosuch.toml --dry-run": "no cluster file",
+    "submit resnet --time 1 --dry-run": "--time 1",
+    "submit resnet --sbatch constraint --dry-run": "no option of sbatch",
+    "submit resnet --sbatch=--time=2:00:00 --dry-run": "give it to Encore: --time MINUTES",
+    "submit resnet --sbatch=--tim=1 --dry-run": "give it to Encore: --time MINUTES",
+    "submit resnet --sbatch=-t5 --dry-run": "give it to Encore: --time MINUTES",
+    "submit resnet --sbatch='-N 4' --dry-run": "give it to Encore: --nodes N",
+    "submit resnet --sbatch=--job-name=mine --dry-run": "contradicts what Encore gives sbatch",
+    "submit resnet --set epoch=2 --dry-run": "unknown configuration key 'epoch'",
+    "submit resnet --resume x --dry-run": "--resume takes all",
+    "selftest nfc --device cpu": "did you mean 'ncf'?",
+    "selftest --device cpu --python /none": "no such file",
+    "selftest --device cpu --python /bin/sh --image a": "one of them",
+    "selftest --device cpu --time-limit 0": "a limit of no seconds",
+    "run resnet 2 --system cpu --runtime dokcer": "did you mean 'docker'?",
+    "images build resnet --engine enroot": "'enroot' is not one of 'docker', 'podman'",
 }
 
 
@@ -89,7 +119,7 @@ def test_wrong_input_is_refused(command: str, tmp_path: Path, monkeypatch: pytes
         (tmp_path / name).write_bytes(content)
     (tmp_path / "EMPTY").mkdir()
     names = tuple(each.name for each in tmp_path.iterdir())
-    words = [str(tmp_path / word) if word.startswith(names) else word for word in command.split()]
+    words = [str(tmp_path / word) if word.startswith(names) else word for word in shlex.split(command)]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     error = done.exception
     of_user = (error.exit_code, str(error)) if isinstance(error, EncoreError) else None

@@ -96,7 +96,6 @@ TROUBLE = [
     # The engine that is there, what it answers, the command, and the two lines that are printed.
     ("", {}, (*RUN, "--runtime", "docker"), "docker: no docker on PATH", "apt-get install docker.io"),
     ("", {}, BUILD, "no docker on PATH", "--runtime podman or host"),
-    ("", {}, (*RUN, "--runtime", "dokcer"), "unknown runtime 'dokcer'", "did you mean 'docker'?"),
     ("docker", {"info": ("", DENIED, 1)}, (*RUN, "--runtime", "docker"), "no permission on", "--groups docker"),
     ("docker", {"info": ("", DOWN, 1)}, BUILD, "the engine does not run", "systemctl start docker"),
     ("docker", {"info": (ITSELF, "", 0)}, (*RUN, "--runtime", "docker"), "the engine does not run", "start docker"),
@@ -174,11 +173,6 @@ def test_gpu_toolkit_missing(engine: FakeEngine, folder: Path, monkeypatch: pyte
 def test_gpus_that_the_engine_refuses_at_the_start() -> None:
     message = 'docker: Error: could not select device driver "" with capabilities: [[gpu]].'
     assert engines.explain(message, "docker").found == "docker: the engine cannot hand GPUs to containers"
-
-
-def test_unknown_engine(run: Callable[..., Ran]) -> None:
-    done = run(*BUILD, "--engine", "enroot")
-    assert (done.returncode, "'enroot' is not one of 'docker', 'podman'" in done.stderr) == (2, True)
 
 
 def test_folder_that_engines_would_take_apart() -> None:

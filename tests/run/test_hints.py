@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
-from typer.testing import CliRunner
 
 from encore import catalogue, configuration
-from encore.cli.app import app
 from encore.cli.live import RunView
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
@@ -88,14 +86,6 @@ def test_what_to_lower_is_named_with_its_value(name: str, memory: str, advice: s
     asked = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
     assert advice in hints.less_memory(asked, memory)
     assert ("fewer ranks" in hints.less_memory(asked, memory)) is (memory == "CPU")
-
-
-@pytest.mark.parametrize("command", ["run", "submit"])
-def test_the_number_of_gpus_is_no_option(command: str) -> None:
-    done = CliRunner().invoke(app, [command, "resnet", "--gpus", "2"])
-    assert isinstance(done.exception, EncoreError)
-    found = "--gpus 2: the number follows the benchmark, without an option"
-    assert (done.exception.found, "run resnet 2; or ./run.sh resnet 2" in done.exception.hint) == (found, True)
 
 
 def test_a_damaged_checkpoint_is_named_once_by_the_run(tmp_path: Path) -> None:

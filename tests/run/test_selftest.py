@@ -229,22 +229,10 @@ def test_the_table_fits_into_eighty_columns() -> None:
     assert "0 OK, 1 FAIL, 1 SKIPPED in 600 s" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("ncf",), "this machine has no GPU: nothing was checked"),
-        (("--device", "tpu"), "'tpu' is not one of 'gpu', 'cpu'"),
-        (("nfc",), "did you mean 'ncf'?"),
-        (("--python", "/none"), "no such file"),
-        (("--python", sys.executable, "--image", "a"), "one of them"),
-        (("--time-limit", "0"), "a limit of no seconds"),
-    ],
-)
-def test_bad_options_are_refused(arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "gpus", lambda: ())
-    where = () if "no GPU" in message else ("--device", "cpu")
-    done = in_process(["python", "-m", "encore.cli.app", "selftest", *where, *arguments], os.environ)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    done = in_process(["python", "-m", "encore.cli.app", "selftest", "ncf"], os.environ)
+    assert (done.returncode, "this machine has no GPU: nothing was checked" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_python_without_the_framework_is_skipped_with_the_reason(encore: Encore) -> None:

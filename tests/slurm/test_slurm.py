@@ -166,34 +166,6 @@ def test_the_time_limit_comes_from_the_published_time() -> None:
     assert prepared("docker", 1, "--runs", "5").submission.minutes == 20 + 398
 
 
-BAD = [
-    (("--nodes", "0"), "--nodes 0"),
-    (("--nodes", "2", "--gpus-per-node", "a100:99"), "--gpus-per-node 99"),
-    (("--nodes", "2", "--gpus-per-node", "a100:"), "or with its type: a100:8"),
-    (("--nodes", "2", "--array", "5"), "--array 5"),
-    (("--nodes", "2", "--array", "0-2", "--runs", "2"), "in an array of 3 tasks"),
-    (("--nodes", "2", "--cluster", "/nosuch.toml"), "no cluster file"),
-    (("--nodes", "2", "--array", "1-4"), "--array 1-4"),
-    (("--nodes", "2", "--array", "0,2"), "--array 0,2"),
-    (("--nodes", "2", "--time", "1"), "--time 1"),
-    (("--nodes", "2", "--sbatch", "constraint"), "no option of sbatch"),
-    (("--nodes", "2", "--sbatch=--time=2:00:00"), "give it to Encore: --time MINUTES"),
-    (("--nodes", "2", "--sbatch=--tim=1"), "give it to Encore: --time MINUTES"),
-    (("--nodes", "2", "--sbatch=-t5"), "give it to Encore: --time MINUTES"),
-    (("--nodes", "2", "--sbatch=-N 4"), "give it to Encore: --nodes N"),
-    (("--nodes", "2", "--sbatch=--job-name=mine"), "contradicts what Encore gives sbatch"),
-    (("--nodes", "2", "--set", "epoch=2"), "unknown configuration key 'epoch'"),
-    (("--nodes", "2", "--resume", "x"), "--resume takes all"),
-]
-
-
-@pytest.mark.parametrize(("options", "said"), BAD)
-def test_bad_submissions_are_refused(options: tuple[str, ...], said: str) -> None:
-    done = CliRunner().invoke(app, ["submit", "resnet", *options, "--dry-run"])
-    assert isinstance(done.exception, EncoreError), done.output
-    assert said in str(done.exception)
-
-
 @pytest.mark.parametrize(("option", "refused"), [("gpus-per-node", True), ("gres", True), ("none", False)])
 def test_a_cluster_of_gpus_needs_a_system_to_be_named(option: str, refused: bool, tmp_path: Path) -> None:
     """Where Slurm is asked for no GPUs, the nodes may have none."""

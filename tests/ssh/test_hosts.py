@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from encore import catalogue, paths
-from encore.cli.app import app
 from encore.configuration import resolve
 from encore.containers import renderers, runtimes
 from encore.containers.runtimes import Target
@@ -209,22 +207,6 @@ def test_hosts_take_the_runtime_that_can_serve_them(monkeypatch: pytest.MonkeyPa
     for asked, hosts_, expected in (("auto", PAIR, "host"), ("docker", PAIR, "chosen docker"), ("auto", (), "chosen")):
         request = planning.Request(name="resnet", gpus=8, hosts=hosts_, runtime=asked, results=tmp_path)
         assert planning.make_plan(request).target.runtime.startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--hosts", "n1:4,n2:4", "--hostfile", "x"), "--hosts and --hostfile"),
-        (("--launcher", "mpirun"), "without hosts"),
-        (("--hosts", "n1:4,n2:4"), "2 GPUs asked for, the hosts have 8 slots"),
-        (("--hosts", "n1:1,n2:1", "--launcher", "torchrun"), "torchrun does not start mxnet"),
-    ],
-)
-def test_bad_input_is_refused_with_a_hint(arguments: tuple[str, ...], expected: str, tmp_path: Path) -> None:
-    where = ("--data", str(tmp_path), "--results", str(tmp_path / "results"))
-    done = CliRunner().invoke(app, ["run", "resnet", "2", *where, *arguments])
-    assert isinstance(done.exception, EncoreError), done.output
-    assert expected in done.exception.found and done.exception.hint
 
 
 def test_a_host_that_cannot_be_reached_is_named(
