@@ -1,7 +1,5 @@
 """What can be run: benchmarks, their implementations and the systems of each, read from their TOML files."""
 
-from __future__ import annotations
-
 import sys
 import typing
 from collections.abc import Mapping
@@ -76,7 +74,8 @@ class Quality(Strict):
 
 
 class Round(Strict):
-    # What an MLPerf Training round asks of a benchmark; of one that MLPerf has not, what its publication reports.
+    """What a round of MLPerf Training asks of a benchmark; where MLPerf has none, what its publication reports."""
+
     targets: dict[str, float]  # Value of each quality at which the clock stops, in the quality's own unit
     runs: int  # Runs that a score is made of
 
@@ -136,17 +135,17 @@ class Benchmark(Strict):
     default_round: str
     # Keys in units of the learning rate, which follow the global batch with it.
     rates: tuple[str, ...] = ("learning_rate",)
-    # By the key that names a file of trained weights to begin with, or is empty: those of the submissions.
+    # The submissions' trained weights, by the key that names the file to begin with, or is empty.
     weights: dict[str, tuple[Weights, ...]] = Field(default_factory=dict)
     differences: tuple[Difference, ...] = ()  # Besides the image, which containers/images.toml has
-    roles: dict[str, Role] = Field(default_factory=dict)  # By name; empty where all ranks do the same
+    roles: dict[str, Role] = Field(default_factory=dict)  # Empty where all ranks do the same
     implementations: dict[str, Implementation]
     rounds: dict[str, Round]
     full_data: FullData
     small_data: SmallData
 
     @model_validator(mode="after")
-    def _has_all_targets(self) -> Benchmark:
+    def _has_all_targets(self) -> "Benchmark":
         for name, each in self.rounds.items():
             if set(each.targets) != set(self.qualities):
                 raise ValueError(f"round {name} needs a target for each of {', '.join(self.qualities)}")
@@ -201,7 +200,7 @@ class System(Strict):
     file: str = ""  # Name of the file, set when it is read
 
     @model_validator(mode="after")
-    def _sets_each_variable_once(self) -> System:
+    def _sets_each_variable_once(self) -> "System":
         names_of = [name for variables in self.environment.values() for name in variables]
         twice = {name for name in names_of if names_of.count(name) > 1}
         if twice:
@@ -302,9 +301,6 @@ def _read_system(path: Path, implementation: str) -> System:
     system = parse(System, path)
     config = {**system.config, **system.implementations.get(implementation, {})}
     return system.model_copy(update={"file": path.name, "config": config})
-
-
-# Name of the toy data set's system with ``device = "gpu"``, which has no file of its own
 
 
 ON_GPUS = "gpu"  # Name of the toy data set's system with ``device = "gpu"``, which has no file of its own

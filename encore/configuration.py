@@ -29,9 +29,7 @@ UNSUBMITTED = {
     "derived": "derived from a submission",
     "small": "the toy data set",
 }
-# Of a type, strict; one takes as long to make as a hundred values to check.
-ADAPTER = cache(partial(TypeAdapter, config=ConfigDict(strict=True, allow_inf_nan=False)))
-MOST_INT = 2**31 - 1  # Of a whole number in a configuration: frameworks hold most of them in 32 bits
+MOST_INT = 2**31 - 1  # The largest whole number in a configuration: frameworks hold most of them in 32 bits
 
 
 @dataclass(frozen=True)
@@ -157,12 +155,17 @@ def field_types(folder: Path) -> dict[str, Any]:
     return typing.get_type_hints(config_class(folder))
 
 
+@cache  # one takes as long to make as a hundred values to check
+def _adapter(wanted: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(wanted, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
 def checked(name: str, value: Any, wanted: Any) -> Any:
     if wanted is int and isinstance(value, int) and abs(value) > MOST_INT:
         raise EncoreError(f"{name} = {value} is too large", expected=f"a whole number up to {MOST_INT}")
     try:
         # As JSON, which has no tuples: lists are taken for them, and nothing else is converted.
-        return ADAPTER(wanted).validate_json(json.dumps(value, default=str))
+        return _adapter(wanted).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         if typing.get_origin(wanted) is not Literal:
             raise EncoreError(f"{name} = {value!r} has the wrong type", expected=_type_name(wanted)) from error

@@ -29,7 +29,8 @@ LAST_LINES = 5  # Lines of a child's standard error that are shown when it broke
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    # What ``encore data prepare`` was asked for; None leaves the choice to the benchmark.
+    """What ``encore data prepare`` was asked for; None leaves the choice to the benchmark."""
+
     source: Path | None = None  # Folder with the raw data; None for the toy data set
     name: str | None = None
     workers: int | None = None
@@ -40,7 +41,8 @@ class Preparation:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    # One line of a child's progress; ``note`` alone when it has something to say.
+    """One line of a child's progress; ``note`` alone when it has something to say."""
+
     phase: str = ""
     done: int = 0
     total: int | None = None
@@ -84,10 +86,6 @@ def known(benchmark: str) -> str:
 
 def _module(benchmark: str) -> str:
     return f"benchmarks.{paths.benchmark_folder(known(benchmark)).name}.prepare"
-
-
-def default_directory(benchmark: str) -> Path:
-    return paths.default_data(benchmark)
 
 
 # -- commands -----------------------------------------------------------------------------------------
@@ -363,7 +361,7 @@ def _check_file(path: Path, size: int, benchmark: str) -> None:
 def data_folders() -> list[tuple[str, Path, DataPassport | EncoreError]]:
     found: list[tuple[str, Path, DataPassport | EncoreError]] = []
     for benchmark in preparable():
-        root = default_directory(benchmark)
+        root = paths.default_data(benchmark)
         nested = sorted(path.parent for path in root.parent.glob(f"*/{PASSPORT}"))
         others = [path for path in nested if path != root and benchmark in _benchmarks_of(path)]
         for directory in (root, *others):

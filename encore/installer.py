@@ -5,8 +5,6 @@
 Standard library only: setup.sh runs it before anything else is installed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

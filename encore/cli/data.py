@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 from typer.core import TyperCommand
 
-from encore import catalogue, configuration, data, environment, job
+from encore import catalogue, configuration, data, environment, job, paths
 from encore.cli import layout, options
 from encore.containers import checks, runtimes
 from encore.errors import EncoreError, ExitCode
@@ -66,7 +66,7 @@ def prepare(
     """
     choice = catalogue.choose(benchmark)
     name_of_data = choice.benchmark.name
-    directory = output or data.default_directory(name_of_data)
+    directory = output or paths.default_data(name_of_data)
     words = [*filter(None, [source]), *context.args]
     # A benchmark's own option directly behind its name is no source.
     raw = Path(words.pop(0)) if source is not None and not source.startswith("-") else None
@@ -128,7 +128,7 @@ def verify(
         _list_data(as_json)
         return
     choice = catalogue.choose(benchmark)
-    folder = directory or data.default_directory(choice.benchmark.name)
+    folder = directory or paths.default_data(choice.benchmark.name)
     by = _python_of(choice, python)
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
         problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)

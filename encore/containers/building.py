@@ -292,7 +292,7 @@ def _render(template: str, framework: str, **facts: object) -> str:
 
 
 ROOT_IMAGE = f"{PREFIX}/debian:bookworm"  # The bare Debian that the stand-ins are built on
-# Of Debian bookworm: what is downloaded for the image must fit its Python, not this machine's
+# Debian bookworm: what is downloaded for the image must fit its Python, not this machine's
 PLATFORM = {
     "python": "3.11",
     "mpi": "Open MPI 4.1.4",

@@ -27,7 +27,7 @@ ARCHITECTURES = (
     ("Blackwell", (10, 0)),
 )
 
-# In the names of GPUs that are no data center GPUs, so that older driver branches do not do for them
+# Words in the names of GPUs that are no data center GPUs, so that older driver branches do not do for them
 WORKSTATION = ("GeForce", "RTX", "Quadro", "TITAN")
 
 

@@ -23,7 +23,7 @@ NVLINK_RATES = {"6.0": 18.0, "7.0": 20.0, "8.0": 20.0, "8.6": 12.0, "9.0": 20.6,
 # GB/s that NCCL expects of 16 lanes of PCIe 3.0, and of the slowest connection of CPUs (the same file: PCI_BW and
 # BDW_QPI_BW). Newer ones are faster: for them the floor is low.
 PCIE_RATE, CPU_RATE = 12.0, 6.0
-FLOOR_SHARE = 0.5  # Of what NCCL expects, which an all-reduce of 256 MiB must reach
+FLOOR_SHARE = 0.5  # An all-reduce of 256 MiB must reach this share of what NCCL expects
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _DEVICE = re.compile(r"[A-Za-z]\w*\d+(?:_\d+)?$")
@@ -40,7 +40,7 @@ class Server:
     gpus: tuple[str, ...] = ()  # GPU0, GPU1 and so on
     gpu_model: str = ""
     adapters: tuple[str, ...] = ()  # Network adapters
-    links: Mapping[tuple[str, str], str] = field(default_factory=dict)  # Of each pair of devices, in both orders
+    links: Mapping[tuple[str, str], str] = field(default_factory=dict)  # By pair of devices, in both orders
     # Hardware threads near each GPU, as the kernel writes lists; empty where the machine does not say
     cpus: Mapping[str, str] = field(default_factory=dict)
     numa: Mapping[str, str] = field(default_factory=dict)

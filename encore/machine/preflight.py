@@ -1,7 +1,5 @@
 """Checks before anything starts: OK, WARN or FAIL, each with what to do."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -106,7 +104,7 @@ class Check:
     hint: str = ""
 
     @classmethod
-    def of(cls, error: EncoreError, name: str, level: Level = "FAIL") -> Check:
+    def of(cls, error: EncoreError, name: str, level: Level = "FAIL") -> "Check":
         expected = f" (expected: {error.expected})" if error.expected else ""
         return cls(level, name, error.found + expected, error.hint)
 

@@ -53,7 +53,7 @@ class Heartbeat:
     pid: int
     host: str
     step: int
-    time: float  # Of the step
+    time: float  # When the step was made
     alive: float = 0.0  # When a thread of the rank last ran
 
 

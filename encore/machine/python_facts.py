@@ -41,7 +41,7 @@ def packages() -> dict[str, str]:
     manifest = SYSTEM_PACKAGES.read_text(encoding="utf-8") if SYSTEM_PACKAGES.is_file() else ""
     # A version of Debian's: epoch, colon, the software's own version, dash, revision.
     system = re.findall(r"^([\w.+-]+)=(?:\d+:)?(\S+?)(?:-[^-\s]*)?$", manifest, re.MULTILINE)
-    # Of two of a name, the first on the path is imported.
+    # The first of a name on the path is the one that is imported.
     found = reversed(list(metadata.distributions()))
     return {**dict(system), **{each.metadata["Name"]: each.version for each in found if each.metadata["Name"]}}
 

@@ -25,7 +25,8 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Subject:
-    # What a command is about; one of the two is there, or both.
+    """What a command is about; one of the two is there, or both."""
+
     job: str = ""  # ``12`` or ``12_3``; empty for a run outside of Slurm
     folder: RunFolder | None = None
 

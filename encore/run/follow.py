@@ -62,7 +62,7 @@ class Progress:
     epoch: int = 0
     step: int = 0
     loss: float | None = None
-    # Of the last evaluation, each with a target of the same name.
+    # What the last evaluation found, each with a target of the same name.
     qualities: Mapping[str, float] = field(default_factory=dict)
     evaluated_epoch: int | None = None  # Epoch of that evaluation, from 1
     batch_unit: str = "samples"  # What ``global_batch_size`` counts

@@ -36,7 +36,8 @@ ROUNDING = 1.1
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    # What the user asked for; None where the user left the choice to Encore.
+    """What the user asked for; None where the user left the choice to Encore."""
+
     name: str
     gpus: int | None  # In all nodes together; None: all that Slurm has given to the job
     nodes: int | None = None

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from encore import catalogue, paths
 
-# Of what was measured of this GPU before, below which a speed is too slow, whatever the machine around it.
+# Share of the speed that was measured on this GPU before, below which one is too slow, whatever the machine.
 LEAST_SHARE = 0.7
 
 
@@ -19,8 +19,8 @@ class Figure(catalogue.Strict):
     samples_per_second: float
     conditions: str
     source: str
-    framework: str = ""  # With the next two: of what this project measured
-    loop: Literal["", "bare", "synthetic", "real", "input", "evaluation"] = ""  # Of bench.py
+    framework: str = ""  # This and the next two: of what this project measured
+    loop: Literal["", "bare", "synthetic", "real", "input", "evaluation"] = ""  # The loop of bench.py
     date: str = ""
 
 

@@ -27,8 +27,8 @@ from encore.files import read_json, text_of, write_json
 
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"  # Time at the start of a run folder's name, in UTC
-SCHEMA = 3  # Of run.json
-# What every run.json has.
+SCHEMA = 3  # Version of run.json
+# Keys of every run.json.
 NEEDED = (
     "name",
     "round",

@@ -64,13 +64,13 @@ class Row:
     reached: int = 0  # Experiments that reached their target
     epoch: float = 0
     epochs: int = 0
-    qualities: Mapping[str, float] = field(default_factory=dict)  # Of the last evaluation
+    qualities: Mapping[str, float] = field(default_factory=dict)  # What the last evaluation found
     targets: Mapping[str, float] = field(default_factory=dict)
     nodes: int | None = None
     seconds: float | None = None  # Time that it has run, or waited so far in the queue
     user: str = ""  # Who made the run folder, or submitted the job
     benchmark: str = ""
-    partition: str = ""  # Of its job; empty outside of Slurm
+    partition: str = ""  # Where its job runs; empty outside of Slurm
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "run": str(self.run) if self.run else None, "job": self.job or None}
@@ -103,7 +103,7 @@ def refuse_queued(folder: RunFolder, experiments: Sequence[Experiment], job: str
                 seen.note, expected="to see whether a job has the run", hint="try again when Slurm answers"
             )
         return
-    # Of one of several tasks or jobs in the queue that resume a run, the one that has begun is not held back.
+    # Where several tasks or jobs in the queue resume a run, the one that has begun is not held back.
     found = [] if job else seen.resuming(folder.path)
     for experiment in left:
         state = experiment.state()
@@ -268,7 +268,7 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
 
 Verdict = tuple[Experiment, str, State, str]
 
-# Of the experiments of a run, the one in the earliest of these states gives the state of the run.
+# The experiment in the earliest of these states gives the state of its run.
 ORDER: tuple[State, ...] = (
     "running", "failed", "lost", "interrupted", "starting", "queued", "not started", "not reached", "reached",
 )  # fmt: skip

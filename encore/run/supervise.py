@@ -1,7 +1,5 @@
 """Run one command to its end: follow it, pass signals on, notice a rank that dies or hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -37,9 +35,8 @@ ENGINE_FAILED = (125, 126, 127)  # Exit codes of ``docker run`` and ``podman run
 
 @dataclass(frozen=True)
 class Limits:
-    # For a step of any rank, WARM_UP_FACTOR times as long before the first one; 0: without end.
-    hang_seconds: float = 600.0
-    # For a checkpoint to begin after a signal, and for the ranks to end after it; None: as the place has it.
+    hang_seconds: float = 600.0  # For a step of any rank, WARM_UP_FACTOR times as long before the first; 0: no limit
+    # For a checkpoint to begin after a signal, and for the ranks to end after it; None: the default of the place.
     stop_seconds: float | None = None
 
 
@@ -66,7 +63,7 @@ class Signals:
         self.times = 0
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> "Signals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             self._previous[number] = signal.signal(number, self._note)
         return self
@@ -141,7 +138,7 @@ def _watch(
     tail: follow.Tail,
     signals: Signals,
     on_progress: Callable[[follow.Progress], None],
-    watch: HangWatch,
+    watch: "HangWatch",
     stop_seconds: float,
 ) -> Outcome:
     progress = follow.Progress()

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.common.data import passport
-from encore import data
+from encore import data, paths
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 
@@ -93,7 +93,7 @@ def test_help_on_a_benchmark_ends_with_its_own_options():
 
 def test_list_shows_what_is_there(digits, monkeypatch, tmp_path):
     # A data set is listed under every benchmark that reads it
-    monkeypatch.setattr(data, "default_directory", lambda benchmark: tmp_path / benchmark)
+    monkeypatch.setattr(paths, "default_data", lambda benchmark: tmp_path / benchmark)
     (tmp_path / "resnet").symlink_to(digits)
     splits = {name: {"count": 1, "files": []} for name in ("train", "val")}
     content = {"benchmark": "ssd", "name": "scenes", "classes": [], "splits": splits, "facts": {}, "how": {}}
