@@ -23,7 +23,7 @@ from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
 from encore.slurm import commands, queue, step
 from encore.slurm.queue import Allocation
-from encore.ssh import connection, hosts, multi_host
+from encore.ssh import hosts, multi_host
 
 LAUNCHES = 3  # Tries to start the ranks
 # Time for a checkpoint after a signal: less than KillWait, after which Slurm kills (30 s unless configured).
@@ -138,7 +138,7 @@ def check_nodes(plan: Plan) -> None:
             found = step.check_nodes(plan.configuration.nodes, needs)
         else:
             # Containers are refused over ssh, so there is a Python.
-            found = connection.check(plan.hosts[1:], needs, paths.ROOT, plan.python or Path(sys.executable))
+            found = multi_host.check_hosts(plan.hosts[1:], needs, paths.ROOT, plan.python or Path(sys.executable))
     preflight.refuse_failed(found)
 
 

@@ -1,4 +1,6 @@
-"""A run over hosts that ssh reaches: its checks, its launcher, and the end of what is left there.
+"""A run over hosts that ssh reaches: its launcher, whether it can take place there, and the end of what is left.
+
+User, port and key of a host belong in ``~/.ssh/config``, which mpirun and horovodrun read, too.
 
 The launchers, horovodrun, mpirun and torchrun on each host, are pure functions from the hosts to a
 :class:`~encore.launchers.Launch`. The first host is this machine; rank 0 runs there. All folders are at the same path
@@ -7,15 +9,19 @@ on every host.
 
 import functools
 import ipaddress
+import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import zlib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -24,9 +30,10 @@ from encore import catalogue, environment, names
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
-from encore.machine import binding, network, processes
+from encore.machine import binding, fitness, network, processes
+from encore.machine.fitness import SHARE, Need, question
 from encore.machine.preflight import Check
-from encore.ssh import connection
+from encore.ssh import each_host
 from encore.ssh.hosts import Host
 
 # Where torchrun's ranks meet: below the ports that Linux gives to outgoing connections (32768 and up).
@@ -194,8 +201,119 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
 def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
     """Return the command with the caller's keys, and with the end of what it may leave on the hosts."""
     variables = {**command.environment, **({AGENT: caller[AGENT]} if AGENT in caller else {})}
-    return replace(command, environment=variables, cleanup=connection.cleanup(output, hosts[1:]) if hosts[1:] else ())
+    return replace(command, environment=variables, cleanup=cleanup(output, hosts[1:]) if hosts[1:] else ())
 
 
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:
     return settings(hosts, extra).get("NCCL_SOCKET_IFNAME", "").lstrip("=")
+
+
+# -- what Encore itself asks of other hosts ------------------------------------------------------------------
+
+CONNECT_SECONDS = 5
+ANSWER_SECONDS = 20.0
+SOON = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")  # give up soon
+
+
+@dataclass(frozen=True)
+class Answer:
+    problems: tuple[tuple[int, str], ...] = ()
+    problem: str = ""
+
+
+def probe(needs: Sequence[Need], root: Path, python: Path) -> str:
+    """Return the shell script that checks a host, by the Python that the ranks run on."""
+    folder, program = shlex.quote(str(root)), shlex.quote(str(python))
+    return (
+        f"[ -f {folder}/encore/machine/on_node.py ] || {{ echo no checkout in {folder} >&2; exit 1; }}\n"
+        f"[ -x {program} ] || {{ echo no Python {program} >&2; exit 1; }}\n"
+        f"cd {folder} && exec {program} -m encore.machine.on_node check {shlex.quote(question(needs))}\n"
+    )
+
+
+def ask(argv: Sequence[str], script: str) -> Answer:
+    """Return the answer of one host; ``argv`` reads the script from its standard input."""
+    try:
+        done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Answer(problem=f"no answer within {ANSWER_SECONDS:g} s")
+    except OSError as error:
+        return Answer(problem=f"{argv[0]}: {error.strerror}")
+    answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if answers:
+        return Answer(tuple((number, text) for number, text in json.loads(answers[-1])["problems"]))
+    said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    return Answer(problem=said[-1])
+
+
+def check_hosts(hosts: Sequence[Host], needs: Sequence[Need], root: Path, python: Path) -> list[Check]:
+    script = probe(needs, root, python)
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        answers = list(pool.map(lambda host: ask(each_host.command(host.name, *SOON), script), hosts))
+    return [check for host, answer in zip(hosts, answers, strict=True) for check in judge(host, answer, needs)]
+
+
+SYMPTOMS = (
+    (
+        "Permission denied",
+        "put your public key there (ssh-copy-id {host}); a key with a passphrase belongs into ssh-agent",
+    ),
+    ("Host key verification failed", "connect once and accept its key: ssh {host}"),
+    ("Could not resolve hostname", "check the name, or give it an address in ~/.ssh/config"),
+    ("Connection refused", "start sshd there, or give its port in ~/.ssh/config"),
+    ("No such file or directory", "apt-get install openssh-client"),
+    ("no checkout in", SHARE),
+    ("no Python", "share the folder, or set XDG_CACHE_HOME to a shared one"),
+)
+
+
+def judge(host: Host, answer: Answer, needs: Sequence[Need]) -> list[Check]:
+    if not answer.problem:
+        return fitness.judge("host", host.name, answer.problems, needs)
+    general = "check that `ssh -o BatchMode=yes {host} true` works"
+    hint = next((hint for text, hint in SYMPTOMS if text in answer.problem), general)
+    found = f"{host.name} cannot be reached by ssh: {answer.problem}"
+    return [Check("FAIL", "hosts", found, hint.replace("{host}", host.name))]
+
+
+# -- what is left ------------------------------------------------------------------------------------------
+
+END = r"""
+for number in TERM KILL; do
+  while read -r host pid; do
+    [ "$host" = "$(uname -n)" ] || continue
+    # The number may belong to another process by now: a rank of this run has its folder as an argument.
+    tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | grep -qxF -- "$folder" || continue
+    kill -"$number" "$pid" 2>/dev/null && again=1
+  done <<EOF
+$ranks
+EOF
+  [ -n "${again-}" ] && [ "$number" = TERM ] && sleep 2
+done
+exit 0
+"""
+
+
+def end_script(folder: Path, beats: Sequence[processes.Heartbeat]) -> str:
+    """Return the shell script that ends the ranks of the experiment in ``folder`` that are on the host it runs on."""
+    ranks = "\n".join(f"{beat.host} {beat.pid}" for beat in beats)
+    return f"folder={shlex.quote(str(folder))}\nranks={shlex.quote(ranks)}\n{END}"
+
+
+def end_ranks(folder: Path, hosts: Sequence[str]) -> None:
+    """End what is left of an experiment on ``hosts``, by the process numbers in its heartbeats."""
+    beats = processes.heartbeats(folder / "heartbeat")
+    if not beats:
+        return
+    script = end_script(folder, beats)
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        list(pool.map(lambda host: ask(each_host.command(host, *SOON), script), hosts))
+
+
+def cleanup(folder: Path, hosts: Sequence[Host]) -> tuple[str, ...]:
+    """Return the command by which a run leaves nothing on its hosts."""
+    return (sys.executable, "-m", "encore.ssh.multi_host", str(folder), *(host.name for host in hosts))
+
+
+if __name__ == "__main__":
+    end_ranks(Path(sys.argv[1]), sys.argv[2:])

@@ -20,7 +20,7 @@ from encore.machine import fitness, node, processes
 from encore.machine.fitness import Need
 from encore.machine.preflight import Check
 from encore.run import planning
-from encore.ssh import connection, each_host, hosts, multi_host
+from encore.ssh import each_host, hosts, multi_host
 from encore.ssh.hosts import Host
 from tests.conftest import Encore
 
@@ -136,19 +136,19 @@ def test_each_host_gets_its_number_and_the_variables() -> None:
     ],
 )
 def test_a_host_out_of_reach_has_a_hint(problem: str, hint: str) -> None:
-    (check,) = connection.judge(PAIR[0], connection.Answer(problem=problem), [])
+    (check,) = multi_host.judge(PAIR[0], multi_host.Answer(problem=problem), [])
     assert problem in check.found and hint in check.hint
 
 
-def asked(needs: list[Need], root: Path = paths.ROOT, python: str = sys.executable) -> connection.Answer:
-    return connection.ask(("sh", "-s"), connection.probe(needs, root, Path(python)))
+def asked(needs: list[Need], root: Path = paths.ROOT, python: str = sys.executable) -> multi_host.Answer:
+    return multi_host.ask(("sh", "-s"), multi_host.probe(needs, root, Path(python)))
 
 
 def test_a_host_is_asked_through_a_plain_shell(tmp_path: Path) -> None:
     needs = [Need("readable", "/it's not there", "copy it"), Need("interface", "lo", ""), Need("executable", "/x", "")]
     found = "/it's not there cannot be read; no /x"
-    assert connection.judge(PAIR[0], asked(needs), needs) == [Check("FAIL", "host n1", found, "copy it")]
-    assert connection.judge(PAIR[0], asked(needs[1:2]), needs) == []
+    assert multi_host.judge(PAIR[0], asked(needs), needs) == [Check("FAIL", "host n1", found, "copy it")]
+    assert multi_host.judge(PAIR[0], asked(needs[1:2]), needs) == []
     for answer, found, hint in (
         (asked([], tmp_path), f"no checkout in {tmp_path}", fitness.SHARE),
         (
@@ -158,8 +158,8 @@ def test_a_host_is_asked_through_a_plain_shell(tmp_path: Path) -> None:
         ),
     ):
         wrong = f"n1 cannot be reached by ssh: {found}"
-        assert connection.judge(PAIR[0], answer, []) == [Check("FAIL", "hosts", wrong, hint)]
-    assert connection.ask(("no-such-program",), "").problem == "no-such-program: No such file or directory"
+        assert multi_host.judge(PAIR[0], answer, []) == [Check("FAIL", "hosts", wrong, hint)]
+    assert multi_host.ask(("no-such-program",), "").problem == "no-such-program: No such file or directory"
 
 
 def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
             for n, pid in enumerate((rank.pid, other.pid))
         ]
         elsewhere = [processes.Heartbeat(rank=2, pid=rank.pid, host="another-host", step=1, time=0.0)]
-        subprocess.run(["sh", "-s"], input=connection.end_script(folder, elsewhere), text=True, check=True)
+        subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, elsewhere), text=True, check=True)
         assert rank.poll() is None
-        subprocess.run(["sh", "-s"], input=connection.end_script(folder, beats), text=True, check=True)
+        subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, beats), text=True, check=True)
         assert rank.wait(timeout=5) == -15
         assert other.poll() is None
     finally:
