@@ -24,7 +24,7 @@ from encore.run import control, hints, ownership, run_folder, status
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from tests.run_folders import made
-from tests.slurm.jobs import job
+from tests.slurm.jobs import in_queue, job
 
 
 @pytest.fixture
@@ -126,16 +126,9 @@ def test_a_job_in_the_queue_owns_its_run(
     cluster = "far" if whose == "another cluster's" else "here"
     run.experiments()[0].set_state(ExperimentState(status="interrupted", job="29", cluster=cluster))
     found = replace(job("29", state, "BeginTime", user="somebody"), partition="debug")
-    seen = {"": [found], "--clusters=far": []}
     if whose == "one that resumes it":
         found = replace(found, name="31", number="31", comment=f"encore:{run.path.parent}|{run.path.name}")
-        seen[""] = [found]
-    elif whose == "another cluster's":
-        seen = {"": [], "--clusters=far": [found]}
-    monkeypatch.setattr(queue, "is_there", lambda: True)
-    monkeypatch.setattr(queue, "this_cluster", lambda: "here")
-    monkeypatch.setattr(queue, "everyone", lambda: seen[""])
-    monkeypatch.setattr(queue, "numbered", lambda name, where="": [each for each in seen[where] if each.name == name])
+    in_queue(monkeypatch, *(([found],) if cluster == "here" else ([], [found])))
     if refused:
         with pytest.raises(EncoreError, match=f"job {found.name} of .*, of somebody, .*{run.path.name}") as caught:
             status.refuse_queued(run, run.experiments())
@@ -152,12 +145,9 @@ def test_a_job_that_slurm_hides_keeps_its_run(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, private: str, user: int, refused: bool
 ) -> None:
     run.experiments()[0].set_state(ExperimentState(status="interrupted", job="29", cluster="here"))
-    monkeypatch.setattr(queue, "is_there", lambda: True)
-    monkeypatch.setattr(queue, "this_cluster", lambda: "here")
+    in_queue(monkeypatch, [])
     monkeypatch.setattr(queue, "this_user", lambda: "somebody")
     monkeypatch.setattr(os, "getuid", lambda: user)
-    monkeypatch.setattr(queue, "everyone", list)
-    monkeypatch.setattr(queue, "numbered", lambda name: [])
     monkeypatch.setattr(commands, "setting", {"PrivateData": private}.get)
     with pytest.raises(EncoreError, match="job 29 of cluster here") if refused else contextlib.nullcontext():
         status.refuse_queued(run, run.experiments())
@@ -176,8 +166,7 @@ def test_a_job_that_slurm_hides_keeps_its_run(
 def test_a_slurm_job_is_asked_for(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, state: str | None, said: str
 ) -> None:
-    monkeypatch.setattr(queue, "is_there", lambda: True)
-    monkeypatch.setattr(queue, "numbered", lambda name: [job(name, state)] if state else [])
+    in_queue(monkeypatch, [job("29", state)] if state else [])
     owner = ownership.Owner(host="n2", pid=1, process_started=0, job="29", cluster="", token="t")
     written(run.experiments()[0], owner)
     if said:

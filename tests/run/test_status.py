@@ -23,7 +23,7 @@ from encore.run.status import Queue, State
 from encore.slurm import commands, queue
 from tests.conftest import TINY, Encore, Study
 from tests.run_folders import PREPARED, made
-from tests.slurm.jobs import job
+from tests.slurm.jobs import in_queue, job
 from tests.trainings import (
     PATIENCE,
     Started,
@@ -325,13 +325,12 @@ def test_a_job_is_found_by_the_results_folder_that_it_names(
     point = made(study / "1x2", [ExperimentState(status="reached", job="13")], "-job13")
     (study / "study.json").touch()
     jobs = [
-        replace(job("12", "FAILED", title="encore-resnet"), comment=f"encore:{away}"),
+        job("12", "FAILED", title="encore-resnet", comment=f"encore:{away}"),
         job("13", "COMPLETED", title="encore-resnet"),
-        replace(job("14", "FAILED", title="encore-resnet"), comment=f"encore:{away}"),
+        job("14", "FAILED", title="encore-resnet", comment=f"encore:{away}"),
         job("15", "FAILED", title="encore-resnet"),
     ]
-    monkeypatch.setattr(queue, "everyone", lambda: jobs)
-    monkeypatch.setattr(queue, "numbered", lambda name: [each for each in jobs if each.name == name])
+    in_queue(monkeypatch, jobs)
     rows = {row.job: row for row in status.overview(home, status.ask(), None)}
     assert {name: row.state for name, row in rows.items()} == {
         "12": "not reached", "13": "reached", "14": "failed", "15": "ended",
@@ -381,9 +380,9 @@ def test_a_job_that_resumes_a_run_has_no_row_of_its_own(
     run = made(tmp_path, [first, ExperimentState(status="reached", started=files.utc_now(), job="12")], "-job12", "12")
     if shown == "reached":
         run.experiments()[0].set_state(replace(first, job="13"))
-    again = replace(job("13", state, title="encore-resnet"), comment=f"encore:{tmp_path}|{run.path.name}")
+    again = job("13", state, title="encore-resnet", comment=f"encore:{tmp_path}|{run.path.name}")
     seen = Queue((job("12", "CANCELLED", title="encore-resnet"), again), True)
-    monkeypatch.setattr(queue, "accounted", list)
+    in_queue(monkeypatch, ())
     (row,) = status.overview(tmp_path, seen, None)
     assert (row.state, row.run) == (shown, run.path)
     assert control.folder_of("13", tmp_path / "elsewhere", [again]) == run
@@ -399,8 +398,8 @@ def test_a_point_of_a_sweep_hides_its_cancelled_job(tmp_path: Path, monkeypatch:
     study = tmp_path / "20261120T101500Z-sweep-resnet"
     made(study / "1x2", [ExperimentState(status="reached", job="20")], "-job20", "20")
     (study / "study.json").touch()
-    gone = replace(job("13", "CANCELLED", title="encore-resnet"), comment=f"encore:{study / '1x2'}")
-    monkeypatch.setattr(queue, "accounted", list)
+    gone = job("13", "CANCELLED", title="encore-resnet", comment=f"encore:{study / '1x2'}")
+    in_queue(monkeypatch, ())
     rows = status.overview(tmp_path, Queue((gone, job("20", "COMPLETED", title="encore-resnet")), True), None)
     assert [(row.job, row.state) for row in rows] == [("20", "reached")]
 
@@ -439,20 +438,10 @@ def test_times_of_slurm(text: str, seconds: float | None) -> None:
 @pytest.fixture
 def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     # Command lines that cancel, in a queue of an array, a job of another name and one of another user
-    present = [
-        job("12_0", "RUNNING"),
-        job("12_1", "PENDING", "Resources"),
-        job("13", "RUNNING", title="sleep"),
-    ]
-    present += [job("14", "RUNNING", user="somebody"), job("15", "COMPLETED"), job("16", "PENDING")]
+    array = (job("12_0", "RUNNING"), job("12_1", "PENDING", "Resources"))
+    others = (job("13", "RUNNING", title="sleep"), job("14", "RUNNING", user="somebody"))
+    in_queue(monkeypatch, (*array, *others, job("15", "COMPLETED"), job("16", "PENDING")))
     called: list[tuple[str, ...]] = []
-
-    def numbered(name: str) -> list[queue.Job]:
-        return [each for each in present if name in (each.name, each.number, each.array)]
-
-    monkeypatch.setattr(queue, "is_there", lambda: True)
-    monkeypatch.setattr(queue, "numbered", numbered)
-    monkeypatch.setattr(queue, "everyone", lambda: present)
     monkeypatch.setattr(commands, "require", lambda: None)
     monkeypatch.setattr(commands, "call", lambda *command: called.append(command) or "")
     return called

@@ -24,7 +24,7 @@ from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node, processes
 from encore.machine.fitness import Need
-from encore.run import ownership, planning, run_folder, runner, status, submission, supervise
+from encore.run import ownership, planning, run_folder, runner, submission, supervise
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import Prepared
@@ -33,7 +33,7 @@ from encore.slurm.offers import Partition
 from encore.slurm.queue import Allocation
 from encore.slurm.script import Wanted
 from tests.run_folders import made
-from tests.slurm.jobs import job
+from tests.slurm.jobs import in_queue, job
 
 GOLDEN = paths.ROOT / "tests" / "golden" / "slurm"
 IMAGES = {
@@ -322,7 +322,6 @@ def array_run(anywhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = prepared("docker", 2).plan
     monkeypatch.setattr(planning, "plan_of", lambda folder, allocation: found)
     monkeypatch.setattr(queue, "is_there", lambda: False)
-    monkeypatch.setattr(status, "ask", status.Queue)
     return run
 
 
@@ -334,12 +333,8 @@ def test_an_array_is_resumed_by_what_is_left_of_it(array_run: RunFolder, monkeyp
     with pytest.raises(EncoreError, match="--array 0-1, and 3 runs are left"):
         submission.prepare_resume(array_run.path, Wanted(array="0-1"))
     assert submission.prepare_resume(array_run.path, Wanted(array="0-2")).submission.array == (0, 2, 4)
-    waiting = replace(job("30", "PENDING"), comment=f"encore:{array_run.path.parent}|{array_run.path.name}")
-    monkeypatch.setattr(queue, "is_there", lambda: True)
-    monkeypatch.setattr(queue, "this_cluster", lambda: "encore")
-    monkeypatch.setattr(status, "ask", lambda: status.Queue((waiting,), answers=True))
-    monkeypatch.setattr(queue, "numbered", lambda name: [waiting] if name == "30" else [])
-    with pytest.raises(EncoreError, match=r"job 30 of cluster encore, of .*, waits in the queue to resume"):
+    in_queue(monkeypatch, [job("30", "PENDING", comment=f"encore:{array_run.path.parent}|{array_run.path.name}")])
+    with pytest.raises(EncoreError, match=r"job 30 of cluster here, of .*, waits in the queue to resume"):
         submission.prepare_resume(array_run.path, Wanted())
     for experiment in array_run.experiments():
         experiment.set_state(ExperimentState(status="reached"))
