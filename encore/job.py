@@ -63,12 +63,6 @@ class Command:
     rank_folders: tuple[Path, ...] = ()  # Folders that must be there for the ranks' output
 
 
-@dataclass(frozen=True)
-class Places:
-    data: str
-    output: str
-
-
 def rank_environment(
     configuration: Configuration, launch: Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
@@ -87,21 +81,26 @@ def rank_environment(
 
 def training_job(
     configuration: Configuration,
-    places: Places,
-    mounts: tuple[Mount, ...],
+    data: Path,
+    output: Path,
     extra_environment: Mapping[str, str],
     cores: int,
     launch: Launch | None = None,
+    weights: tuple[Mount, ...] = (),
 ) -> Job:
-    """Return the job that trains one experiment whose folder is ``places.output``; by default on this node."""
+    """Return the job that trains one experiment whose folder is ``output``; by default on this node.
+
+    ``weights`` are the files that it begins with, where they are not in the folder of the data set.
+    """
     framework = configuration.choice.implementation.framework
-    launch = launch or launchers.on_one_node(framework, configuration.ranks, places.output)
+    launch = launch or launchers.on_one_node(framework, configuration.ranks, str(output))
     program = ("python", "-m", f"{configuration.choice.implementation.module}.train")
-    arguments = ("--config", f"{places.output}/config.json", "--data", places.data, "--output", places.output)
+    arguments = ("--config", f"{output}/config.json", "--data", str(data), "--output", str(output))
+    folders = (Mount(Path(folder), folder, False) for folder in launch.folders)
     return Job(
         argv=(*launch.inner, *program, *arguments),
         environment=rank_environment(configuration, launch, extra_environment, cores),
-        mounts=(*mounts, *(Mount(Path(folder), folder, False) for folder in launch.folders)),
+        mounts=(Mount(data, str(data), True), *weights, Mount(output, str(output), False), *folders),
         ranks=configuration.ranks,
         gpus=configuration.ranks_per_node if configuration.get("device") == "gpu" else 0,
         launch=launch,

@@ -145,12 +145,10 @@ def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Co
 
 def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
     """Return the command that prepares a data set in a container; it sees the raw data and the folder to write."""
-    folder = directory.absolute()
-    mounts = [Mount(folder, str(folder), False)]
-    if wanted.source is not None:
-        mounts.append(Mount(wanted.source.absolute(), str(wanted.source.absolute()), True))
+    folder, raw = directory.absolute(), [wanted.source.absolute()] if wanted.source is not None else []
+    mounts = (Mount(folder, str(folder), False), *(Mount(each, str(each), True) for each in raw))
     prepare = data.prepare_command("python", benchmark, folder, wanted)
-    job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=tuple(mounts), ranks=1, gpus=0)
+    job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=mounts, ranks=1, gpus=0)
     return render(target, job, container_name(folder), os.environ)
 
 

@@ -14,7 +14,7 @@ from encore import data as data_sets
 from encore import environment, files, paths
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
-from encore.job import Command, Job, Mount, Places, training_job
+from encore.job import Command, Job, training_job
 from encore.machine import fitness, links, node, on_node, preflight
 from encore.machine.fitness import Need
 from encore.run import follow, hints, ownership, passport, run_folder, status
@@ -49,10 +49,10 @@ class Hooks:
 
 def job_of(plan: Plan, output: Path) -> Job:
     trained = preflight.weight_mounts(preflight.weight_files(plan.configuration, plan.data), plan.data)
-    mounts = (Mount(plan.data, str(plan.data), True), *trained, Mount(output, str(output), False))
-    places = Places(data=str(plan.data), output=str(output))
     launch = plan.launch(str(output))
-    return training_job(plan.configuration, places, mounts, plan.extra_environment, node.cores(), launch)
+    return training_job(
+        plan.configuration, plan.data, output, plan.extra_environment, node.cores(), launch, weights=trained
+    )
 
 
 def render(plan: Plan, output: Path) -> Command:

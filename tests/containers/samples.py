@@ -6,7 +6,7 @@ from encore import catalogue, configuration
 from encore.catalogue import Choice
 from encore.containers import renderers
 from encore.containers.renderers import Container
-from encore.job import Command, Job, Mount, Places, training_job
+from encore.job import Command, Job, training_job
 from encore.machine import node
 
 RENDERERS = {
@@ -35,9 +35,7 @@ def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job
     of_gpus = system if system in there else there[-1]
     name = of_gpus if gpus else chosen.benchmark.small_data.system
     resolved = configuration.resolve(chosen, catalogue.find_system(chosen, name, None), 1, gpus or 1, [])
-    mounts = (Mount(DATA, str(DATA), True), Mount(OUTPUT, str(OUTPUT), False))
-    places = Places(data=str(DATA), output=str(OUTPUT))
-    return training_job(resolved, places, mounts, {"NCCL_DEBUG": "WARN"}, node.cores())
+    return training_job(resolved, DATA, OUTPUT, {"NCCL_DEBUG": "WARN"}, node.cores())
 
 
 def container(runtime: str, **facts: object) -> Container:

@@ -12,7 +12,7 @@ from encore import catalogue, paths
 from encore.configuration import Configuration, resolve
 from encore.containers import checks, renderers, runtimes
 from encore.containers.runtimes import Target
-from encore.job import Places, training_job
+from encore.job import training_job
 from encore.machine import pythons
 from encore.machine.preflight import Check
 from encore.run import planning
@@ -86,7 +86,7 @@ def test_gpus_are_asked_of_the_python_itself(changes: dict[str, Any], level: str
 
 
 def test_ranks_and_launcher_are_started_by_the_file(tmp_path: Path) -> None:
-    job = training_job(configured("cpu"), Places("/data", "/out"), (), {}, 2)
+    job = training_job(configured("cpu"), Path("/data"), Path("/out"), {}, 2)
     caller, python = {"PATH": "/usr/bin", "PYTHONPATH": "/apps/site"}, Path("/apps/bin/python3.12")
     given, own = (renderers.host(job, python, caller, given=each) for each in (True, False))
     assert given.argv[:3] == (str(python), "-m", "torch.distributed.run") and own.argv[0] == "torchrun"

@@ -7,7 +7,7 @@ import pytest
 
 from encore import catalogue, configuration, launchers, paths
 from encore.containers import renderers
-from encore.job import Job, Mount, Places, training_job
+from encore.job import Job, training_job
 from encore.machine import node
 
 RESNET = catalogue.choose("resnet")
@@ -18,8 +18,8 @@ def configured(system: str, gpus: int) -> configuration.Configuration:
 
 
 def job(system: str, gpus: int) -> Job:
-    mounts = (Mount(Path("/data"), "/data", True), Mount(Path("/out"), "/out", False))
-    return training_job(configured(system, gpus), Places("/data", "/out"), mounts, {"NCCL_DEBUG": "INFO"}, node.cores())
+    where = (Path("/data"), Path("/out"))
+    return training_job(configured(system, gpus), *where, {"NCCL_DEBUG": "INFO"}, node.cores())
 
 
 TRAIN = (

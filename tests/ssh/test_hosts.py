@@ -15,7 +15,7 @@ from encore.configuration import resolve
 from encore.containers import renderers, runtimes
 from encore.containers.runtimes import Target
 from encore.errors import EncoreError
-from encore.job import Places, training_job
+from encore.job import training_job
 from encore.machine import fitness, node, processes
 from encore.machine.fitness import Need
 from encore.machine.preflight import Check
@@ -63,7 +63,8 @@ def rendered(launcher: str, nodes: int) -> str:
     choice = catalogue.choose("resnet")
     resolved = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
     launch = multi_host.started_by(launcher, over, "/out", "ib0" if nodes > 1 else "", False)
-    job = training_job(resolved, Places("/data", "/out"), (), {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
+    where = (Path("/data"), Path("/out"))
+    job = training_job(resolved, *where, {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
     command = renderers.host(job, Path("/env/bin/python"), {"PATH": "/usr/bin", "SECRET": "hush"})
     lines: list[list[str]] = [[]]
     for word in command.argv:
