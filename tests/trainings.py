@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,9 +62,10 @@ def settings(values: dict[str, str]) -> list[str]:
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
-def in_background(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "encore.cli.app", *arguments]
-    return subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def in_background(*arguments: str, environment: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-m", "encore.cli.app", *arguments], subprocess.PIPE
+    variables = {**os.environ, **environment}
+    return subprocess.Popen(command, cwd=paths.ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,12 @@ class Started:
     def end(self) -> tuple[int, str]:
         output, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, output
+
+    def ended(self, code: int) -> str:
+        # What it printed until it ended, as it must, with this exit code
+        found, output = self.end()
+        assert found == code, output
+        return output
 
 
 def resumed_as_printed(output: str) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,6 @@ from tests.conftest import TINY, Encore, Study
 from tests.run_folders import PREPARED, made
 from tests.slurm.jobs import in_queue, job
 from tests.trainings import (
-    PATIENCE,
     Started,
     assert_none_left,
     assert_same_run,
@@ -53,13 +52,11 @@ def shown(encore: Encore, results: Path) -> dict[str, Any]:
 
 
 def cancelled_output(run: Path, suspended: Sequence[psutil.Process]) -> str:
-    child = in_background("cancel", str(run))
+    cancel = Started(in_background("cancel", str(run)), run.parent)
     wait_until(lambda: all(is_told(rank, signal.SIGTERM) for rank in suspended), "SIGTERM to the ranks")
     for rank in suspended:
         rank.resume()
-    output, _ = child.communicate(timeout=PATIENCE)
-    assert child.returncode == 0, output
-    return output
+    return cancel.ended(0)
 
 
 # -- real runs ------------------------------------------------------------------------------------------
@@ -77,19 +74,17 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
     assert (row["state"], row["epochs"], row["job"], row["targets"]) == ("running", 2, None, {"accuracy": 1.0})
     assert row["seconds"] > 0
 
-    left, watching = (in_background("follow", *words, "--results", str(tmp_path)) for words in ((), (run.name,)))
-    begun = [next(line for line in each.stdout or () if "epoch" in line) for each in (left, watching)]
-    left.send_signal(signal.SIGINT)
-    output, _ = left.communicate(timeout=PATIENCE)
-    assert left.returncode == ExitCode.INTERRUPTED, output
-    assert "it continues" in output and started.process.poll() is None
+    following = (in_background("follow", *words, "--results", str(tmp_path)) for words in ((), (run.name,)))
+    left, watching = (Started(each, tmp_path) for each in following)
+    begun = [next(line for line in each.process.stdout or () if "epoch" in line) for each in (left, watching)]
+    left.process.send_signal(signal.SIGINT)
+    assert "it continues" in left.ended(ExitCode.INTERRUPTED) and started.process.poll() is None
 
     said = cancelled_output(run, ranks)
     assert "a checkpoint was written" in said and f"encore run --resume {run}" in said
-    assert started.end()[0] == ExitCode.INTERRUPTED
+    started.ended(ExitCode.INTERRUPTED)
     assert_none_left(ranks)
-    output, _ = watching.communicate(timeout=PATIENCE)
-    assert watching.returncode == ExitCode.INTERRUPTED, output
+    watching.ended(ExitCode.INTERRUPTED)
     assert all("experiment 1/1: epoch 2/2" in text for text in begun), begun
 
     row = shown(encore, tmp_path)
