@@ -238,11 +238,11 @@ def _as_json(folder: run_folder.RunFolder, judgements: list[judge.Judgement], co
                 "number": each.number,
                 "status": each.state.status,
                 "reason": each.state.reason,
-                "seed": each.figures.seed,
-                "minutes": each.figures.minutes,
-                "epochs": each.figures.epochs,
-                "qualities": dict(each.figures.qualities),
-                "targets": dict(each.figures.targets),
+                "seed": each.seed,
+                "minutes": each.minutes,
+                "epochs": each.epochs,
+                "qualities": dict(each.qualities),
+                "targets": dict(each.targets),
                 "compliance": each.compliance.as_json() if each.compliance else None,
             }
             for each in judgements
@@ -257,16 +257,16 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
         (
             each.number + 1,
             text(each.state.status.replace("_", " "), COLOURS.get(each.state.status, "red")),
-            None if each.figures.minutes is None else live.clock(each.figures.minutes * 60),
-            f"{each.figures.epochs:.4g}",
-            with_names(each.figures.qualities),
-            with_names(each.figures.targets, "g"),
+            None if each.minutes is None else live.clock(each.minutes * 60),
+            f"{each.epochs:.4g}",
+            with_names(each.qualities),
+            with_names(each.targets, "g"),
             _compliance(each),
         )
         for each in judgements
     )
     show(screen, title, columns, rows, least=("log", "epochs"))
-    if any(each.figures.resumed and each.figures.minutes is not None for each in judgements):
+    if any(each.resumed and each.minutes is not None for each in judgements):
         screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
         _print_findings(screen, each)

@@ -14,15 +14,18 @@ from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFold
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class Judgement:
     """How far an experiment came: by its log once it has finished, by its metrics stream before."""
 
+    number: int
+    state: ExperimentState
     log: RunLog | None  # None before it has finished
     epochs: float
     planned_epochs: int
     qualities: Mapping[str, float]  # The evaluation that met the targets, else the last one
     targets: Mapping[str, float]
     resumed: bool  # Whether it resumed from a checkpoint: its minutes then include the time in between
+    compliance: ComplianceReport | None
 
     @property
     def seed(self) -> int | None:
@@ -33,36 +36,24 @@ class Figures:
         return self.log.minutes if self.log else None
 
 
-@dataclass(frozen=True)
-class Judgement:
-    number: int
-    state: ExperimentState
-    figures: Figures
-    compliance: ComplianceReport | None
-
-
-def figures(experiment: Experiment, benchmark: catalogue.Benchmark) -> Figures:
-    # How far an experiment came; minutes, epochs and qualities of a finished one are its log's.
-    progress = read_progress(experiment.metrics)
-    finished = experiment.state().status in FINISHED and experiment.result.exists()
+def judge_experiment(experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None = None) -> Judgement:
+    # Minutes, epochs and qualities of a finished one are its log's, which is checked where there is a ruleset.
+    progress, state = read_progress(experiment.metrics), experiment.state()
+    finished = state.status in FINISHED and experiment.result.exists()
     log = read_run(experiment.result) if finished else None
     length = length_of(log) if log else None
     epochs = length.value if length and length.unit == "epochs" else float(progress.epoch)
-    return Figures(
+    return Judgement(
+        number=experiment.number,
+        state=state,
         log=log,
         epochs=int(epochs) if epochs.is_integer() else epochs,
         planned_epochs=progress.epochs,
         qualities=benchmark.named(log.best_quality) if log else progress.qualities,
         targets=benchmark.targets(files.read_json(experiment.config)),
         resumed=progress.starts > 1,
+        compliance=check(experiment.result, ruleset) if log and ruleset else None,
     )
-
-
-def judge_experiment(experiment: Experiment, benchmark: catalogue.Benchmark, ruleset: str | None) -> Judgement:
-    # Judge an experiment by its log; not checked: one that has not finished, and without a ruleset.
-    found = figures(experiment, benchmark)
-    compliance = check(experiment.result, ruleset) if found.log and ruleset else None
-    return Judgement(experiment.number, experiment.state(), found, compliance)
 
 
 def judge(run: RunFolder) -> list[Judgement]:

@@ -160,7 +160,9 @@ def write_log_header(path: Path, configuration: Configuration, machine: node.Nod
     from mlperf_logging.mllog.mllog import MLLogger
 
     benchmark, round_name = configuration.choice.benchmark.name, configuration.system.round
-    platform = platform_name(configuration, machine)
+    on_gpus = configuration.get("device") == "gpu" and bool(machine.gpus)
+    each = f"x {machine.gpus[0].name}" if on_gpus else f"ranks on {machine.cpu}"
+    platform = f"{configuration.ranks} {each}"
     events: dict[str, Any] = {
         constants.SUBMISSION_BENCHMARK: benchmark,
         constants.SUBMISSION_ORG: "Encore",
@@ -190,9 +192,3 @@ def write_log_header(path: Path, configuration: Configuration, machine: node.Nod
                 log.event(key, value)
     finally:
         handler.close()
-
-
-def platform_name(configuration: Configuration, machine: node.Node) -> str:
-    if configuration.get("device") == "gpu" and machine.gpus:
-        return f"{configuration.ranks} x {machine.gpus[0].name}"
-    return f"{configuration.ranks} ranks on {machine.cpu}"

@@ -188,7 +188,7 @@ def _progress(row: Row) -> Row:
         return row
     with contextlib.suppress(*DAMAGE):
         experiment = Experiment(row.experiment, row.run / f"experiment_{row.experiment}")
-        seen = judge.figures(experiment, catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark)
+        seen = judge.judge_experiment(experiment, catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark)
         if seen.planned_epochs:
             row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
             return replace(row, qualities=seen.qualities, targets=seen.targets)

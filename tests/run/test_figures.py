@@ -80,8 +80,7 @@ def test_finished_run_shows_what_its_log_says(tmp_path: Path) -> None:
     # The stream is a step behind: it misses the last evaluation.
     stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
     experiment = made(tmp_path, "reached", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
-    (judged,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
-    found = judged.figures
+    (found,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
     assert (found.minutes, found.epochs, found.planned_epochs) == (pytest.approx(40.0), 8, 12)
     assert (found.qualities, found.targets) == ({"accuracy": 0.7605}, {"accuracy": 0.759})
     (row,) = status.overview(tmp_path, status.Queue(), None)
@@ -91,7 +90,7 @@ def test_finished_run_shows_what_its_log_says(tmp_path: Path) -> None:
 def test_unfinished_run_shows_its_stream(tmp_path: Path) -> None:
     stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
     experiment = made(tmp_path, "interrupted", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
-    found = judge.figures(experiment, catalogue.choose("resnet").benchmark)
+    found = judge.judge_experiment(experiment, catalogue.choose("resnet").benchmark)
     assert (found.minutes, found.log, found.qualities) == (None, None, {"accuracy": 0.3})
     (row,) = status.overview(tmp_path, status.Queue(), None)
     assert describe(row) == "epoch 1/12  quality 0.3000 of 0.759"
@@ -106,7 +105,7 @@ def test_two_qualities_are_read_from_a_log_by_their_names_there(tmp_path: Path) 
     )
     experiment = made(tmp_path, "reached", log, start(BOX_AND_MASK))
     files.write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
-    found = judge.figures(experiment, of_two_qualities())
+    found = judge.judge_experiment(experiment, of_two_qualities())
     read = ({"box": 0.381, "mask": 0.3435}, BOX_AND_MASK, pytest.approx(40.0))
     assert (found.qualities, found.targets, found.minutes) == read
 
