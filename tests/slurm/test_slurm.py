@@ -24,6 +24,7 @@ from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node, processes
 from encore.machine.fitness import Need
+from encore.machine.preflight import Check
 from encore.run import ownership, planning, run_folder, runner, submission, supervise
 from encore.run.planning import Request
 from encore.run.run_folder import ExperimentState, RunFolder
@@ -506,9 +507,7 @@ def test_a_node_that_lacks_something_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     missing = Need("readable", str(tmp_path / "dataset.json"), "copy it there")
     assert step.check_nodes(2, [Need("readable", str(tmp_path), "")]) == []
-    found = step.check_nodes(2, [missing])
-    assert [check.name for check in found] == ["node n1", "node n2"]
-    assert found[0].found == f"{tmp_path}/dataset.json cannot be read"
-    assert found[0].hint == "copy it there; or leave the node out: sbatch --exclude=NODE"
+    what = (f"{tmp_path}/dataset.json cannot be read", "copy it there; or leave the node out: sbatch --exclude=NODE")
+    assert step.check_nodes(2, [missing]) == [Check("FAIL", f"node {name}", *what) for name in ("n1", "n2")]
     with pytest.raises(EncoreError, match="1 of 3 nodes cannot start"):
         step.check_nodes(3, [])
