@@ -74,9 +74,7 @@ def rank_environment(
         variables |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     if configuration.get("precision") == "fp32":
         variables |= catalogue.framework(configuration.choice.implementation.framework).fp32
-    variables.update({name: each.value for name, each in configuration.environment.items()})
-    variables.update(extra)
-    return variables
+    return {**variables, **{name: each.value for name, each in configuration.environment.items()}, **extra}
 
 
 def training_job(

@@ -108,20 +108,24 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
         name = ["--label", f"{LABEL}={container.name}"]
         wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
         cleanup = (*job.launch.everywhere, sys.executable, "-m", "encore.machine.on_node", "remove-containers", wanted)
-    # Heartbeats carry process number and host name. The host's name must lead to an address, for a single rank too:
-    # Gloo looks itself up. No TTY: the output goes to a file.
-    shared = ["--pull", "never", "--workdir", CODE, "--pid", "host", "--uts", "host", "--network", "host"]
-    # Ranks of one node talk through /dev/shm, NCCL as well as DALI's processes.
-    shared += ["--ipc", "host"] if job.ranks > 1 else ["--shm-size", "1g"]
-    shared += ["--ulimit", f"stack={STACK_BYTES}"]
-    # Pinned memory for GPUs and adapters; an engine without the right to raise limits refuses the option.
-    if (job.gpus or container.infiniband) and not container.rootless:
-        shared += ["--ulimit", "memlock=-1"]
-    shared += [word for device in container.infiniband for word in ("--device", device)]
-    for mount in job.mounts:
-        read_only = ",readonly" if mount.read_only else ""
-        shared += ["--mount", f"type=bind,source={mount.source},target={mount.target}{read_only}"]
-    shared += [*_named(job, _inside(job, container)), *options, *(GPU_OPTIONS[gpu_access] if job.gpus else [])]
+    pins_memory = bool(job.gpus or container.infiniband)
+    read_only = {True: ",readonly", False: ""}
+    mounts = (f"type=bind,source={m.source},target={m.target}{read_only[m.read_only]}" for m in job.mounts)
+    shared = [
+        # Heartbeats carry process number and host name. The host's name must lead to an address, for a single rank too:
+        # Gloo looks itself up. No TTY: the output goes to a file.
+        *("--pull", "never", "--workdir", CODE, "--pid", "host", "--uts", "host", "--network", "host"),
+        # Ranks of one node talk through /dev/shm, NCCL as well as DALI's processes.
+        *(("--ipc", "host") if job.ranks > 1 else ("--shm-size", "1g")),
+        *("--ulimit", f"stack={STACK_BYTES}"),
+        # Pinned memory for GPUs and adapters; an engine without the right to raise limits refuses the option.
+        *(("--ulimit", "memlock=-1") if pins_memory and not container.rootless else ()),
+        *(word for device in container.infiniband for word in ("--device", device)),
+        *(word for mount in mounts for word in ("--mount", mount)),
+        *_named(job, _inside(job, container)),
+        *options,
+        *(GPU_OPTIONS[gpu_access] if job.gpus else ()),
+    ]
     argv = [*job.launch.outer, program, "run", "--rm", *name, *shared, container.image, *job.argv]
     return _command(engine, argv, _client(job, container), cleanup)
 
@@ -135,12 +139,14 @@ def docker(job: Job, container: Container) -> Command:
 
 def podman(job: Job, container: Container) -> Command:
     """Return the job as ``podman run``; results belong to the caller."""
-    # SELinux (Red Hat) denies a container the caller's folders and the GPUs unless it is set not to.
-    options = ["--user", f"{container.user}:{container.group}", "--security-opt", "label=disable"]
-    # The caller keeps his number inside, so that what he writes there is his outside.
-    options += ["--userns", "keep-id"] if container.rootless else []
-    # Else Podman asks for a million of each, which the kernel refuses to whoever may not raise limits.
-    options += [word for name, most in container.limits.items() for word in ("--ulimit", f"{name}={most}:{most}")]
+    options = [
+        # SELinux (Red Hat) denies a container the caller's folders and the GPUs unless it is set not to.
+        *("--user", f"{container.user}:{container.group}", "--security-opt", "label=disable"),
+        # The caller keeps his number inside, so that what he writes there is his outside.
+        *(("--userns", "keep-id") if container.rootless else ()),
+        # Else Podman asks for a million of each, which the kernel refuses to whoever may not raise limits.
+        *(word for name, most in container.limits.items() for word in ("--ulimit", f"{name}={most}:{most}")),
+    ]
     # Podman knows GPUs through the Container Device Interface alone.
     return _oci("podman", job, container, options, "cdi")
 
@@ -149,10 +155,9 @@ def apptainer(job: Job, container: Container) -> Command:
     """Return the job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
     inside = _inside(job, container)
     # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
-    options = [*([] if job.launch.outer else ["--cleanenv"]), "--home", inside.pop("HOME"), "--pwd", CODE]
-    options += ["--nv"] if job.gpus else []
-    for mount in job.mounts:
-        options += ["--bind", f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}"]
+    options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", inside.pop("HOME"), "--pwd", CODE]
+    mounts = (f"{each.source}:{each.target}:{'ro' if each.read_only else 'rw'}" for each in job.mounts)
+    options += [*(("--nv",) if job.gpus else ()), *(word for mount in mounts for word in ("--bind", mount))]
     argv = [*job.launch.outer, container.program or "apptainer", "run", *options, container.image, *job.argv]
     # Apptainer hands APPTAINERENV_X on as X; --cleanenv stops everything else.
     passed = {f"APPTAINERENV_{name}": value for name, value in {**job.environment, **inside}.items()}
@@ -161,11 +166,10 @@ def apptainer(job: Job, container: Container) -> Command:
 
 def enroot(job: Job, container: Container) -> Command:
     """Return the job as ``enroot start``, by the caller himself: network, memory and processes are the host's."""
-    options = []
-    for mount in job.mounts:
-        flags = "x-create=dir,rbind" + (",ro" if mount.read_only else "")
-        options += ["--mount", f"{mount.source}:{mount.target}:none:{flags}"]
-    options += _named(job, {**_inside(job, container), **_visible_to_enroot(job)})
+    flags = {True: "x-create=dir,rbind,ro", False: "x-create=dir,rbind"}
+    mounts = (f"{mount.source}:{mount.target}:none:{flags[mount.read_only]}" for mount in job.mounts)
+    named = _named(job, {**_inside(job, container), **_visible_to_enroot(job)})
+    options = (*(word for mount in mounts for word in ("--mount", mount)), *named)
     argv = [*job.launch.outer, container.program or "enroot", "start", *options, container.image, *job.argv]
     return _command("enroot", argv, _client(job, container))
 
@@ -195,15 +199,18 @@ def host(job: Job, python: Path, caller: Mapping[str, str], given: bool = False)
     ``given`` by the user may have its programs and packages anywhere: it is named by its file, starts launchers as
     modules, and keeps the caller's PYTHONPATH, by which environment modules work.
     """
-    environment = {name: caller[name] for name in PASSED_ON if name in caller} | caller_name(caller)
-    environment["PATH"] = os.pathsep.join([str(python.parent), caller.get("PATH", os.defpath)])
-    environment["PYTHONPATH"] = str(paths.ROOT)
+    own_path = caller.get("PYTHONPATH") if given else None
+    environment = {
+        **{name: caller[name] for name in PASSED_ON if name in caller},
+        **caller_name(caller),
+        "PATH": os.pathsep.join([str(python.parent), caller.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(paths.ROOT), own_path))),
+        **job.environment,
+    }
     words = job.argv
     if given:
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(paths.ROOT), caller.get("PYTHONPATH"))))
         modules = {name: (str(python), "-m", module) for name, module in MODULES.items()}
         programs = {**modules, "python": (str(python),)}
         words = tuple(part for word in words for part in programs.get(word, (word,)))
-    environment.update(job.environment)
     exported = [word for name in sorted(environment) for word in (*job.launch.export, name) if job.launch.export]
     return _command("host", [*job.launch.outer, *exported, *words], environment)

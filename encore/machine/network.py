@@ -48,13 +48,13 @@ class Network:
 # -- choice ------------------------------------------------------------------------------------------------
 
 
-def best_interface(interfaces: Iterable[Interface]) -> Interface | None:
-    """Return the interface for TCP: IP over InfiniBand, then the default route's, then the fastest."""
+def best_interface(interfaces: Iterable[Interface]) -> str:
+    """Return the name of the interface for TCP: IP over InfiniBand, then the default route's, then the fastest."""
 
     def rank(each: Interface) -> tuple[bool, bool, int, str]:
         return (each.type != INFINIBAND, not each.is_default, -each.megabits, each.name)
 
-    return min(interfaces, key=rank, default=None)
+    return next((each.name for each in sorted(interfaces, key=rank)), "")
 
 
 def best_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
@@ -70,22 +70,13 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
     """Return settings of NCCL, Gloo, UCX and OpenMPI; on one node TCP stays on the loopback."""
     if nodes == 1:
         return {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-    found: dict[str, str] = {}
-    interface = best_interface(network.interfaces)
-    if interface is not None:
-        # "=" asks NCCL for this name and none that begins with it.
-        found["NCCL_SOCKET_IFNAME"] = f"={interface.name}"
-        found["GLOO_SOCKET_IFNAME"] = interface.name
-        found["UCX_NET_DEVICES"] = interface.name
-        # Else OpenMPI also tries the bridges of container engines, which every node has under the same
-        # address, and hangs.
-        found["OMPI_MCA_btl_tcp_if_include"] = interface.name
-    ports = best_ports(network.ports)
-    if ports:
-        adapters = ",".join(map(str, ports))
-        found["NCCL_IB_HCA"] = f"={adapters}"
-        found["UCX_NET_DEVICES"] = adapters
-    return found
+    interface, adapters = best_interface(network.interfaces), ",".join(map(str, best_ports(network.ports)))
+    # OpenMPI would also try the bridges of container engines, which every node has under the same address, and hang.
+    by_name = ("GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include")
+    # "=" asks NCCL for this name and none that begins with it.
+    over_tcp = {"NCCL_SOCKET_IFNAME": f"={interface}", **dict.fromkeys(by_name, interface)} if interface else {}
+    over_adapters = {"NCCL_IB_HCA": f"={adapters}", "UCX_NET_DEVICES": adapters} if adapters else {}
+    return {**over_tcp, **over_adapters}
 
 
 # -- reading -----------------------------------------------------------------------------------------------

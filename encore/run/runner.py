@@ -103,18 +103,18 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     server = links.this_server(plan.machine).as_json()
 
     def content(path: Path) -> dict[str, Any]:
-        command = render(plan, path / "experiment_0")
-        target = (plan.target.runtime, plan.target.as_json())
-        facts = passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target)
-        facts["links"] = server
-        facts["weights"] = trained
-        facts["drop_caches"] = plan.drop_caches
-        facts["extra_environment"] = passport.redact(plan.extra_environment)
-        facts["hosts"] = [asdict(host) for host in plan.hosts]
-        facts["launcher"] = plan.launcher
-        facts["python"] = plan.target.python_json()
-        facts["slurm"] = plan.allocation.as_json() if plan.allocation else None
-        return facts
+        command, target = render(plan, path / "experiment_0"), (plan.target.runtime, plan.target.as_json())
+        return {
+            **passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target),
+            "links": server,
+            "weights": trained,
+            "drop_caches": plan.drop_caches,
+            "extra_environment": passport.redact(plan.extra_environment),
+            "hosts": [asdict(host) for host in plan.hosts],
+            "launcher": plan.launcher,
+            "python": plan.target.python_json(),
+            "slurm": plan.allocation.as_json() if plan.allocation else None,
+        }
 
     system = passport.system_description(plan.configuration, plan.machine, software(plan))
     config = plan.configuration.plain()

@@ -177,15 +177,16 @@ def check_partition(prepared: Prepared) -> preflight.Check:
 def checks(prepared: Prepared) -> list[preflight.Check]:
     # What can be seen from a login node: the partition, the data set, the results folder, the image file.
     commands.require()
-    plan = prepared.plan
-    found = [check_partition(prepared)]
-    if not plan.makes_small_data or (plan.data / data.PASSPORT).exists():
-        found.append(preflight.check_data_set(plan.configuration, plan.data)[0])
-    found += preflight.check_weights(plan.configuration, plan.data)
-    found.append(preflight.check_results(plan.results, resumes=bool(prepared.submission.resumes)))
-    if plan.target.problem is not None and plan.target.runtime in ("apptainer", "enroot", "pyxis"):
-        found.append(preflight.Check.of(plan.target.problem, plan.target.runtime))
-    return found
+    plan, target = prepared.plan, prepared.plan.target
+    is_there = not plan.makes_small_data or (plan.data / data.PASSPORT).exists()
+    no_image = target.problem if target.runtime in ("apptainer", "enroot", "pyxis") else None
+    return [
+        check_partition(prepared),
+        *([preflight.check_data_set(plan.configuration, plan.data)[0]] if is_there else []),
+        *preflight.check_weights(plan.configuration, plan.data),
+        preflight.check_results(plan.results, resumes=bool(prepared.submission.resumes)),
+        *([preflight.Check.of(no_image, target.runtime)] if no_image is not None else []),
+    ]
 
 
 def submit(prepared: Prepared) -> str:

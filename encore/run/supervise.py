@@ -233,10 +233,12 @@ def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: 
     if child.poll() is None and child.args[0] in ("srun", "mpirun"):  # type: ignore[index, operator]
         # SIGTERM to it kills the ranks on all nodes; killed itself, it would leave those elsewhere.
         processes.end([psutil.Process(child.pid)], grace_seconds=SRUN_SECONDS)
-    left = processes.family(child.pid) if child.poll() is None else []
-    # What a launcher leaves that was killed itself is this process's by now.
-    left += [process for process in processes.family(os.getpid()) if process.pid not in others]
-    left += processes.rank_processes(experiment.folder / "heartbeat")
+    left = [
+        *(processes.family(child.pid) if child.poll() is None else ()),
+        # What a launcher leaves that was killed itself is this process's by now.
+        *(process for process in processes.family(os.getpid()) if process.pid not in others),
+        *processes.rank_processes(experiment.folder / "heartbeat"),
+    ]
     processes.end(left, grace_seconds=1.0)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=5)
