@@ -21,9 +21,12 @@ NAME = "encore"  # what slurm/run.sub calls its jobs; ``encore submit`` adds the
 COMMENT = "encore:"  # begins the comment of Encore's jobs; their results folder follows
 RESUMES = "|"  # comes after it where the job resumes a run; the name of its folder follows
 SEPARATOR = "\x1f"  # unit separator: the fields before the job's name, which is free text, never hold it
-# Array task, own number, state, nodes, time used, submission, user, partition, reason, comment, name (squeue(1)).
-FIELDS = ("%i", "%A", "%T", "%D", "%M", "%V", "%u", "%P", "%r", "%k", "%j")
-# The same of sacct(1).
+# The fields of a Job by their letters in squeue(1); the job's name is the last.
+FIELDS = {
+    "%i": "name", "%A": "number", "%T": "state", "%D": "nodes", "%M": "seconds", "%V": "submitted", "%u": "user",
+    "%P": "partition", "%r": "reason", "%k": "comment", "%j": "title",
+}  # fmt: skip
+# The same by sacct(1).
 ACCOUNTED = "JobID,JobIDRaw,State,NNodes,Elapsed,Submit,User,Partition,Reason,Comment,JobName"
 # squeue draws the waiting tasks of an array together without --array.
 SQUEUE = ("squeue", "--noheader", "--array", "--states=all", f"--format={SEPARATOR.join(FIELDS)}")
@@ -249,25 +252,12 @@ def accounted() -> list[Job]:
 
 
 def parse(text: str) -> list[Job]:
-    names = (
-        "name",
-        "number",
-        "state",
-        "nodes",
-        "seconds",
-        "submitted",
-        "user",
-        "partition",
-        "reason",
-        "comment",
-        "title",
-    )
     rows = (line.split(SEPARATOR, len(FIELDS) - 1) for line in text.split("\n"))
     jobs = []
     for row in rows:
         if len(row) == len(FIELDS) and re.match(r"\d", row[0]):
             plain = ("" if each.strip() in ("None", "(null)") else each.strip() for each in row)
-            fields: dict[str, Any] = dict(zip(names, plain, strict=True))
+            fields: dict[str, Any] = dict(zip(FIELDS.values(), plain, strict=True))
             # sacct prints "CANCELLED by 1000".
             fields["state"] = fields["state"].partition(" ")[0]
             fields["nodes"] = int(fields["nodes"]) if fields["nodes"].isdigit() else 0
