@@ -31,9 +31,6 @@ class EncoreError(Exception):
         self.exit_code = exit_code
 
     def __str__(self) -> str:
-        parts = [self.found]
-        if self.expected:
-            parts.append(f"expected: {self.expected}")
-        if self.hint:
-            parts.append(f"hint: {self.hint}")
-        return "\n  ".join(parts)
+        expected = f"expected: {self.expected}" if self.expected else ""
+        hint = f"hint: {self.hint}" if self.hint else ""
+        return "\n  ".join(filter(None, (self.found, expected, hint)))

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from encore import catalogue, environment, paths
-from encore.containers import building, images
+from encore.containers import building, engines, images
 from encore.errors import EncoreError
 from encore.run import image_test
 from encore.run.passport import SECRET
@@ -134,6 +135,18 @@ def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
     folder = paths.ROOT / "build" / "wheels" / "pytorch"
     assert options == {"--python-version": building.PLATFORM["python"], "--dest": str(folder)}
     assert "!build/wheels" in (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_build_has_pips_settings_but_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the environment says wins over pip's files, as for pip
+    listed = (
+        ":env:.index-url='https://own/simple'\nglobal.extra-index-url='file:///one\\nhttps://two'\n"
+        "global.find-links='/wheels'\nglobal.index-url='https://other/simple'\n"
+    )
+    monkeypatch.setattr(engines, "ask", lambda command: SimpleNamespace(stdout=listed))
+    monkeypatch.setenv("SSL_CERT_FILE", "/certificates.crt")
+    settings = {"cert": "/certificates.crt", "extra-index-url": "https://two", "index-url": "https://own/simple"}
+    assert building.pip_settings() == settings
 
 
 def test_list_shows_the_catalogue(encore: Encore) -> None:
