@@ -109,8 +109,10 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
         wanted = json.dumps({"engine": program, "label": f"{LABEL}={container.name}"})
         cleanup = (*job.launch.everywhere, sys.executable, "-m", "encore.machine.on_node", "remove-containers", wanted)
     pins_memory = bool(job.gpus or container.infiniband)
-    read_only = {True: ",readonly", False: ""}
-    mounts = (f"type=bind,source={m.source},target={m.target}{read_only[m.read_only]}" for m in job.mounts)
+    mounts = (
+        f"type=bind,source={each.source},target={each.target}{',readonly' if each.read_only else ''}"
+        for each in job.mounts
+    )
     shared = [
         # Heartbeats carry process number and host name. The host's name must lead to an address, for a single rank too:
         # Gloo looks itself up. No TTY: the output goes to a file.
@@ -166,8 +168,9 @@ def apptainer(job: Job, container: Container) -> Command:
 
 def enroot(job: Job, container: Container) -> Command:
     """Return the job as ``enroot start``, by the caller himself: network, memory and processes are the host's."""
-    flags = {True: "x-create=dir,rbind,ro", False: "x-create=dir,rbind"}
-    mounts = (f"{mount.source}:{mount.target}:none:{flags[mount.read_only]}" for mount in job.mounts)
+    mounts = (
+        f"{each.source}:{each.target}:none:x-create=dir,rbind{',ro' if each.read_only else ''}" for each in job.mounts
+    )
     named = _named(job, {**_inside(job, container), **_visible_to_enroot(job)})
     options = (*(word for mount in mounts for word in ("--mount", mount)), *named)
     argv = [*job.launch.outer, container.program or "enroot", "start", *options, container.image, *job.argv]

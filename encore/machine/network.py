@@ -71,7 +71,8 @@ def variables(network: Network, nodes: int) -> dict[str, str]:
     if nodes == 1:
         return {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
     interface, adapters = best_interface(network.interfaces), ",".join(map(str, best_ports(network.ports)))
-    # OpenMPI would also try the bridges of container engines, which every node has under the same address, and hang.
+    # Without a name OpenMPI also tries the bridges of container engines, which every node has under the same address,
+    # and hangs.
     by_name = ("GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include")
     # "=" asks NCCL for this name and none that begins with it.
     over_tcp = {"NCCL_SOCKET_IFNAME": f"={interface}", **dict.fromkeys(by_name, interface)} if interface else {}
