@@ -32,7 +32,6 @@ LOCK = ".owner.lock"
 RENEWED_SECONDS = 5.0  # An owner touches its record so often
 # A record of another host that does not change for so long has no owner; NFS shows a change after up to 60 s.
 SILENT_SECONDS = 90.0
-CLOCKS_APART_SECONDS = 3600.0  # Clocks of two hosts differ by less: a record that seems older has no owner
 WATCH_SECONDS = 0.5  # Between two looks at such a record
 _silent: set[str] = set()  # Tokens of owners that were watched for so long in vain: nobody waits for them twice
 
@@ -110,18 +109,6 @@ def is_run_here(experiment: Experiment) -> bool:
     return owner is not None and owner.host == platform.node() and _is_process(owner)
 
 
-def has_living_owner(experiment: Experiment) -> bool:
-    """Return whether the owner of an experiment lives, without a long wait where the clocks of two hosts may differ."""
-    owner = _read(experiment)
-    if owner is None or owner.host == platform.node():
-        alive = owner is not None and _is_process(owner)
-        return alive or bool(processes.rank_processes(experiment.folder / "heartbeat"))
-    silent = abs(time.time() - _stamp(experiment) / 1e9)
-    if SILENT_SECONDS < silent < CLOCKS_APART_SECONDS:
-        return _renews(owner, experiment, 2 * RENEWED_SECONDS)
-    return silent <= SILENT_SECONDS
-
-
 def _refuse(experiment: Experiment, job: str) -> None:
     owner = _read(experiment)
     how = "" if owner is None else _lives(owner, experiment, job)
@@ -164,18 +151,15 @@ def _lives(owner: Owner, experiment: Experiment, job: str) -> str:
             if not alive:
                 return ""
             return "waits in the queue to resume" if all(each.waits for each in alive) else "is running"
-    if owner.token in _silent:
-        return ""
-    print(f"{owner} has this run: waiting up to {SILENT_SECONDS:g} s to see whether it lives", file=sys.stderr)
-    if _renews(owner, experiment, SILENT_SECONDS):
-        return "is running"
-    _silent.add(owner.token)
-    return ""
+    return "is running" if _renews(owner, experiment) else ""
 
 
-def _renews(owner: Owner, experiment: Experiment, seconds: float) -> bool:
+def _renews(owner: Owner, experiment: Experiment) -> bool:
     # Whether the record of another host's process changes while it is watched.
-    first, end = _stamp(experiment), time.monotonic() + seconds
+    if owner.token in _silent:
+        return False
+    first, end = _stamp(experiment), time.monotonic() + SILENT_SECONDS
+    print(f"{owner} has this run: waiting up to {SILENT_SECONDS:g} s to see whether it lives", file=sys.stderr)
     while time.monotonic() < end:
         time.sleep(WATCH_SECONDS)
         found = _read(experiment)
@@ -183,6 +167,7 @@ def _renews(owner: Owner, experiment: Experiment, seconds: float) -> bool:
             return True
         if found is None and not (experiment.folder / RECORD).exists():
             return False
+    _silent.add(owner.token)
     return False
 
 

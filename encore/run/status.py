@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import pwd
 import re
 import time
@@ -25,6 +26,11 @@ State = Literal[
 ]  # fmt: skip
 ALIVE: tuple[State, ...] = ("queued", "starting", "running")
 
+SILENT_SECONDS = 15.0  # A run on this machine writes telemetry once a second; one that is silent for so long has ended
+# The same for another machine, whose files are seen late over the network (NFS: up to 60 s).
+SILENT_SECONDS_ELSEWHERE = 90.0
+CLOCKS_APART_SECONDS = 3600.0  # Clocks of two machines differ by less: a run that seems silent for less is watched
+WATCH_SECONDS = 3.0  # A living rank renews its heartbeat in less
 UNSUPERVISED = "its encore run was killed and its ranks still run: encore cancel ends them"
 # End of a run folder's name in a Slurm job; a job with several runs numbers them.
 JOB_MARK = re.compile(r"-job(\d+)(?:-\d+)?$")
@@ -156,7 +162,7 @@ def verdict(experiment: Experiment, job: Job | None, answers: bool) -> tuple[Sta
             return ("running", UNSUPERVISED) if left else ("lost", _why_lost(state, job))
         # PrivateData in slurm.conf hides other users' jobs: then a job that is not shown may run.
         ended = bool(state.job) and answers and (job is None or job.has_ended)
-        if in_job or ((unseen or not ended) and ownership.has_living_owner(experiment)):
+        if in_job or ((unseen or not ended) and is_alive(experiment)):
             return "running", ""
         return "lost", _why_lost(state, job)
     # An interrupted experiment in a job that runs is on its way out, or resumes after a requeue.
@@ -180,6 +186,29 @@ def _owner(path: Path) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return str(number)
+
+
+def _activities(experiment: Experiment) -> list[float]:
+    # The Unix times of heartbeats and records.
+    times = [max(beat.time, beat.alive) for beat in processes.heartbeats(experiment.folder / "heartbeat")]
+    for name in ("telemetry.jsonl", "state.json", "metrics.jsonl"):
+        with contextlib.suppress(OSError):
+            times.append((experiment.folder / name).stat().st_mtime)
+    return times
+
+
+def is_alive(experiment: Experiment) -> bool:
+    folder = experiment.folder / "heartbeat"
+    if processes.rank_processes(folder):
+        return True
+    is_here, seen = {beat.host for beat in processes.heartbeats(folder)} == {platform.node()}, _activities(experiment)
+    silent = abs(time.time() - max(seen, default=0.0))
+    if is_here or silent < SILENT_SECONDS_ELSEWHERE or silent > CLOCKS_APART_SECONDS:
+        return silent < (SILENT_SECONDS if is_here else SILENT_SECONDS_ELSEWHERE)
+    end = time.monotonic() + WATCH_SECONDS
+    while _activities(experiment) == seen and time.monotonic() < end:
+        time.sleep(WATCH_SECONDS / 10)
+    return _activities(experiment) != seen
 
 
 def _progress(row: Row) -> Row:
@@ -245,10 +274,13 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
     reached = sum(state == "reached" for _, _, state, _ in found)
     experiment, name, state, reason = _decisive(found)
     states = [each.state() for each in experiments]
-    job, end = jobs.find(name), time.time()
-    if state not in ALIVE:
-        records = [each.folder / file for each in experiments for file in ("telemetry.jsonl", "state.json")]
-        end = max((path.stat().st_mtime for path in records if path.exists()), default=0.0)
+    job, end = jobs.find(name), time.time() if state in ALIVE else 0.0
+    if state == "queued" and job is not None:
+        seconds: float | None = end - job.submitted_at
+    else:
+        seconds = _seconds(
+            states, end or max((time for each in experiments for time in _activities(each)), default=0.0)
+        )
     return Row(
         state=state,
         when=made(folder.path),
@@ -259,7 +291,7 @@ def _row(folder: RunFolder, experiments: Sequence[Experiment], jobs: Queue) -> R
         experiments=len(folder.experiments()),
         reached=reached,
         nodes=folder.passport().get("nodes"),
-        seconds=end - job.submitted_at if state == "queued" and job is not None else _seconds(states, end),
+        seconds=seconds,
         user=_owner(folder.path),
         benchmark=str(folder.passport()["name"]),
         partition=job.partition if job else str((folder.passport().get("slurm") or {}).get("partition") or ""),

@@ -142,7 +142,7 @@ BROKEN = ExperimentState(
         (RUNNING, job("12", "COMPLETING"), True, ("running", "")),
         (RUNNING, job("12", "TIMEOUT"), True, ("lost", "Slurm: TIMEOUT")),
         (RUNNING, None, True, ("lost", "job 12 is no longer there")),
-        # The controller is silent, but the run has an owner.
+        # The controller is silent, but the state file was written a moment ago.
         (RUNNING, None, False, ("running", "")),
         # Slurm has requeued the job of a node that died, which wrote nothing any more.
         (RUNNING, job("12", "PENDING", "BeginTime"), True, ("queued", "BeginTime")),
@@ -164,7 +164,6 @@ def test_state_by_state_file_and_queue(
     tmp_path: Path, state: ExperimentState, found: queue.Job | None, answers: bool, expected: tuple[State, str]
 ) -> None:
     (experiment,) = made(tmp_path, [state], "-job12", "12").experiments()
-    files.write_json(experiment.folder / ownership.RECORD, asdict(ownership.this_process("12")))
     assert status.verdict(experiment, found, answers) == expected
 
 
@@ -172,21 +171,21 @@ def test_state_by_state_file_and_queue(
 def test_a_run_elsewhere_is_watched_where_clocks_may_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, renews: bool
 ) -> None:
-    # The file server is so many seconds behind the clock here, or before it
+    # The heartbeat and the file server are so many seconds behind the clock here, or before it
     (experiment,) = made(tmp_path, [replace(RUNNING, job="")]).experiments()
-    record = experiment.folder / ownership.RECORD
-    files.write_json(record, asdict(replace(ownership.this_process(""), host="elsewhere")))
+    record = experiment.folder / "heartbeat" / "rank_0"
+    record.parent.mkdir(exist_ok=True)
 
-    def renewed(seconds: float) -> None:
+    def written(seconds: float) -> None:
         now = time.time() - ahead + seconds
-        os.utime(record, (now, now))
+        record.write_text(f"1 elsewhere 5 {now} {now}", encoding="ascii")
+        os.utime(experiment.folder / "state.json", (now, now))
 
-    renewed(0)
-    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=renewed if renews else time.sleep)
-    monkeypatch.setattr(ownership, "time", clock)
-    monkeypatch.setattr(ownership, "RENEWED_SECONDS", 0.1)
-    is_watched = abs(ahead) < ownership.CLOCKS_APART_SECONDS
-    assert ownership.has_living_owner(experiment) is (renews and is_watched)
+    written(0)
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=written if renews else time.sleep)
+    monkeypatch.setattr(status, "time", clock)
+    monkeypatch.setattr(status, "WATCH_SECONDS", 0.1)
+    assert status.is_alive(experiment) is (renews and abs(ahead) < status.CLOCKS_APART_SECONDS)
 
 
 def test_killed_run_is_lost(tmp_path: Path) -> None:
