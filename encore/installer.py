@@ -5,6 +5,7 @@
 Standard library only: setup.sh runs it before anything else is installed.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -25,14 +26,14 @@ VARIABLES = {
     "client-cert": ("SSL_CLIENT_CERT", ""),
     "proxy": ("ALL_PROXY", ""),
 }
-SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)='(.*)'$", re.MULTILINE)
+SETTING = re.compile(r"^(global|install|:env:)\.\.?([\w-]+)=(.*)$", re.MULTILINE)
 
 
 def settings(listed: str) -> dict[str, list[str]]:
     """Return the words of each of pip's settings, as ``pip config list`` prints them; the environment's win."""
     kinds = ("global", "install", ":env:")
     found = sorted(SETTING.findall(listed), key=lambda found: kinds.index(found[0]))
-    return {name: value.replace("\\n", " ").split() for _, name, value in found}
+    return {name: str(ast.literal_eval(value)).split() for _, name, value in found}
 
 
 def variables(listed: str) -> dict[str, str]:

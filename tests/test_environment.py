@@ -46,12 +46,14 @@ global.extra-index-url='file:///one\\nfile:///two'
 global.find-links='/wheels /more'
 global.index-url='https://other/simple'
 install.no-deps='1'
+global.proxy="http://it's@proxy"
 """
     assert installer.variables(listed) == {
         "UV_DEFAULT_INDEX": "https://own/simple",
         "UV_INDEX": "file:///one file:///two",
         "UV_FIND_LINKS": "/wheels,/more",
         "SSL_CERT_FILE": "/certificates.crt",
+        "ALL_PROXY": "http://it's@proxy",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_NO_PROGRESS": "1",
     }

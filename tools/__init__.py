@@ -1,10 +1,13 @@
 """What measures the kit, or makes its data, and is no test of it."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from encore.errors import EncoreError
 
 Folder = Annotated[Path, typer.Argument(exists=True, file_okay=False)]
 Folders = Annotated[list[Path], typer.Argument(exists=True, file_okay=False)]
@@ -14,4 +17,8 @@ def run(main: Callable[..., None], manual: str | None) -> None:
     """Run a tool by its command line, the parameters of ``main``; --help prints ``manual`` as it is written."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(help="\b\n" + (manual or "").replace("\n\n", "\n\n\b\n"))(main)
-    app()
+    try:
+        app()
+    except EncoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -38,11 +38,12 @@ def main(folders: Folders) -> None:
     files: Counter[str] = Counter()
     # By round: logs, how many mlperf-logging's checker passes (v0.5: that reached their target), and how many ours
     # does; where the two differ, the codes of our errors
-    rounds: dict[str, dict[str, object]] = {}
+    rounds: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for folder in folders:
         found = list(find_sets(folder))
         results = map_files(read_and_check, [file for _, each in found for file in each])
-        verdicts, differ = Counter[str](), Counter[str]()
+        none = Counter(logs=0, official=0, ours=0), Counter[str]()
+        verdicts, differ = rounds.setdefault(folder.name.rpartition("_")[2], none)
         for where, each in found:
             sets, logs = sets + 1, logs + len(each)
             codes: Counter[str] = Counter()
@@ -56,7 +57,6 @@ def main(folders: Folders) -> None:
             for code, count in codes.items():
                 fired.setdefault(code, []).append(f"{folder.name}/{where.relative_to(folder).as_posix()}")
                 files[code] += count
-        rounds[folder.name.rpartition("_")[2]] = {**verdicts, "differ": dict(differ)}
         print(folder.name, dict(verdicts), dict(differ), flush=True)
     rules = {
         code: {"sets": len(found), "logs": files[code], "examples": found[:EXAMPLES]}
@@ -67,7 +67,7 @@ def main(folders: Folders) -> None:
         "sets": sets,
         "logs": logs,
         "rules": rules,
-        "rounds": rounds,
+        "rounds": {name: {**verdicts, "differ": dict(differ)} for name, (verdicts, differ) in rounds.items()},
     }
     file_of("check").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     print(f"{sets} sets, {logs} logs")

@@ -37,15 +37,19 @@ def stage(folder: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def main() -> None:
-    # Write the site to .site/html; MkDocs prints what is wrong, and ends with 1 for a dead link
-    folder = paths.ROOT / ".site"
-    shutil.rmtree(folder, ignore_errors=True)
-    stage(folder / "pages")
+def build(folder: Path) -> int:
+    # Write html/ from the pages in ``folder``; MkDocs prints what is wrong, and 1 is returned for a dead link
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "html")]
     # Its theme announces its successor at every start.
     variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "ENCORE_PAGES": str(folder / "pages")}
-    raise typer.Exit(subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode)
+    return subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode
+
+
+def main() -> None:
+    folder = paths.ROOT / ".site"
+    shutil.rmtree(folder, ignore_errors=True)
+    stage(folder / "pages")
+    raise typer.Exit(build(folder))
 
 
 if __name__ == "__main__":

@@ -278,7 +278,7 @@ def dockerfiles() -> dict[Path, str]:
 
 
 def _render(template: str, framework: str, **facts: object) -> str:
-    # Here, since every command imports this module, and only the documentation renders.
+    # Here, since most commands that start something import this module, and only the documentation renders.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     jinja = Environment(

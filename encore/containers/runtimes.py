@@ -17,7 +17,7 @@ from encore.containers.engines import Engine, Image
 from encore.containers.renderers import Container
 from encore.errors import EncoreError
 from encore.job import Command, Job, Mount
-from encore.launchers import Launch
+from encore.launchers import ALONE, Launch
 from encore.machine import pythons
 from encore.machine.node import Node
 from encore.machine.pythons import Facts
@@ -238,7 +238,14 @@ def _ask_image(target: Target, choice: Choice, gpus: int, start: bool, outer: tu
         return Facts(**files.read_json(kept))
     if not start:
         return None
-    job = Job(argv=command, environment={}, mounts=(), ranks=1, gpus=gpus, launch=Launch("srun", outer=outer))
+    job = Job(
+        argv=command,
+        environment={},
+        mounts=(),
+        ranks=1,
+        gpus=gpus,
+        launch=Launch("srun", outer=outer) if outer else ALONE,
+    )
     rendered = render(target, job, container_name(Path(f"facts_{os.getpid()}")), os.environ)
     try:
         facts = pythons.parse(engines.ask(rendered.argv, IMPORT_SECONDS).stdout)

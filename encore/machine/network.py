@@ -49,7 +49,10 @@ class Network:
 
 
 def best_interface(interfaces: Iterable[Interface]) -> str:
-    """Return the name of the interface for TCP: IP over InfiniBand, then the default route's, then the fastest."""
+    """Return the name of the interface for TCP: IP over InfiniBand, then the default route's, then the fastest.
+
+    Empty where there is none.
+    """
 
     def rank(each: Interface) -> tuple[bool, bool, int, str]:
         return (each.type != INFINIBAND, not each.is_default, -each.megabits, each.name)

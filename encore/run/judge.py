@@ -22,7 +22,7 @@ class Judgement:
     log: RunLog | None  # None before it has finished
     epochs: float
     planned_epochs: int
-    qualities: Mapping[str, float]  # The evaluation that met the targets, else the last one
+    qualities: Mapping[str, float]  # Of the evaluation that met the targets, else of the last one
     targets: Mapping[str, float]
     resumed: bool  # Whether it resumed from a checkpoint: its minutes then include the time in between
     compliance: ComplianceReport | None

@@ -81,6 +81,7 @@ def test_eval_reads_the_words_of_a_text_once_more() -> None:
         ("for i in 1 2; do A=$i; done", 1, "loop"),
         ("(( A > 0 )) && B=1", 1, "is not read"),
         ("A=${!B}", 1, "not read"),
+        (f"[ {'! ' * 4000}x ] && A=1", 1, "not known here"),
     ],
 )
 def test_what_is_not_understood_is_reported_and_never_run(

@@ -10,6 +10,7 @@ import typer
 
 from encore import catalogue, configuration, paths
 from encore.run import supervise
+from tools import run
 from tools.faults import __main__ as faults
 from tools.faults import kinds
 from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
@@ -18,6 +19,15 @@ from tools.faults.trial import GONE, Bench, Done, Trial, settings, snapshot
 def test_an_unknown_fault_is_refused_before_a_run() -> None:
     with pytest.raises(typer.BadParameter, match="no fault sigkil-rank; see --help"):
         faults.main(["dlrm"], "sigkill-rank,sigkil-rank")
+
+
+def test_an_unknown_benchmark_is_a_wrong_command_and_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["faults", "nosuch"])
+    with pytest.raises(SystemExit, match="2"):
+        run(faults.main, "")
+    assert "error: unknown benchmark 'nosuch'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", catalogue.benchmarks())

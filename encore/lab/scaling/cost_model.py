@@ -103,7 +103,7 @@ class PositiveSum:
             return np.concatenate([slopes, np.diag(1 / widths)])
 
         start = centres if self.start is None else self.start
-        found, _ = leastsq(residuals, start, Dfun=jacobian, xtol=1e-10, ftol=1e-10)
+        found, _ = leastsq(residuals, start, Dfun=jacobian, xtol=1e-10, ftol=1e-10, gtol=1e-8)
         return found, float(np.sum(residuals(found) ** 2))
 
     def predict(self, row: Row, error: float = RELATIVE_ERROR) -> Prediction:

@@ -137,5 +137,5 @@ def options(benchmark: str, measured: Minutes, gpus: int, extrapolate: bool = Fa
 
 
 def interpolated(measured: Minutes, gpus: int) -> float:
-    """Return minutes between two measured counts, linear in the logarithms."""
+    """Return minutes between two measured counts, linear in the logarithms; ``measured`` has ascending counts."""
     return float(np.exp(np.interp(np.log(gpus), np.log(list(measured)), np.log(list(measured.values())))))

@@ -270,7 +270,8 @@ def _dearest(sizes: list[int], prices: Any, gpus: int) -> tuple[_Parting, float]
     # The parting whose slots are worth most: an unbounded knapsack.
     from scipy.optimize import LinearConstraint, milp
 
-    found = milp(-prices, integrality=[1] * len(sizes), constraints=LinearConstraint([sizes], ub=gpus))
+    within = LinearConstraint([sizes], ub=gpus)
+    found = milp(-prices, integrality=[1] * len(sizes), constraints=within, options={"mip_rel_gap": 0})
     return tuple(round(count) for count in found.x), float(-found.fun)
 
 

@@ -4,8 +4,10 @@ from encore.lab.studies.measuring import measure
 measure(folder.create(load("multi-gpu", small=True), "study-multi-gpu", Path("results")), print)
 """
 
+import contextlib
 import fcntl
 import os
+import signal
 import statistics
 import subprocess
 import time
@@ -162,6 +164,8 @@ def _run(wanted: Command, output: Path, kept: int) -> int:
             return child.wait()
         except BaseException:
             processes.end(processes.family(child.pid), _END_SECONDS)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # Members of its group whose parents have ended are no family
             raise
 
 

@@ -27,6 +27,7 @@ from encore.lab.submissions.shell_values import (
 
 MOST_SOURCED = 8  # Depth to which files source each other
 LONGEST_SCRIPT = 128 * 1024  # Characters: the longest of any submission has 40,000
+_MOST_TOKENS = 500  # Of a condition: real ones have some tens
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _DECLARES = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -214,6 +215,8 @@ class _Run:
         return status
 
     def _case(self, begin: Token, active: bool) -> bool | None:
+        if not self._next.text:
+            raise ShellError(begin.line, "'case' has no word")
         value = self._value(self._next) if active else Value()
         self._at += 1
         self._skip_lines()
@@ -279,6 +282,8 @@ class _Run:
         return found
 
     def _holds(self, tokens: Sequence[Token]) -> bool | None:
+        if len(tokens) > _MOST_TOKENS:
+            return None
         for signs, choose in ((("||", "-o"), max), (("&&", "-a"), min)):
             parts = _parted(tokens, signs)
             if len(parts) > 1:

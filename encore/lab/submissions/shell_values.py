@@ -16,7 +16,7 @@ from encore.lab.submissions.expressions import OPERATORS, NoValueError, evaluate
 from encore.lab.submissions.shell_tokens import MOST_NESTED, ShellError, behind, split
 
 LONGEST_VALUE = 64 * 1024
-MOST_PARTS = 10_000
+MOST_PARTS = 10_000  # Of one value
 MOST_NOTES = 1000
 # Commands, and what the values of all variables and words are made of; in a real configuration it is some thousands
 MOST_STEPS = 100_000

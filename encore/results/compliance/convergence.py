@@ -174,7 +174,9 @@ def _compared(score: Score, ruleset: str) -> Convergence:
     benchmark = score.benchmark or ""
     if benchmark not in points_known(ruleset):
         known = ", ".join(points_known(ruleset)) or "none"
-        return _not_checked(score, f"{version()} has no points for {benchmark} in {score.round}: {known}")
+        return _not_checked(
+            score, f"{version()} has no points for {benchmark or 'its benchmark'} in {score.round}: {known}"
+        )
     batch: Any
     batch, lengths = _lengths_of(score.runs, benchmark)
     if lengths is None:
