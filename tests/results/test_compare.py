@@ -26,13 +26,13 @@ from encore.results.compare.compare import (
     length_factor,
 )
 from encore.results.compare.explain import Difference, explain
-from encore.results.compare.nearest import AS_GIVEN, find_submission
-from encore.results.compare.sides import Side, load_side, load_sides
+from encore.results.compare.nearest import AS_GIVEN, How, Match, find_submission
+from encore.results.compare.sides import Side, load_side, load_sides, side_of, submission
 from encore.results.findings import Finding
 from encore.results.logs.timing import phases_of
 from encore.results.published.published import load_published
 from encore.results.published.tables import load_calibration
-from encore.results.scores.score import find_sets
+from encore.results.scores.score import Lack, Score, find_sets
 from encore.results.statistics import Outcome, Sample, further_runs, interval, ratio_of, z_score
 from tests.results.result_logs import a100_texts, resnet_v07, timed_log, write_set
 from tools.calibrate_verdicts import POPULATIONS, Runs, simulated, tally, verdict_of
@@ -50,6 +50,16 @@ def a100_run(folder: Path, *arguments: float, **changed: object) -> Path:
 
 def verdict(folder: Path, name: str | None = A100) -> Comparison:
     return compare(load_side(folder), name)
+
+
+# NCF of v0.5 scores the first 50 of 100 runs that converge, and says so in words of its own.
+def test_a_set_with_too_few_runs_that_converged_has_not_converged(tmp_path: Path) -> None:
+    score = Score(
+        folder=tmp_path, round="v0.5", benchmark="ncf", runs=(), required=100, lack=Lack.NOT_CONVERGED, missing="?"
+    )
+    side = replace(side_of(score), score=Sample.of([1.0, 1.1]), runs=100, converged=40)
+    cell = next(each for each in load_published() if (each.round, each.benchmark) == ("v0.5", "ncf"))
+    assert compare_with(side, submission(cell), Match(How.OWN_SYSTEM, "?")).verdict is Verdict.NOT_CONVERGED
 
 
 # --- finding the submission -------------------------------------------------------------------------------

@@ -263,6 +263,10 @@ def test_the_phases_and_lengths_of_a_digest_make_its_score(round_: str) -> None:
     assert time.process_time() - started < 0.2
     sides = {(side.label, side.benchmark): side for side in digests(round_)}
     assert len(sides) == len(lines) - 1 == json.loads(lines[0])["sets"]
+    for cell in load_published():
+        if cell.round == round_ and cell.submitter == "Alibaba" and cell.score_minutes is not None:
+            score = sides[cell.name, cell.benchmark].score
+            assert score is not None and score.estimate == pytest.approx(cell.score_minutes, rel=0.05), cell.name
     for side in sides.values():
         if side.score is None or not side.score_is_official:
             continue
@@ -287,6 +291,27 @@ def test_digests_are_what_the_logs_say(public_logs: Path) -> None:
 
 
 # --- every round and benchmark --------------------------------------------------------------------------------
+
+
+# A set of v3.0 of a benchmark that Encore cannot train.
+def _gpt3(folder: Path, longer: float = 1.0) -> Path:
+    options = {"submission_benchmark": "gpt3", "gradient_accumulation_steps": 1}
+    texts = [
+        resnet_v07(minutes * longer, quality=(2.8, 2.68), start_ms=1_683_000_012_345 + number, **options)
+        for number, minutes in enumerate((64.1, 64.3, 64.2))
+    ]
+    return write_set(folder, texts)
+
+
+def test_two_sets_of_any_benchmark_are_compared(tmp_path: Path) -> None:
+    ours, theirs = _gpt3(tmp_path / "ours", 1.3), _gpt3(tmp_path / "theirs")
+    found = json.loads(CliRunner().invoke(app, ["compare", str(ours), str(theirs), "--json"]).stdout)
+    assert found["benchmark"] == "gpt3" and found["verdict"] != "not comparable", found["reasons"]
+    assert [factor["ratio"] for factor in found["factors"]] == pytest.approx([1.3, 1.3, 1.0], rel=1e-3)
+    assert found["factors"][0]["interval"] is not None
+    junk = write_set(tmp_path / "junk", ["\0:::MLLOG {" * 1000])
+    result = CliRunner().invoke(app, ["compare", str(ours), str(junk)])
+    assert result.exit_code == 0 and "not comparable" in result.stdout
 
 
 # V1.0 and later had a score alone: no interval, no confidence, nothing to explain.

@@ -264,6 +264,7 @@ def summary(run: RunLog) -> dict[str, Any]:
         "length": vars(length) if (length := length_of(run)) else None,
         "timing": phases_of(run),
         "curve": [len(curve.minutes), curve.minutes[-2:], {name: each[-2:] for name, each in curve.values.items()}],
+        "curve begins": [curve.minutes[:2], {name: each[:2] for name, each in curve.values.items()}],
     }
 
 

@@ -3,7 +3,7 @@
 A benchmark's ``prepare.py`` declares a DataSet; its writer module, imported only when there is something to
 write, has the two functions that are its own:
 
-    list_source(args, progress)                 what there is to prepare, a Listing
+    list_source(args, progress)                 what there is to prepare, with its ``fingerprint``
     write(listing, args, scratch, progress)     writes the files into ``scratch`` and returns a Content
 
 Whatever a writer leaves in ``scratch`` is there when an interrupted command is given again, except files with a

@@ -10,7 +10,6 @@ import json
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -32,38 +31,43 @@ def samples(example: Arrays, names: Sequence[str], batch: int) -> Arrays:
 
 def timed(make: Callable[[], Call], clients: int, requests: int) -> Dict[str, float]:
     """Return requests a second and percentiles of the latency in milliseconds, of ``clients`` threads."""
+    latencies: List[float] = []
+    failures: List[Exception] = []
     # Its wall clock starts when every client is warm.
     barrier = threading.Barrier(clients + 1)
 
-    def run(share: int) -> List[float]:
+    def run(share: int) -> None:
         try:
             call = make()
             for _ in range(WARM_UP):
                 call()
-        except Exception:
+            barrier.wait()
+            own = []
+            for _ in range(share):
+                start = time.perf_counter()
+                call()
+                own.append(time.perf_counter() - start)
+            latencies.extend(own)
+        except Exception as error:
+            failures.append(error)
             barrier.abort()
-            raise
-        barrier.wait()
-        return [seconds_of(call) for _ in range(share)]
 
     shares = [requests // clients + (number < requests % clients) for number in range(clients)]
-    with ThreadPoolExecutor(clients) as pool:
-        running = [pool.submit(run, share) for share in shares]
-        # Broken by a client that failed.
-        with contextlib.suppress(threading.BrokenBarrierError):
-            barrier.wait()
-        wall = seconds_of(lambda: wait(running))
-    # The failure itself comes before those of the clients that waited for it.
-    running.sort(key=lambda each: isinstance(each.exception(), threading.BrokenBarrierError))
-    latencies = [seconds for each in running for seconds in each.result()]
+    threads = [threading.Thread(target=run, args=(share,), daemon=True) for share in shares]
+    for thread in threads:
+        thread.start()
+    # Broken by a client that failed.
+    with contextlib.suppress(threading.BrokenBarrierError):
+        barrier.wait()
+    start = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    wall = time.perf_counter() - start
+    causes = [each for each in failures if not isinstance(each, threading.BrokenBarrierError)]
+    if causes:
+        raise causes[0]
     percentiles = np.percentile(np.array(latencies) * 1000, PERCENTILES)
     return {"requests_per_second": requests / wall, **{f"p{p}_ms": float(v) for p, v in zip(PERCENTILES, percentiles)}}
-
-
-def seconds_of(call: Call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def cells(args: argparse.Namespace) -> List[Dict[str, Any]]:

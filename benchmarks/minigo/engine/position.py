@@ -35,7 +35,7 @@ Array = Any
 
 
 class NativeRules(ctypes.Structure):
-    """options.h: Rules, Search and Summary"""
+    """The engine's Rules (options.h); NativeSearch and NativeSummary are its Search and Summary."""
 
     _fields_ = (
         ("size", c_int32),

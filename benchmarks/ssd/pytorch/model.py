@@ -27,7 +27,7 @@ from benchmarks.detection.pytorch.operators import nms
 from benchmarks.ssd.pytorch.config import FIRST_STRIDE, HALVED, RATIOS, Config, map_sizes
 from benchmarks.ssd.pytorch.norms import Norm
 
-MULTIPLE = 8  # outputs of a head with pad_channels are a multiple, as tensor cores want fp16
+MULTIPLE = 8  # outputs of a head with pad_channels are a multiple, as tensor cores want it in fp16
 COLOURS = 3
 NEGATIVES = 3  # background boxes for each box that has an object (arXiv 1512.02325, section 2.2)
 BITS = 31  # bits of a float32 that is not negative, whose order is that of its bits read as a whole number

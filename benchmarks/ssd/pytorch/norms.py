@@ -88,18 +88,32 @@ class GroupBatchNorm(nn.BatchNorm2d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(x)
-        # Not above: the oldest images, whose GPUs need no such layer, have no collectives with gradients.
-        from torch.distributed.nn.functional import all_reduce
-
         axes, count = (0, 2, 3), x.numel() // x.shape[1] * dist.get_world_size(self._group)
-        mean = all_reduce(x.float().sum(axes), group=self._group) / count
+        mean = Sum.apply(x.float().sum(axes), self._group) / count
         centred = x.float() - mean[:, None, None]
-        variance = all_reduce(centred.square().sum(axes), group=self._group) / count
+        variance = Sum.apply(centred.square().sum(axes), self._group) / count
         with torch.no_grad():
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
         scale = self.weight * (variance + self.eps).rsqrt()
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+
+class Sum(torch.autograd.Function):
+    """The sum of a tensor over a group of ranks, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
+        context.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total, group=context.group)
+        return total, None
 
 
 # -- apex's -------------------------------------------------------------------------------------------
