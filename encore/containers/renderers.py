@@ -215,5 +215,6 @@ def host(job: Job, python: Path, caller: Mapping[str, str], given: bool = False)
         modules = {name: (str(python), "-m", module) for name, module in MODULES.items()}
         programs = {**modules, "python": (str(python),)}
         words = tuple(part for word in words for part in programs.get(word, (word,)))
-    exported = [word for name in sorted(environment) for word in (*job.launch.export, name) if job.launch.export]
+    export = job.launch.export
+    exported = [word for name in sorted(environment) for word in (*export, name)] if export else []
     return _command("host", [*job.launch.outer, *exported, *words], environment)

@@ -145,8 +145,11 @@ def render(target: Target, job: Job, name: str, caller: Mapping[str, str]) -> Co
 
 def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Preparation) -> Command:
     """Return the command that prepares a data set in a container; it sees the raw data and the folder to write."""
-    folder, raw = directory.absolute(), [wanted.source.absolute()] if wanted.source is not None else []
-    mounts = (Mount(folder, str(folder), False), *(Mount(each, str(each), True) for each in raw))
+    folder = directory.absolute()
+    mounts: tuple[Mount, ...] = (Mount(folder, str(folder), False),)
+    if wanted.source is not None:
+        raw = wanted.source.absolute()
+        mounts = (*mounts, Mount(raw, str(raw), True))
     prepare = data.prepare_command("python", benchmark, folder, wanted)
     job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=mounts, ranks=1, gpus=0)
     return render(target, job, container_name(folder), os.environ)

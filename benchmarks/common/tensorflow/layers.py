@@ -32,8 +32,9 @@ def batch_norm(
         epsilon=epsilon,
         is_training=training,
     )
-    for kept, new in zip(statistics if training else (), found):
-        kept.assign_sub((1.0 - momentum) * (kept - new))
+    if training:
+        for kept, new in zip(statistics, found):
+            kept.assign_sub((1.0 - momentum) * (kept - new))
     return normalized
 
 

@@ -233,10 +233,11 @@ def choose_with(
     if wanted == library.name and not theirs:
         raise choices.UnavailableError(f"kernels={library.name}: {library.missing}; use kernels=auto")
     names = dict(saved) or choose(operators, "plain" if wanted == library.name else wanted, ranks, dtype, sizes)
-    for name in theirs if not saved and wanted in (library.name, "auto") else ():
-        best, operator = names[name], operators[name]
-        names[name] = library.name
-        if wanted == "auto":
+    if not saved and wanted == library.name:
+        names.update(dict.fromkeys(theirs, library.name))
+    elif not saved and wanted == "auto":
+        for name in theirs:
+            best, operator = names[name], operators[name]
             candidates: Dict[str, Callable[[], Any]] = {
                 best: partial(implementation, operator, best),
                 library.name: partial(theirs.get, name),

@@ -183,8 +183,10 @@ class Printed:
             return f"no interval: {compared}"
         if not self.is_beyond:
             return "agrees" if is_bound else "within the interval"
-        side = ("above" if value > printed else "below") + f" {printed:g}" if is_bound else ""
-        return f"beyond the interval: ours is {side or ('larger' if value > printed else 'smaller')}"
+        larger = value > printed
+        if is_bound:
+            return f"beyond the interval: ours is {'above' if larger else 'below'} {printed:g}"
+        return f"beyond the interval: ours is {'larger' if larger else 'smaller'}"
 
     @property
     def row(self) -> tuple[Any, ...]:

@@ -287,7 +287,9 @@ def _evaluations(by_key: dict[str, list[Event]], run: RunLog) -> Iterator[Findin
             )
             return
     wanted = {target.value for target in run.targets}
-    for event in by_key.get("eval_target", []) if len(wanted) == 1 else []:
+    if len(wanted) != 1:
+        return
+    for event in by_key.get("eval_target", []):
         if isinstance(event.value, int | float) and event.value not in wanted:
             yield _finding(
                 "v05_eval_target",
