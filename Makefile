@@ -50,8 +50,8 @@ test: setup ## run all tests; makes the framework environments first
 	@tests/all.sh $(ARGS)
 
 .PHONY: test-fast
-test-fast: setup ## run the tests of the host side alone
-	@$(PYTHON) -m pytest -m "$(HOST_SIDE)" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
+test-fast: setup ## run the tests of the host side alone, without those that take seconds
+	@$(PYTHON) -m pytest -m "$(HOST_SIDE) and not slow" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: setup ## run the tests that need a GPU: make test-gpu ENCORE_GPU_PYTHON=FILE

@@ -59,6 +59,7 @@ global.proxy="http://it's@proxy"
     }
 
 
+@pytest.mark.slow
 def test_a_failed_environment_is_made_again_and_a_finished_one_is_not(
     small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_failed_environment_is_made_again_and_a_finished_one_is_not(
     assert make(broken, monkeypatch) == []
 
 
+@pytest.mark.slow
 def test_two_builders_do_not_meet(small: Environment) -> None:
     program = f"""
 import sys
@@ -149,6 +151,7 @@ def build_wheel(folder, settings=None, metadata=None):
 """
 
 
+@pytest.mark.slow
 def test_horovod_is_compiled_once_for_environments_that_differ_elsewhere(
     small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

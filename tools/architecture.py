@@ -65,6 +65,7 @@ def room(module: str) -> str:
     return ".".join(parts[: 2 if parts[:1] and parts[0] in HOUSES[house] else 1]) or house
 
 
+@cache
 def imported(module: str, tree: ast.Module | None = None) -> set[str]:
     # The modules of the same house that a module needs: at its top, in a function, or by ``python -m NAME``
     house = module.partition(".")[0]

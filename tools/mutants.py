@@ -1,12 +1,13 @@
 """Change one operator or constant at a time and see whether the tests notice.
 
     $ python -m tools.mutants encore/results --number 20 --seed 1 --tests tests/results
-    $ python -m tools.mutants encore benchmarks --number 100 --seed 7 --tests auto --output mutants.json
+    $ make test-fast ARGS="--cov encore --cov benchmarks --cov-context test"
+    $ python -m tools.mutants encore benchmarks --number 100 --seed 7 --coverage .coverage --output mutants.json
 
 A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or adds one to a number. It is killed
-when one of its tests fails; tests that fail without it, too, show nothing. ``--tests auto`` runs, for each mutant, the
-test files that name the module or one of its folders, those without trainings. Mutants are made in a clone of the
-checkout, which has what was committed.
+when one of its tests fails; tests that fail without it, too, show nothing. Its tests are those which the data of a
+measured coverage have on its line, the ones that look at least elsewhere first, then the test files without trainings
+that import the module. Mutants are made in a clone of the checkout, which has what was committed.
 """
 
 import ast
@@ -14,15 +15,18 @@ import functools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from coverage import CoverageData
 
 from tools import run
 
@@ -31,7 +35,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add,
     ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-AUTO = "auto"
+MOST_TESTS = 100
 WITHOUT_TRAININGS = "in_framework or not training and not engine and not cluster and not gpu"
 
 
@@ -85,18 +89,29 @@ def draw(root: Path, sources: Sequence[str], number: int, seed: int) -> Iterator
         yield Mutant(name, node.lineno, before or "", after, []), text
 
 
-def tests_of(root: Path, source: str) -> list[str]:
-    # The test files that import the module, or name its folder; the closest few
-    module = source.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    package, _, name = module.rpartition(".")
-    wanted = (f"from {package} import", f"from {module} import", f"import {module}")
-    found = []
-    for path in sorted((root / "tests").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if any(each in text for each in wanted) and name in text:
-            found.append(str(path.relative_to(root)))
-    room = f"tests/{source.split('/')[1]}"
-    return found or ([room] if (root / room).is_dir() else [])
+def tests_by_coverage(file: Path) -> Callable[[Mutant], list[str]]:
+    # A function that finds the tests of a mutant's line, or of its module where the line runs at import
+    data = CoverageData(str(file))
+    data.read()
+    by_line = {path: data.contexts_by_lineno(path) for path in data.measured_files()}
+    looks = Counter(name for lines in by_line.values() for names in lines.values() for name in names)
+
+    def tests(mutant: Mutant) -> list[str]:
+        lines = next((lines for path, lines in by_line.items() if path.endswith(f"/{mutant.file}")), {})
+        last = max((line for line in lines if line <= mutant.line), default=0)
+        names = {*lines.get(last, ())} - {""} or {name for each in lines.values() for name in each if name}
+        chosen = sorted(names, key=lambda name: (looks[name], name))[:MOST_TESTS]
+        return list(dict.fromkeys(name.rpartition("|")[0] for name in chosen))
+
+    return tests
+
+
+def importers(root: Path, source: str) -> list[str]:
+    # The test files that import the module
+    package, _, name = source.removesuffix(".py").removesuffix("/__init__").replace("/", ".").rpartition(".")
+    imports = re.compile(rf"from {package} import \(?[\w\s,]*\b{name}\b|(from|import) {package}\.{name}\b")
+    files = sorted((root / "tests").rglob("*.py"))
+    return [str(path.relative_to(root)) for path in files if imports.search(path.read_text(encoding="utf-8"))]
 
 
 def fails(root: Path, tests: Sequence[str], marks: str) -> bool:
@@ -111,7 +126,8 @@ def fails(root: Path, tests: Sequence[str], marks: str) -> bool:
 
 def main(
     sources: Annotated[list[str], typer.Argument(help="folders or files of this checkout")],
-    tests: Annotated[str, typer.Option(help="test files and folders, with commas between them, or auto")] = AUTO,
+    tests: Annotated[str, typer.Option(help="test files and folders, with commas between them")] = "",
+    coverage: Annotated[Path | None, typer.Option(help="measured with contexts: chooses the tests")] = None,
     marks: Annotated[str, typer.Option(help="pytest's -m")] = WITHOUT_TRAININGS,
     number: int = 20,
     seed: int = 1,
@@ -119,19 +135,25 @@ def main(
 ) -> None:
     # Draw mutants and try them; prints a line each, and how many were killed
     found: list[Mutant] = []
+    covering = tests_by_coverage(coverage) if coverage else lambda mutant: []
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "checkout"
         subprocess.run(["git", "clone", "--quiet", ".", str(root)], check=True)
         fail_unchanged = functools.cache(lambda chosen: fails(root, chosen, marks))
         for mutant, text in draw(root, sources, number, seed):
-            chosen = tests_of(root, mutant.file) if tests == AUTO else tests.split(",")
             killed = None
-            if chosen and not fail_unchanged((*chosen,)):
+            sets = [tests.split(",")] if tests else [covering(mutant), importers(root, mutant.file)]
+            for chosen in filter(None, sets):
                 (root / mutant.file).write_text(text, encoding="utf-8")
                 # Python knows a module's compiled form by the time and size of its source: each mutant has a time.
                 os.utime(root / mutant.file, (len(found), len(found)))
-                killed = fails(root, chosen, marks)
+                noticed = fails(root, chosen, marks)
                 subprocess.run(["git", "checkout", "--quiet", mutant.file], cwd=root, check=True)
+                if not noticed or not fail_unchanged((*chosen,)):
+                    killed = noticed
+                if killed:
+                    break
+            chosen = [name for each in sets for name in each]
             found.append(Mutant(**{**asdict(mutant), "tests": chosen, "killed": killed}))
             state = {True: "killed", False: "SURVIVED", None: "no test"}[killed]
             print(f"{state:9} {mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}", flush=True)

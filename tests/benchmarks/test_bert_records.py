@@ -43,6 +43,7 @@ def drawn() -> Samples:
 # -- masks ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_second_segment_follows_or_is_from_another_document(numbered: Documents, drawn: Samples) -> None:
     bounds = np.array(numbered.sentences)[numbered.documents] + 5
 
@@ -211,6 +212,7 @@ def test_damaged_record_is_named(change: str, told: str, packed: Path, drawn: Sa
     assert re.search(told, str(found.value)), found.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [

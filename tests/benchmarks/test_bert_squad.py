@@ -147,6 +147,7 @@ def test_most_context_is_the_published_choice() -> None:
             assert chosen[place] == owner
 
 
+@pytest.mark.slow
 def test_no_answer_of_the_development_set_is_lost_by_windows(tmp_path: Path) -> None:
     # Every answer is whole in a window, and what the best span of that window reads is the answer.
     paragraphs = squad.read(next(unpack("squad_dev_v1.1.tar.xz", tmp_path).rglob("dev-v1.1*.json")))

@@ -254,6 +254,7 @@ def test_dump_that_cannot_be_read_is_refused(name: str, content: bytes, told: st
 # -- the whole preparation --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_small_set_is_the_english_of_python(tmp_path: Path) -> None:
     assert run("-o", tmp_path / "bert", workers=2)[0] == 0
     small = open_data(tmp_path / "bert")
@@ -265,6 +266,7 @@ def test_small_set_is_the_english_of_python(tmp_path: Path) -> None:
     assert text.count("[UNK]") == 0
 
 
+@pytest.mark.slow
 def test_excerpt_of_wikipedia_goes_through_the_whole_preparation(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -355,6 +357,7 @@ def arrays_of(folder: Path) -> dict[str, str]:
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FILES}
 
 
+@pytest.mark.slow
 @in_small_shards
 def test_two_workers_write_the_same_and_no_shard_is_another_one(source: Path, whole: Path, tmp_path: Path) -> None:
     assert run(source, "-o", tmp_path / "to", *SHORT, workers=2)[0] == 0
@@ -387,6 +390,7 @@ def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: 
     assert first.passport["id"] != second.passport["id"]
 
 
+@pytest.mark.slow
 @in_small_shards
 @pytest.mark.parametrize("phase", ["clean", "mask"])
 def test_killed_preparation_resumes_and_writes_the_same(phase: str, source: Path, whole: Path, tmp_path: Path) -> None:

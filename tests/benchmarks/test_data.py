@@ -151,6 +151,7 @@ def test_of_two_preparations_the_second_waits(benchmark: str, source: Path, tmp_
     assert not (to / "parts").exists()
 
 
+@pytest.mark.slow
 @two_benchmarks
 def test_a_finished_set_is_left_alone_and_another_one_refused(benchmark: str, source: Path, tmp_path: Path) -> None:
     to = tmp_path / "to"
@@ -173,6 +174,7 @@ def test_a_finished_set_is_left_alone_and_another_one_refused(benchmark: str, so
         assert (to / FILES[benchmark]).read_bytes() == b"precious"
 
 
+@pytest.mark.slow
 @every_benchmark
 def test_what_was_interrupted_before_its_passport_resumes_to_the_same_set(
     benchmark: str, source: Path, tmp_path: Path, stopped: None, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +203,7 @@ def test_what_was_interrupted_before_its_passport_resumes_to_the_same_set(
     assert len(lines[-1]["error"]["more"]) == 2
 
 
+@pytest.mark.slow
 @two_benchmarks
 @pytest.mark.parametrize("name", ["mine", "other"])
 def test_another_source_or_other_options_start_over(
@@ -216,6 +219,7 @@ def test_another_source_or_other_options_start_over(
     assert passport(tmp_path / "to")["name"] == name
 
 
+@pytest.mark.slow
 @every_benchmark
 def test_a_full_disk_is_one_line(benchmark: str, source: Path, tmp_path: Path) -> None:
     code, lines = prepare(benchmark, source, tmp_path / "to", limit=200)
@@ -250,6 +254,7 @@ COPIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", COPIES)
 def test_evaluation_data_that_are_trained_on_are_seen(benchmark: str, source: Path, tmp_path: Path) -> None:
     files, count, first = COPIES[benchmark]

@@ -141,6 +141,7 @@ def test_learning_rate_is_the_submitted_one() -> None:
 # -- preparing -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_days_are_split_shuffled_and_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_days(tmp_path / "raw", 3, 1501)
     prepare(tmp_path / "raw", "-o", tmp_path / "one")
@@ -189,6 +190,7 @@ def test_rare_values_share_a_row(tmp_path: Path) -> None:
         assert writer.indices_of(kept, kept, plan._replace(threshold=0)).tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_preparation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     write_days(tmp_path / "raw", 6, 1000)
     prepare(tmp_path / "raw", "-o", tmp_path / "whole")

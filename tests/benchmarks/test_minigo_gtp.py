@@ -59,6 +59,7 @@ def test_damaged_sgf_is_named_with_a_hint(tmp_path: Path, text: str, found: str)
     assert str(path) in str(caught.value) and caught.value.hint
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GAMES.exists(), reason="shared/data/go_sgf_9x9.tar.xz is not next to the project")
 def test_shared_games_replay_and_scores_agree() -> None:
     # Without positional superko all replay; a program's count of a finished game is the engine's

@@ -158,6 +158,7 @@ def test_an_evaluation_that_is_waited_for_has_the_lines_of_any_other(tmp_path: P
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concurrently", [True, False])
 @pytest.mark.parametrize("polls", [1, 4, 40])
 @pytest.mark.parametrize("place", [*((None, step) for step in range(0, EPOCHS * STEPS, 3)), (0, None), (3, None)])

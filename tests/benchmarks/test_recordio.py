@@ -56,6 +56,7 @@ def read(rec: Path) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(payloads, max_size=5))
 def test_what_is_written_is_read_in_order_and_by_index(tmp_path_factory, records):

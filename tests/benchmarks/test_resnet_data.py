@@ -266,6 +266,7 @@ def is_running(process: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_preparation_resumes_and_no_worker_outlives_it(
     tmp_path: Path, started: tuple[subprocess.Popen[str], list[str]], prepare: Prepare, number: signal.Signals

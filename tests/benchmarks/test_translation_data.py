@@ -74,6 +74,7 @@ def toy(toy_folder: Path) -> DataSet:
     return open_data(toy_folder)
 
 
+@pytest.mark.slow
 def test_the_toy_set_is_the_same_everywhere(toy_folder: Path, tmp_path: Path) -> None:
     # Any benchmark, any number of workers, any machine: published qualities of this set depend on it.
     assert preparing.run("transformer", "-o", tmp_path / "transformer")[0] == 0
@@ -81,6 +82,7 @@ def test_the_toy_set_is_the_same_everywhere(toy_folder: Path, tmp_path: Path) ->
     assert digest(toy_folder) == "6755eadc4ff2ba7135b37e673577b995c2b7ac651b894eeb81f4289fd5fe17f1"
 
 
+@pytest.mark.slow
 def test_one_source_has_one_translation_and_copying_it_is_none(toy: DataSet) -> None:
     text = toy.vocabulary.text
     pairs = [(text(toy.train.source[place]), text(toy.train.target[place])) for place in range(len(toy.train))]
@@ -111,6 +113,7 @@ def test_a_set_is_verified_to_its_last_byte(toy_folder: Path, tmp_path: Path) ->
 # -- aligned files ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pairs_are_cleaned_and_compressed_files_are_as_good(split: Path, tmp_path: Path) -> None:
     for name, extra in (("en", "\nword\n" + "many " * 11 + "\none\r\n"), ("de", "wort\n \nviele\n\ufeffeins")):
         with (split / f"train.{name}").open("a", encoding="utf-8") as file:
@@ -175,6 +178,7 @@ BAD: dict[str, tuple[dict[str, bytes | None], tuple[str, ...], tuple[str, ...]]]
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_files_are_refused_with_a_hint(kind: str, split: Path, tmp_path: Path) -> None:
     files, options, expected = BAD[kind]

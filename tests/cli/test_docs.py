@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ WRITERS = [each for each in COMMANDS if " '>' " in each]
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     # The pages are tried as on a machine without GPUs, wherever the test runs
     monkeypatch.setattr(node, "gpus", lambda: ())
+    monkeypatch.delenv("TMPDIR", raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +136,7 @@ def put(word: str, ground: dict[str, Path]) -> str:
 
 def invoked(words: list[str]) -> str:
     # The output of ``encore`` with these arguments, run in this process
-    done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "120"}, prog_name="encore")
+    done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "300"}, prog_name="encore")
     if isinstance(done.exception, EncoreError):
         pytest.fail(str(done.exception))
     assert done.exit_code in ((0, 2) if words[1] == "doctor" else (0,)), done.output
@@ -166,8 +167,10 @@ def tried(how: str, words: list[str], folder: Path) -> str:
     if how == "run":
         return invoked(words)
     if how == "write":
-        place = words.index("-o") + 1
-        return invoked([*words[:place], f"{tempfile.mkdtemp(dir=folder)}/out", *words[place + 1 :]])
+        place, made = words.index("-o") + 1, tempfile.mkdtemp(dir=folder)
+        invoked([*words[:place], f"{made}/out", *words[place + 1 :]])
+        written = sorted(file for kind in ("csv", "md") for file in Path(made).rglob(f"*.{kind}"))
+        return "\n".join(f"{file.name}\n{file.read_text(encoding='utf-8')}" for file in written)
     if how in ("dry run", "run.sh"):
         words = ["encore", "run", *words[1:]] if how == "run.sh" else words
         return invoked(words if "--dry-run" in words else [*words, "--dry-run"])
@@ -198,22 +201,59 @@ def tried(how: str, words: list[str], folder: Path) -> str:
     return ""
 
 
-def try_command(command: str, ground: dict[str, Path]) -> None:
+# What is this machine's, this moment's or this caller's in an output; and how wide a table is
+MACHINE = "cores|disk|docker|enroot|GPUs|Horovod|image|launcher|open files|podman|runtime|shared memory"
+PASSING = (
+    (r"/\S*/cluster0/", "/"),
+    (r"\b\d{8}T\d{6}Z", "TIME"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "TIME"),
+    (r"(\d\.\d{6})\d+", r"\1"),
+    (rf"(?m)^(OK|WARN|FAIL) +({MACHINE}):.*\n", ""),
+    (r"(?m)^ *the run would be refused.*\n", ""),
+    (r"\b(HOME|LANG|LOGNAME|PATH|USER)=\S+ ", ""),
+    (r'"(HOME|LANG|PATH|TMPDIR|OMP_NUM_THREADS)": ".*",?\n', ""),
+    (r"-x (LANG|TMPDIR) ", ""),
+    (r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS"),
+    (r"(--name \S+-)[0-9a-f]{8}", r"\1HASH"),
+    (r"--user \d+:\d+", "--user"),
+    (r"(torchinductor|triton)_\d+", r"\1"),
+    (r"[ \t]+", " "),
+    (r"─+", "─"),
+)
+# What a machine has, and what other tests leave behind
+UNRECORDED = r"encore (status|doctor|images|data verify|--version)|encore run .*--json"
+MOST = 20_000  # Characters of one output
+
+
+def lasting(text: str, ground: dict[str, Path]) -> str:
+    for name, path in sorted(ground.items(), key=lambda each: -len(str(each[1]))):
+        text = text.replace(str(path), name or "GROUND")
+    text = text.replace(str(paths.ROOT), "CHECKOUT")
+    for pattern, instead in PASSING:
+        text = re.sub(pattern, instead, text)
+    return text[:MOST]
+
+
+def try_command(command: str, ground: dict[str, Path]) -> str:
     how = next((how for pattern, how in KINDS if re.match(pattern, command)), None)
     assert how is not None, f"{COMMANDS[command]}: no kind of command; say in KINDS how it is tried"
     words, _, target = command.partition(" '>' ")
     output = tried(how, [put(word, ground) for word in shlex.split(words)], ground[""])
     if target:
         (ground[""] / target).write_text(output, encoding="utf-8")
+    return output if how in ("run", "write", "dry run", "run.sh", "sbatch") else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=COMMANDS.get)
-def test_command(command: str, ground: dict[str, Path]) -> None:
+def test_command(command: str, ground: dict[str, Path], recorded: Callable[[str, Any], None]) -> None:
     # What it reads may be what another command writes; the tests run in any order, and in several processes.
     for writer in WRITERS:
         if writer != command and shlex.split(writer)[-1] in command:
             try_command(writer, ground)
-    try_command(command, ground)
+    output = try_command(command, ground)
+    if output and not re.match(UNRECORDED, command):
+        recorded(f"{re.sub(r'[^a-z0-9]+', '-', command.lower())[:120]}.txt", lasting(output, ground))
 
 
 def test_every_block_is_closed_and_of_a_known_language() -> None:
@@ -235,6 +275,7 @@ def test_run_sh_hands_everything_to_encore(tmp_path: Path) -> None:
 # -- generated tables -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_generated_tables_are_fresh() -> None:
     stale = [str(page.relative_to(paths.ROOT)) for page in documentation.stale(paths.ROOT)]
     assert not stale, f"stale tables in {', '.join(stale)}; hint: make docs"

@@ -110,6 +110,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", CASES)
 def test_wrong_input_is_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # --cluster sets it, for what the command starts.

@@ -128,6 +128,7 @@ def test_what_an_implementation_needs_was_seen(name: str) -> None:
         assert all(each.problem for each in older), f"{package} older than {least} did train"
 
 
+@pytest.mark.slow
 def test_a_run_in_an_image_that_is_too_old_is_refused() -> None:
     choice = catalogue.choose("ncf")
     resolved = configuration.resolve(choice, catalogue.find_system(choice, "cpu", None), 1, 1, [])

@@ -300,6 +300,7 @@ READ: dict[str, tuple[str, dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_read_of_scripts_and_what_is_not(tmp_path: Path, recorded: Recorded) -> None:
     made = {}
     for number, (name, (place, files)) in enumerate(READ.items()):

@@ -116,6 +116,7 @@ HOSTILE: dict[str, Callable[[], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_script_is_refused_or_noted(name: str) -> None:
     try:

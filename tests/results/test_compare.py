@@ -104,6 +104,7 @@ BROKEN_VALUES = BROKEN_NUMBERS | st.sampled_from(
 
 
 # Only EncoreError, whatever numbers are in a log, a run.json or a system.json.
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_logs_and_passports_raise_nothing(tmp_path: Path, data: st.DataObject) -> None:
@@ -147,6 +148,7 @@ INCOMPLETE = {
 }
 
 
+@pytest.mark.slow
 def test_every_published_cell_is_recognized_by_its_own_logs(public_logs: Path) -> None:
     complete = 0
     for side in load_sides(public_logs):
@@ -165,6 +167,7 @@ def test_every_published_cell_is_recognized_by_its_own_logs(public_logs: Path) -
 
 
 # Submitter, platform, framework and batch are enough for most cells of the archive; the others are named.
+@pytest.mark.slow
 def test_the_logs_are_found_without_their_folder_s_name(public_logs: Path, tmp_path: Path) -> None:
     elsewhere = []
     for number, (folder, files) in enumerate(find_sets(public_logs)):
@@ -286,6 +289,7 @@ def test_against_a_submission_by_what_is_kept_of_its_logs(public_logs: Path) -> 
     assert by_name["evaluation"].ratio == pytest.approx(32.7 / 41.5, rel=0.01)
 
 
+@pytest.mark.slow
 def test_phases_of_every_public_set_are_sensible(public_logs: Path) -> None:
     for side in load_sides(public_logs):
         for run in side.logs:
@@ -393,6 +397,7 @@ def test_further_runs_decide_as_soon_as_they_say() -> None:
 ANY = st.floats(min_value=0.0, max_value=1.7e308) | st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e300, math.inf])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(ours=st.lists(ANY, min_size=1, max_size=6), theirs=st.lists(ANY, min_size=1, max_size=6))
 def test_no_numbers_raise_anything(ours: list[float], theirs: list[float]) -> None:

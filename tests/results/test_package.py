@@ -33,6 +33,7 @@ def tree(root: Path, ruleset_logs: int = 5) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sound_tree_is_accepted_and_left_as_it_is(tmp_path: Path) -> None:
     folder = tree(tmp_path)
     (folder / "results" / "box" / "resnet" / "scaling.json").write_text('{"scaling_factor": 1.5}')
@@ -45,6 +46,7 @@ def test_a_sound_tree_is_accepted_and_left_as_it_is(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["check", str(tmp_path), "--package"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_every_fault_of_the_layout_is_a_finding(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
     folder, other = tree(tmp_path, 4), tree(tmp_path / "other")
     results = folder / "results"
@@ -66,6 +68,7 @@ def test_every_fault_of_the_layout_is_a_finding(tmp_path: Path, recorded: Callab
 
 
 # A table, a page and JSON: a sound submitter, and one with a run that missed and no system description.
+@pytest.mark.slow
 def test_one_command_scores_checks_audits_and_packs_a_round(
     tmp_path: Path, recorded: Callable[[str, object], None]
 ) -> None:
@@ -99,6 +102,7 @@ def run_set(folder: Path, count: int = 5, first: int = 0, **changed: object) -> 
 
 
 # The system descriptions of v6.1 have other words for submission_status than the log.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("benchmark", "texts", "status"),
     [
@@ -119,6 +123,7 @@ def test_the_checker_accepts_a_whole_set(benchmark: str, texts: list[str], statu
     assert verdict.accepted is True, verdict.errors
 
 
+@pytest.mark.slow
 def test_the_checker_refuses_a_set_with_a_run_missing_and_says_why(tmp_path: Path) -> None:
     (package,) = write_archive([run_set(tmp_path, 4)], tmp_path / "out")
     verdict = check_package(package)
@@ -142,6 +147,7 @@ def encore_run(folder: Path, count: int, first: int) -> Path:
 
 
 # Five runs, made in two goes, with their passports and the code next to them.
+@pytest.mark.slow
 def test_run_folders_of_one_system_are_one_set(tmp_path: Path) -> None:
     folders = [encore_run(tmp_path / "a", 2, 0), encore_run(tmp_path / "b", 3, 10)]
     (package,) = write_archive(folders, tmp_path / "out")
@@ -183,6 +189,7 @@ def test_logs_of_nothing_known_are_refused(tmp_path: Path) -> None:
         write_archive([tmp_path], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_public_sets_are_accepted_and_keep_their_scores(public_logs: Path, tmp_path: Path) -> None:
     source = public_logs / "v0.7" / "NVIDIA"
     names = ("dgx1_ngc20.06_mxnet", "dgxa100_ngc20.06_mxnet", "dgxa100_n8_ngc20.06_mxnet")
@@ -214,6 +221,7 @@ def test_findings_in_the_forms_of_other_tools(
     recorded(f"{command}.{form}", json.loads(written) if form == "sarif" else written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fail", "failed"), [("a set", "true", "1"), ("a set", "false", ""), ("no", "true", None)]
 )

@@ -67,6 +67,7 @@ def test_command(number: int, recorded: Callable[[str, object], None]) -> None:
 
 
 # The digests are made from the logs. Alibaba's of v0.6 and v0.7 have times of a format of their own.
+@pytest.mark.slow
 def test_every_score_is_the_one_that_the_programs_own_scoring_gives() -> None:
     published = {
         (f"{each.round}/{each.submitter}/{each.system}", each.benchmark): each.score_minutes
@@ -278,6 +279,7 @@ def test_the_phases_and_lengths_of_a_digest_make_its_score(round_: str) -> None:
             assert product == pytest.approx(side.score.estimate, rel=1e-6), side.label
 
 
+@pytest.mark.slow
 def test_digests_are_what_the_logs_say(public_logs: Path) -> None:
     sides = {(side.label, side.benchmark): side for round_ in ROUNDS[:3] for side in digests(round_)}
     same = 0

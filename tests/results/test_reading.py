@@ -80,6 +80,7 @@ def test_a_line_without_end_takes_constant_memory(tmp_path: Path) -> None:
     assert peak < 12 * MAX_LINE
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     peaks = []
     for copies in (200, 2000):
@@ -93,6 +94,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] * 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [':::MLLOG {"a', ":::MLL 1 a: {'", ":::MLPv0.5.0 a 1 (", ":::MLLOG {'", ":::ML"])
 def test_a_line_full_of_damaged_events_is_read_in_linear_time(piece: str) -> None:
     text = piece * (MAX_LINE // len(piece))
@@ -109,6 +111,7 @@ def test_random_text_after_each_mark(text: str) -> None:
             assert isinstance(event.key, str)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(seed=st.integers(0, 2**32), dialect=st.sampled_from(["v0.5", "v0.7"]))
 def test_mutated_logs_are_refused_or_right(seed: int, dialect: str, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -233,6 +236,7 @@ def test_a_killed_worker_is_an_error_and_leaves_no_process(tmp_path: Path) -> No
     assert wait_for(lambda: not workers_left(tmp_path))
 
 
+@pytest.mark.slow
 @needs_two_cores
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_parent(number: signal.Signals, tmp_path: Path) -> None:

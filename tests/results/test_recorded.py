@@ -408,6 +408,7 @@ def write(folder: Path, content: Mapping[str, str | bytes]) -> Path:
 
 
 # Its score with the audit's findings, energy and reference convergence; what the commands print of them.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_a_set(name: str, tmp_path: Path, recorded: Record) -> None:
     folder = write(tmp_path / "logs", SETS[name])

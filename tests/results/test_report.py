@@ -121,6 +121,7 @@ def test_no_number_that_is_not_zero_looks_like_zero(number: float, text: str) ->
     assert shown(number) == text
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
@@ -207,6 +208,7 @@ def test_the_page_never_scrolls_sideways(page: Path, browser: Any, width: int) -
 
 
 # With its plots and the tables behind them, and without what only a screen can do.
+@pytest.mark.slow
 def test_the_page_prints(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
     shown = (
@@ -378,6 +380,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert refused.value.exit_code is ExitCode.FAILED
 
 
+@pytest.mark.slow
 def test_public_sets_make_one_page(public_logs: Path, tmp_path: Path) -> None:
     files = write_files(build_report([public_logs / "v0.7" / "NVIDIA"], baseline="dgx1_ngc20.06_pytorch"), tmp_path)
     assert files[0].stat().st_size < 1_000_000

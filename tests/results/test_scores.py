@@ -110,6 +110,7 @@ def linked(source: Path, target: Path) -> Path:
 
 
 # An invented v7.0 with a benchmark of its own: two TOML files here, rule files and points in mlperf-logging.
+@pytest.mark.slow
 def test_a_new_round_is_data_alone(tmp_path: Path) -> None:
     rounds = linked(paths.ROOT / "encore", tmp_path / "encore") / "results" / "data" / "rounds"
     (rounds / "v7.0.toml").write_text(
@@ -171,6 +172,7 @@ NOT_COMPLETE = {
 }
 
 
+@pytest.mark.slow
 def test_every_complete_public_set_has_its_published_score(public_logs: Path) -> None:
     rows = published_rows()
     not_complete, agreeing = set(), 0

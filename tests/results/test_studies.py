@@ -142,6 +142,7 @@ def test_the_command_prints_the_study() -> None:
     assert found[0]["title"].startswith("Table 1")
 
 
+@pytest.mark.slow
 def test_the_archive_s_scaling_and_releases(public_logs: Path) -> None:
     rows = [of_side(side) for side in load_sides(public_logs / "v0.7" / "NVIDIA")]
     scaled = {(row[0], row[2], row[3]): row[4] for row in scaling_efficiency(rows).rows}

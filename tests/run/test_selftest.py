@@ -64,6 +64,7 @@ def test_an_answer_is_the_last_line_and_a_crash_a_failed_check(
     assert row == replace(EMPTY, result=result, found=found, lines=lines)
 
 
+@pytest.mark.slow
 def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
     trained = "import time; print('step 1', flush=True); time.sleep(9999)"
     (tmp_path / "resume-1").mkdir()

@@ -235,6 +235,7 @@ DAMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_damaged_folders_are_rows_and_not_crashes(encore: Encore, tmp_path: Path) -> None:
     for name, (file, text) in DAMAGES.items():
         (made(tmp_path, [RUNNING], f"-{name}").path / file).write_text(text, encoding="utf-8")

@@ -103,6 +103,7 @@ while sys.argv[1] == "0":
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_wait_without_end_for_a_lost_one_are_ended(tmp_path: Path) -> None:
     # With TORCH_NCCL_ASYNC_ERROR_HANDLING=0 nobody else ends them, where the launcher does not see the loss
     launcher = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank & done; wait"
@@ -163,6 +164,7 @@ def stopped(folder: Path, number: signal.Signals, times: int = 1, job: str = "")
     return supervised(folder, (sys.executable, "-c", SAVING_RANK), limits, signals, stop, job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "job"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGUSR1, "12")])
 def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, number: signal.Signals, job: str) -> None:
     outcome = stopped(tmp_path, number, job=job)
@@ -170,6 +172,7 @@ def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, number
     assert (tmp_path / "checkpoint" / "step_00000001").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "job"), [(2, ""), (1, "12")])
 def test_who_insists_does_not_wait(tmp_path: Path, times: int, job: str) -> None:
     # A second Ctrl-C, and Slurm's SIGTERM, which SIGKILL follows
@@ -177,6 +180,7 @@ def test_who_insists_does_not_wait(tmp_path: Path, times: int, job: str) -> None
     assert not (tmp_path / "checkpoint" / "step_00000001").exists()
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_half_written_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "checkpoint" / "writing_00000001").mkdir(parents=True)
     assert stopped(tmp_path, signal.SIGINT).reason == "stopped by SIGINT, without a checkpoint"

@@ -163,6 +163,7 @@ def test_a_host_is_asked_through_a_plain_shell(tmp_path: Path) -> None:
     assert multi_host.ask(("no-such-program",), "").problem == "no-such-program: No such file or directory"
 
 
+@pytest.mark.slow
 def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
     folder = tmp_path / "experiment_0"
     command = [sys.executable, "-c", "import time; time.sleep(60)", "--output"]

@@ -136,6 +136,7 @@ def contents(report: Report) -> dict[str, Any]:
     return {"about": report.about, "notices": report.notices, "chapters": chapters, "tables": tables}
 
 
+@pytest.mark.slow
 def test_every_question_is_answered_from_the_data_next_to_the_printed_figures(
     built: tuple[Folder[Study], Report, Path], recorded: Recorded
 ) -> None:
@@ -152,6 +153,7 @@ def test_every_question_is_answered_from_the_data_next_to_the_printed_figures(
     assert [(report / f"question_2_{n}.csv").read_text("utf-8").count("\n") for n in (2, 3)] == [1 + 15, 1 + 2]
 
 
+@pytest.mark.slow
 def test_largest_batches_are_printed_next_to_the_study_s(tmp_path: Path, recorded: Recorded) -> None:
     study = load("multi-gpu")
     folder = measured(study, tmp_path, lambda point: 0.01 if point.axes["ranks"] == 1 else None)
@@ -211,6 +213,7 @@ def test_a_device_of_a_cpu_is_as_large_in_each_point(tmp_path: Path) -> None:
     assert len({each.environment["OMP_NUM_THREADS"] for each in commands.values()}) == 1
 
 
+@pytest.mark.slow
 def test_time_that_is_left(built: tuple[Folder[Study], Report, Path]) -> None:
     folder = built[0]
     missing = [point for point in folder.study.points() if folder.state(point) != "done"]

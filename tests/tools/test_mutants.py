@@ -16,6 +16,7 @@ TESTS = {
 }
 
 
+@pytest.mark.slow
 def test_a_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sizes.py").write_text(SOURCE, encoding="utf-8")
     for name, line in TESTS.items():
