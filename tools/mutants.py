@@ -1,7 +1,7 @@
 """Change one operator or constant at a time and see whether the tests notice.
 
     $ python -m tools.mutants encore/results --number 20 --seed 1 --tests tests/results
-    $ python -m pytest -m "not training and not engine and not cluster" --cov . --cov-context test --cov-report term
+    $ make test ARGS="-m 'not training and not engine and not cluster' --cov . --cov-context test"
     $ python -m tools.mutants encore benchmarks --number 100 --seed 7 --coverage .coverage --output mutants.json
 
 A mutant replaces one comparison, arithmetic operator, ``and``/``or`` or ``not``, or adds one to a number. It is killed

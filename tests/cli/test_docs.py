@@ -102,11 +102,11 @@ WRITERS = [each for each in COMMANDS if " '>' " in each]
 
 
 @pytest.fixture(autouse=True)
-def new_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def new_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     # The pages are tried as on a machine without GPUs, data and results, wherever the test runs
     monkeypatch.setattr(node, "gpus", lambda: ())
-    monkeypatch.setattr(paths, "default_data", lambda name: tmp_path / "data" / name)
-    monkeypatch.setattr(paths, "default_results", lambda: tmp_path / "results")
+    monkeypatch.setattr(paths, "default_data", lambda name: Path("/encore/data", name))
+    monkeypatch.setattr(paths, "default_results", lambda: Path("/encore/results"))
     monkeypatch.delenv("TMPDIR", raising=False)
 
 
