@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tools import architecture, site
 
 
+@pytest.mark.slow
 def test_site_has_every_page_and_no_dead_link(tmp_path: Path) -> None:
     site.stage(tmp_path / "pages")
     assert site.build(tmp_path) == 0

@@ -126,6 +126,7 @@ def by_content(samples: Samples) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.slow
 def test_tensorflow_s_records_become_the_samples_that_they_were(packed: Path, drawn: Samples, tmp_path: Path) -> None:
     assert convert(packed, tmp_path / "to")[0] == 0
     data = open_data(tmp_path / "to")

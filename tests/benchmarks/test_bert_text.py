@@ -377,11 +377,13 @@ def test_two_workers_write_the_same_and_no_shard_is_another_one(source: Path, wh
     assert len(samples) > 0.99 * len(data.train)
 
 
+@pytest.mark.slow
 def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(whole: Path, tmp_path: Path) -> None:
     # Training opens it before the clock starts.
     open_data(with_other_offsets(whole, tmp_path / "copy"))
 
 
+@pytest.mark.slow
 @in_small_shards
 def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: Path, tmp_path: Path) -> None:
     assert run(source, "-o", tmp_path / "to", *SHORT, "--seed", 1)[0] == 0
@@ -417,6 +419,7 @@ def test_the_evaluation_set_is_one_article_of_each_part() -> None:
     assert many == [200 * part + 42 for part in range(500)]
 
 
+@pytest.mark.slow
 @in_small_shards
 def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> None:
     documents = (raw / "part-00000-of-00002").read_text().split("\n\n")

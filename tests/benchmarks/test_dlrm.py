@@ -207,6 +207,7 @@ def test_preparation_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert "nothing to do" in prepare(tmp_path / "raw", "-o", tmp_path / "to")
 
 
+@pytest.mark.slow
 def test_bad_sources_are_refused(tmp_path: Path) -> None:
     raw, to = tmp_path / "raw", ("-o", tmp_path / "to")
     write_days(raw, 3, 200)

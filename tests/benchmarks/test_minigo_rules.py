@@ -25,6 +25,7 @@ def facts(position: Position) -> bytes:
     return found.astype(np.int16).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "games"), [(5, 60), (9, 6), (19, 1)])
 def test_random_games_are_the_recorded_ones(size: int, games: int) -> None:
     chance, positions, checksum = random.Random(size), 0, 0

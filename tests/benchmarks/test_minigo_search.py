@@ -66,6 +66,7 @@ def one_by_one() -> list[Game]:
     return twelve(PLAIN, at_once=1, batch=1)
 
 
+@pytest.mark.slow
 def test_games_depend_on_their_network_and_not_on_their_batch(one_by_one: list[Game]) -> None:
     alone = content(one_by_one)
     assert [each[0] for each in alone] == list(range(12)) and len({each[1:] for each in alone}) == 12
@@ -85,6 +86,7 @@ def test_games_end_by_the_rules(one_by_one: list[Game]) -> None:
         assert not game.resigned and not game.resignation_allowed
 
 
+@pytest.mark.slow
 def test_options_of_self_play_have_their_effect() -> None:
     resigning = twelve(replace(PLAIN, disable_resign_pct=0.5, min_resign_threshold=-0.2, max_resign_threshold=-0.1),
                        60, 256, count=60)  # fmt: skip

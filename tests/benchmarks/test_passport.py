@@ -45,6 +45,7 @@ def test_what_is_written_is_read(tmp_path):
     assert make(tmp_path) == passports.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_passport_changes_unnoticed(tmp_path):
     make(tmp_path)
     path = tmp_path / passports.FILE_NAME

@@ -287,6 +287,7 @@ def test_an_interrupted_preparation_resumes_and_no_worker_outlives_it(
     assert not (tmp_path / "out" / "parts").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_preparation(started: tuple[subprocess.Popen[str], list[str]]) -> None:
     child, _ = started
     worker = next(each for each in children(child) if b"spawn_main" in (each / "cmdline").read_bytes())

@@ -182,6 +182,7 @@ leaves_the_group()
 """
 
 
+@pytest.mark.slow
 def test_a_training_whose_process_stays_is_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a process group that is left while a graph still holds its collectives (NCCL since 2.26)."""
     monkeypatch.setattr(trainings, "EXIT_SECONDS", 0.2)

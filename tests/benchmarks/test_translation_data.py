@@ -92,6 +92,7 @@ def test_one_source_has_one_translation_and_copying_it_is_none(toy: DataSet) -> 
     assert bleu.tokenized_score(toy.references, toy.references) == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_a_set_is_verified_to_its_last_byte(toy_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(toy_folder, tmp_path / "copy"))
     assert run("--verify", folder)[0] == 0

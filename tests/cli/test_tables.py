@@ -73,6 +73,7 @@ def test_numbers_and_headers_are_whole(command: str, width: int, shown: list[Seq
     assert len(rules) == len(shown) and max(map(len, rules)) <= width
 
 
+@pytest.mark.slow
 def test_what_has_no_room_is_named(shown: list[Sequence[Column]], tmp_path: Path) -> None:
     narrow, wide = (printed(COMMANDS["published"], width, tmp_path) for width in (60, 200))
     assert "columns also shows: runs, accelerators" in narrow and [len(table) for table in shown] == [5, 7]

@@ -149,6 +149,7 @@ def test_a_build_has_pips_settings_but_no_folder_of_this_machine(monkeypatch: py
     assert building.pip_settings() == settings
 
 
+@pytest.mark.slow
 def test_list_shows_the_catalogue(encore: Encore) -> None:
     content = json.loads(encore("images", "list", "--json").stdout)
     of_resnet = [entry["round"] for entry in content["submitted"] if entry["benchmark"] == "resnet"]

@@ -334,6 +334,7 @@ def test_options_of_the_launchers_are_pinned() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", binding.LOCAL_RANKS)
 def test_wrapper_binds_on_this_machine(name: str, rank: int) -> None:

@@ -113,6 +113,7 @@ def test_another_value_is_a_difference_that_the_command_sets(folder: Path, tmp_p
     assert isinstance(encore(folder / "config_OURS.sh", "-o", tmp_path / "ours.toml").exception, EncoreError)
 
 
+@pytest.mark.slow
 def test_a_written_system_takes_no_name_that_another_has_and_run_runs_the_command(folder: Path) -> None:
     (folder / "config_DGXA100_own.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
     own, submitted = read(folder, "DGXA100_own").system, read(folder, "DGXA100").system

@@ -66,6 +66,7 @@ def test_a_set_with_too_few_runs_that_converged_has_not_converged(tmp_path: Path
 
 
 # Logs that say nothing of their hardware are compared with no system, whatever their time is near to.
+@pytest.mark.slow
 def test_the_time_does_not_choose_the_submission(tmp_path: Path) -> None:
     platform = {"submission_platform": "box", "global_batch_size": 1632}
     found = [
@@ -186,6 +187,7 @@ def test_the_logs_are_found_without_their_folder_s_name(public_logs: Path, tmp_p
     assert {name.split("/")[1] for name in elsewhere} == {"google", "nvidia", "DellEMC", "NVIDIA"}
 
 
+@pytest.mark.slow
 def test_submitted_logs_replace_what_is_kept_of_them(public_logs: Path, tmp_path: Path) -> None:
     folder = a100_run(tmp_path)
     kept = compare(load_side(folder), A100)
@@ -430,6 +432,7 @@ RUNS = st.lists(
 MIRRORED = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ours=RUNS, theirs=RUNS, unit=st.sampled_from([1e-3, 0.25, 60.0, 1e6]))
 def test_the_unit_of_time_does_not_matter(ours: Runs, theirs: Runs, unit: float) -> None:

@@ -256,6 +256,7 @@ def test_digest_is_the_side_of_the_logs(
         _assert_same(side, load_side(root / "Ours" / "results" / name.rpartition("/")[2] / "resnet"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", sorted(file.name.partition(".jsonl")[0] for file in published.DIGESTS.iterdir()))
 def test_the_phases_and_lengths_of_a_digest_make_its_score(round_: str) -> None:
     published.lines_of.cache_clear()

@@ -122,6 +122,7 @@ def test_mutated_logs_are_refused_or_right(seed: int, dialect: str, tmp_path_fac
     check_mutant(original, mutant, 40.0 if dialect == "v0.7" else 134.0, path)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     prefix=st.sampled_from(["", "0: ", "[1]:::M", "MLPerf: ", "é \ufffd"]),
@@ -141,6 +142,7 @@ def test_the_short_way_through_a_line_is_the_long_way(
     assert damaged.count(1) == damaged.count(2)
 
 
+@pytest.mark.slow
 def test_many_seeds_are_read_in_linear_time(tmp_path: Path) -> None:
     taken = {}
     for name, seeds in (("one", [1] * 30_000), ("distinct", range(30_000))):

@@ -141,6 +141,7 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     assert doubled == []
 
 
+@pytest.mark.slow
 def test_tables_sort_by_number_and_by_text(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
     for _ in range(2):
@@ -235,6 +236,7 @@ def visible(browser: Any) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_list_is_filtered(page: Path, browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -225,6 +225,7 @@ def test_a_folder_that_cannot_be_written_is_refused(run: RunFolder, monkeypatch:
         pass
 
 
+@pytest.mark.slow
 def test_of_many_that_claim_at_once_one_gets_it(run: RunFolder) -> None:
     program = (
         "import sys, time\nfrom pathlib import Path\nfrom encore.errors import EncoreError\n"

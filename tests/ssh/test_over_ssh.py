@@ -176,6 +176,7 @@ def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended(sshd: Sshd, digi
     assert not ssh_sessions(sshd)
 
 
+@pytest.mark.slow
 def test_the_same_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None:
     show = 'echo "$(uname -n) $PET_NODE_RANK ${SECRET_OF_THE_SHELL-none}" > {}/$PET_NODE_RANK; exit $PET_NODE_RANK'
     command = [sys.executable, "-m", "encore.ssh.each_host", "--hosts", "no-such-host.invalid,127.0.0.2", "--"]

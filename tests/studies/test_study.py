@@ -197,6 +197,7 @@ def test_passes_apart_widen_the_intervals_and_a_busy_machine_is_reported(tmp_pat
     assert {folder.state(point) for point in folder.study.points()} == {"to do"}
 
 
+@pytest.mark.slow
 def test_resume_and_array_hold_what_is_missing(built: tuple[Folder[Study], Report, Path]) -> None:
     folder, _, _ = built
     missing = [str(number) for number, point in enumerate(folder.study.points()) if folder.state(point) != "done"]

@@ -393,6 +393,7 @@ def on_its_gpus(point: GridPoint) -> Result:
     return Result(point=point, state="done", samples_per_second=Sample.of([speed * f for f in (0.99, 1.0, 1.01)]))
 
 
+@pytest.mark.slow
 def test_a_dry_run_has_every_command() -> None:
     given = ["--hosts", ",".join(map(str, HOSTS)), "--system", "dgxa100", "--runtime", "apptainer", "--data", "/tmp"]
     images = ["--image", "MXNet=mx.sif", "--image", "PyTorch=torch.sif"]
