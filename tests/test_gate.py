@@ -35,7 +35,9 @@ def test_the_gate_is_the_readmes_command_which_runs_every_test() -> None:
     (fast,) = re.findall(r'-m "([^"]+)"', recipe("test-fast"))
     whole = text_of("tests", "all.sh")
     # Together they are every test.
-    assert f"host_side='{fast.removesuffix(' and not slow')}'" in whole and re.findall(r'pytest -m ("[^"]+")', whole) == [
+    assert f"host_side='{fast.removesuffix(' and not slow')}'" in whole and re.findall(
+        r'pytest -m ("[^"]+")', whole
+    ) == [
         '"$host_side"',
         '"not ($host_side)"',
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from encore.lab.submissions.shell import Reader
 from encore.lab.submissions.shell_tokens import ShellError
-from encore.lab.submissions.shell_values import State
+from encore.lab.submissions.shell_values import LONGEST_CUT, LONGEST_PATTERN, LONGEST_VALUE, State
 
 UNDERSTOOD = {
     "quotes": """A=one B='two  words' C="$A and ${B}" D=a\\ b E="a\\"b\\$A" F='' G=$A"$B"'$A'""",
@@ -125,6 +125,28 @@ def test_a_hostile_script_is_refused_or_noted(name: str) -> None:
         assert error.reason
     else:
         assert state.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        (f"A={'a' * LONGEST_CUT}\nB=${{A%x}}", True), (f"A={'a' * (LONGEST_CUT + 1)}\nB=${{A%x}}", False),
+        ("A=a\nB=${A%*a*}", True), ("A=a\nB=${A%*a*b*}", False), ("A=a\nB=${A%[a]}", False),
+        (f"A=a\nB=${{A%{'a' * (LONGEST_PATTERN - 1)}}}", True), (f"A=a\nB=${{A%{'a' * LONGEST_PATTERN}}}", False),
+        (f"A={'a' * (LONGEST_VALUE // 2)}\nB=$A$A", True),
+        (f"B=$(({'1' * 18}))", True), (f"B=$(({'1' * 19}))", False), (f"B=$((1{'+1' * 127} ))", True),
+        (f"B=$((1{'+1' * 128}))", False),
+    ],
+)  # fmt: skip
+def test_what_is_longer_than_any_real_script_s_is_not_read(text: str, is_read: bool) -> None:
+    state = read(text)
+    assert (not state.notes) == is_read and state.variables["B"].value.is_known == is_read
+
+
+def test_a_value_longer_than_any_real_one_ends_the_reading() -> None:
+    half = "x" * (LONGEST_VALUE // 2)
+    with pytest.raises(ShellError, match="a value has more than 65,536 characters or 10,000 parts"):
+        read(f"A={half}\nB=$A$A.")
 
 
 @pytest.mark.parametrize("text", ["A=$((9**9**9))", "A=$((1/0))", "A=$((99999999999999999999))", "A=$((1<<99))"])

@@ -243,6 +243,8 @@ LOGS: dict[str, str | tuple[str, str]] = {
     "v0.7 in 2030": resnet_v07(start_ms=LONG_AFTER_MS),
     "any later round": resnet_v07(start_ms=LONG_AFTER_MS) + GRADIENTS,
     "a benchmark of HPC": log_of("cosmoflow"),
+    "two benchmarks of HPC": log_of("cosmoflow", mllog("submission_benchmark", "deepcam", START_MS)),
+    "neither status nor a known target": log_of("cosmoflow").replace('"status": "success"', '"lineno": 1'),
     "a crash before the benchmark": at(0, "cache_clear", True),
 }  # fmt: skip
 
@@ -373,6 +375,10 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
     "raw": files(dell_texts()),
     "convergence at a batch of the reference": files(dell_texts(batch=3264)),
     "convergence beyond the reference": files(dell_texts((40,) * 5, 3264)),
+    "one without convergence": files([*dell_texts(batch=3264)[:4], dell_texts(batch=3264)[4].replace("0.7595", "0.7")]),
+    "two without convergence": files(
+        [*dell_texts(batch=3264)[:3], *(each.replace("0.7595", "0.7") for each in dell_texts(batch=3264)[3:])]
+    ),
     "too few epochs": files(dell_texts((30,) * 5, 3264)),
     "a smaller batch": files(dell_texts((37,) * 5, 208)),
     "a larger batch": files(dell_texts((50,) * 5, 10**6)),

@@ -8,6 +8,7 @@ import pytest
 
 from encore import catalogue
 from encore.containers import runtimes
+from encore.errors import EncoreError
 from encore.machine import node
 from encore.run import passport, planning
 from tests.machine.machines import PACKAGES, answered, gpus_of
@@ -29,6 +30,15 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[node.Gpu, ...
 def plan(**given: object) -> planning.Plan:
     request = {"name": CHOICE.name, "gpus": 2, **given}
     return planning.make_plan(planning.Request(**request))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seed", "is_taken"), [(-1, False), (0, True), (2**31 - 1, True), (2**31, False)])
+def test_a_seed_has_31_bits(seed: int, is_taken: bool) -> None:
+    if is_taken:
+        assert plan(system="cpu", seed=seed).seeds == (seed,)
+    else:
+        with pytest.raises(EncoreError, match="0 to 2147483647"):
+            plan(system="cpu", seed=seed)
 
 
 def levels(found: planning.Plan) -> dict[str, str]:

@@ -115,13 +115,13 @@ def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
     assert (found["b", "four hours"]["GPUs"], found["b", "two hours"]["GPUs"]) == (8, None)
 
 
-@pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100"])
-def test_picture_has_every_device_and_link(name: str) -> None:
-    server = parse_topology((TOPOLOGY / f"{name}.txt").read_text(encoding="utf-8"))
-    svg = machines.picture(server).svg
-    assert all(f">{gpu}<" in svg for gpu in server.gpus)
-    links = 8 if server.has_nvswitch else len(server.nvlinks)
-    assert (svg.count(">switch<"), svg.count('class="l s')) == (4, links)
+@pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100", "no GPU"])
+def test_picture_has_every_device_and_link(name: str, recorded: Callable[[str, object], None]) -> None:
+    path = TOPOLOGY / f"{name}.txt"
+    server = (
+        parse_topology(path.read_text(encoding="utf-8")) if path.exists() else machines.Server(name=name, sockets=2)
+    )
+    recorded(f"machines/{name}.svg", machines.picture(server).svg)
 
 
 def test_rows_of_nccl_tests() -> None:
