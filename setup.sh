@@ -65,8 +65,7 @@ fi
 uv=$(grep --only-matching '^uv==[0-9.]*' "$requirements")
 install=("$root/.venv/bin/python" -I "$root/encore/installer.py")
 if ! "$root/.venv/bin/python" -m pip install --disable-pip-version-check --no-input "$uv" >>"$log" 2>&1 ||
-  ! "${install[@]}" --requirements "$requirements" >>"$log" 2>&1 ||
-  ! "${install[@]}" --no-deps --editable "$root" >>"$log" 2>&1; then
+  ! "${install[@]}" --no-deps --requirements "$requirements" --editable "$root" >>"$log" 2>&1; then
   tail -n 3 "$log" >&2
   if grep -q 'No space left on device' "$log"; then
     fail "the disk is full" "free some space and run the same command again"
