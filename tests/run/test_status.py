@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from encore import files, paths
+from encore.cli import jobs
 from encore.cli.jobs import describe, exit_code, varied_columns
+from encore.cli.layout import console
 from encore.errors import EncoreError, ExitCode
 from encore.machine import processes
 from encore.run import control, follow, hints, ownership, status
@@ -270,6 +272,22 @@ def test_exit_code_is_that_of_the_run() -> None:
 
 
 # -- Slurm's words --------------------------------------------------------------------------------------
+
+
+def test_a_job_is_waited_for_from_the_queue_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits, begun, over = job("12", "PENDING", "Resources"), job("12", "RUNNING"), job("12", "TIMEOUT")
+    answers = iter([Queue((waits,)), Queue((waits,)), Queue(note="no answer"), Queue((begun, over)), Queue((over,))])
+    monkeypatch.setattr(status, "ask", lambda name: next(answers))
+    monkeypatch.setattr(commands, "show_job", lambda name: {"StdOut": "slurm-12.out"})
+    monkeypatch.setattr(jobs, "QUEUE_SECONDS", 0)
+    subject = control.Subject(job="12")
+    with pytest.raises(EncoreError, match=f"job 12 ended without a run folder in {tmp_path}: TIMEOUT") as ended:
+        jobs._wait_for_folder(jobs.Notices(console(soft_wrap=True)), subject, tmp_path)
+    begins = f"job 12 has begun; no run folder in {tmp_path} yet"
+    assert capsys.readouterr().out.splitlines() == ["job 12 is queued: Resources", "no answer", begins]
+    assert "slurm-12.out" in ended.value.hint and ended.value.exit_code == ExitCode.FAILED
 
 
 def test_squeue_and_sacct_are_read() -> None:
