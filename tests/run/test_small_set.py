@@ -41,6 +41,12 @@ def test_a_seed_has_31_bits(seed: int, is_taken: bool) -> None:
             plan(system="cpu", seed=seed)
 
 
+@pytest.mark.parametrize("name", ["resnet", "bert", "dlrm"])
+def test_a_server_gets_a_system_of_one_node(name: str, gpus: tuple[node.Gpu, ...], tmp_path: Path) -> None:
+    # Of as many nodes as it has, though systems of several have the same GPUs
+    assert plan(name=name, gpus=len(gpus), data=tmp_path).configuration.system.nodes == 1
+
+
 def levels(found: planning.Plan) -> dict[str, str]:
     return {check.name: check.level for check in planning.checks(found)}
 
