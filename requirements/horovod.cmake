@@ -1,4 +1,4 @@
-# Compile Horovod in a third of the time: its sources and Gloo's in fewer, larger translation units, and without the
+# Compile Horovod in half the time: its sources and Gloo's in fewer, larger translation units, and without the
 # debug information and the second level of optimization that its setup.py asks for. Its loops over elements are
 # vectorized at the first level too: it gives -ftree-vectorize itself.
 set(CMAKE_UNITY_BUILD ON)

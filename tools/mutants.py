@@ -141,20 +141,20 @@ def main(
         subprocess.run(["git", "clone", "--quiet", ".", str(root)], check=True)
         fail_unchanged = functools.cache(lambda chosen: fails(root, chosen, marks))
         for mutant, text in draw(root, sources, number, seed):
-            killed = None
+            killed, looked = None, list[str]()
             sets = [tests.split(",")] if tests else [covering(mutant), importers(root, mutant.file)]
             for chosen in filter(None, sets):
                 (root / mutant.file).write_text(text, encoding="utf-8")
                 # Python knows a module's compiled form by the time and size of its source: each mutant has a time.
                 os.utime(root / mutant.file, (len(found), len(found)))
+                looked += chosen
                 noticed = fails(root, chosen, marks)
                 subprocess.run(["git", "checkout", "--quiet", mutant.file], cwd=root, check=True)
                 if not noticed or not fail_unchanged((*chosen,)):
                     killed = noticed
                 if killed:
                     break
-            chosen = [name for each in sets for name in each]
-            found.append(Mutant(**{**asdict(mutant), "tests": chosen, "killed": killed}))
+            found.append(Mutant(**{**asdict(mutant), "tests": looked, "killed": killed}))
             state = {True: "killed", False: "SURVIVED", None: "no test"}[killed]
             print(f"{state:9} {mutant.file}:{mutant.line} {mutant.before!r} -> {mutant.after!r}", flush=True)
             if output:
