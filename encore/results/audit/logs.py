@@ -292,7 +292,9 @@ def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
     if not spans or lengths[0] <= 0:
         return None
     stated = statistics.median(each.value for each in figures)
-    if run.benchmark in _WHOLE_RUN:
+    # One figure after the end, as AMD's Llama of v6.0 has it, is of the whole run as well.
+    of_all = len(figures) == 1 and figures[0].time_s >= (run.stop_s or math.inf)
+    if run.benchmark in _WHOLE_RUN or of_all:
         stated = max(stated, figures[-1].value)
         lengths, seconds = [math.fsum(lengths)], [spans[-1][1] - spans[0][0]]
     else:
