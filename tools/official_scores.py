@@ -2,7 +2,7 @@
 
 A score that is missing is taken from the digests, which Encore's own scoring made.
 
-    python -m tools.official_scores CHECKOUTS     # the folder that holds training_results_v0.5 ... _v5.1
+    python -m tools.official_scores CHECKOUTS     # the folder that holds training_results_v0.5 ...; rows of others stay
 
 The factor is that of the set's scaling.json, division and availability those of the submitter's system description.
 """
@@ -58,6 +58,8 @@ def scored(row: dict[str, str]) -> dict[str, str]:
 
 def renewed(row: dict[str, str], checkouts: Path) -> dict[str, str]:
     checkout = checkouts / f"training_results_{row['round']}"
+    if not checkout.is_dir():
+        return row
     factor = read_scaling(checkout / row["submitter"] / "results" / row["system"] / row["benchmark"]).factor
     # Without a scaling.json the summarizer takes the raw score as it is.
     minutes = official(float(row["score_minutes"]) if row["score_minutes"] else None, factor or 1.0)

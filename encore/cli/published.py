@@ -32,7 +32,7 @@ _NAMES_WIDTH = 2 * (FOLDED + 2) + 1  # Submitter and system, folded
 
 def published(
     benchmark: Annotated[str | None, typer.Option(help="Such as resnet or maskrcnn.")] = None,
-    round_: Annotated[str | None, typer.Option("--round", help="v0.5 to v5.1.")] = None,
+    round_: Annotated[str | None, typer.Option("--round", help="v0.5 to v6.0.")] = None,
     submitter: Annotated[str | None, typer.Option(help="Such as NVIDIA.")] = None,
     system: Annotated[str | None, typer.Option(help="Any part of the system's name, such as dgx1.")] = None,
     accelerator: Annotated[str | None, typer.Option(help="Any part of the accelerator's name, such as H100.")] = None,

@@ -107,6 +107,7 @@ class Round:
     may_miss: int | None = None  # Runs that may miss the target; by default as many as are dropped
     # By benchmark: the global batch from which other targets hold, and those targets.
     large_batch: Mapping[str, tuple[float, tuple[Target, ...]]] = field(default_factory=dict)
+    results: str | None = None  # Repository of its results, where it is not MLCommons' own
 
 
 def _number(round_: str) -> list[int]:
@@ -136,6 +137,7 @@ def _round(table: dict[str, Any]) -> Round:
         targets={name: targets_in(entries) for name, entries in table["targets"].items()},
         written=table.get("written"),
         may_miss=table.get("may_miss"),
+        results=table.get("results"),
         large_batch={name: (entry["from"], targets_in(entry["targets"])) for name, entry in large.items()},
     )
 
@@ -172,6 +174,11 @@ BLEU_BENCHMARKS = frozenset(
     if any(target.quality == "BLEU" for target in targets)
 )
 _RETINANET_SINCE = "v2.0"  # From then on ``ssd`` is RetinaNet on OpenImages; v5.0 calls it ``retinanet``
+
+
+def repository_of(round_: str) -> str:
+    """Return the repository that the round's results are taken from, as ``owner/name``."""
+    return _ROUNDS[round_].results or f"mlcommons/training_results_{round_}"
 
 
 def is_before(round_: str | None, other: str) -> bool:

@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import lzma
 import re
+import tarfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +18,7 @@ from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results.audit.judge import audit_score
 from encore.results.compare.compare import certainty, compare
+from encore.results.compare.digest import main as make_digests
 from encore.results.compare.explain import explain
 from encore.results.compare.sides import load_side
 from encore.results.compliance.compliance import check, score_and_check
@@ -22,6 +26,7 @@ from encore.results.compliance.convergence import convergence_of, report_of
 from encore.results.logs.reader import read_events
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import curve_of, length_of, phases_of
+from encore.results.published.published import DIGESTS, load_published
 from encore.results.scores.power import energy_of
 from tests.results.result_logs import (
     START_MS,
@@ -39,6 +44,7 @@ from tests.results.result_logs import (
 )
 
 Record = Callable[[str, Any], None]
+GOLDEN = Path(__file__).parents[1] / "golden" / "results"
 LATER_MS = 1_640_000_000_000  # In the months of v2.0
 LONG_AFTER_MS = 1_893_456_000_001
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -437,6 +443,46 @@ def test_a_set(name: str, tmp_path: Path, recorded: Record) -> None:
     found["exit code"] = checked.exit_code
     recorded(f"sets/{file_of(name)}.json", found)
     assert "\x1b" not in score_text.stdout + checked.stdout
+
+
+KEPT = ("score_minutes", "scaling_factor", "official_minutes", "converged", "flags")
+
+
+# Complete sets of v6.0, one whose last run was cut: where they are from is in data/PROVENANCE.md. Each log's verdict is
+# that of mlperf-logging, each factor that of the set's scaling.json, as far as it has one.
+@pytest.mark.slow
+def test_public_sets_of_v60(tmp_path: Path, recorded: Record) -> None:
+    from mlperf_logging.compliance_checker import mlp_compliance
+
+    with tarfile.open(GOLDEN / "v6.0.tar.xz") as packed:
+        packed.extractall(tmp_path, members=[each for each in packed if each.isfile()])
+    scores, reports = score_and_check(tmp_path)
+    for report in reports:
+        checker = mlp_compliance.make_checker("training", "6.0.0", True, False)
+        assert report.passed == checker.check_file(str(report.path), "training_6.0.0/common.yaml"), report.path
+    cells = {(each.name, each.benchmark): each for each in load_published() if each.round == "v6.0"}
+    found: dict[str, Any] = {}
+    for score in scores:
+        submitter, _, system, benchmark = score.folder.parts[-4:]
+        cell, convergence = cells.pop((f"v6.0/{submitter}/{system}", benchmark)), convergence_of(score)
+        assert cell.score_minutes == pytest.approx(score.score_minutes, abs=1e-4)
+        assert cell.official_minutes == pytest.approx(score.official_minutes or score.score_minutes, abs=1e-4)
+        plain = score.as_json(audit_score(score))
+        assert convergence is not None and score.scaling_factor in (None, convergence.factor)
+        found[f"{submitter} {benchmark}"] = {
+            **{key: plain[key] for key in KEPT},
+            "convergence": convergence.explanation,
+        }
+        name = f"v6.0/{submitter}/{system}"
+        shown = CliRunner().invoke(app, ["compare", str(score.folder), name], env={"COLUMNS": "120"})
+        found[f"compare {submitter}"] = [" ".join(line.split()) for line in shown.stdout.splitlines()[:12]]
+        assert not isinstance(shown.exception, Exception)
+    found["checks"] = Counter(f"{each.found} ({each.severity})" for report in reports for each in report.findings)
+    recorded("v6.0.json", found)
+    assert not cells
+    assert make_digests([str(tmp_path / "training_results_v6.0"), "-o", str(tmp_path)]) == 0
+    made, kept = (lzma.decompress((each / "v6.0.jsonl.xz").read_bytes()) for each in (tmp_path / "digests", DIGESTS))
+    assert made == kept
 
 
 # --- rules ------------------------------------------------------------------------------------------------

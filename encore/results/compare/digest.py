@@ -2,7 +2,7 @@
 
     python -m encore.results.compare.digest FOLDER...
 
-One file per round of v0.5 to v5.1 and one line per set: times, lengths, phases, curves and hyperparameters.
+One file per round and one line per set: times, lengths, phases, curves and hyperparameters.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from encore.results.logs.run_log import RunLog
 from encore.results.logs.timing import PHASES, length_of, phases_of
 from encore.results.published.published import DATA, load_published
 from encore.results.published.systems import cells_at
-from encore.results.rules import ROUNDS, canonical
+from encore.results.rules import ROUNDS, canonical, repository_of
 from encore.results.scores.score import find_sets
 from encore.results.table import grouped
 
@@ -164,6 +164,10 @@ def entry_of(side: Side, name: str, where: str) -> dict[str, Any]:
     }
 
 
+def _is_official(repository: str) -> bool:
+    return repository.startswith("mlcommons/")
+
+
 def _length(run: RunLog, unit: str) -> float | None:
     length = length_of(run)
     return _short(length.value, _TIMES) if length is not None and length.unit == unit and length.value > 0 else None
@@ -184,10 +188,11 @@ def _write(output: Path, round_: str, made: Sequence[_Made], screen: Console) ->
             left_out[each.folder] = f"{sets[key].folder} has the name {' '.join(key)} as well"
     kept = [sets[key] for key in sorted(sets)]
     runs = sum(len(each.entry["minutes"]) for each in kept)
+    repository = repository_of(round_)
     first: dict[str, Any] = {
         "round": round_,
-        "repository": f"mlcommons/training_results_{round_}",
-        "license": "Apache-2.0",
+        "repository": repository,
+        "license": "Apache-2.0" if _is_official(repository) else None,  # That of a fork is not known
         "sets": len(kept),
         "runs": runs,
         "left_out": dict(sorted(left_out.items())),
@@ -223,6 +228,7 @@ def _row(side: Side, name: str) -> dict[str, str]:
     round_, submitter, system = name.split("/", 2)
     minutes = [run.minutes for run in side.logs if run.minutes is not None]
     score = side.score if side.score_is_official else None
+    repository = repository_of(round_)
     figures = {
         "score_minutes": score and f"{score.estimate:.4f}",
         "fastest_minutes": minutes and f"{min(minutes):.4f}",
@@ -238,6 +244,7 @@ def _row(side: Side, name: str) -> dict[str, str]:
         "benchmark": side.benchmark or "?",
         "runs": str(side.runs),
         "converged": str(side.converged),
+        "note": "" if _is_official(repository) else f"logs of the fork {repository}",
         **{name: text for name, text in figures.items() if isinstance(text, str)},
     }
 

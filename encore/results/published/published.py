@@ -1,4 +1,4 @@
-"""The published results as data: every score of v0.5 to v5.1 that Encore knows, with its system.
+"""The published results as data: every score that Encore knows, with its system.
 
     from encore.results.published.published import load_published, select
     for result in select(load_published(), benchmark="resnet", round_="v0.7"):
