@@ -11,6 +11,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
+from encore.lab.submissions.merge import merge_trees
 from encore.results.compare.sides import load_sides
 from encore.results.report.measurements import all_tables
 from encore.results.report.report import build_report, measurements, write, write_files
@@ -165,16 +166,24 @@ def archive(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of logs.")],
     output: options.Output,
     submitter: Annotated[str | None, typer.Option(help="Submitter; default: as the logs say.")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge submission trees, unless something in them collides.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Pack runs as MLPerf's submission tree and let mlperf-logging's package checker judge it.
 
-    Exits with 1 where the checker finds errors.
+    Exits with 1 where the checker finds errors, or where trees to merge collide.
 
     Examples:
 
       encore archive results/20260101T120000Z-resnet-mxnet-dgxa100 -o submission --submitter MyLab
+
+      encore archive submissions/ours submissions/theirs -o round --merge
     """
+    if merge:
+        _merge(runs, output, submitter, as_json)
+        return
     packed = write_archive(runs, output, submitter)
     verdicts = [check_package(package) for package in packed]
     if as_json:
@@ -186,4 +195,23 @@ def archive(
         for line in verdict.errors:
             say(screen, text(f"  {line}"))
     if any(verdict.accepted is False for verdict in verdicts):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _merge(trees: list[Path], output: Path, submitter: str | None, as_json: bool) -> None:
+    if submitter is not None:
+        raise EncoreError("--submitter with --merge", hint="a tree has its submitter's name")
+    merged = merge_trees(trees, output)
+    if as_json:
+        write_json(merged.as_json())
+    screen = console()
+    for each in merged.collisions if not as_json else ():
+        say(screen, text(f"{each.place}: {each.why}", "red"))
+        say(screen, text(f"    in {', '.join(each.trees)}"))
+        say(screen, text(f"    {each.hint}"))
+    if not as_json:
+        trees_of = f"{count_of(merged.files, 'file')} of {count_of(merged.trees, 'tree')}"
+        collided = f"{trees_of}: {count_of(len(merged.collisions), 'collision')}, nothing was written"
+        say(screen, text(collided if merged.collisions else f"{output}: {trees_of}"))
+    if merged.collisions:
         raise typer.Exit(ExitCode.FAILED)

@@ -62,6 +62,7 @@ KINDS = (
     (r"encore images convert \w", "dry run"),
     (r"encore images \w", "parse"),
     (r"encore report .*--detections", "parse"),
+    (r"encore archive .* --merge", "parse"),
     (r"encore (report|archive) .*-o ", "write"),
     (r"encore (list|show|plan|published|score|check|audit|compare|report|--version)\b", "run"),
     (r"python DIR/triton/client\.py ", "client"),

@@ -17,6 +17,7 @@ from encore import __version__, paths
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
+from encore.lab.submissions.merge import merge_trees
 from encore.results.published.systems import DESCRIPTION_FIELDS
 from encore.results.scores.score import score_folder
 from tests.results.result_logs import START_MS, flux1_v61, resnet_v05, resnet_v07, write_set
@@ -253,3 +254,62 @@ def test_the_github_action_writes_both_files_and_says_whether_to_fail(
     assert written.get("failed", "") == failed
     for command in ("check", "audit"):
         assert json.loads(Path(written[command]).read_text())["version"] == "2.1.0"
+
+
+# Two laboratories, one of them in two trees.
+def labs(root: Path) -> Path:
+    for name, system, submitter in (("a", "box", "Lab"), ("b", "rack", "Lab"), ("c", "box", "Theirs")):
+        folder = tree(root / name).rename(root / name / submitter)
+        (folder / "results" / "box").rename(folder / "results" / system)
+        (folder / "systems" / "box.json").rename(folder / "systems" / f"{system}.json")
+        (folder / "benchmarks" / "resnet" / "README.md").write_text("how to run it")
+    (root / "b" / "Lab" / ".git").mkdir()
+    (root / "b" / "Lab" / ".git" / "config").write_text("")
+    return root
+
+
+def other_file(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("other")
+
+
+def other_folder(path: Path) -> None:
+    path.unlink()
+    other_file(path / "x")
+
+
+# What somebody puts into b/Lab.
+COLLIDING: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a set of that name": ("results/box/resnet/result_0.txt", other_file),
+    "a description of that name": ("systems/box.json", other_file),
+    "code of a system described elsewhere": ("benchmarks/resnet/implementations/box/run.sh", other_file),
+    "other code": ("benchmarks/resnet/README.md", other_file),
+    "a link": ("systems/x.json", lambda path: path.symlink_to("/etc/passwd")),
+    "a link to a folder": ("benchmarks/all", lambda path: path.symlink_to("/etc")),
+    "a linked tree": ("../Linked", lambda path: path.symlink_to(path.resolve().parents[1] / "a" / "Lab")),
+    "an escape in a name": ("systems/\x1b[2J.json", other_file),
+    "a name by its case": ("systems/BOX.json", other_file),
+    "a folder of a file's name": ("benchmarks/resnet/README.md", other_folder),
+    "a pipe": ("benchmarks/pipe", os.mkfifo),
+}
+
+
+# Each by itself is a collision, and nothing is written.
+def test_trees_are_merged_whole_or_not_at_all(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
+    found: dict[str, object] = {}
+    for name, (place, put) in {**COLLIDING, "nothing": ("systems/y.json", other_file)}.items():
+        root, output = labs(tmp_path / name), tmp_path / name / "round"
+        put(root / "b" / "Lab" / place)
+        command = ["archive", *(str(root / each) for each in "abc"), "-o", str(output), "--merge"]
+        plain = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+        assert (plain["output"] is None, output.exists()) == (bool(plain["collisions"]), not plain["collisions"])
+        shown = CliRunner().invoke(app, [*command[:-2], str(root / "again"), "--merge"], env={"COLUMNS": "200"})
+        assert shown.exit_code == bool(plain["collisions"])
+        found[name] = shown.output.splitlines()
+    recorded("merged.json", found)
+    files = {path.relative_to(root / of): path for of in "abc" for path in (root / of).rglob("*") if path.is_file()}
+    wanted = {place: path.read_bytes() for place, path in files.items() if ".git" not in place.parts}
+    assert {path.relative_to(output): path.read_bytes() for path in output.rglob("*") if path.is_file()} == wanted
+    for new, why in ((output, "is there already"), (root / "a" / "new", "which is merged")):
+        with pytest.raises(EncoreError, match=why):
+            merge_trees([root / "a"], new)

@@ -249,12 +249,17 @@ _SAME_FACTOR = 1e-6
 
 def check_trees(root: Path, ruleset: str | None = None) -> list[ComplianceReport]:
     """Return a report on each submitter's tree at or directly below ``root``."""
+    # The checkers are processes of their own, so that threads are enough to use every core.
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(partial(_check_tree, asked=ruleset), submission_trees(root)))
+
+
+def submission_trees(root: Path) -> list[Path]:
+    """Return the submitters' trees at or directly below ``root``, of which there is at least one."""
     found = [folder for folder in (root, *_folders(root)) if (folder / "results").is_dir()]
     if not found:
         raise EncoreError(f"no submission tree in {root}", expected=_EXPECTED, hint="name the submitter's folder")
-    # The checkers are processes of their own, so that threads are enough to use every core.
-    with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(partial(_check_tree, asked=ruleset), found))
+    return found
 
 
 def _folders(folder: Path) -> list[Path]:
