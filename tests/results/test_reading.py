@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from encore.results.compliance import compliance
+from encore.results.compliance import compliance, official
 from encore.results.compliance.compliance import read_and_check, score_and_check
 from encore.results.logs import parallel, reader
 from encore.results.logs.reader import MAX_LINE, Event, parse_line, read_events
@@ -283,6 +283,14 @@ def test_score_and_check_are_one_reading(tmp_path: Path, monkeypatch: pytest.Mon
     assert again == reports
     assert any(report.findings for report in reports)
     assert len(read) == len(found) == 7
+
+
+def test_alternatives_have_one_order() -> None:
+    collector = official._collector_class()("training", "6.0.0", False, False)
+    for names in ("'block_stop' or 'epoch_stop'", "'epoch_stop' or 'block_stop'"):
+        collector.put_message(f"Required AT_LEAST_ONE occurrence of {names}")
+    ((_, message, _),) = collector.collected()
+    assert message == "Required AT_LEAST_ONE occurrence of 'block_stop' or 'epoch_stop'"
 
 
 def test_a_rule_file_is_parsed_once_and_a_rule_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
