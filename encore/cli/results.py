@@ -31,7 +31,7 @@ from encore.results.findings import FORMATS, ComplianceReport, Finding
 from encore.results.scores.power import Energy, energy_of
 from encore.results.scores.score import Score, find_sets, official_score_text, score_folder
 from encore.results.table import Table, grouped
-from encore.results.words import count_of, round_of
+from encore.results.words import count_of, figure, round_of
 
 _PLACES = 3
 _COLOURS = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -453,8 +453,8 @@ def _factor_cells(factor: Factor) -> list[str]:
     span = f"{factor.interval[0]:.3f} to {factor.interval[1]:.3f}" if factor.interval else "-"
     return [
         factor.name,
-        f"{factor.ours:.4g}" if factor.ours is not None else "-",
-        f"{factor.theirs:.4g}" if factor.theirs is not None else "-",
+        figure(factor.ours) if factor.ours is not None else "-",
+        figure(factor.theirs) if factor.theirs is not None else "-",
         f"{factor.ratio:.3f}" if factor.ratio is not None else "-",
         span,
         f"{factor.z:+.1f}" if factor.z is not None else "-",

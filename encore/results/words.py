@@ -30,6 +30,11 @@ def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]
     )
 
 
+def figure(value: float) -> str:
+    """Return four digits, ``0.003225``; of samples every one, ``176,608``."""
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
 def percent(share: float) -> str:
     """Return ``5 %`` of 0.05."""
     return f"{share * 100:g} %"

@@ -32,7 +32,7 @@ from encore.results.statistics import (
     ratio_of,
     z_score,
 )
-from encore.results.words import count_of
+from encore.results.words import count_of, figure
 
 WITHIN = 0.05  # Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it
 # Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set.
@@ -159,7 +159,7 @@ def what_would_decide(ours: Sample, theirs: Sample, more: int | None, within: fl
 
 
 def _factor_text(factor: Factor) -> str:
-    text = f"{factor.name}: {factor.ours:.4g} against {factor.theirs:.4g}, ratio {factor.ratio or 0.0:.3f}"
+    text = f"{factor.name}: {figure(factor.ours)} against {figure(factor.theirs)}, ratio {factor.ratio or 0.0:.3f}"
     if factor.interval is not None:
         text += f" (90 %: {factor.interval[0]:.3f} to {factor.interval[1]:.3f})"
     return text
