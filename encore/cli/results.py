@@ -23,6 +23,7 @@ from encore.results.compare.compare import Comparison, Factor, certainty, compar
 from encore.results.compare.compare import compare as compare_named
 from encore.results.compare.explain import Explanation, explain
 from encore.results.compare.nearest import AS_GIVEN
+from encore.results.compare.noise import Noise, noise_of
 from encore.results.compare.sides import load_side
 from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
@@ -421,11 +422,13 @@ def compare(
     else:
         found = compare_named(ours, other, logs, tolerance / 100)
     why = explain(found.ours, found.theirs) if found.theirs is not None else None
+    noise = noise_of(found.ours, found.theirs) if found.theirs is not None else []
     if as_json:
         differences = {"differences": [vars(each) for each in why.differences], "unknown": why.unknown} if why else {}
-        write_json({**found.as_json(), **differences})
+        write_json({**found.as_json(), **differences, "noise": [each.as_json() for each in noise]})
         return
     _print_comparison(console(), found)
+    _print_noise(console(), noise)
     if why is not None:
         _print_differences(console(), why, None if everything else _DIFFERENCES)
 
@@ -447,6 +450,14 @@ def _print_comparison(screen: Console, found: Comparison) -> None:
         say(screen, text(f"note: {caveat}", "yellow"))
     for line, style in summary(found.ours.findings):
         say(screen, text(line, style))
+
+
+def _print_noise(screen: Console, noise: Sequence[Noise]) -> None:
+    for each in noise:
+        title, *lines = each.lines()
+        say(screen, text(title, "bold"))
+        for line in lines:
+            say(screen, text(line, "yellow" if "first outside" in line else ""))
 
 
 def _factor_cells(factor: Factor) -> list[str]:

@@ -117,7 +117,7 @@ def deciding(run: RunLog) -> Quality | None:
     return evaluations[-1] if evaluations else None
 
 
-def curve_of(run: RunLog) -> Curve:
+def curve_of(run: RunLog, most: int = MOST_POINTS) -> Curve:
     """Return the quality over time, thinned to what a plot can show: the first and the deciding evaluation stay."""
     points: list[tuple[tuple[float | None, float | None], float, dict[str, float]]] = []
     for point in run.quality:
@@ -131,8 +131,8 @@ def curve_of(run: RunLog) -> Curve:
             points.append((where, minutes, dict(point.values)))
     names = tuple(points[-1][2]) if points else ()
     whole = [(minutes, values) for _, minutes, values in points if all(name in values for name in names)]
-    if len(whole) > MOST_POINTS:
-        whole = [whole[round(number * (len(whole) - 1) / (MOST_POINTS - 1))] for number in range(MOST_POINTS)]
+    if len(whole) > most:
+        whole = [whole[round(number * (len(whole) - 1) / (most - 1))] for number in range(most)]
     return Curve(
         minutes=tuple(minutes for minutes, _ in whole),
         values={name: tuple(values[name] for _, values in whole) for name in names},

@@ -1,0 +1,353 @@
+"""Whether a run's losses are those that other seeds of its configuration give, and the first step at which they are not.
+
+    from encore.results.compare.noise import noise_of
+    for found in noise_of(ours, theirs):
+        print(*found.lines(), sep="\n")
+
+The band is a prediction interval for one more run: mean of the reference runs, plus and minus a multiple of their
+standard deviation at that step, times sqrt(1 + 1/N). The multiple makes 95 % of further runs stay inside at ALL steps.
+It is simulated: N + 1 Gaussian curves with the spectrum of the reference runs' deviations (surrogate data: Theiler et
+al., Physica D 58, 1992), of which one is tested against the others in the same way, 1,000 times, so that few runs, many
+steps and how much neighbouring steps have in common all count. Real runs have outliers that no Gaussian has: with four
+reference runs or more the multiple is at least what keeps each of them inside the band of the others.
+docs/compare.md has how often it errs; tools/noise_rates.py measures that.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
+
+from encore.results.compare.explain import explain
+from encore.results.compare.sides import Side
+from encore.results.logs.timing import MOST_POINTS, curve_of
+from encore.results.words import count_of
+
+Rows = NDArray[np.float64]
+
+LEVEL = 0.95
+LEAST_RUNS = 2  # A band of two runs is wide: docs/compare.md
+_WITH_OUTLIERS = 4  # Of three runs, leaving one out compares it with a spread of two, which would widen every band
+_DRAWN = 1000
+_MOST_STEPS = 128  # Longer curves are averaged over as many parts
+_SPAN_SHARE, _POOLED_SHARE = 32, 16  # Of the losses' steps: span of the moving mean, and reach of a pooled spread
+_LARGEST = 1e100  # What is larger has diverged, and its square may be no float
+_LONGEST_LINE = 1 << 16
+# Settings that are no part of what explain calls configuration, but of what is trained.
+_TRAINED = ("data.", "implementation", "nodes", "ranks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Losses or qualities of one run; ``number`` is the run's, from 1, as printed output has it."""
+
+    number: int
+    at: tuple[int, ...]  # Steps, or numbers of the evaluations, from 1 and increasing
+    values: tuple[float, ...]
+    epochs: tuple[int, ...] = ()
+    seed: object = None
+
+    def finite(self) -> "Series":
+        """Return what comes before the first value that is no number."""
+        good = next((n for n, value in enumerate(self.values) if not abs(value) < _LARGEST), len(self.at))
+        return replace(self, at=self.at[:good], values=self.values[:good])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a run is first outside; ``low`` and ``high`` are None where its value is no number."""
+
+    at: int
+    epoch: int | None
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """One run against the reference runs, at the steps that all of them have."""
+
+    number: int
+    at: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()  # The reference runs'
+    half_width: tuple[float, ...] = ()  # The band's; empty where there is none
+    outside: int = 0  # Number of steps
+    first: Point | None = None
+    twin: int | None = None  # Number of a reference run with the same seed, or else with the same first losses
+    twin_until: int = 0  # Last step up to which the two are equal bit for bit
+    is_identical: bool = False  # At all steps that both have
+
+    @property
+    def verdict(self) -> str:
+        if self.first is not None:
+            return "outside"
+        return "identical" if self.is_identical else "inside" if self.half_width else "no band"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """One quantity, such as the loss by step, of the runs of one set against those of another."""
+
+    quantity: str
+    unit: Literal["step", "evaluation"]
+    tested: str  # Name of the set whose runs are tested
+    reference: str
+    runs: tuple[Tested, ...]
+    references: int
+    settings: tuple[str, ...] | None  # Those that differ; None where the configuration of a side is not known
+    note: str = ""  # Why there is no band, or what of the reference was left out
+
+    def as_json(self) -> dict[str, Any]:
+        runs = [{**vars(each), "first": each.first and vars(each.first), "verdict": each.verdict} for each in self.runs]
+        return {**vars(self), "level": LEVEL, "runs": _finite_only(runs)}
+
+    def lines(self) -> Iterator[str]:
+        same = "configuration not known to be the same" if self.settings is None else "identical configuration"
+        differing = f"configurations differ: {', '.join(self.settings[:5])}" if self.settings else same
+        yield f"{self.quantity} by {self.unit}, {self.tested} against {self.reference} ({differing})"
+        yield from [f"  {self.note}"] if self.note else []
+        yield from (f"  run {each.number}: {'; '.join(self._found(each))}" for each in self.runs)
+
+    def _found(self, run: Tested) -> Iterator[str]:
+        steps = count_of(len(run.at), self.unit)
+        if run.twin is not None:
+            known = f"up to {self.unit} {run.twin_until}, then different" if run.twin_until else "never, with its seed"
+            yield f"identical to run {run.twin} of {self.reference} {'throughout' if run.is_identical else known}"
+        if run.first is not None:
+            epoch = f" (epoch {run.first.epoch})" if run.first.epoch is not None else ""
+            low, high = run.first.low, run.first.high
+            band = f"{LEVEL:.0%} band {low:.5g} to {high:.5g} from {self._of()}" if low is not None else "no number"
+            yield f"first outside at {self.unit} {run.first.at}{epoch}: {run.first.value:.5g}, {band}"
+            yield f"outside at {run.outside} of {steps}"
+        elif run.half_width:
+            yield f"inside the {LEVEL:.0%} band of {self._of()} at all of {steps}"
+        elif run.at and not run.is_identical:
+            apart = [abs(value - mean) for value, mean in zip(run.values, run.mean, strict=True)]
+            n = apart.index(max(apart))
+            yield f"furthest at {self.unit} {run.at[n]}: {run.values[n]:.5g} against {run.mean[n]:.5g}"
+        elif not run.at:
+            yield f"no {self.unit} in common"
+
+    def _of(self) -> str:
+        return count_of(self.references, "run")
+
+
+def noise_of(ours: Side, theirs: Side) -> list[Noise]:
+    """Return the losses, and each quality, of one side's runs against those of the other.
+
+    The band is of their runs; of ours where theirs are too few.
+    """
+    if ours.benchmark is None or ours.benchmark != theirs.benchmark:
+        return []
+    known = bool(ours.hyperparameters) and bool(theirs.hyperparameters)
+    found = explain(ours, theirs).differences if known else ()
+    settings = [
+        each.name
+        for each in found
+        if each.area in ("configuration", "hyperparameters") or each.name.startswith(_TRAINED)
+    ]
+    mine, other = ({"loss": losses_of(side), **qualities_of(side)} for side in (ours, theirs))
+    every = []
+    for quantity in (name for name in mine if mine[name] and other.get(name)):
+        turned = len(other[quantity]) < LEAST_RUNS <= len(mine[quantity])
+        tested, reference = (theirs, ours) if turned else (ours, theirs)
+        runs, references = (other, mine) if turned else (mine, other)
+        blank = Noise(
+            quantity="quality" if quantity == "value" else quantity,
+            unit="step" if quantity == "loss" else "evaluation",
+            tested="theirs" if turned else "yours",
+            reference="yours" if turned else reference.label,
+            runs=(),
+            references=0,
+            settings=tuple(dict.fromkeys(settings)) if known else None,
+        )
+        every.append(judged(blank, runs[quantity], references[quantity]))
+    return every
+
+
+def judged(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -> Noise:
+    """Return ``blank`` with each run tested against the band of the reference runs that can be used."""
+    lengths = sorted(len(each.at) for each in references)
+    usable = [each for each in references if each.finite() == each and 2 * len(each.at) >= lengths[len(lengths) // 2]]
+    left_out = len(references) - len(usable)
+    note = f"{count_of(left_out, 'run')} of {blank.reference} left out: much shorter or not finite" if left_out else ""
+    if len(usable) < LEAST_RUNS:
+        hint = "encore run --runs 4 makes them"
+        note = f"no band: {count_of(len(usable), 'usable run')} on either side; it takes 2, better 4 or more: {hint}"
+    level = 1 - (1 - LEVEL) / max(len(runs), 1)
+    found = (tested(run, usable or references[:1], blank.unit == "step", level) for run in runs)
+    return replace(blank, runs=tuple(found), references=len(usable), note=note)
+
+
+def tested(run: Series, references: Sequence[Series], is_loss: bool, level: float) -> Tested:
+    """Return a run against the band of ``references``; a loss is smoothed, and its spread pooled over neighbours."""
+    finite = run.finite()
+    result = replace(_twin(run, references, is_loss), number=run.number)
+    at, rows = aligned([finite, *(each.finite() for each in references)])
+    if at and is_loss:
+        rows = _smoothed(rows, max(1, len(at) // _SPAN_SHARE))
+    mean, half = rows[1:].mean(0), np.zeros(0)
+    if at and len(references) >= LEAST_RUNS and not result.is_identical:
+        half = half_width(rows[1:], len(at) // _POOLED_SHARE if is_loss else 0, level)
+    result = replace(result, at=at, values=_plain(rows[0]), mean=_plain(mean), half_width=_plain(half))
+    beyond = np.flatnonzero(np.abs(rows[0] - mean) > half * (1 + 1e-9)) if len(half) else []
+    epochs = dict(zip(run.at, run.epochs, strict=False))
+    if len(beyond):
+        n = int(beyond[0])
+        low, high = float(mean[n] - half[n]), float(mean[n] + half[n])
+        first = Point(at=at[n], epoch=epochs.get(at[n]), value=float(rows[0, n]), low=low, high=high)
+        return replace(result, outside=len(beyond), first=first)
+    if len(finite.at) < len(run.at):
+        step = run.at[len(finite.at)]
+        return replace(result, outside=1, first=Point(at=step, epoch=epochs.get(step), value=run.values[len(finite.at)]))
+    return result
+
+
+def half_width(reference: Rows, reach: int, level: float) -> Rows:
+    """Return half the width of the band by step, of runs x steps; nothing where the runs do not differ at all."""
+    count, steps = reference.shape
+    spread = _spread(reference, reach)
+    if not spread.all():
+        return np.zeros(0)
+    power = np.abs(np.fft.rfft((reference - reference.mean(0)) / spread, 2 * steps)) ** 2
+    real, imaginary = np.random.default_rng(0).standard_normal((2, _DRAWN, count + 1, steps + 1))
+    drawn = np.fft.irfft(np.sqrt(power.mean(0)) * (real + 1j * imaginary), 2 * steps)[..., :steps]
+    widest = float(np.quantile(_furthest(drawn[:, 0], drawn[:, 1:], reach), level))
+    if count >= _WITH_OUTLIERS:
+        without = (_furthest(reference[n], np.delete(reference, n, 0), reach) for n in range(count))
+        widest = max(widest, *map(float, without))
+    return np.asarray(widest * spread * math.sqrt(1 + 1 / count))
+
+
+# Largest distance of a run (... x steps) from the mean of others (... x runs x steps), in standard errors.
+def _furthest(run: Rows, others: Rows, reach: int) -> Rows:
+    error = _spread(others, reach) * math.sqrt(1 + 1 / others.shape[-2])
+    return np.asarray((np.abs(run - others.mean(-2)) / np.where(error > 0, error, np.inf)).max(-1))
+
+
+# Standard deviation over the runs at each step, pooled over ``reach`` steps on either side. Qualities come in so few
+# values that runs may agree by chance: then the spread elsewhere, of which this is 3 % and 0.1 %, says that they vary.
+def _spread(rows: Rows, reach: int) -> Rows:
+    variance = rows.var(-2, ddof=1)
+    if reach:
+        total = np.cumsum(np.insert(variance, 0, 0.0, -1), -1)
+        place = np.arange(variance.shape[-1])
+        low, high = np.maximum(place - reach, 0), np.minimum(place + reach, place[-1]) + 1
+        variance = np.maximum(total[..., high] - total[..., low], 0.0) / (high - low)
+    least = 1e-3 * np.median(variance, -1, keepdims=True) + 1e-6 * variance.mean(-1, keepdims=True)
+    return np.sqrt(variance + least)
+
+
+def aligned(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
+    """Return the steps that all runs have, and for each run the mean of its values since the step before.
+
+    A record is itself the mean since the one before, so that runs with other logging intervals can be compared.
+    """
+    common = sorted(set.intersection(*(set(run.at) for run in runs)))
+    if len(common) > _MOST_STEPS:
+        common = [common[(n + 1) * len(common) // _MOST_STEPS - 1] for n in range(_MOST_STEPS)]
+    rows = np.zeros((len(runs), len(common)))
+    for row, run in zip(rows, runs if common else (), strict=False):
+        at = [each for each in run.at if each <= common[-1]]
+        starts = np.searchsorted(at, [0, *common[:-1]], side="right")
+        widths = np.diff(at, prepend=0).astype(float)
+        row[:] = np.add.reduceat(widths * run.values[: len(at)], starts) / np.add.reduceat(widths, starts)
+    return tuple(common), rows
+
+
+# Exponentially weighted mean over the steps so far, as a control chart takes it (Roberts, Technometrics 1, 1959).
+def _smoothed(rows: Rows, span: int) -> Rows:
+    weight, total, weights, found = 2 / (span + 1), np.zeros(len(rows)), 0.0, []
+    for column in rows.T:
+        total, weights = (1 - weight) * total + weight * column, (1 - weight) * weights + weight
+        found.append(total / weights)
+    return np.stack(found, -1)
+
+
+# Which of the references a run repeats, and how far. Qualities of few values may be equal by chance: only all of them.
+def _twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
+    best = Tested(number=run.number)
+    for each in references:
+        pairs = list(zip(zip(run.at, run.values, strict=True), zip(each.at, each.values, strict=True), strict=False))
+        equal = next((n for n, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
+        whole, same_seed = equal == len(pairs) > 1, run.seed is not None and run.seed == each.seed
+        until = run.at[equal - 1] if equal else 0
+        if (whole or (is_loss and (equal > 1 or same_seed))) and (best.twin is None or until > best.twin_until):
+            best = replace(best, twin=each.number, twin_until=until, is_identical=whole)
+    return best
+
+
+# -- what is read -----------------------------------------------------------------------------------------------------
+
+
+# A line of metrics.jsonl, as far as it matters here.
+class _Record(BaseModel):
+    kind: Literal["start", "step"]
+    step: int = Field(0, ge=0, lt=1 << 53)
+    resumed_step: int = 0
+    epoch: int = 0
+    loss: float | None = None
+
+
+def losses_of(side: Side) -> list[Series]:
+    """Return the losses of each experiment of a run folder of Encore, as far as its metrics have some."""
+    files = {path.parent.name[11:]: path for path in side.folder.glob("experiment_*/metrics.jsonl")} if side.folder else {}
+    numbers = sorted(int(name) for name in files if name.isdecimal())
+    listed = side.passport.get("seeds")
+    seeds = dict(enumerate(listed if isinstance(listed, list) else ()))
+    found = [replace(_losses(files[f"{n}"]), number=n + 1, seed=seeds.get(n)) for n in numbers if f"{n}" in files]
+    return [each for each in found if each.at]
+
+
+# Loss by step of one stream. A resumed run writes steps again, and the last record of one counts.
+def _losses(path: Path) -> Series:
+    found: dict[int, _Record] = {}
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in iter(lambda: file.readline(_LONGEST_LINE), ""):
+            with suppress(ValidationError):
+                record = _Record.model_validate_json(line)
+                if record.kind == "start":
+                    found = {step: each for step, each in found.items() if step <= record.resumed_step}
+                elif record.loss is not None and record.step:
+                    found[record.step] = record
+    steps = [found[step] for step in sorted(found)]
+    return Series(
+        number=1,
+        at=tuple(each.step for each in steps),
+        values=tuple(each.loss if each.loss is not None else math.nan for each in steps),
+        epochs=tuple(each.epoch for each in steps),
+    )
+
+
+def qualities_of(side: Side) -> dict[str, list[Series]]:
+    """Return each quality by the number of the evaluation; nothing of a digest that does not keep all evaluations."""
+    curves = [curve_of(run, most=_MOST_STEPS**2) for run in side.logs] or list(side.curves)
+    if not side.logs and any(len(curve.minutes) >= MOST_POINTS for curve in curves):
+        return {}
+    found: dict[str, list[Series]] = {}
+    for number, curve in enumerate(curves, 1):
+        for name, values in curve.values.items():
+            places = tuple(range(1, len(values) + 1))
+            found.setdefault(name, []).extend([Series(number=number, at=places, values=values)] if values else [])
+    return found
+
+
+def _plain(values: Rows) -> tuple[float, ...]:
+    return tuple(map(float, values))
+
+
+# The same without NaN and infinity, which JSON does not have.
+def _finite_only(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _finite_only(each) for name, each in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite_only(each) for each in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
