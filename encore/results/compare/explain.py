@@ -27,6 +27,7 @@ _SAME_NUMBER = 1e-6
 _SHORTEST_S = 0.05
 _ONE_SIDED = 0.25
 _LONGEST_VALUE = 60
+NOT_REPORTED = "(not reported)"
 _NEARLY = 1.1  # A ratio below this is given as per cent
 # Benchmarks and keys by which logs give how far a run came: BERT's train_samples are those until the target.
 _OUTCOMES = frozenset({("bert", "train_samples")})
@@ -279,6 +280,6 @@ def _finite(value: object) -> float | None:
 
 def _shown(value: object) -> str:
     if value is None:
-        return "(not reported)"
+        return NOT_REPORTED
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]} ..."

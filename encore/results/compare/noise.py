@@ -1,4 +1,4 @@
-"""Whether a run's losses are those that other seeds of its configuration give, and the first step at which they are not.
+"""Whether a run's losses are those that other seeds give, and the first step at which they are not.
 
     from encore.results.compare.noise import noise_of
     for found in noise_of(ours, theirs):
@@ -24,10 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
-from encore.results.compare.explain import explain
+from encore.results.compare.explain import NOT_REPORTED, explain
 from encore.results.compare.sides import Side
 from encore.results.logs.timing import MOST_POINTS, curve_of
-from encore.results.words import count_of
+from encore.results.table import grouped
+from encore.results.words import count_of, percent
 
 Rows = NDArray[np.float64]
 
@@ -39,6 +40,8 @@ _MOST_STEPS = 128  # Longer curves are averaged over as many parts
 _SPAN_SHARE, _POOLED_SHARE = 32, 16  # Of the losses' steps: span of the moving mean, and reach of a pooled spread
 _LARGEST = 1e100  # What is larger has diverged, and its square may be no float
 _LONGEST_LINE = 1 << 16
+_DIGITS = 6  # Significant ones that a digest keeps of a quality
+_SHOWN = 5  # Settings that are named
 # Settings that are no part of what explain calls configuration, but of what is trained.
 _TRAINED = ("data.", "implementation", "nodes", "ranks")
 
@@ -110,25 +113,34 @@ class Noise:
         return {**vars(self), "level": LEVEL, "runs": _finite_only(runs)}
 
     def lines(self) -> Iterator[str]:
-        same = "configuration not known to be the same" if self.settings is None else "identical configuration"
-        differing = f"configurations differ: {', '.join(self.settings[:5])}" if self.settings else same
+        same = "configuration not known" if self.settings is None else "no difference of configuration is known"
+        more = f" and {len(self.settings) - _SHOWN} more" if self.settings and len(self.settings) > _SHOWN else ""
+        differing = f"configurations differ: {', '.join(self.settings[:_SHOWN])}{more}" if self.settings else same
         yield f"{self.quantity} by {self.unit}, {self.tested} against {self.reference} ({differing})"
         yield from [f"  {self.note}"] if self.note else []
-        yield from (f"  run {each.number}: {'; '.join(self._found(each))}" for each in self.runs)
+        for found, runs in grouped(self.runs, lambda each: "; ".join(self._found(each))).items():
+            yield f"  run{'s' * (len(runs) > 1)} {', '.join(str(each.number) for each in runs)}: {found}"
 
     def _found(self, run: Tested) -> Iterator[str]:
         steps = count_of(len(run.at), self.unit)
         if run.twin is not None:
-            known = f"up to {self.unit} {run.twin_until}, then different" if run.twin_until else "never, with its seed"
-            yield f"identical to run {run.twin} of {self.reference} {'throughout' if run.is_identical else known}"
+            twin = f"run {run.twin} of {self.reference}"
+            if run.is_identical:
+                yield f"identical to a run of {self.reference} at all of {steps}"
+            elif run.twin_until:
+                yield f"identical to {twin} up to {self.unit} {run.twin_until}, then different"
+            else:
+                yield f"different from {twin}, which has the same seed, from the first {self.unit} on"
         if run.first is not None:
             epoch = f" (epoch {run.first.epoch})" if run.first.epoch is not None else ""
             low, high = run.first.low, run.first.high
-            band = f"{LEVEL:.0%} band {low:.5g} to {high:.5g} from {self._of()}" if low is not None else "no number"
+            band = (
+                f"{percent(LEVEL)} band {low:.5g} to {high:.5g} from {self._of()}" if low is not None else "no number"
+            )
             yield f"first outside at {self.unit} {run.first.at}{epoch}: {run.first.value:.5g}, {band}"
             yield f"outside at {run.outside} of {steps}"
         elif run.half_width:
-            yield f"inside the {LEVEL:.0%} band of {self._of()} at all of {steps}"
+            yield f"inside the {percent(LEVEL)} band of {self._of()} at all of {steps}"
         elif run.at and not run.is_identical:
             apart = [abs(value - mean) for value, mean in zip(run.values, run.mean, strict=True)]
             n = apart.index(max(apart))
@@ -143,7 +155,8 @@ class Noise:
 def noise_of(ours: Side, theirs: Side) -> list[Noise]:
     """Return the losses, and each quality, of one side's runs against those of the other.
 
-    The band is of their runs; of ours where theirs are too few.
+    The band is of their runs; of ours where theirs are too few. Other configurations are tested as well where both
+    sides are runs of Encore: there the first step outside shows what a setting does.
     """
     if ours.benchmark is None or ours.benchmark != theirs.benchmark:
         return []
@@ -152,19 +165,21 @@ def noise_of(ours: Side, theirs: Side) -> list[Noise]:
     settings = [
         each.name
         for each in found
-        if each.area in ("configuration", "hyperparameters") or each.name.startswith(_TRAINED)
+        if (each.area in ("configuration", "hyperparameters") and NOT_REPORTED not in (each.ours, each.theirs))
+        or each.name.startswith(_TRAINED)
     ]
     mine, other = ({"loss": losses_of(side), **qualities_of(side)} for side in (ours, theirs))
+    if (settings or not known) and not (mine["loss"] and other["loss"]):
+        return []
     every = []
     for quantity in (name for name in mine if mine[name] and other.get(name)):
         turned = len(other[quantity]) < LEAST_RUNS <= len(mine[quantity])
-        tested, reference = (theirs, ours) if turned else (ours, theirs)
         runs, references = (other, mine) if turned else (mine, other)
         blank = Noise(
             quantity="quality" if quantity == "value" else quantity,
             unit="step" if quantity == "loss" else "evaluation",
             tested="theirs" if turned else "yours",
-            reference="yours" if turned else reference.label,
+            reference="yours" if turned else theirs.label,
             runs=(),
             references=0,
             settings=tuple(dict.fromkeys(settings)) if known else None,
@@ -176,18 +191,20 @@ def noise_of(ours: Side, theirs: Side) -> list[Noise]:
 def judged(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -> Noise:
     """Return ``blank`` with each run tested against the band of the reference runs that can be used."""
     lengths = sorted(len(each.at) for each in references)
-    usable = [each for each in references if each.finite() == each and 2 * len(each.at) >= lengths[len(lengths) // 2]]
+    whole = [each for each in references if each.finite() == each and 2 * len(each.at) >= lengths[len(lengths) // 2]]
+    usable = list({(each.at, each.values): each for each in whole}.values())
     left_out = len(references) - len(usable)
-    note = f"{count_of(left_out, 'run')} of {blank.reference} left out: much shorter or not finite" if left_out else ""
+    why = "much shorter, not finite, or equal to another"
+    note = f"{count_of(left_out, 'run')} of {blank.reference} left out: {why}" if left_out else ""
     if len(usable) < LEAST_RUNS:
         hint = "encore run --runs 4 makes them"
-        note = f"no band: {count_of(len(usable), 'usable run')} on either side; it takes 2, better 4 or more: {hint}"
+        note = f"no band: it takes {LEAST_RUNS} runs of one side that differ, better 4 or more: {hint}"
     level = 1 - (1 - LEVEL) / max(len(runs), 1)
-    found = (tested(run, usable or references[:1], blank.unit == "step", level) for run in runs)
+    found = (run_in_band(run, usable or references[:1], blank.unit == "step", level) for run in runs)
     return replace(blank, runs=tuple(found), references=len(usable), note=note)
 
 
-def tested(run: Series, references: Sequence[Series], is_loss: bool, level: float) -> Tested:
+def run_in_band(run: Series, references: Sequence[Series], is_loss: bool, level: float) -> Tested:
     """Return a run against the band of ``references``; a loss is smoothed, and its spread pooled over neighbours."""
     finite = run.finite()
     result = replace(_twin(run, references, is_loss), number=run.number)
@@ -198,7 +215,7 @@ def tested(run: Series, references: Sequence[Series], is_loss: bool, level: floa
     if at and len(references) >= LEAST_RUNS and not result.is_identical:
         half = half_width(rows[1:], len(at) // _POOLED_SHARE if is_loss else 0, level)
     result = replace(result, at=at, values=_plain(rows[0]), mean=_plain(mean), half_width=_plain(half))
-    beyond = np.flatnonzero(np.abs(rows[0] - mean) > half * (1 + 1e-9)) if len(half) else []
+    beyond = np.flatnonzero(np.abs(rows[0] - mean) > half * (1 + 1e-9)) if len(half) else half
     epochs = dict(zip(run.at, run.epochs, strict=False))
     if len(beyond):
         n = int(beyond[0])
@@ -207,7 +224,9 @@ def tested(run: Series, references: Sequence[Series], is_loss: bool, level: floa
         return replace(result, outside=len(beyond), first=first)
     if len(finite.at) < len(run.at):
         step = run.at[len(finite.at)]
-        return replace(result, outside=1, first=Point(at=step, epoch=epochs.get(step), value=run.values[len(finite.at)]))
+        return replace(
+            result, outside=1, first=Point(at=step, epoch=epochs.get(step), value=run.values[len(finite.at)])
+        )
     return result
 
 
@@ -243,7 +262,7 @@ def _spread(rows: Rows, reach: int) -> Rows:
         low, high = np.maximum(place - reach, 0), np.minimum(place + reach, place[-1]) + 1
         variance = np.maximum(total[..., high] - total[..., low], 0.0) / (high - low)
     least = 1e-3 * np.median(variance, -1, keepdims=True) + 1e-6 * variance.mean(-1, keepdims=True)
-    return np.sqrt(variance + least)
+    return np.asarray(np.sqrt(variance + least))
 
 
 def aligned(runs: Sequence[Series]) -> tuple[tuple[int, ...], Rows]:
@@ -299,7 +318,9 @@ class _Record(BaseModel):
 
 def losses_of(side: Side) -> list[Series]:
     """Return the losses of each experiment of a run folder of Encore, as far as its metrics have some."""
-    files = {path.parent.name[11:]: path for path in side.folder.glob("experiment_*/metrics.jsonl")} if side.folder else {}
+    files = (
+        {path.parent.name[11:]: path for path in side.folder.glob("experiment_*/metrics.jsonl")} if side.folder else {}
+    )
     numbers = sorted(int(name) for name in files if name.isdecimal())
     listed = side.passport.get("seeds")
     seeds = dict(enumerate(listed if isinstance(listed, list) else ()))
@@ -336,7 +357,8 @@ def qualities_of(side: Side) -> dict[str, list[Series]]:
     for number, curve in enumerate(curves, 1):
         for name, values in curve.values.items():
             places = tuple(range(1, len(values) + 1))
-            found.setdefault(name, []).extend([Series(number=number, at=places, values=values)] if values else [])
+            rounded = tuple(float(f"{value:.{_DIGITS}g}") for value in values)
+            found.setdefault(name, []).extend([Series(number=number, at=places, values=rounded)] if values else [])
     return found
 
 
