@@ -1,6 +1,6 @@
 """Measures how often ``encore compare`` calls the losses or qualities of genuine runs other than noise, and of others.
 
-    python -m tools.noise_rates                     # public sets, by benchmark and by round: 5 minutes
+    python -m tools.noise_rates                     # public sets, by benchmark and by round: 3 minutes
     python -m tools.noise_rates --runs results      # losses of run folders with several experiments
 
 Of each set, runs are tested against others of the same set, and once more as if each evaluation came one later, which
@@ -23,7 +23,7 @@ from encore.results.rules import ROUNDS
 from encore.results.table import Table
 from tools import run
 
-OF_A_SET = 4  # Runs that are tested
+OF_A_SET = 2  # Runs that are tested
 LEAST = 5  # Runs of a set that is measured
 
 
@@ -32,10 +32,12 @@ def late(series: Series) -> Series:
     return replace(series, values=(series.values[0], *series.values[:-1]))
 
 
-def trials(every: Sequence[Series], count: int | None, chance: random.Random) -> Iterator[tuple[Series, list[Series]]]:
+def trials(
+    every: Sequence[Series], count: int | None, number: int, chance: random.Random
+) -> Iterator[tuple[Series, list[Series]]]:
     # Yield runs with others of their set, all of them or ``count``; of runs that are equal there is one
     runs = list({each.values: each for each in every}.values())
-    for one in chance.sample(runs, min(OF_A_SET, len(runs))) if len(runs) >= max(LEAST, (count or 0) + 1) else ():
+    for one in chance.sample(runs, min(number, len(runs))) if len(runs) >= max(LEAST, (count or 0) + 1) else ():
         others = [each for each in runs if each is not one]
         yield one, others if count is None else chance.sample(others, count)
 
@@ -43,10 +45,11 @@ def trials(every: Sequence[Series], count: int | None, chance: random.Random) ->
 def measured(every: Sequence[Series], count: int | None, is_loss: bool, seed: int = 0) -> Counter[str]:
     # Numbers of runs that were tested, and that were outside as they are and late
     found: Counter[str] = Counter()
-    for one, others in trials(every, count, random.Random(str((len(every), count, seed)))):
+    number = len(every) if is_loss else OF_A_SET
+    for one, others in trials(every, count, number, random.Random(str((len(every), count, seed)))):
         found["tested"] += 1
         found["outside"] += run_in_band(one, others, is_loss, LEVEL).first is not None
-        if not is_loss and len(one.at) > 1:
+        if count is None and len(one.at) > 1:
             found["late tested"] += 1
             found["late"] += run_in_band(late(one), others, is_loss, LEVEL).first is not None
     return found
@@ -56,7 +59,10 @@ def table(title: str, name: str, rows: dict[str, Counter[str]]) -> str:
     shares = {
         key: (
             each["tested"],
-            *(100 * each[top] / max(each[of], 1) for top, of in (("outside", "tested"), ("late", "late tested"))),
+            *(
+                100 * each[top] / each[of] if each[of] else None
+                for top, of in (("outside", "tested"), ("late", "late tested"))
+            ),
         )
         for key, each in rows.items()
     }

@@ -8,7 +8,7 @@ The band is a prediction interval for one more run: mean of the reference runs, 
 standard deviation at that step, times sqrt(1 + 1/N). The multiple makes 95 % of further runs stay inside at ALL steps.
 It is simulated: N + 1 Gaussian curves with the spectrum of the reference runs' deviations (surrogate data: Theiler et
 al., Physica D 58, 1992), of which one is tested against the others in the same way, 1,000 times, so that few runs, many
-steps and how much neighbouring steps have in common all count. Real runs have outliers that no Gaussian has: with four
+steps and how much neighbouring steps have in common all count. Real runs have outliers that no Gaussian has: with three
 reference runs or more the multiple is at least what keeps each of them inside the band of the others.
 docs/compare.md has how often it errs; tools/noise_rates.py measures that.
 """
@@ -33,8 +33,8 @@ from encore.results.words import count_of, percent
 Rows = NDArray[np.float64]
 
 LEVEL = 0.95
-LEAST_RUNS = 2  # A band of two runs is wide: docs/compare.md
-_WITH_OUTLIERS = 4  # Of three runs, leaving one out compares it with a spread of two, which would widen every band
+LEAST_RUNS = 3  # The band of two runs had 20 % of further runs outside, in place of 5 %: docs/compare.md
+_WITH_OUTLIERS = 3  # Of two runs, leaving one out leaves no spread
 _DRAWN = 1000
 _MOST_STEPS = 128  # Longer curves are averaged over as many parts
 _SPAN_SHARE, _POOLED_SHARE = 32, 16  # Of the losses' steps: span of the moving mean, and reach of a pooled spread
@@ -86,7 +86,8 @@ class Tested:
     first: Point | None = None
     twin: int | None = None  # Number of a reference run with the same seed, or else with the same first losses
     twin_until: int = 0  # Last step up to which the two are equal bit for bit
-    is_identical: bool = False  # At all steps that both have
+    twin_differs: int | None = None  # First step at which they are not; None where one of them ends before
+    is_identical: bool = False  # At all steps of the run
 
     @property
     def verdict(self) -> str:
@@ -128,7 +129,8 @@ class Noise:
             if run.is_identical:
                 yield f"identical to a run of {self.reference} at all of {steps}"
             elif run.twin_until:
-                yield f"identical to {twin} up to {self.unit} {run.twin_until}, then different"
+                then = "the last that both have" if run.twin_differs is None else "then different"
+                yield f"identical to {twin} up to {self.unit} {run.twin_until}, {then}"
             else:
                 yield f"different from {twin}, which has the same seed, from the first {self.unit} on"
         if run.first is not None:
@@ -197,22 +199,28 @@ def judged(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -
     why = "much shorter, not finite, or equal to another"
     note = f"{count_of(left_out, 'run')} of {blank.reference} left out: {why}" if left_out else ""
     if len(usable) < LEAST_RUNS:
-        hint = "encore run --runs 4 makes them"
-        note = f"no band: it takes {LEAST_RUNS} runs of one side that differ, better 4 or more: {hint}"
+        hint = "encore run --runs 6 makes them"
+        note = f"no band: it takes {LEAST_RUNS} runs of one side that differ, better 6: {hint}"
     level = 1 - (1 - LEVEL) / max(len(runs), 1)
-    found = (run_in_band(run, usable or references[:1], blank.unit == "step", level) for run in runs)
+    against = usable if len(usable) >= LEAST_RUNS else [*usable, *references][:1]
+    found = (run_in_band(run, against, blank.unit == "step", level, references) for run in runs)
     return replace(blank, runs=tuple(found), references=len(usable), note=note)
 
 
-def run_in_band(run: Series, references: Sequence[Series], is_loss: bool, level: float) -> Tested:
-    """Return a run against the band of ``references``; a loss is smoothed, and its spread pooled over neighbours."""
+def run_in_band(
+    run: Series, references: Sequence[Series], is_loss: bool, level: float, twins: Sequence[Series] = ()
+) -> Tested:
+    """Return a run against the band of ``references``; a loss is smoothed, and its spread pooled over neighbours.
+
+    ``twins`` are the runs that it may repeat, by default the references.
+    """
     finite = run.finite()
-    result = replace(_twin(run, references, is_loss), number=run.number)
+    result = replace(_twin(run, twins or references, is_loss), number=run.number)
     at, rows = aligned([finite, *(each.finite() for each in references)])
     if at and is_loss:
         rows = _smoothed(rows, max(1, len(at) // _SPAN_SHARE))
     mean, half = rows[1:].mean(0), np.zeros(0)
-    if at and len(references) >= LEAST_RUNS and not result.is_identical:
+    if at and len(references) > 1 and not result.is_identical:
         half = half_width(rows[1:], len(at) // _POOLED_SHARE if is_loss else 0, level)
     result = replace(result, at=at, values=_plain(rows[0]), mean=_plain(mean), half_width=_plain(half))
     beyond = np.flatnonzero(np.abs(rows[0] - mean) > half * (1 + 1e-9)) if len(half) else half
@@ -252,15 +260,17 @@ def _furthest(run: Rows, others: Rows, reach: int) -> Rows:
     return np.asarray((np.abs(run - others.mean(-2)) / np.where(error > 0, error, np.inf)).max(-1))
 
 
-# Standard deviation over the runs at each step, pooled over ``reach`` steps on either side. Qualities come in so few
-# values that runs may agree by chance: then the spread elsewhere, of which this is 3 % and 0.1 %, says that they vary.
+# Standard deviation over the runs at each step. Within ``reach`` steps the mean variance counts as one more degree of
+# freedom (a moderated variance: Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004). Qualities come in so few values that
+# runs may agree by chance: 3 % of the median spread and 0.1 % of the mean one say that they vary.
 def _spread(rows: Rows, reach: int) -> Rows:
     variance = rows.var(-2, ddof=1)
     if reach:
         total = np.cumsum(np.insert(variance, 0, 0.0, -1), -1)
         place = np.arange(variance.shape[-1])
         low, high = np.maximum(place - reach, 0), np.minimum(place + reach, place[-1]) + 1
-        variance = np.maximum(total[..., high] - total[..., low], 0.0) / (high - low)
+        near = np.maximum(total[..., high] - total[..., low], 0.0) / (high - low)
+        variance = (variance * (rows.shape[-2] - 1) + near) / rows.shape[-2]
     least = 1e-3 * np.median(variance, -1, keepdims=True) + 1e-6 * variance.mean(-1, keepdims=True)
     return np.asarray(np.sqrt(variance + least))
 
@@ -297,10 +307,10 @@ def _twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
     for each in references:
         pairs = list(zip(zip(run.at, run.values, strict=True), zip(each.at, each.values, strict=True), strict=False))
         equal = next((n for n, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
-        whole, same_seed = equal == len(pairs) > 1, run.seed is not None and run.seed == each.seed
-        until = run.at[equal - 1] if equal else 0
+        whole, same_seed = equal == len(run.at) > 1, run.seed is not None and run.seed == each.seed
+        until, differs = run.at[equal - 1] if equal else 0, run.at[equal] if equal < len(pairs) else None
         if (whole or (is_loss and (equal > 1 or same_seed))) and (best.twin is None or until > best.twin_until):
-            best = replace(best, twin=each.number, twin_until=until, is_identical=whole)
+            best = replace(best, twin=each.number, twin_until=until, twin_differs=differs, is_identical=whole)
     return best
 
 
