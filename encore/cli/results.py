@@ -464,8 +464,8 @@ def _factor_cells(factor: Factor) -> list[str]:
     span = f"{factor.interval[0]:.3f} to {factor.interval[1]:.3f}" if factor.interval else "-"
     return [
         factor.name,
-        figure(factor.ours) if factor.ours is not None else "-",
-        figure(factor.theirs) if factor.theirs is not None else "-",
+        figure(factor.ours),
+        figure(factor.theirs),
         f"{factor.ratio:.3f}" if factor.ratio is not None else "-",
         span,
         f"{factor.z:+.1f}" if factor.z is not None else "-",

@@ -30,8 +30,10 @@ def against_targets(qualities: Mapping[str, float], targets: Mapping[str, float]
     )
 
 
-def figure(value: float) -> str:
-    """Return four digits, ``0.003225``; of samples every one, ``176,608``."""
+def figure(value: float | None) -> str:
+    """Return four digits, ``0.003225``; of samples every one, ``176,608``; ``-`` for None."""
+    if value is None:
+        return "-"
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
