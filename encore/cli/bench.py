@@ -1,7 +1,7 @@
 """``encore bench``: how fast the step is, compared with a bare loop in the framework or with the machine's ceilings."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,7 @@ from encore import catalogue
 from encore.cli import data, layout, options
 from encore.errors import EncoreError
 from encore.machine import node
+from encore.results.audit import kernels
 from encore.run import planning, programs
 
 
@@ -27,6 +28,10 @@ def bench(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="With --roofline: folder to write to.")
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Profile a step into FILE; print the precisions in it."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure samples/s on one GPU or on all cores: bare loop, synthetic data, real data, input alone.
@@ -41,6 +46,8 @@ def bench(
       encore bench resnet --set image_size=224 --set eval_resize=256 --set depth=50 --set batch_size=16
 
       encore bench resnet-pytorch --roofline -o roofline
+
+      encore bench resnet-pytorch --profile profile.json    what encore audit compares declarations with
     """
     screen = layout.console(stderr=as_json)
     if roofline != (output is not None):
@@ -54,6 +61,9 @@ def bench(
         settings=tuple(settings or ()),
         python=python,
     )
+    if profile is not None:
+        _profile(request, profile, as_json)
+        return
     if output is not None:
         _measure_roofline(request, steps, output, as_json)
         return
@@ -81,7 +91,30 @@ def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_js
     # Measure a step and the machine's ceilings into a folder, and show everything that is in it.
     # The lab's plots take half a second to load.
     from encore.cli.study import keep, show_report
-    from encore.lab.studies import machine, roofline, servers
+    from encore.lab.studies import roofline, servers
+
+    words = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
+    result = _counted(request, words, as_json)
+    keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
+    keep(folder, f"{request.name}.json", result)
+    show_report(servers.roofline_report(roofline.load(folder)), folder, as_json)
+
+
+def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
+    _counted(request, ("--steps", "1", "--trace", str(path.absolute())), as_json)
+    found = kernels.read_profile(path)
+    if as_json:
+        layout.write_json({part: sorted(seen.lowest) for part, seen in found.items()})
+        return
+    rows = (
+        (part, " or ".join(sorted(seen.lowest)) or None, seen.example or seen.unknown) for part, seen in found.items()
+    )
+    layout.show(layout.console(), f"precisions in {path.name}", ("part", "lowest precision", "for example"), rows)
+
+
+# What the program that counts and profiles a step measured.
+def _counted(request: planning.Request, words: tuple[str, ...], as_json: bool) -> dict[str, Any]:
+    from encore.lab.studies import machine
 
     counted = machine.own_framework()
     if (framework := catalogue.choose(request.name).implementation.framework) != counted:
@@ -92,10 +125,6 @@ def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_js
             hint="compare its kernels by Nsight Systems: encore study report --help",
         )
     screen = layout.console(stderr=as_json)
-    words = ("--steps", str(steps), "--peaks", "gpu" if node.this_node().gpus else "cpu")
     with data.shown_progress(screen) as on_update:
         program = "benchmarks.common.checks.roofline {module}"
-        result = programs.measure(request, program, words, screen.print, on_update)
-    keep(folder, roofline.PEAKS, {"peaks": roofline.fastest(result.pop("peaks"), folder / roofline.PEAKS)})
-    keep(folder, f"{request.name}.json", result)
-    show_report(servers.roofline_report(roofline.load(folder)), folder, as_json)
+        return programs.measure(request, program, words, screen.print, on_update)

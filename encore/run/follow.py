@@ -49,6 +49,7 @@ GIVEN_AT_START: Mapping[str, Any] = {
     "damaged": {},
     "environment": {},
     "choices": {},
+    "evidence": {},
     "batch_unit": "samples",
 }
 
@@ -74,6 +75,8 @@ class Progress:
     environment: Mapping[str, str] = field(default_factory=dict)
     # What the training took where its configuration leaves it open.
     choices: Mapping[str, Any] = field(default_factory=dict)
+    # What it computes and sends in, and how it is split, by the keys of MLPerf.
+    evidence: Mapping[str, Any] = field(default_factory=dict)
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began
 

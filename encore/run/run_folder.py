@@ -122,15 +122,17 @@ class RunFolder:
             )
         return content
 
-    def note_ranks(self, number: int, seen: Mapping[str, str], choices: Mapping[str, Any]) -> None:
-        """Add to run.json what rank 0 of an experiment reported: the variables of its libraries, and its choices.
+    def note_ranks(self, number: int, seen: Mapping[str, str], reported: Mapping[str, Mapping[str, Any]]) -> None:
+        """Add to run.json what rank 0 of an experiment saw of its libraries' variables, and what it reported.
 
-        The variables are those of the first experiment; each has its own choices, since it may have measured anew.
+        The variables are those of the first experiment; what was reported, such as ``choices``, is each one's own,
+        since it may have measured anew.
         """
         passport = self.passport()
         noted = {"rank_environment": dict(seen), **passport} if seen else dict(passport)
-        if choices:
-            noted["choices"] = {**passport.get("choices", {}), str(number): dict(choices)}
+        for name, facts in reported.items():
+            if facts:
+                noted[name] = {**passport.get(name, {}), str(number): dict(facts)}
         if noted != passport:
             write_passport(self.path, noted)
 

@@ -198,7 +198,8 @@ def _note_ranks(folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None
     # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
         seen = follow.read_progress(experiment.metrics)
-        folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.choices)
+        reported = {"choices": seen.choices, "evidence": seen.evidence}
+        folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
 

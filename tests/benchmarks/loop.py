@@ -64,6 +64,8 @@ class Config:
     log_interval: int = 1
     checkpoint_interval: int = 0
     round: str = "v0.7"
+    device: str = "gpu"
+    precision: str = "tf32"
     kernels: str = "auto"
     optimizer_kernel: str = "auto"
 

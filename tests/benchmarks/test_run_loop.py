@@ -1,5 +1,6 @@
 """Run's loop without a framework: which lines a log gets, when a run evaluates, stops, saves and resumes."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any, get_args
 
 import pytest
 
-from benchmarks.common.run import checkpoints, choices
+from benchmarks.common.run import checkpoints, choices, evidence
 from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import MLLog, Wording
 from benchmarks.common.run.run import Run
@@ -222,6 +223,35 @@ def test_what_a_system_names_and_the_machine_lacks_is_refused(
         raise choices.UnavailableError("kernels=apex: the image has no apex; use kernels=auto")
     assert "kernels=apex: the image has no apex" in capsys.readouterr().err
     assert left == [True], "all ranks raise it, and leave each other before they end"
+
+
+def test_evidence_is_derived_from_every_configuration(recorded: Callable[[str, object], None]) -> None:
+    """As each is by default, on a GPU, and in fp32, of which MXNet does not say whether it is TF32."""
+    found: dict[str, object] = {}
+    for name, choice in sorted(catalogue.choices().items()):
+        config = importlib.import_module(f"{choice.implementation.module}.config").Config()
+        for each in (config, replace(config, precision="fp32")):
+            says = {"tf32": each.precision != "fp32"} if choice.implementation.framework != "mxnet" else {}
+            derived = evidence.of(each, says)
+            parts = [str(derived[f"lowest_numerical_precision_in_{part}"]) for part in ("linear", "attn", "comm")]
+            found[f"{name}, {each.precision}"] = [*parts, derived["micro_batch_size"]]
+            assert [derived[key] for key in evidence.PARALLELISM] == [1] * 4
+    recorded("evidence.json", found)
+    bert = importlib.import_module("benchmarks.bert.pytorch.config").Config(
+        fp8=True, precision="bf16", batch_size=32, accumulation=4
+    )
+    assert list(evidence.of(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
+
+
+def test_a_round_that_asks_for_evidence_has_it_in_the_log(tmp_path: Path) -> None:
+    for name, asks in (("v0.7", False), ("v6.0", False), ("v6.1", True), ("v10.0", True), ("published", False)):
+        assert evidence.asked(name) == asks
+    training = Training(tmp_path, by_epochs(1), {"accuracy": 0.1}, round="v6.1")
+    training.go(lambda weight: {"accuracy": 0.2})
+    (start,) = records(tmp_path / "metrics.jsonl", "start")
+    events = [(each["key"], each["value"]) for each in logged(tmp_path / "result.txt")]
+    assert [each for each in events if each[0] in start["evidence"]] == list(start["evidence"].items())
+    assert start["evidence"]["lowest_numerical_precision_in_linear"] == "tf32"
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.choices()))

@@ -10,7 +10,8 @@ On a GPU a row is a kernel or a copy as the device ran it; on a CPU an operator 
 import os
 import re
 from collections import defaultdict
-from typing import Any, Callable, Dict, List, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -50,20 +51,24 @@ def class_of(name: str) -> str:
     return next((title for title, pattern in CLASSES if re.search(pattern, name.lower())), OTHER)
 
 
-def measure(step: Callable[[], Any], device: torch.device, steps: int = 3) -> Dict[str, Any]:
+def measure(
+    step: Callable[[], Any], device: torch.device, steps: int = 3, trace: Optional[Path] = None
+) -> Dict[str, Any]:
     """Profile ``steps`` calls; return seconds and share of the busy time by class, and of the longest kernels.
 
     ``busy_seconds`` is the time of one step in which a kernel ran: on a GPU the sum over kernels, which those of
-    several streams may take above the step's time.
+    several streams may take above the step's time. ``trace``: file for the profiler's own trace, with input types.
     """
     # The profiler reports its own start and stop, and is no part of the result.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
-    with profile(activities=kinds) as profiler:
+    with profile(activities=kinds, record_shapes=trace is not None) as profiler:
         for _ in range(steps):
             step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
     return table(_by_kernel(profiler, device), steps)
 
 

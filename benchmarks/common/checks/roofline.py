@@ -50,7 +50,7 @@ def plain(config: Any) -> Any:
     return replace(config, **chosen)
 
 
-def measure(module: str, config_path: Path, data: Path, steps: int) -> Dict[str, Any]:
+def measure(module: str, config_path: Path, data: Path, steps: int, trace: Optional[Path] = None) -> Dict[str, Any]:
     """Count, time and profile the step of the implementation in ``module``; one rank."""
     try:
         bench = importlib.import_module(f"{module}.bench")
@@ -69,7 +69,7 @@ def measure(module: str, config_path: Path, data: Path, steps: int) -> Dict[str,
     with closing(bench.prepare(config, ranks, data)) as subject:
         one = _step(subject)
         seconds = timed(subject.loops[LOOP], steps)
-        kernels = kernel_table.measure(one, device)
+        kernels = kernel_table.measure(one, device, trace=trace)
     return {
         "module": module,
         "title": subject.title,
@@ -115,6 +115,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--config", type=Path, help="resolved configuration (JSON)")
     parser.add_argument("--data", type=Path, help="folder of a prepared data set")
     parser.add_argument("--steps", type=int, default=10, help="steps of a measurement")
+    parser.add_argument("--trace", type=Path, help="file for the trace of torch.profiler")
     arguments = parser.parse_args(argv)
     if arguments.module and not (arguments.config and arguments.data):
         parser.error("an implementation needs --config and --data")
@@ -126,7 +127,8 @@ def main(argv: Optional[List[str]] = None) -> int:
             kind = "cuda" if arguments.peaks == "gpu" else "cpu"
             result["peaks"] = measured_peaks.measure(torch.device(kind))
         if arguments.module:
-            result["step"] = measure(arguments.module, arguments.config, arguments.data, arguments.steps)
+            paths = arguments.config, arguments.data
+            result["step"] = measure(arguments.module, *paths, arguments.steps, arguments.trace)
     except Problem as problem:
         print(problem, file=sys.stderr)
         return REFUSED

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common.data.problem import FAILED, REFUSED, Problem
-from benchmarks.common.run import choices, configuration
+from benchmarks.common.run import choices, configuration, evidence
 from benchmarks.common.run.checkpoints import Checkpoints, Content
 from benchmarks.common.run.metrics import MetricsStream, StepReports, library_environment
 from benchmarks.common.run.mllog import Wording, log_of
@@ -127,6 +127,8 @@ class Run:
             print(problem, file=sys.stderr)
             with leaving_together(self._framework):
                 raise SystemExit(REFUSED) from None
+        if evidence.asked(self.config.round):
+            self.log(evidence.of(self.config, self.choices))
         if self._logs_events:
             self._log.init_stop(self.choices)
 
@@ -212,6 +214,7 @@ class Run:
             damaged=self._checkpoints.damaged,
             environment=library_environment(),
             choices=self.choices,
+            evidence=evidence.of(self.config, self.choices),
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)

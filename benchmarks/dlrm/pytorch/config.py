@@ -63,6 +63,11 @@ class Config:
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
 
     @property
+    def communicates(self) -> str:
+        """Lowest precision on the wire: the vectors of the tables go to the other ranks as they are computed with."""
+        return self.precision
+
+    @property
     def targets(self) -> Dict[str, float]:
         """Target of each quality, by the names of benchmark.toml."""
         return {"auc": self.quality_target}

@@ -13,6 +13,11 @@ class Config(Hyperparameters):
     gradient_compression: Literal["none", "fp16"] = "none"  # type in which gradients travel
     gradient_groups: int = 0  # fuse the all-reduce into that many groups; 0 lets Horovod decide by size
 
+    @property
+    def communicates(self) -> str:
+        """Type of the gradients on the wire: that of the weights, which Gluon casts, or what Horovod makes of it."""
+        return "fp16" if self.precision == "fp16" else self.gradient_compression
+
     def __post_init__(self) -> None:
         super().__post_init__()
         precision_on_cpu(self, "fp32")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from encore.results.audit import logs, published_runs, sets
+from encore.results.audit import declarations, logs, published_runs, sets
 from encore.results.audit.oddities import Oddity, Rule, per_log
 from encore.results.audit.sets import copies
 from encore.results.findings import Finding, Severity, no_error, rate_of, severity_at
@@ -22,6 +22,7 @@ from encore.results.table import grouped
 _ONE_CLOCK = "take every time from the clock of the process that logs it, in milliseconds since 1970"
 _KEEP = "keep the log as the training wrote it; run the experiment again where it is lost"
 _OWN_RUN = "run each experiment by itself, with a seed of its own, and keep its log"
+_DECLARE = "declare what was run: the values of the configuration that ran, and the precision of its kernels"
 _ALIKE = "run all experiments of a set with one program, configuration and system"
 
 # The names are those in data/audit_rates.json and in the findings.
@@ -364,6 +365,64 @@ RULES = (
         expected="run_stop with status success or aborted",
         hint="log the status with run_stop",
         check=per_log(sets.no_status),
+    ),
+    Rule(
+        name="declared_parallelism",
+        meaning="a parallelism that is no whole number, or whose product does not divide the accelerators of "
+        "the system description",
+        severity="error",
+        expected="parallelism that divides the accelerators",
+        hint=_DECLARE,
+        check=declarations.declared_parallelism,
+    ),
+    Rule(
+        name="declared_batch",
+        meaning="a micro-batch whose product with the data-parallel ranks and the accumulation steps is not the "
+        "global batch",
+        severity="error",
+        expected="micro-batch x data-parallel ranks x accumulation steps = global batch",
+        hint=_DECLARE,
+        check=declarations.declared_batch,
+    ),
+    Rule(
+        name="declared_hardware",
+        meaning="a precision of linear layers or attention that the accelerator's matrix units lack",
+        severity="error",
+        expected="a precision that the accelerator has",
+        hint=_DECLARE,
+        check=declarations.declared_hardware,
+    ),
+    Rule(
+        name="declared_script",
+        meaning="a declaration that the script it names contradicts",
+        severity="error",
+        expected="the values of the script in `config_filename`",
+        hint=_DECLARE,
+        check=declarations.declared_script,
+    ),
+    Rule(
+        name="declared_run",
+        meaning="a declaration that the configuration in `run.json` contradicts",
+        severity="error",
+        expected="the `evidence` of run.json",
+        hint=_DECLARE,
+        check=declarations.declared_run,
+    ),
+    Rule(
+        name="declared_kernels",
+        meaning="a precision that the kernels or operators of a profile in the folder contradict",
+        severity="error",
+        expected="the lowest precision of the profiled step",
+        hint=_DECLARE,
+        check=declarations.declared_kernels,
+    ),
+    Rule(
+        name="missing_config",
+        meaning="a `config_filename` that is not in the tree of the submission",
+        severity="warning",
+        expected="the name of a submitted file",
+        hint=_DECLARE,
+        check=declarations.missing_config,
     ),
 )
 

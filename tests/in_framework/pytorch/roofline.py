@@ -83,3 +83,17 @@ def test_kernels_are_known_by_their_names():
     """The first ones are kernels that the study prints."""
     names = json.loads(Path("tests/samples/kernel_names.json").read_text(encoding="utf-8"))
     assert {name: kernel_table.class_of(name) for name in names} == names
+
+
+def test_a_trace_has_the_types_of_the_inputs(tmp_path):
+    """What `encore audit` reads of a profile on a CPU: a step in bf16, the weight in fp32."""
+    weight, inputs = torch.rand(64, 64, requires_grad=True), torch.rand(32, 64)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            (inputs @ weight).sum().backward()
+
+    kernel_table.measure(step, CPU, trace=tmp_path / "profile.json")
+    events = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["traceEvents"]
+    types = [each["args"]["Input type"] for each in events if each["name"] == "aten::mm" and each["ph"] == "X"]
+    assert types == [["c10::BFloat16"] * 2] * 6

@@ -1,0 +1,208 @@
+"""Rules on what logs of v6.0 and later declare of precision, parallelism and micro-batch: is it what was run?
+
+Nothing here is known of a log that declares nothing. What a declaration is compared with: the other declarations, the
+system description, the script that it names, and of a run of Encore's own its run.json and its profile.
+"""
+
+import functools
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from encore.results.audit.kernels import BITS, Seen, read_profile, table
+from encore.results.audit.oddities import Check, Oddity
+from encore.results.logs.reader import number_of
+from encore.results.logs.run_log import RunLog
+from encore.results.published.published import System
+from encore.results.published.systems import described, family, nearest_description
+from encore.results.scores.score import Score
+
+PRECISION = "lowest_numerical_precision_in_"
+PARALLELISM = ("tensor_parallelism", "pipeline_parallelism", "context_parallelism", "expert_parallelism")
+KEYS = (*(f"{PRECISION}{part}" for part in ("linear", "attn", "comm")), *PARALLELISM, "micro_batch_size")
+_FILE = "config_filename"
+_ALIASES = {f"{PRECISION}linear": "lowest_numerical_precision_linear"}  # AMD's logs of v6.0
+_ABOVE = 5
+_EXPORT = re.compile(
+    r"^[ \t]*(?:export[ \t]+)?([A-Z][A-Z0-9_]*)=(?:\$\{\1:-)?[\"']?([\w.-]+)[\"']?\}?[ \t]*(?:#.*)?$", re.MULTILINE
+)
+_YES, _NO = frozenset({"true", "1"}), frozenset({"false", "0"})
+
+
+def declared(run: RunLog) -> dict[str, object]:
+    """Return the keys that a log declares, by the names of the rules."""
+    logged = run.hyperparameters
+    found = {key: logged.get(key, logged.get(_ALIASES.get(key, ""))) for key in (*KEYS, _FILE)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _per_declaring(check: Callable[[Score, RunLog, dict[str, object]], Iterator[str]]) -> Check:
+    def each(score: Score) -> Iterator[Oddity]:
+        for run in score.runs:
+            if found := declared(run):
+                yield from (Oddity(text, run.path) for text in check(score, run, found))
+
+    return each
+
+
+# Positive whole number that a key declares; None where it is not declared, or no such number.
+def _whole(found: Mapping[str, object], key: str) -> int | None:
+    number = number_of(found.get(key))
+    return int(number) if number is not None and number >= 1 and number == int(number) else None
+
+
+def _accelerators(score: Score) -> tuple[System | None, int | None]:
+    own = score.folder / "system.json"
+    system = described(own) if own.is_file() else nearest_description(score.folder)
+    if system is None or not system.nodes or not system.accelerators_per_node:
+        return system, None
+    return system, system.nodes * system.accelerators_per_node
+
+
+def _parallelism(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+    for key in (*PARALLELISM, "micro_batch_size"):
+        if key in found and _whole(found, key) is None:
+            yield f"{key} {found[key]}"
+    _, count = _accelerators(score)
+    tensor, pipeline, context, expert = (_whole(found, key) or 1 for key in PARALLELISM)
+    # Experts are spread over ranks that are data-parallel elsewhere.
+    for text, ranks in (
+        (f"tensor {tensor} x pipeline {pipeline} x context {context}", tensor * pipeline * context),
+        (f"pipeline {pipeline} x expert {expert}", pipeline * expert),
+    ):
+        if count and count % ranks:
+            yield f"{text} of {count} accelerators in the system description"
+
+
+def _batch(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+    micro, total = _whole(found, "micro_batch_size"), run.global_batch
+    _, count = _accelerators(score)
+    ranks = math.prod(_whole(found, key) or 1 for key in PARALLELISM[:3])
+    if not micro or not total or not count or count % ranks:
+        return
+    steps = _whole(run.hyperparameters, "gradient_accumulation_steps")
+    step = micro * (count // ranks)
+    if total % step or (steps and total != step * steps):
+        times = f" x {steps} accumulation steps" if steps else ""
+        yield f"micro-batch {micro} x {count // ranks} data-parallel{times} is no global batch of {total:g}"
+
+
+def _hardware(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+    system, _ = _accelerators(score)
+    name = family(system.accelerator if system is not None else None)
+    lacks = {word for row in table()["accelerator"] if name in row["families"] for word in row["lacks"]}
+    # Anything can be sent in any type.
+    for key in (f"{PRECISION}linear", f"{PRECISION}attn"):
+        if found.get(key) in lacks:
+            yield f"{key} {found[key]}, which {name} lacks"
+
+
+# -- scripts and run folders -----------------------------------------------------------------------------------------
+
+
+def _missing_file(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+    root, scripts = _scripts(score, found)
+    if root is not None and not scripts:
+        yield f"{_FILE} {found[_FILE]}, which is not below {root.name}"
+
+
+def _script(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+    _, scripts = _scripts(score, found)
+    texts = [(each, list(_contradicted(found, _variables(each)))) for each in scripts]
+    # Of several scripts of that name one may be the one that ran.
+    if texts and all(lines for _, lines in texts):
+        yield from (f"{line} in {texts[0][0].name}" for line in texts[0][1])
+
+
+# Where the file that the log names should be, and the files of that name: of its own benchmark and system, if any.
+def _scripts(score: Score, found: dict[str, object]) -> tuple[Path | None, list[Path]]:
+    name = Path(str(found.get(_FILE, ""))).name
+    if not name:
+        return None, []
+    if (score.folder / "run.json").is_file():
+        return score.folder, [path for path in [score.folder / name] if path.is_file()]
+    above = list(score.folder.absolute().parents)[:_ABOVE]
+    root = next((each / "benchmarks" for each in above if (each / "benchmarks").is_dir()), None)
+    paths = [path for path in _files(root) if path.name == name] if root is not None else []
+    for part in (score.benchmark, score.folder.parent.name):
+        paths = [path for path in paths if part in path.parts] or paths
+    return root, paths
+
+
+@functools.cache
+def _files(root: Path) -> tuple[Path, ...]:
+    return tuple(Path(folder) / name for folder, _, names in os.walk(root) for name in names)
+
+
+# Variables of a shell script with a plain value; the last one counts.
+def _variables(path: Path) -> dict[str, str]:
+    try:
+        return dict(_EXPORT.findall(path.read_text("utf-8", "replace")))
+    except OSError:
+        return {}
+
+
+def _contradicted(found: Mapping[str, object], variables: Mapping[str, str]) -> Iterator[str]:
+    for key, names in table()["variables"].items():
+        for name in names:
+            if key in found and name in variables and not _same(found[key], variables[name]):
+                yield f"{key} {found[key]}, {name}={variables[name]}"
+    linear = str(found.get(f"{PRECISION}linear"))
+    eight, four = (variables.get(name, "").lower() for name in ("FP8", "FP4"))
+    bits = BITS.get(linear, 0)
+    if four in _YES and bits > BITS["mxfp4"]:
+        yield f"{PRECISION}linear {linear}, FP4={variables['FP4']}"
+    elif (eight in _YES and bits > BITS["fp8"]) or (eight in _NO and four not in _YES and 0 < bits <= BITS["fp8"]):
+        yield f"{PRECISION}linear {linear}, FP8={variables['FP8']}"
+
+
+# Whether a value of a script is the declared one; what is neither a number nor a precision is not compared.
+def _same(logged: object, text: str) -> bool:
+    wanted, given = number_of(logged), number_of(text)
+    if wanted is None or given is None:
+        return not (str(logged) in BITS and text in BITS) or text == logged
+    return wanted == given
+
+
+def _own_run(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+    number = re.search(r"\d+", run.path.name)
+    evidence = _passport(score.folder).get("evidence")
+    mine = evidence.get(number[0] if number else "") if isinstance(evidence, dict) else None
+    for key, value in mine.items() if isinstance(mine, dict) else ():
+        if value is not None and key in found and found[key] != value:
+            yield f"{key} {found[key]}, {value} by the configuration in run.json"
+
+
+def _passport(folder: Path) -> dict[str, Any]:
+    try:
+        loaded = json.loads((folder / "run.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _kernels(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
+    for path in sorted(score.folder.glob("profile*")):
+        try:
+            profile = read_profile(path)
+        except ValueError as error:
+            yield str(error)
+            continue
+        for part, seen in profile.items():
+            logged = found.get(f"{PRECISION}{part}")
+            if isinstance(logged, str) and seen.contradicts(logged):
+                yield _unlike(part, logged, seen, path)
+
+
+def _unlike(part: str, logged: str, seen: Seen, path: Path) -> str:
+    words = " or ".join(sorted(seen.lowest))
+    return f"{PRECISION}{part} {logged}, {words} in {path.name}: {seen.example[:80]}"
+
+
+declared_parallelism, declared_batch, declared_hardware = map(_per_declaring, (_parallelism, _batch, _hardware))
+missing_config, declared_script = map(_per_declaring, (_missing_file, _script))
+declared_run, declared_kernels = map(_per_declaring, (_own_run, _kernels))

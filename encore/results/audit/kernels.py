@@ -1,0 +1,120 @@
+"""Precisions of a profiled step, by the names of its kernels or the input types of its operators.
+
+from encore.results.audit.kernels import read_profile
+for part, seen in read_profile(Path("profile.json")).items():
+    print(part, seen.lowest, seen.example)
+"""
+
+import csv
+import functools
+import gzip
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Bits of each word of mlperf-logging's, by which one is lower than another; TF32 has 19 of its 32.
+BITS: Mapping[str, int] = {
+    "fp64": 64, "fp32": 32, "tf32": 19, "fp16": 16, "bfloat16": 16, "Graphcore FLOAT 16.16": 16, "fp8": 8, "int8": 8,
+    "uint8": 8, "mxfp6": 6, "nvfp4": 4, "mxfp4": 4, "int4": 4, "uint4": 4,
+}  # fmt: skip
+Names = Iterator[tuple[str, tuple[str, ...]]]  # Names of kernels or operators, and the types of an operator's inputs
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a profile shows of a part of a step: linear layers, attention or communication."""
+
+    lowest: frozenset[str]  # The words that the lowest precision may be called
+    example: str = ""  # A kernel or operator of it
+    unknown: str = ""  # One that the table does not know, behind which a lower one may be
+
+    def contradicts(self, declared: str) -> bool:
+        """Return whether ``declared`` is not what was seen; lower than that only where every name is known."""
+        if not self.lowest or declared not in BITS or declared in self.lowest:
+            return False
+        return not self.unknown or BITS[declared] >= _bits(self.lowest)
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    """Return data/precisions.toml."""
+    return tomllib.loads((Path(__file__).parents[1] / "data" / "precisions.toml").read_text("utf-8"))
+
+
+def read_profile(path: Path) -> dict[str, Seen]:
+    """Return what a trace of torch.profiler (JSON, also .gz) or a cuda_gpu_kern_sum of nsys (CSV) shows, by part.
+
+    Raises:
+        ValueError: the file is neither, or cannot be read.
+    """
+    try:
+        text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode("utf-8")
+        names = _of_nsys(text) if path.suffix == ".csv" else _of_trace(json.loads(text))
+        return seen_in(names)
+    except (OSError, EOFError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path.name} is no profile: {error}") from None
+
+
+def seen_in(names: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, Seen]:
+    """Return the lowest precision of each part among kernels, and operators with the types of their inputs."""
+    found: dict[str, Seen] = {}
+    for name, types in dict.fromkeys(names):
+        part, words = _of_operator(name, types) if types else of_kernel(name)
+        if part is None:
+            continue
+        seen = found.get(part, Seen(frozenset()))
+        if not words:
+            found[part] = Seen(seen.lowest, seen.example, name)
+        elif not seen.lowest or _bits(words) < _bits(seen.lowest):
+            found[part] = Seen(words, name, seen.unknown)
+        elif _bits(words) == _bits(seen.lowest):
+            found[part] = Seen(seen.lowest | words, seen.example, seen.unknown)
+    return found
+
+
+def of_kernel(name: str) -> tuple[str | None, frozenset[str]]:
+    """Return the part that a kernel is of, None for none of them, and the words that its precision may be called."""
+    for row in table()["kernel"]:
+        if match := re.search(row["pattern"], name):
+            return row["part"], frozenset(row.get("precision") or [table()["types"][match["type"].lower()]])
+    unknown = (part for part, pattern in table()["unknown"].items() if re.search(pattern, name, re.IGNORECASE))
+    return next(unknown, None), frozenset()
+
+
+# The lowest of the types that an operator reads; indices and lengths are no precision.
+def _of_operator(name: str, types: Iterable[str]) -> tuple[str | None, frozenset[str]]:
+    part = next((part for part, pattern in table()["operators"].items() if re.fullmatch(pattern, name)), None)
+    words = {table()["types"].get(each.lower().rpartition("::")[2]) for each in types} - {None}
+    least = min((BITS[word] for word in words), default=0)
+    return (part if words else None), frozenset(word for word in words if BITS[word] == least)
+
+
+def _bits(words: Iterable[str]) -> int:
+    return min(BITS[word] for word in words)
+
+
+# Kernels of a Chrome trace where there are some: an operator on a GPU does not show TF32.
+def _of_trace(trace: Any) -> Names:
+    events = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
+    kernels = [each for each in events if str(each.get("cat")).lower() == "kernel"]
+    yield from ((str(each["name"]), ()) for each in kernels)
+    for event in () if kernels else events:
+        given = event.get("args", {})
+        yield str(event["name"]), tuple(map(str, given.get("Input type") or [given.get("dtype", "")]))
+
+
+def _of_nsys(text: str) -> Names:
+    lines = text.splitlines()
+    first = next((number for number, line in enumerate(lines) if line.lstrip('"').startswith("Time (%)")), None)
+    if first is None:
+        raise KeyError("no header of cuda_gpu_kern_sum")
+    yield from ((row["Name"], ()) for row in csv.DictReader(lines[first:]))

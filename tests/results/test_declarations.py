@@ -1,0 +1,128 @@
+"""What logs of v6.0 and later declare: invented false declarations, 22 of them, are found, and true ones are not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from encore.results.audit import judge, kernels
+from encore.results.audit.judge import audit_path
+from tests.results.result_logs import flux1_v61, write_set
+
+PRECISION = "lowest_numerical_precision_in_"
+LINEAR, ATTN, COMM = (f"{PRECISION}{part}" for part in ("linear", "attn", "comm"))
+SCRIPT = """export DGXNNODES=1
+export MBS=64
+export TENSOR_MODEL_PARALLEL=1
+export CONTEXT_PARALLEL=1  # none
+export FP8=True
+export FP4=${FP4:-False}
+source config_common.sh
+"""
+TRACE = [
+    ("sm90_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x128", "kernel"),
+    ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "kernel"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", "kernel"),
+    ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "kernel"),
+    ("aten::mm", "cpu_op"),
+]
+RULES = {rule.name for rule in judge.RULES if rule.name.startswith("declared_") or rule.name == "missing_config"}
+
+
+def trace(path: Path, events: list[tuple[str, str]], **arguments: Any) -> None:
+    found = [{"ph": "X", "name": name, "cat": kind, "args": arguments} for name, kind in events]
+    path.write_text(json.dumps({"traceEvents": found}))
+
+
+# Findings about what three logs declare, in a submission on one H100 server, or as a run of Encore's own.
+def found(root: Path, accelerator: str = "NVIDIA H100-SXM5-80GB", own: bool = False, **changed: object) -> set[str]:
+    folder = root / "results" / "1xH100" / "flux1"
+    system = {"number_of_nodes": "1", "accelerators_per_node": "8", "accelerator_model_name": accelerator}
+    write_set(folder, [flux1_v61(40.0 + n, seed=n, **changed) for n in range(3)])
+    if own:
+        evidence = {LINEAR: "fp8", ATTN: "bfloat16", COMM: "bfloat16", "micro_batch_size": 64, "tensor_parallelism": 1}
+        (folder / "run.json").write_text(json.dumps({"evidence": dict.fromkeys("012", evidence)}))
+        (folder / "config_1x8x64.sh").write_text("")
+        (folder / "system.json").write_text(json.dumps(system))
+        trace(folder / "profile_step.json", TRACE)
+    else:
+        script = root / "benchmarks" / "flux1" / "implementations" / "1xH100" / "config_1x8x64.sh"
+        for path, text in ((root / "systems" / "1xH100.json", json.dumps(system)), (script, SCRIPT)):
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+    (audit,) = audit_path(folder)
+    return {finding.rule for finding in audit.findings} & RULES
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("declared_batch", {"micro_batch_size": 32}),
+    ("declared_batch", {"micro_batch_size": 60}),
+    ("declared_batch", {"gradient_accumulation_steps": 4}),
+    ("declared_batch", {"tensor_parallelism": 2}),
+    ("declared_batch", {"global_batch_size": 500}),
+    ("declared_parallelism", {"tensor_parallelism": 3}),
+    ("declared_parallelism", {"pipeline_parallelism": 4, "context_parallelism": 4}),
+    ("declared_parallelism", {"expert_parallelism": 16}),
+    ("declared_parallelism", {"context_parallelism": 0}),
+    ("declared_hardware", {"accelerator": "NVIDIA A100-SXM4-80GB"}),
+    ("declared_hardware", {LINEAR: "nvfp4"}),
+    ("declared_hardware", {ATTN: "mxfp4"}),
+    ("missing_config", {"config_filename": "config_4x8x16.sh"}),
+    ("declared_script", {LINEAR: "bfloat16"}),
+    ("declared_script", {"context_parallelism": 8, "micro_batch_size": 512}),
+    ("declared_script", {LINEAR: "fp32"}),
+    ("declared_run", {"own": True, COMM: "fp32"}),
+    ("declared_run", {"own": True, "micro_batch_size": 8}),
+    ("declared_kernels", {"own": True, LINEAR: "bfloat16"}),
+    ("declared_kernels", {"own": True, ATTN: "fp8"}),
+    ("declared_kernels", {"own": True, COMM: "fp8"}),
+    ("missing_config", {"own": True, "config_filename": "config_other.json"}),
+]
+
+
+@pytest.mark.parametrize(("rule", "changed"), CASES)
+def test_a_false_declaration_is_found(rule: str, changed: dict[str, Any], tmp_path: Path) -> None:
+    assert rule in found(tmp_path, **changed)
+
+
+@pytest.mark.parametrize("changed", [{}, {"own": True}, {"accelerator": "MI355X", LINEAR: "fp8"}, {"accelerator": ""}])
+def test_a_true_declaration_is_not(changed: dict[str, Any], tmp_path: Path) -> None:
+    assert found(tmp_path, **changed) == set()
+
+
+def test_every_rule_has_a_case_and_a_log_that_declares_nothing_none(tmp_path: Path) -> None:
+    assert {rule for rule, _ in CASES} == RULES
+    nothing = dict.fromkeys((LINEAR, ATTN, COMM, "micro_batch_size", "config_filename", "tensor_parallelism"))
+    assert found(tmp_path, own=True, **nothing) == set()
+
+
+def test_recorded_names_of_kernels_have_their_precision(recorded: Any) -> None:
+    rows = kernels.table()["kernel"]
+    assert all(row["source"] and row["names"] for row in rows)
+    words = {name: [part, *sorted(found)] for row in rows for name in row["names"]
+             for part, found in [kernels.of_kernel(name)]}  # fmt: skip
+    assert all(len(each) > 1 for each in words.values())
+    recorded("audits/kernel-precisions.json", words)
+
+
+def test_profiles_of_torch_and_nsys(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    trace(path, [("aten::mm", "cpu_op"), ("aten::_scaled_dot_product_flash_attention_for_cpu", "cpu_op")],
+          **{"Input type": ["c10::BFloat16", "long int"]})  # fmt: skip
+    assert {part: sorted(seen.lowest) for part, seen in kernels.read_profile(path).items()} == {
+        "linear": ["bfloat16"], "attn": ["bfloat16"],
+    }  # fmt: skip
+    nsys = tmp_path / "profile.csv"
+    header = '"Time (%)","Total Time (ns)","Instances","Name"'
+    nsys.write_text(
+        f'Processing [x.sqlite]\n{header}\n100.0,9,1,"ampere_sgemm_64x32_sliced1x4_tn"\n1,1,1,"some_gemm"\n'
+    )
+    (seen,) = kernels.read_profile(nsys).values()
+    assert (seen.lowest, seen.unknown) == ({"fp32"}, "some_gemm")
+    # What is lower may be behind a name that is not known; what is higher is not.
+    assert [seen.contradicts(word) for word in ("fp64", "fp32", "fp8", "odd")] == [True, False, False, False]
+    for text in ("", "[]", '{"traceEvents": [3]}', "{}"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"profile.json is no profile|Expecting value"):
+            kernels.read_profile(path)
