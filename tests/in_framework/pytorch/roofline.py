@@ -95,5 +95,5 @@ def test_a_trace_has_the_types_of_the_inputs(tmp_path):
 
     kernel_table.measure(step, CPU, trace=tmp_path / "profile.json")
     events = json.loads((tmp_path / "profile.json").read_text(encoding="utf-8"))["traceEvents"]
-    types = [each["args"]["Input type"] for each in events if each["name"] == "aten::mm" and each["ph"] == "X"]
-    assert types == [["c10::BFloat16"] * 2] * 6
+    types = {tuple(each["args"]["Input type"]) for each in events if each["name"] == "aten::mm" and each["ph"] == "X"}
+    assert types == {("c10::BFloat16", "c10::BFloat16")}
