@@ -1,12 +1,13 @@
 """What logs of v6.0 and later declare: invented false declarations, 22 of them, are found, and true ones are not."""
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from encore.results.audit import judge, kernels
+from encore.results.audit import declarations, judge, kernels
 from encore.results.audit.judge import audit_path
 from tests.results.result_logs import flux1_v61, write_set
 
@@ -36,9 +37,16 @@ def trace(path: Path, events: list[tuple[str, str]], **arguments: Any) -> None:
 
 
 # Findings about what three logs declare, in a submission on one H100 server, or as a run of Encore's own.
-def found(root: Path, accelerator: str = "NVIDIA H100-SXM5-80GB", own: bool = False, **changed: object) -> set[str]:
+def found(
+    root: Path,
+    accelerator: str = "NVIDIA H100-SXM5-80GB",
+    nodes: int = 1,
+    text: str = SCRIPT,
+    own: bool = False,
+    **changed: object,
+) -> set[str]:
     folder = root / "results" / "1xH100" / "flux1"
-    system = {"number_of_nodes": "1", "accelerators_per_node": "8", "accelerator_model_name": accelerator}
+    system = {"number_of_nodes": str(nodes), "accelerators_per_node": "8", "accelerator_model_name": accelerator}
     write_set(folder, [flux1_v61(40.0 + n, seed=n, **changed) for n in range(3)])
     if own:
         evidence = {LINEAR: "fp8", ATTN: "bfloat16", COMM: "bfloat16", "micro_batch_size": 64, "tensor_parallelism": 1}
@@ -48,9 +56,9 @@ def found(root: Path, accelerator: str = "NVIDIA H100-SXM5-80GB", own: bool = Fa
         trace(folder / "profile_step.json", TRACE)
     else:
         script = root / "benchmarks" / "flux1" / "implementations" / "1xH100" / "config_1x8x64.sh"
-        for path, text in ((root / "systems" / "1xH100.json", json.dumps(system)), (script, SCRIPT)):
+        for path, content in ((root / "systems" / "1xH100.json", json.dumps(system)), (script, text)):
             path.parent.mkdir(parents=True)
-            path.write_text(text)
+            path.write_text(content)
     (audit,) = audit_path(folder)
     return {finding.rule for finding in audit.findings} & RULES
 
@@ -89,6 +97,31 @@ def test_a_false_declaration_is_found(rule: str, changed: dict[str, Any], tmp_pa
 @pytest.mark.parametrize("changed", [{}, {"own": True}, {"accelerator": "MI355X", LINEAR: "fp8"}, {"accelerator": ""}])
 def test_a_true_declaration_is_not(changed: dict[str, Any], tmp_path: Path) -> None:
     assert found(tmp_path, **changed) == set()
+
+
+# What genuine logs of v6.0 declare: AMD's llama31_8b and flux1, Krai's llama2_70b_lora; the last line is invented.
+@pytest.mark.parametrize(
+    ("accelerator", "nodes", "text", "batch", "micro", "steps", "linear"),
+    [
+        ("AMD Instinct MI350X 288GB HBM3e", 1, "export MBS=2\nexport FP8=True\nexport FP4=True\n", 32, 2, 2, "mxfp4"),
+        ("AMD Instinct MI325X 256GB HBM3e", 8, 'export MBS=32\nexport FP8_RECIPE="delayed"\n', 2048, 32, 1, "fp8"),
+        ("AMD Instinct MI300X", 1, "", 8, 1, 1, "fp8"),
+        ("NVIDIA Blackwell Ultra GPU (GB300)", 64, "export MICRO_BATCH_SIZE=1\n", 512, 1, 1, "nvfp4"),
+    ],
+)
+def test_genuine_declarations_are_not(
+    accelerator: str, nodes: int, text: str, batch: int, micro: int, steps: int, linear: str, tmp_path: Path
+) -> None:
+    declared = {"global_batch_size": batch, "micro_batch_size": micro, "gradient_accumulation_steps": steps}
+    assert found(tmp_path, accelerator, nodes, text, **declared, **{LINEAR: linear}) == set()
+
+
+def test_genuine_logs_of_v6_have_no_finding(tmp_path: Path) -> None:
+    with tarfile.open(Path(__file__).parents[1] / "golden" / "results" / "v6.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    audits = audit_path(tmp_path)
+    assert len([run for audit in audits for run in audit.score.runs if declarations.declared(run)]) == 10
+    assert {finding.rule for audit in audits for finding in audit.findings} & RULES == set()
 
 
 def test_every_rule_has_a_case_and_a_log_that_declares_nothing_none(tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ def _scripts(score: Score, found: dict[str, object]) -> tuple[Path | None, list[
         return None, []
     if (score.folder / "run.json").is_file():
         return score.folder, [path for path in [score.folder / name] if path.is_file()]
-    above = list(score.folder.absolute().parents)[:_ABOVE]
-    root = next((each / "benchmarks" for each in above if (each / "benchmarks").is_dir()), None)
+    above = (each / "benchmarks" for each in list(score.folder.absolute().parents)[:_ABOVE])
+    root = next((each for each in above if any(each.glob("*/implementations"))), None)
     paths = [path for path in _files(root) if path.name == name] if root is not None else []
     for part in (score.benchmark, score.folder.parent.name):
         paths = [path for path in paths if part in path.parts] or paths
