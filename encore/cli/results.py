@@ -23,7 +23,6 @@ from encore.results.compare.compare import Comparison, Factor, certainty, compar
 from encore.results.compare.compare import compare as compare_named
 from encore.results.compare.explain import Explanation, explain
 from encore.results.compare.nearest import AS_GIVEN
-from encore.results.compare.noise import Noise, noise_of
 from encore.results.compare.sides import load_side
 from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
@@ -414,6 +413,9 @@ def compare(
 
       encore compare my_logs training_results_v4.0/NVIDIA/results/dgxh100_ngc24.04_pytorch/unet3d
     """
+    # It takes NumPy, which the other commands here do without.
+    from encore.results.compare.noise import noise_of
+
     if logs is not None and not logs.is_dir():
         raise EncoreError(f"there is no folder {logs}", expected="a folder of submitted logs")
     ours = load_side(run)
@@ -428,7 +430,8 @@ def compare(
         write_json({**found.as_json(), **differences, "noise": [each.as_json() for each in noise]})
         return
     _print_comparison(console(), found)
-    _print_noise(console(), noise)
+    for each in noise:
+        _print_noise(console(), *each.lines())
     if why is not None:
         _print_differences(console(), why, None if everything else _DIFFERENCES)
 
@@ -452,12 +455,10 @@ def _print_comparison(screen: Console, found: Comparison) -> None:
         say(screen, text(line, style))
 
 
-def _print_noise(screen: Console, noise: Sequence[Noise]) -> None:
-    for each in noise:
-        title, *lines = each.lines()
-        say(screen, text(title, "bold"))
-        for line in lines:
-            say(screen, text(line, "yellow" if "first outside" in line else ""))
+def _print_noise(screen: Console, title: str, *lines: str) -> None:
+    say(screen, text(title, "bold"))
+    for line in lines:
+        say(screen, text(line, "yellow" if "first outside" in line else ""))
 
 
 def _factor_cells(factor: Factor) -> list[str]:

@@ -81,7 +81,7 @@ def test_damaged_metrics_of_another_interval(tmp_path: Path) -> None:
     assert (whole.verdict, len(whole.at), found.references) == ("inside", 60, 5)
     assert found.note.startswith("2 runs of theirs left out")
     assert (nan.first.at, nan.first.epoch, nan.outside, nan.at) == (42, 3, 1, tuple(range(2, 41, 2)))
-    assert "first outside at step 42 (epoch 3): nan, no number" in list(found.lines())[-1]
+    assert "first outside at step 42 (epoch 3): not finite" in list(found.lines())[-1]
     json.dumps(found.as_json(), allow_nan=False)
 
 

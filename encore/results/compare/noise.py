@@ -16,7 +16,7 @@ docs/compare.md has how often it errs; tools/noise_rates.py measures that.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,11 +64,11 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Where a run is first outside; ``low`` and ``high`` are None where its value is no number."""
+    """Where a run is first outside; only where it is where its value is not finite."""
 
     at: int
     epoch: int | None
-    value: float
+    value: float | None = None
     low: float | None = None
     high: float | None = None
 
@@ -110,8 +110,11 @@ class Noise:
     note: str = ""  # Why there is no band, or what of the reference was left out
 
     def as_json(self) -> dict[str, Any]:
-        runs = [{**vars(each), "first": each.first and vars(each.first), "verdict": each.verdict} for each in self.runs]
-        return {**vars(self), "level": LEVEL, "runs": _finite_only(runs)}
+        return {
+            **asdict(self),
+            "level": LEVEL,
+            "runs": [{**asdict(each), "verdict": each.verdict} for each in self.runs],
+        }
 
     def lines(self) -> Iterator[str]:
         same = "configuration not known" if self.settings is None else "no difference of configuration is known"
@@ -135,12 +138,12 @@ class Noise:
                 yield f"different from {twin}, which has the same seed, from the first {self.unit} on"
         if run.first is not None:
             epoch = f" (epoch {run.first.epoch})" if run.first.epoch is not None else ""
-            low, high = run.first.low, run.first.high
-            band = (
-                f"{percent(LEVEL)} band {low:.5g} to {high:.5g} from {self._of()}" if low is not None else "no number"
-            )
-            yield f"first outside at {self.unit} {run.first.at}{epoch}: {run.first.value:.5g}, {band}"
-            yield f"outside at {run.outside} of {steps}"
+            where = f"first outside at {self.unit} {run.first.at}{epoch}"
+            if run.first.value is None:
+                yield f"{where}: not finite"
+            else:
+                band = f"{percent(LEVEL)} band {run.first.low:.5g} to {run.first.high:.5g} from {self._of()}"
+                yield f"{where}: {run.first.value:.5g}, {band}; outside at {run.outside} of {steps}"
         elif run.half_width:
             yield f"inside the {percent(LEVEL)} band of {self._of()} at all of {steps}"
         elif run.at and not run.is_identical:
@@ -232,9 +235,7 @@ def run_in_band(
         return replace(result, outside=len(beyond), first=first)
     if len(finite.at) < len(run.at):
         step = run.at[len(finite.at)]
-        return replace(
-            result, outside=1, first=Point(at=step, epoch=epochs.get(step), value=run.values[len(finite.at)])
-        )
+        return replace(result, outside=1, first=Point(at=step, epoch=epochs.get(step)))
     return result
 
 
@@ -374,12 +375,3 @@ def qualities_of(side: Side) -> dict[str, list[Series]]:
 
 def _plain(values: Rows) -> tuple[float, ...]:
     return tuple(map(float, values))
-
-
-# The same without NaN and infinity, which JSON does not have.
-def _finite_only(found: Any) -> Any:
-    if isinstance(found, dict):
-        return {name: _finite_only(each) for name, each in found.items()}
-    if isinstance(found, list | tuple):
-        return [_finite_only(each) for each in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
