@@ -16,9 +16,9 @@ from encore.results import findings as rates
 from encore.results.audit.judge import RULES, Audit, audit_path
 from encore.results.audit.logs import clock_backwards, faster_than_stated, implausible_time
 from encore.results.compare.sides import digests
-from encore.results.logs.run_log import Phase, RunLog, Stated
+from encore.results.logs.run_log import Phase, RunLog, Stated, read_run
 from tests.results.mutants import mutate
-from tests.results.result_logs import START_MS, mll, mllog, resnet_v07, write_set
+from tests.results.result_logs import START_MS, log_of, mll, mllog, resnet_v07, write_set
 
 HOUR = 3_600_000
 # Of test_declarations.py
@@ -432,3 +432,19 @@ def test_no_log_raises_an_exception(tmp_path: Path) -> None:
             (folder / f"result_{name}.txt").write_bytes(text)
         for audit in audit_path(folder):
             json.dumps(audit.as_json(), allow_nan=False)
+
+
+# AMD's gpt-oss-20b: each figure is since the last one, with the evaluation between them. The second log is 10 % short.
+@pytest.mark.parametrize(("of_the_time", "found"), [(1.0, 0), (0.9, 1)])
+def test_throughput_with_the_evaluation(of_the_time: float, found: int, tmp_path: Path) -> None:
+    start, text = 1_776_000_000_123, ""
+    for block in range(6):
+        begin, trained, end = (round(start + of_the_time * 1000 * (1300 * block + at)) for at in (0, 1200, 1300))
+        samples = 12_288 * (block + 1)
+        text += mllog("block_start", None, begin) + mllog("block_stop", None, trained)
+        text += mllog("tracked_stats", {"throughput": 12_288 / 1300}, trained)
+        text += mllog("eval_start", None, trained) + mllog("eval_accuracy", 3.4, end, samples_count=samples)
+        text += mllog("eval_stop", None, end)
+    path = tmp_path / "result_0.txt"
+    path.write_text(log_of("gpt_oss_20b", text, start_ms=start, minutes=of_the_time * 131))
+    assert len(list(faster_than_stated(read_run(path)))) == found

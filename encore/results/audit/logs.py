@@ -254,6 +254,8 @@ _LEAST_S = 3.0
 _LARGEST, _LARGEST_PER_GPU = 3.0, 1.18
 # Their last throughput is of the whole run; that of the others is of the training since the last evaluation.
 _WHOLE_RUN = frozenset({"bert", "dlrm", "dlrm_dcnv2", "gpt3", "maskrcnn"})
+# Their throughput is since the last one, with the evaluation: 40 reference logs of mlcommons/training.
+_WITH_EVALUATION = frozenset({"gpt_oss_20b"})
 # Many of their logs state the throughput of one GPU, and count the training set in batches.
 _PER_GPU = frozenset({"ssd", "retinanet"})
 _MOST_GPUS_LOG2 = 12
@@ -297,6 +299,8 @@ def _pace(run: RunLog, figures: list[Stated]) -> _Pace | None:
     if run.benchmark in _WHOLE_RUN or of_all:
         stated = max(stated, figures[-1].value)
         lengths, seconds = [math.fsum(lengths)], [spans[-1][1] - spans[0][0]]
+    elif run.benchmark in _WITH_EVALUATION and figures[0].name == "throughput":
+        seconds = [end - begin for begin, end, _ in spans]
     else:
         seconds = list(_training(run, spans))
     paces = [length / taken for length, taken in zip(lengths, seconds, strict=True) if taken > 0]
