@@ -26,6 +26,7 @@ from encore.slurm import commands, queue
 MOST = 20
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0  # Time between two questions to Slurm's controller, which all users share
+FORECAST_SECONDS = 30.0  # Between two forecasts of a run that is followed
 START_SECONDS = 15.0  # Longest time from the end of an experiment to the start of the next one
 COLOURS: dict[State, str] = {
     "running": "cyan", "queued": "cyan", "starting": "cyan", "reached": "green", "not reached": "yellow",
@@ -107,6 +108,8 @@ def describe(row: Row) -> str:
         parts.append(f"epoch {row.epoch or 1:.4g}/{row.epochs}")
     if row.qualities:
         parts.append(against_targets(row.qualities, row.targets))
+    if row.forecast and row.forecast.minutes is not None:
+        parts.append(row.forecast.text())
     if row.experiments > 1 and row.reached:
         parts.append(f"{row.reached} reached")
     return "  ".join([*parts, *([row.reason] if row.reason else [])])
@@ -252,11 +255,14 @@ def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tupl
     # Show an experiment until it has ended and its job will not resume it.
     tail, progress = Tail(watched.experiment.metrics), Progress()
     begun = asked = time.monotonic()
-    seen = _ask(watched.subject)
+    seen, pace, due = _ask(watched.subject), "", begun + FORECAST_SECONDS
     while True:
         for record in tail.read():
             progress.add(record)
-        view.update(progress)
+        if time.monotonic() > due:
+            forecast, due = status.forecast_of(watched.experiment), time.monotonic() + FORECAST_SECONDS
+            pace = forecast.text() if forecast and forecast.minutes is not None else ""
+        view.update(progress, pace)
         state, reason = watched.verdict(seen)
         if state in ("reached", "not reached"):
             return state, reason

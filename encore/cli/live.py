@@ -73,16 +73,16 @@ class RunView:
         else:
             self._console.print(f"{title}: starting")
 
-    def update(self, progress: follow.Progress) -> None:
+    def update(self, progress: follow.Progress, pace: str = "") -> None:
         for name, damage in (progress.damaged if progress.damaged != self._damaged else {}).items():
             before = f"{self._title} resumed from the one before it, step {progress.step}"
             self._console.print(f"checkpoint {name} is damaged ({damage}): {before}", markup=False)
         self._damaged = progress.damaged
         if self._bar is not None and self._task is not None:
-            text = facts(progress) if progress.epochs else "starting"
+            text = "  ".join(filter(None, (facts(progress), pace))) if progress.epochs else "starting"
             self._bar.update(self._task, total=progress.total_steps or None, completed=progress.step, facts=text)
             return
         if progress.step and (progress.qualities != self._seen or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_SECONDS
             self._seen = progress.qualities
-            self._console.print(f"{self._title}: {facts(progress)}")
+            self._console.print(f"{self._title}: {'  '.join(filter(None, (facts(progress), pace)))}")

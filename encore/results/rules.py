@@ -96,6 +96,8 @@ class Benchmark:
     data: DataSize | None = None
     points_in: str = "epochs"  # Unit of its reference convergence points: epochs or samples
     samples_count: bool = False  # Whether its evaluations have samples_count, and no epoch_num
+    earlier: str = ""  # Name that the same benchmark had before, ``earlier_since`` a round on
+    earlier_since: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +175,6 @@ BLEU_BENCHMARKS = frozenset(
     for name, targets in round_.targets.items()
     if any(target.quality == "BLEU" for target in targets)
 )
-_RETINANET_SINCE = "v2.0"  # From then on ``ssd`` is RetinaNet on OpenImages; v5.0 calls it ``retinanet``
 
 
 def repository_of(round_: str) -> str:
@@ -200,6 +201,14 @@ def canonical(name: str | None) -> str | None:
     lowered = (name or "").strip().lower()
     lowered = _ALIASES.get(lowered, lowered)
     return lowered if lowered in _BENCHMARKS or is_hpc(lowered) else None
+
+
+def later_name(benchmark: str | None, round_: str | None) -> str | None:
+    """Return the name that a round's benchmark has in later rounds: ``ssd`` of v2.0 on is RetinaNet on OpenImages."""
+    for name, each in _BENCHMARKS.items():
+        if each.earlier == benchmark and round_ in ROUNDS and not is_before(round_, each.earlier_since):
+            return name
+    return benchmark
 
 
 def is_hpc(benchmark: str | None) -> bool:
@@ -245,9 +254,7 @@ def rule_for(round_: str | None, benchmark: str | None, global_batch: float | No
 
 def data_size(benchmark: str | None, round_: str | None = None) -> DataSize | None:
     """Return sample counts of the benchmark's real data set, where the submitted logs agree on them."""
-    if benchmark == "ssd" and round_ in ROUNDS and not is_before(round_, _RETINANET_SINCE):
-        benchmark = "retinanet"
-    found = benchmark_of(benchmark)
+    found = benchmark_of(later_name(benchmark, round_))
     return found.data if found else None
 
 
@@ -274,7 +281,8 @@ def find_round(
     """
     if not dialects:
         return None, "no MLPerf event in the file", False
-    own = passport_of(path.parent).get("round")
+    # An experiment of Encore's that still runs is in a folder of its own.
+    own = (passport_of(path.parent) or passport_of(path.parent.parent)).get("round")
     own = own if isinstance(own, str) else ""
     if own and own not in ROUNDS:
         return None, f"its run.json has {own!r}, which is no round of MLPerf", False

@@ -10,15 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
+from encore.results.logs.run_log import read_run
 from encore.run import hints, judge, ownership, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
+
+if TYPE_CHECKING:
+    from encore.results.compare.forecast import Forecast
 
 State = Literal[
     "queued", "starting", "running", "reached", "not reached", "interrupted", "failed", "lost",
@@ -77,9 +81,11 @@ class Row:
     user: str = ""  # Who made the run folder, or submitted the job
     benchmark: str = ""
     partition: str = ""  # Where its job runs; empty outside of Slurm
+    forecast: "Forecast | None" = None  # When a running experiment reaches its target
 
     def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "run": str(self.run) if self.run else None, "job": self.job or None}
+        run, forecast = str(self.run) if self.run else None, self.forecast.as_json() if self.forecast else None
+        return {**vars(self), "run": run, "job": self.job or None, "forecast": forecast}
 
 
 def ask(job: str = "") -> Queue:
@@ -220,8 +226,20 @@ def _progress(row: Row) -> Row:
         seen = judge.judge_experiment(experiment, catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark)
         if seen.planned_epochs:
             row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
-            return replace(row, qualities=seen.qualities, targets=seen.targets)
+            forecast = forecast_of(experiment) if row.state == "running" else None
+            return replace(row, qualities=seen.qualities, targets=seen.targets, forecast=forecast)
     return row
+
+
+def forecast_of(experiment: Experiment) -> "Forecast | None":
+    """Return when a running experiment reaches its target; None where its log does not say yet how far it is."""
+    # Here, since numpy takes longer to load than a status without a running experiment takes to print.
+    from encore.results.compare.forecast import forecasts_of
+
+    run = experiment.folder.parent
+    ended = [read_run(path) for path in sorted(run.glob("result_*.txt"))]
+    name = experiment.folder.name
+    return next((each for each in forecasts_of(ended, run) if each.run.startswith(name)), None)
 
 
 # -- one run --------------------------------------------------------------------------------------------

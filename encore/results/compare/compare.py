@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from encore.results.compare.forecast import Forecast, forecasts_of
 from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
 from encore.results.compare.sides import Side, scores_compared, submission, with_official_scores
 from encore.results.published.systems import family
@@ -185,12 +186,17 @@ class Comparison:
     # About how many more runs decide between the same and not the same, if mean and spread stay as they are; None where
     # nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed.
     further_runs: int | None
+    forecasts: tuple[Forecast, ...] = ()  # Of the runs that have not ended
 
     @property
     def factors(self) -> tuple[Factor, ...]:
         """The factors there are: the score, and the two or three that it is the product of."""
         every = (self.score, self.per_length, self.lengths, self.scaling)
         return tuple(each for each in every if each is not None)
+
+    @property
+    def published_minutes(self) -> float | None:
+        return self.theirs.raw_minutes if self.theirs is not None else None
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain data; the fields are described in docs/compare.md."""
@@ -219,6 +225,12 @@ class Comparison:
             "required": self.ours.required,
             "further_runs": self.further_runs,
             "ratio": self.score.ratio if self.score else None,
+            "forecasts": [
+                {**each.as_json(), "expected": each.expects(self.published_minutes, self.within)}
+                if self.published_minutes
+                else each.as_json()
+                for each in self.forecasts
+            ],
             "findings": [finding.as_json() for finding in self.ours.findings],
             "factors": [
                 {
@@ -276,11 +288,16 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
         confidence=decisive.found.confidence(within) if decisive and decisive.found else None,
         score_interval=interval(borrowed) if borrowed else None,
         further_runs=further,
+        forecasts=tuple(forecasts_of(ours.logs, ours.folder)),
     )
 
 
 def certainty(found: Comparison) -> Iterator[str]:
     ours, span = found.ours, found.score_interval
+    for each in found.forecasts:
+        yield each.text(found.published_minutes, found.within)
+        if each.minutes is not None:
+            yield f"  {each.basis()}"
     if ours.score is not None:
         mean = f"mean of {count_of(ours.score.count, 'run')}, not a score"
         interval = f", 90 % interval {span[0]:.3f} to {span[1]:.3f}" if span else ""

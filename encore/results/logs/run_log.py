@@ -70,6 +70,8 @@ _NAMING_DIALECTS = frozenset({"v0.5", "mlperf"})
 _EARLIEST_S, _LATEST_S = 1_483_228_800, 4_102_444_800
 # HugeCTR's converter of v0.7 adds milliseconds to the seconds since 1970: the differences alone are right.
 _HUGECTR = "format_ctr_output.py"
+# Events by which a log says between evaluations how far it has trained
+_PROGRESS = frozenset({"block_stop", "tracked_stats", "train_loss", "throughput"})
 # What logs state of their own speed: samples per second, and seconds of a step and of a validation.
 STATED = frozenset({"throughput", "imgs_sec", "train_step_time", "validation_time"})
 _DECIDING = frozenset({"run_start", "run_stop", "eval_result"})
@@ -117,6 +119,15 @@ class Phase(NamedTuple):
     line: int = 0
 
 
+class Progress(NamedTuple):
+    """How far the log says that it has trained, between evaluations; ``step`` counts samples in some logs."""
+
+    time_s: float
+    epoch: float | None
+    samples: float | None
+    step: float | None
+
+
 class Stated(NamedTuple):
     """A speed or a duration that the log states of itself, such as ``throughput``."""
 
@@ -156,6 +167,8 @@ class RunLog:
     hyperparameters: dict[str, object] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
     stated: list[Stated] = field(default_factory=list)  # What the log states of its own speed, in file order
+    progress: list[Progress] = field(default_factory=list)
+    last_s: float | None = None  # Time of the latest event
     # Line and time of every run_start; the first one counts, as of the stops.
     starts: list[tuple[int, float]] = field(default_factory=list)
     stops: list[tuple[int, float]] = field(default_factory=list)
@@ -252,6 +265,10 @@ class _Reading:
             setattr(run, _FIGURES[key], number_of(event.value))
         if key in _PHASES and event.time_s is not None:
             self._phase(event, event.time_s)
+        if key in _PROGRESS and event.time_s is not None:
+            self._progress(event, event.time_s)
+        if event.time_s is not None:
+            run.last_s = max(run.last_s or 0.0, event.time_s)
         if key in ROUND_KEYS:
             self.keys.add(key)
 
@@ -349,6 +366,15 @@ class _Reading:
         # One per boundary, not one per rank.
         if len(phases) < _LIMIT and not (phases and phases[-1][::2] == (event.key, epoch)):
             phases.append(Phase(event.key, seconds, epoch, event.line))
+
+    def _progress(self, event: Event, seconds: float) -> None:
+        metadata, is_block = event.metadata, event.key == "block_stop"
+        epoch = number_of(metadata.get("epoch_num", metadata.get("first_epoch_num"))) if is_block else None
+        samples, step = number_of(metadata.get("samples_count")), number_of(metadata.get("step"))
+        if epoch or samples or step:
+            self.run.progress.append(Progress(seconds, epoch, samples, step))
+        if len(self.run.progress) == _LIMIT:
+            del self.run.progress[::2]  # The latest ones are needed, and how it began
 
     def finish(self, round_: str | None) -> RunLog:
         """Return the run, judged by the rules of a round, by default of the log's own."""

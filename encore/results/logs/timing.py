@@ -10,8 +10,10 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from encore.results.logs.run_log import Phase, Quality, RunLog
+from encore.results.rules import benchmark_of
 
 _EPOCH_STARTS = ("epoch_start", "train_epoch")
 _TRAINING_STARTS = (*_EPOCH_STARTS, "block_start")
@@ -41,6 +43,14 @@ class Length:
 
     value: float
     unit: str  # epochs or samples as the log counts them, evaluations where it counts neither
+
+
+class Mark(NamedTuple):
+    """How far a run had trained, ``seconds`` after its run_start; whether an evaluation ended then."""
+
+    seconds: float
+    length: float
+    evaluated: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,10 @@ def mean_phases(runs: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
 def length_of(run: RunLog) -> Length | None:
     """Return epochs or samples up to the evaluation that met the target, else to the last one."""
     point = deciding(run)
-    if point is None:
-        return None
+    return None if point is None else _length_at(run, point)
+
+
+def _length_at(run: RunLog, point: Quality) -> Length | None:
     logged = point.epoch
     if run.benchmark in _COUNTS_SAMPLES and (logged is None or logged <= 1):
         samples = point.samples or run.train_samples
@@ -137,6 +149,61 @@ def curve_of(run: RunLog, most: int = MOST_POINTS) -> Curve:
         minutes=tuple(minutes for minutes, _ in whole),
         values={name: tuple(values[name] for _, values in whole) for name in names},
     )
+
+
+def marks_of(run: RunLog, further: Sequence[Mark] = ()) -> list[Mark]:
+    """Return how far the run had trained at which time, each further than the one before, as ``Benchmark.points_in``.
+
+    ``further`` are marks from elsewhere, such as Encore's metrics. Empty where the log counts in another unit.
+    """
+    known = benchmark_of(run.benchmark)
+    start, unit = run.start_s, known.points_in if known else "epochs"
+    if start is None:
+        return []
+    found = [*_evaluated(run, unit, start), *_between(run, unit, start), *further]
+    # Some logs count one batch less at an evaluation than at the end of the block before it.
+    slack = (run.global_batch or 0.0) if unit == "samples" else 0.0
+    marks: list[Mark] = []
+    for mark in sorted(found):
+        last = marks[-1] if marks else Mark(0.0, 0.0)
+        if mark.seconds > last.seconds and mark.length > last.length:
+            marks.append(mark)
+        elif mark.evaluated and mark.length >= last.length - slack and marks:
+            marks[-1] = mark  # The time of a block's end that includes its evaluation
+    return marks
+
+
+def in_unit(length: Length, unit: str, train_samples: float | None) -> float | None:
+    """Return a length in epochs or samples, None where the log counts in neither."""
+    if length.unit == unit or (length.unit == "steps or samples" and unit == "samples"):
+        return length.value
+    by_samples = length.unit in ("samples", "steps or samples") and unit == "epochs"
+    return length.value / train_samples if by_samples and train_samples else None
+
+
+def _evaluated(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
+    for point in run.quality:
+        length = _length_at(run, point) if point.time_s is not None else None
+        value = in_unit(length, unit, run.train_samples) if length else None
+        if value and point.time_s is not None:
+            yield Mark(point.time_s - start, value, True)
+
+
+# Marks of the log between its evaluations.
+def _between(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
+    batch, steps = run.global_batch or 0.0, [each.step for each in run.progress if each.step]
+    # NeMo's logs of v5.1 write samples as ``step``, others steps.
+    by_samples = batch > 1 and len(steps) > 1 and all(step % batch == 0 for step in steps)
+    for each in run.progress:
+        samples = each.samples or (each.step if by_samples else None)
+        if length := samples if unit == "samples" else each.epoch:
+            yield Mark(each.time_s - start, length)
+    if unit == "epochs":
+        begun: dict[float, None] = {}
+        for phase in run.phases:
+            if phase.name in _EPOCH_STARTS:
+                begun.setdefault(phase.time_s if phase.epoch is None else phase.epoch)
+                yield Mark(phase.time_s - start, len(begun) - 1.0)
 
 
 # Numbers of the epochs begun before the evaluation.

@@ -130,6 +130,23 @@ def shift_table() -> _Rates:
     return ["epochs", *sizes], [[name, *(found[size] for size in sizes)] for name, found in rows.items()]
 
 
+def forecast_table() -> _Rates:
+    """Return how often the forecast of a cut log held its true time, by benchmark and cut, in per cent."""
+    lines = json.loads((DATA / "forecast.json").read_text("utf-8"))["held_out"]
+    head = ["benchmark", "cut after", "logs", "with a forecast", "inside", "median error", "median width"]
+    return head, [
+        [
+            line["benchmark"], line["cut"], str(line["runs"]), _per_cent(line["forecasts"] / line["runs"]),
+            *(_per_cent(line[key]) if key in line else "–" for key in ("inside", "error", "width")),
+        ]
+        for line in lines
+    ]  # fmt: skip
+
+
+def _per_cent(share: float) -> str:
+    return f"{share * 100:.1f}"
+
+
 def _sizes(line: dict[str, str]) -> str:
     return f"{line['ours']} against {line['theirs']}"
 

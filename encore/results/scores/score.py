@@ -172,6 +172,9 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Pa
         raise EncoreError(f"cannot read {root}: {error.strerror}", hint="check the folder's permissions") from error
     files = [entry for entry in entries if entry.is_file()]
     named = [entry for entry in files if _RESULT.fullmatch(entry.name)]
+    if not named and (root / "run.json").is_file():
+        # Encore's own run folder before its first experiment has ended
+        named = sorted(root.glob("experiment_*/result.txt"))
     found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)]
     if found:
         yield root, sorted(found, key=_natural)

@@ -1,0 +1,372 @@
+"""When a run that still trains reaches its target: from its pace, and from how far others had to train.
+
+    from encore.results.compare.forecast import forecast
+    found = forecast(read_run("result_0.txt"))
+    print(found.minutes, found.low, found.high)
+
+The time left is the pace so far (evaluations and start included) times what is left to train. How long that is, is not
+known: the epochs or samples to the target of every public run and reference convergence point of the benchmark are
+taken, moved to this global batch along their regression on it, each weighted by how near its batch and how equal its
+hyperparameters are, each set and each point as one. Their 5 % and 95 % quantiles, multiplied by the pace, are widened
+to what the public logs show: ``data/forecast.json`` has, by benchmark and by how much is known of the pace, by how much
+90 % of the true times were outside (conformalized quantile regression: Romano et al., NeurIPS 2019).
+``tools/calibrate_forecast.py`` measures it, each round by the others.
+"""
+
+import functools
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from encore.results.logs.run_log import Reason, RunLog, read_run
+from encore.results.logs.timing import Length, Mark, in_unit, length_of, marks_of
+from encore.results.published.published import DATA, DIGESTS, lines_of
+from encore.results.rules import benchmark_of, canonical, data_size, later_name
+from encore.results.words import count_of
+
+Numbers = NDArray[np.float64]
+
+QUANTILES = (0.05, 0.5, 0.95)
+# Distance of two global batches, in powers of e, at which one weighs exp(-1/2) of an equal one, and that at which a
+# batch still counts for how the length depends on it.
+_NEAR, _FAR = 0.25, 1.0
+_UNEQUAL = 30.0  # A set of which half of the hyperparameters are equal weighs exp(-15) of one of which all are
+_OF_A_POINT = 0.5  # Share of equal hyperparameters that is taken for a reference point: the rules fix half of them
+_FEWEST = 3  # Hyperparameters that two runs both log, below which their share says nothing
+_OTHER_UNIT = math.log(4)  # Further than this from the submitted runs a reference point counts in another unit
+_CONVERGENCE = re.compile(
+    r"opt_|lars|lamb|sgd|adam|learning|warmup|decay|momentum|seq|accum|epoch|label|weight|step|lora|max_"
+)
+_LARGEST = 1e11  # Reference points of runs that did not converge have an infinite number
+# Stages of what is known of the pace, by the evaluations so far.
+STAGES = ("first mark", "marks", "evaluations", "many evaluations")
+_MANY = 4
+
+
+class Known(NamedTuple):
+    """One set of public runs, or one reference point: the logarithms of its lengths to the target."""
+
+    round: str
+    batch: float
+    lengths: Numbers
+    hyperparameters: Mapping[str, object] | None  # None: a reference point
+
+
+class Lengths(NamedTuple):
+    """Logarithms of the lengths that are to be expected, with their weights; ``runs`` of public sets, and points."""
+
+    values: Numbers
+    weights: Numbers
+    runs: int
+    points: int
+
+    def quantiles(self, at: Sequence[float] = QUANTILES) -> Numbers:
+        return weighted_quantiles(self.values, self.weights, at)
+
+
+class Pace(NamedTuple):
+    """Where a run is, and seconds per epoch or sample since; ``stage`` is how much that rests on."""
+
+    seconds: float
+    length: float
+    each: float
+    stage: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Minutes from run_start to the target that are to be expected, with an interval that holds 90 % of the true ones.
+
+    All three are None where nothing is known of how far a run has to train; ``why`` says so.
+    """
+
+    run: str
+    elapsed_minutes: float
+    length: float
+    unit: str
+    minutes_per_length: float
+    minutes: float | None = None
+    low: float | None = None
+    high: float | None = None
+    length_to_target: float | None = None
+    runs: int = 0
+    points: int = 0
+    why: str = ""
+
+    def expects(self, published: float, within: float) -> str:
+        """Return whether ``published`` minutes are to be expected: yes, no or open."""
+        if self.low is None or self.high is None:
+            return "open"
+        bounds = published / (1 + within), published * (1 + within)
+        if bounds[0] <= self.low and self.high <= bounds[1]:
+            return "yes"
+        return "no" if self.high < bounds[0] or self.low > bounds[1] else "open"
+
+    def text(self, published: float | None = None, within: float = 0.0) -> str:
+        """Return the forecast as a sentence, with whether ``published`` minutes are to be expected."""
+        one = self.unit.removesuffix("s")
+        if self.minutes is None or self.low is None or self.high is None:
+            return f"{self.minutes_per_length:.4g} minutes per {one} so far; {self.why}"
+        said = f"on pace for {self.minutes:.1f} minutes ({self.low:.1f} to {self.high:.1f})"
+        if published is None:
+            return said
+        return f"{said}; published {published:.1f}; reproduced is to be expected: {self.expects(published, within)}"
+
+    def basis(self) -> str:
+        """Return what the forecast rests on."""
+        known = [count_of(self.runs, "run"), *([count_of(self.points, "reference point")] if self.points else [])]
+        seen = f"{self.length:.6g} of about {self.length_to_target:.6g} {self.unit} after {self.elapsed_minutes:.1f}"
+        return f"{self.run}: {seen} minutes; how far {' and '.join(known)} had to train"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def forecast(
+    run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = (), *, now_s: float | None = None
+) -> Forecast | None:
+    """Return when the run will have reached its target; None where its log does not say yet how far it has trained.
+
+    ``marks`` are of Encore's metrics, ``own`` lengths to the target of runs of the same configuration.
+    """
+    found = marks_of(run, marks)
+    pace = pace_of(found)
+    benchmark = benchmark_of(run.benchmark)
+    if pace is None or benchmark is None or run.start_s is None:
+        return None
+    elapsed = max((now_s or run.last_s or 0.0) - run.start_s, pace.seconds)
+    result = Forecast(
+        run=run.path.name if run.path.name != "result.txt" else f"{run.path.parent.name}/{run.path.name}",
+        elapsed_minutes=elapsed / 60,
+        length=pace.length,
+        unit=benchmark.points_in,
+        minutes_per_length=pace.each / 60,
+        why="how far a run has to train is not known",
+    )
+    lengths = known_lengths(run, own)
+    times = minutes_to_target(pace, lengths, elapsed) if lengths is not None else None
+    if lengths is None or times is None:
+        return result
+    low, middle, high = widened(times, later_name(run.benchmark, run.round), pace.stage)
+    further = [math.exp(each) for each in lengths.quantiles([0.5])]
+    return Forecast(
+        **{
+            **result.as_json(),
+            "minutes": float(max(middle, elapsed / 60)),
+            "low": float(max(low, elapsed / 60)),
+            "high": float(high),
+            "length_to_target": max(*further, pace.length),
+            "runs": lengths.runs,
+            "points": lengths.points,
+            "why": "",
+        }
+    )
+
+
+def forecasts_of(runs: Sequence[RunLog], folder: Path | None = None) -> list[Forecast]:
+    """Return the forecast of each run of a set that has not ended; those that reached the target tell how far.
+
+    ``folder``, where it is a run folder of Encore, may have experiments that still run.
+    """
+    runs = [*runs, *map(read_run, _running(folder, runs))] if folder else runs
+    benchmark = benchmark_of(runs[0].benchmark) if runs else None
+    unit = benchmark.points_in if benchmark else ""
+    reached = [(run, length) for run in runs if run.converged and (length := length_of(run))]
+    own = [each for run, length in reached if (each := in_unit(length, unit, run.train_samples))]
+    unfinished = [run for run in runs if run.reason is Reason.NO_STOP]
+    found = [forecast(run, own_marks(run, unit), own) for run in unfinished]
+    return [each for each in found if each is not None]
+
+
+def _running(folder: Path, runs: Sequence[RunLog]) -> list[Path]:
+    logs = sorted(folder.glob("experiment_*/result.txt")) if (folder / "run.json").is_file() else []
+    known = {run.path for run in runs}
+    return [
+        log
+        for log in logs
+        if known.isdisjoint((log, folder / f"{log.parent.name.replace('experiment', 'result')}.txt"))
+    ]
+
+
+def own_marks(run: RunLog, unit: str) -> list[Mark]:
+    """Return the first and the latest step of Encore's ``metrics.jsonl`` next to the log, since its last start."""
+    name = run.path.stem.partition("_")[2]
+    stream = run.path.parent / (f"experiment_{name}" if name else "") / "metrics.jsonl"
+    start: dict[str, Any] = {}
+    steps: list[dict[str, Any]] = []
+    with suppress(OSError, ValueError), stream.open("rb") as lines:
+        for line in lines:
+            if b'"kind": "start"' in line:
+                start, steps = json.loads(line), []
+            elif b'"kind": "step"' in line:
+                steps[1:] = [json.loads(line)]
+    found = []
+    with suppress(KeyError, TypeError, ZeroDivisionError):
+        each = start["global_batch_size"] if unit == "samples" else 1 / start["steps_per_epoch"]
+        found = [Mark(step["time"] - (run.start_s or 0.0), step["step"] * each) for step in steps]
+    return found
+
+
+def pace_of(marks: Sequence[Mark]) -> Pace | None:
+    """Return the pace between the first and the last evaluation, else between the first and the last mark."""
+    evaluated = [mark for mark in marks if mark.evaluated]
+    if len(evaluated) > 1:
+        first, last = evaluated[0], evaluated[-1]
+        stage = STAGES[3] if len(evaluated) >= _MANY else STAGES[2]
+    elif marks:
+        first, last = marks[0], marks[-1]
+        stage = STAGES[1] if len(marks) > 1 else STAGES[0]
+        first = first if len(marks) > 1 else Mark(0.0, 0.0)
+    else:
+        return None
+    return Pace(last.seconds, last.length, (last.seconds - first.seconds) / (last.length - first.length), stage)
+
+
+def minutes_to_target(pace: Pace, lengths: Lengths, elapsed: float) -> Numbers | None:
+    """Return the quantiles of the logarithm of the minutes, from ``elapsed`` seconds on."""
+    left = lengths.values > math.log(pace.length * (1 + 1e-4))
+    if not left.any() or not lengths.weights[left].sum() > 0:
+        return None
+    seconds = pace.seconds + (np.exp(lengths.values[left]) - pace.length) * pace.each
+    minutes = np.log(np.maximum(seconds, elapsed) / 60)
+    return weighted_quantiles(minutes, lengths.weights[left], QUANTILES)
+
+
+def widened(times: Numbers, benchmark: str | None, stage: str) -> tuple[float, float, float]:
+    """Return the interval and the middle in minutes, moved as the public logs show that they have to be."""
+    moves = _calibration()["moves"]
+    below, middle, above = moves.get(benchmark, {}).get(stage) or moves["any"][stage]
+    return spread(times, below, middle, above)
+
+
+def spread(times: Numbers, below: float, middle: float, above: float) -> tuple[float, float, float]:
+    low, expected, high = times[0] - below, times[1] + middle, times[2] + above
+    return math.exp(min(low, expected)), math.exp(expected), math.exp(max(high, expected))
+
+
+@functools.cache
+def _calibration() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((DATA / "forecast.json").read_text("utf-8"))
+    return loaded
+
+
+def known_lengths(run: RunLog, own: Sequence[float] = (), without: Collection[str] = ()) -> Lengths | None:
+    """Return how far runs like this one had to train, but for the public sets of the rounds ``without``.
+
+    On a small data set nothing public holds: there ``own`` runs count alone.
+    """
+    name, batch = later_name(run.benchmark, run.round), run.global_batch
+    public = public_lengths(name) if name and batch and not _is_small(run) else ()
+    sets = [each for each in public if each.round not in without]
+    if own:
+        sets.append(Known("", batch or 1.0, np.log(np.array(own)), run.hyperparameters))
+    if not sets:
+        return None
+    values = np.concatenate([each.lengths for each in sets])
+    counts = [len(each.lengths) for each in sets]
+    apart = np.repeat([math.log(each.batch / (batch or each.batch)) for each in sets], counts)
+    each_one = np.repeat([1 / count for count in counts], counts)
+    alike = np.repeat([_alike(run.hyperparameters, each.hyperparameters) for each in sets], counts)
+    near = np.exp(-0.5 * (apart / _NEAR) ** 2) + 0.02 * np.exp(-0.5 * (apart / _FAR) ** 2) + 1e-5 * np.exp(-abs(apart))
+    moved = values - _slope(apart, values, each_one) * apart
+    runs = sum(len(each.lengths) for each in sets if each.hyperparameters is not None)
+    points = sum(each.hyperparameters is None for each in sets)
+    return Lengths(moved, each_one * near * alike, runs, points)
+
+
+# By how much the logarithm of the length grows with that of the batch; drawn to 0 where the batches hardly differ.
+def _slope(apart: Numbers, values: Numbers, each_one: Numbers) -> float:
+    weights = each_one * (np.exp(-0.5 * (apart / _FAR) ** 2) + 1e-3 * np.exp(-abs(apart)))
+    total = weights.sum()
+    apart = apart - (weights * apart).sum() / total
+    values = values - (weights * values).sum() / total
+    return float((weights * apart * values).sum() / ((weights * apart**2).sum() + 0.05 * total))
+
+
+def _alike(ours: Mapping[str, object], theirs: Mapping[str, object] | None) -> float:
+    share = _OF_A_POINT
+    if theirs is not None:
+        both = [key for key in ours.keys() & theirs.keys() if _CONVERGENCE.search(key)]
+        share = sum(ours[key] == theirs[key] for key in both) / len(both) if len(both) >= _FEWEST else 0.3
+    return math.exp(-_UNEQUAL * (1 - share))
+
+
+def _is_small(run: RunLog) -> bool:
+    size = data_size(run.benchmark, run.round)
+    least = size.least_train or size.train if size else None
+    return bool(least and run.train_samples and run.train_samples < 0.4 * least and not (size and size.in_batches))
+
+
+@functools.cache
+def public_lengths(benchmark: str) -> tuple[Known, ...]:
+    """Return every public set and reference point of a benchmark, by its name of today, that counts in its unit."""
+    found = benchmark_of(benchmark)
+    unit = found.points_in if found else "epochs"
+    sets = [each for name in _rounds() for each in _of_round(benchmark, name, unit)]
+    points = _points(benchmark)
+    if sets:
+        middle = float(np.median(np.concatenate([each.lengths for each in sets])))
+        points = [each for each in points if abs(float(np.median(each.lengths)) - middle) < _OTHER_UNIT]
+    return (*sets, *points)
+
+
+def _rounds() -> list[str]:
+    return sorted(file.name.removesuffix(".jsonl.xz") for file in DIGESTS.glob("*.jsonl.xz"))
+
+
+def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
+    before = benchmark_of(benchmark)
+    names = {benchmark, before.earlier if before and before.earlier else benchmark}
+    starts = tuple(f'"benchmark":{json.dumps(name)},' for name in names if later_name(name, round_) == benchmark)
+    found = []
+    for line in lines_of(round_)[1:]:
+        if not any(start in line for start in starts):
+            continue
+        entry = json.loads(line)
+        lengths = [
+            length
+            for each, reason in zip(entry["lengths"], entry["reasons"], strict=True)
+            if each
+            and reason is None
+            and (length := in_unit(Length(each, entry["unit"]), unit, entry["train_samples"]))
+        ]
+        if lengths and entry["global_batch"]:
+            found.append(Known(round_, entry["global_batch"], np.log(np.array(lengths)), entry["hyperparameters"]))
+    return found
+
+
+# Reference convergence points of every round, each once.
+def _points(benchmark: str) -> list[Known]:
+    spec = importlib.util.find_spec("mlperf_logging.rcp_checker")
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    found: dict[tuple[float, ...], Known] = {}
+    for file in sorted(Path(spec.submodule_search_locations[0]).glob("training_*/rcps_*.json")):
+        round_ = "v" + file.parent.name.removeprefix("training_").removesuffix(".0")
+        if later_name(canonical(file.stem.removeprefix("rcps_")), round_) != benchmark:
+            continue
+        for point in json.loads(file.read_text("utf-8")).values():
+            needed: Sequence[float] = next(
+                (value for key, value in point.items() if key.lower().endswith("to converge")), ()
+            )
+            lengths = sorted(float(each) for each in needed if 0 < each < _LARGEST)
+            if len(lengths) > 1:
+                known = Known("", float(point["BS"]), np.log(np.array(lengths)), None)
+                found.setdefault((known.batch, *lengths), known)
+    return list(found.values())
+
+
+def weighted_quantiles(values: Numbers, weights: Numbers, at: Sequence[float]) -> Numbers:
+    order = np.argsort(values)
+    ordered = weights[order]
+    places = (np.cumsum(ordered) - 0.5 * ordered) / ordered.sum()
+    return np.interp(at, places, values[order])

@@ -1,0 +1,216 @@
+"""Measure how often the forecast of a run that still trains is right, and by how much its interval has to be widened.
+
+    python -m tools.calibrate_forecast training_results_v0.5 ... training_results_v5.1
+
+writes encore/results/data/forecast.json. Each DIR is a checkout of one round. Each log is cut after 5, 10 and 20 % of
+its time and after ten minutes, and its time forecast without any public run of its round. ``held_out`` counts, for
+each round with what the other rounds show; ``moves`` are of all rounds.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from encore.results.compare.forecast import (
+    STAGES,
+    Lengths,
+    Pace,
+    known_lengths,
+    minutes_to_target,
+    pace_of,
+    spread,
+    weighted_quantiles,
+)
+from encore.results.logs.parallel import map_files
+from encore.results.logs.run_log import RunLog, read_run
+from encore.results.logs.timing import marks_of
+from encore.results.published.published import DATA
+from encore.results.rules import later_name
+from encore.results.scores.score import find_sets
+from tools import Folders, run
+
+CUTS: Mapping[str, float | None] = {"5 %": 0.05, "10 %": 0.1, "20 %": 0.2, "10 minutes": None}
+LEAST_S = 720  # Runs shorter than this are not cut after ten minutes
+# Share of the true times inside the interval of the rounds it is made of. Rounds differ more than runs of one: it
+# takes a little more than 90 % for the 90 % of a round that is left out.
+LEVEL = 0.92
+FEWEST = 40  # Forecasts of one stage that a benchmark needs for moves of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A log that was cut: what was known of its pace then, if anything, and what its time was."""
+
+    cut: str
+    pace: Pace | None
+    elapsed: float
+    minutes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """The runs of a set that converged; the first one stands for their batch and hyperparameters."""
+
+    benchmark: str
+    round: str
+    first: RunLog
+    cuts: Sequence[Cut]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A forecast: its quantiles and the true time, as logarithms of minutes; None without one."""
+
+    round: str
+    cut: str
+    stage: str
+    times: Sequence[float] | None
+    true: float
+
+
+def cuts_of(log: RunLog) -> list[Cut]:
+    seconds, marks = (log.minutes or 0.0) * 60, marks_of(log)
+    found = []
+    for name, share in CUTS.items():
+        at = 600.0 if share is None else share * seconds
+        if share is not None or seconds >= LEAST_S:
+            pace = pace_of([mark for mark in marks if mark.seconds <= at])
+            found.append(Cut(cut=name, pace=pace, elapsed=at, minutes=log.minutes or 0.0))
+    return found
+
+
+def read_cut(path: Path, round_: str) -> tuple[RunLog, list[Cut]]:
+    log = read_run(path, round_)
+    cuts = cuts_of(log) if log.converged else []
+    log.quality, log.phases, log.stated, log.progress = (), [], [], []
+    return log, cuts
+
+
+def read_sets(folder: Path) -> list[Read]:
+    found = list(find_sets(folder))
+    files = [file for _, each in found for file in each]
+    round_ = folder.name.rpartition("_")[2]
+    results = map_files(partial(read_cut, round_=round_), files)
+    sets = []
+    for _, each in found:
+        read = [next(results) for _ in each]
+        logs = [log for log, cuts in read if cuts]
+        name = later_name(logs[0].benchmark, round_) if logs else None
+        if name and logs[0].global_batch:
+            cuts = [cut for _, of_run in read for cut in of_run]
+            sets.append(Read(benchmark=name, round=round_, first=logs[0], cuts=cuts))
+    return sets
+
+
+def rows_of(sets: Iterable[Read], *held: str) -> list[Row]:
+    """Forecast every cut log without the runs of its own round and of those ``held``."""
+    rows = []
+    for each in sets:
+        lengths = known_lengths(each.first, without={each.round, *held})
+        rows += [row_of(each.round, cut, lengths) for cut in each.cuts]
+    return rows
+
+
+def row_of(round_: str, cut: Cut, lengths: Lengths | None) -> Row:
+    times = minutes_to_target(cut.pace, lengths, cut.elapsed) if cut.pace and lengths else None
+    return Row(
+        round=round_,
+        cut=cut.cut,
+        stage=cut.pace.stage if cut.pace else "",
+        times=None if times is None else tuple(times.tolist()),
+        true=math.log(cut.minutes),
+    )
+
+
+def moves_of(rows: Sequence[Row], stage: str) -> list[float] | None:
+    """Return by how much low end, middle and high end have to be moved; each round weighs the same."""
+    found = [row for row in rows if row.stage == stage and row.times]
+    if len(found) < FEWEST:
+        return None
+    of_round = {name: sum(row.round == name for row in found) for name in {row.round for row in found}}
+    weights = np.array([1 / of_round[row.round] for row in found])
+    times = np.array([row.times for row in found])
+    true = np.array([row.true for row in found])
+    side = (1 + LEVEL) / 2
+    below = weighted_quantiles(times[:, 0] - true, weights, [side])
+    middle = weighted_quantiles(true - times[:, 1], weights, [0.5])
+    above = weighted_quantiles(true - times[:, 2], weights, [side])
+    return [round(float(each[0]), 5) for each in (below, middle, above)]
+
+
+def of_benchmark(sets: Sequence[Read]) -> tuple[list[Row], dict[str, list[Row]]]:
+    """Return the forecasts without each one's own round, and by round those of the others without it as well."""
+    rounds = sorted({each.round for each in sets})
+    others = {held: rows_of([each for each in sets if each.round != held], held) for held in rounds}
+    return rows_of(sets), others
+
+
+def judged(
+    rows: Sequence[Row], others: Mapping[str, Sequence[Row]], pooled: Sequence[Row]
+) -> dict[str, list[list[float]]]:
+    """Return by cut, of each forecast: whether the true time was inside, the middle's error, the width; held out."""
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    moves: dict[tuple[str, str], list[float] | None] = {}
+    for row in rows:
+        if row.times is None:
+            continue
+        key = row.round, row.stage
+        if key not in moves:
+            moves[key] = moves_of(others[row.round], row.stage) or moves_of(pooled, row.stage)
+        below, middle, above = moves[key] or (0.0, 0.0, 0.0)
+        low, expected, high = spread(np.array(row.times), below, middle, above)
+        true = math.exp(row.true)
+        inside = low * (1 - 1e-9) <= true <= high * (1 + 1e-9)
+        found[row.cut].append([inside, abs(expected / true - 1), high / low - 1])
+    return found
+
+
+def table(name: str, rows: Sequence[Row], found: Mapping[str, Sequence[Sequence[float]]]) -> list[dict[str, object]]:
+    lines: list[dict[str, object]] = []
+    for cut in CUTS:
+        runs, each = sum(row.cut == cut for row in rows), np.array(found.get(cut, ()))
+        if runs:
+            line: dict[str, object] = {"benchmark": name, "cut": cut, "runs": runs, "forecasts": len(each)}
+            if len(each):
+                middle = {"inside": each[:, 0].mean(), "error": np.median(each[:, 1]), "width": np.median(each[:, 2])}
+                line |= {key: round(float(value), 4) for key, value in middle.items()}
+            lines.append(line)
+    return lines
+
+
+def main(folders: Folders) -> None:
+    sets: dict[str, list[Read]] = defaultdict(list)
+    for folder in folders:
+        for each in read_sets(folder):
+            sets[each.benchmark].append(each)
+        print(folder.name, flush=True)
+    names = sorted(sets)
+    with ProcessPoolExecutor() as pool:
+        made = dict(zip(names, pool.map(of_benchmark, [sets[name] for name in names]), strict=True))
+    held, everything, total = [], [row for rows, _ in made.values() for row in rows], defaultdict(list)
+    moves: dict[str, dict[str, list[float]]] = {}
+    for name, (rows, others) in made.items():
+        pooled = [row for other, (each, _) in made.items() if other != name for row in each]
+        found = judged(rows, others, pooled)
+        for cut, each in found.items():
+            total[cut] += each
+        held += table(name, rows, found)
+        moves[name] = {stage: each for stage in STAGES if (each := moves_of(rows, stage))}
+        print(name, flush=True)
+    held += table("all", everything, total)
+    moves["any"] = {stage: each for stage in STAGES if (each := moves_of(everything, stage))}
+    content = {"level": LEVEL, "moves": moves, "held_out": held}
+    (DATA / "forecast.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    for line in held:
+        print(line)
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
