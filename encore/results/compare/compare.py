@@ -288,7 +288,8 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
         confidence=decisive.found.confidence(within) if decisive and decisive.found else None,
         score_interval=interval(borrowed) if borrowed else None,
         further_runs=further,
-        forecasts=tuple(forecasts_of(ours.logs, ours.folder)),
+        # A set with a score has ended: a run of it without an end is one that crashed.
+        forecasts=() if ours.score_is_official else tuple(forecasts_of(ours.logs, ours.folder)),
     )
 
 
