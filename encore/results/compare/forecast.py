@@ -181,7 +181,7 @@ def forecasts_of(runs: Sequence[RunLog], folder: Path | None = None) -> list[For
     benchmark = benchmark_of(runs[0].benchmark) if runs else None
     unit = benchmark.points_in if benchmark else ""
     reached = [(run, length) for run in runs if run.converged and (length := length_of(run))]
-    own = [each for run, length in reached if (each := in_unit(length, unit, run.train_samples))]
+    own = [each for run, length in reached if (each := in_unit(length, unit, run.train_samples, run.global_batch))]
     unfinished = [run for run in runs if run.reason is Reason.NO_STOP]
     found = [forecast(run, own_marks(run, unit), own) for run in unfinished]
     return [each for each in found if each is not None]
@@ -332,13 +332,10 @@ def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
         if not any(start in line for start in starts):
             continue
         entry = json.loads(line)
-        lengths = [
-            length
-            for each, reason in zip(entry["lengths"], entry["reasons"], strict=True)
-            if each
-            and reason is None
-            and (length := in_unit(Length(each, entry["unit"]), unit, entry["train_samples"]))
-        ]
+        runs = zip(entry["lengths"], entry["reasons"], strict=True)
+        reached = [Length(length, entry["unit"]) for length, reason in runs if length and reason is None]
+        size, batch = entry["train_samples"], entry["global_batch"]
+        lengths = [each for length in reached if (each := in_unit(length, unit, size, batch))]
         if lengths and entry["global_batch"]:
             found.append(Known(round_, entry["global_batch"], np.log(np.array(lengths)), entry["hyperparameters"]))
     return found

@@ -20,6 +20,7 @@ _TRAINING_STARTS = (*_EPOCH_STARTS, "block_start")
 # No run of any round trained for this many epochs: a larger number is one of steps or samples.
 _STEPS_FROM = {"unet3d": 10_000}
 _STEPS_FROM_ELSE = 1000
+_STEPS_BELOW = 100_000  # A benchmark that counts samples needs more of them
 _SLACK_S = 1.0
 MOST_POINTS = 30  # Evaluations of a curve that a plot can show
 _COUNTS_SAMPLES = frozenset({"bert"})  # NVIDIA's BERT of v0.7 writes epoch 1, and the samples trained as train_samples
@@ -173,18 +174,22 @@ def marks_of(run: RunLog, further: Sequence[Mark] = ()) -> list[Mark]:
     return marks
 
 
-def in_unit(length: Length, unit: str, train_samples: float | None) -> float | None:
-    """Return a length in epochs or samples, None where the log counts in neither."""
-    if length.unit == unit or (length.unit == "steps or samples" and unit == "samples"):
-        return length.value
+def in_unit(length: Length, unit: str, train_samples: float | None, batch: float | None) -> float | None:
+    """Return a length in epochs or samples, None where the log counts in neither; ``batch`` is the global one."""
+    value = length.value
+    if length.unit == unit:
+        return value
+    if length.unit == "steps or samples" and unit == "samples":
+        # Samples are a multiple of the batch, but for BERT's of the millions; TPU logs count steps.
+        return value * batch if batch and value % batch and value < _STEPS_BELOW else value
     by_samples = length.unit in ("samples", "steps or samples") and unit == "epochs"
-    return length.value / train_samples if by_samples and train_samples else None
+    return value / train_samples if by_samples and train_samples else None
 
 
 def _evaluated(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
     for point in run.quality:
         length = _length_at(run, point) if point.time_s is not None else None
-        value = in_unit(length, unit, run.train_samples) if length else None
+        value = in_unit(length, unit, run.train_samples, run.global_batch) if length else None
         if value and point.time_s is not None:
             yield Mark(point.time_s - start, value, True)
 
@@ -194,9 +199,12 @@ def _between(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
     batch, steps = run.global_batch or 0.0, [each.step for each in run.progress if each.step]
     # NeMo's logs of v5.1 write samples as ``step``, others steps.
     by_samples = batch > 1 and len(steps) > 1 and all(step % batch == 0 for step in steps)
+    # 3D U-Net's logs from v3.1 on write samples as the epochs of a block.
+    epochs, size = [each.epoch for each in run.progress if each.epoch], run.train_samples or 0.0
+    whole = size if size > 1 and len(epochs) > 1 and all(epoch % size == 0 for epoch in epochs) else 1.0
     for each in run.progress:
         samples = each.samples or (each.step if by_samples else None)
-        if length := samples if unit == "samples" else each.epoch:
+        if length := samples if unit == "samples" else (each.epoch or 0.0) / whole:
             yield Mark(each.time_s - start, length)
     if unit == "epochs":
         begun: dict[float, None] = {}

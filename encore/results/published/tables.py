@@ -5,6 +5,7 @@ print(result_table(select(load_published(), round_="v0.7")).as_markdown())
 """
 
 import csv
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
