@@ -39,8 +39,8 @@ from tools import Folders, run
 CUTS: Mapping[str, float | None] = {"5 %": 0.05, "10 %": 0.1, "20 %": 0.2, "10 minutes": None}
 LEAST_S = 720  # Runs shorter than this are not cut after ten minutes
 # Share of the true times inside the interval of the rounds it is made of. Rounds differ more than runs of one: it
-# takes a little more than 90 % for the 90 % of a round that is left out.
-LEVEL = 0.915
+# takes a little more than 90 % for 90 % of a round that is left out.
+LEVEL = 0.905
 FEWEST = 40  # Forecasts of one stage that a benchmark needs for moves of its own
 
 

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from encore.results.compare.forecast import Forecast, forecasts_of
 from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
 from encore.results.compare.sides import Side, scores_compared, submission, with_official_scores
 from encore.results.published.systems import family
@@ -34,6 +33,9 @@ from encore.results.statistics import (
     z_score,
 )
 from encore.results.words import count_of, figure
+
+if TYPE_CHECKING:
+    from encore.results.compare.forecast import Forecast
 
 WITHIN = 0.05  # Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it
 # Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set.
@@ -186,7 +188,7 @@ class Comparison:
     # About how many more runs decide between the same and not the same, if mean and spread stay as they are; None where
     # nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed.
     further_runs: int | None
-    forecasts: tuple[Forecast, ...] = ()  # Of the runs that have not ended
+    forecasts: "tuple[Forecast, ...]" = ()  # Of the runs that have not ended
 
     @property
     def factors(self) -> tuple[Factor, ...]:
@@ -288,9 +290,18 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
         confidence=decisive.found.confidence(within) if decisive and decisive.found else None,
         score_interval=interval(borrowed) if borrowed else None,
         further_runs=further,
-        # A set with a score has ended: a run of it without an end is one that crashed.
-        forecasts=() if ours.score_is_official else tuple(forecasts_of(ours.logs, ours.folder)),
+        forecasts=_forecasts(ours),
     )
+
+
+def _forecasts(ours: Side) -> "tuple[Forecast, ...]":
+    # A set with a score has ended: a run of it without an end is one that crashed.
+    if ours.score_is_official:
+        return ()
+    # Here, since NumPy takes a tenth of a second to load, and every command imports this module.
+    from encore.results.compare.forecast import forecasts_of
+
+    return tuple(forecasts_of(ours.logs, ours.folder))
 
 
 def certainty(found: Comparison) -> Iterator[str]:
