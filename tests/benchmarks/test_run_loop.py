@@ -245,7 +245,7 @@ def test_evidence_is_derived_from_every_configuration(recorded: Callable[[str, o
 
 def test_a_round_that_asks_for_evidence_has_it_in_the_log(tmp_path: Path) -> None:
     for name, asks in (("v0.7", False), ("v6.0", False), ("v6.1", True), ("v10.0", True), ("published", False)):
-        assert evidence.asked(name) == asks
+        assert evidence.required_by(name) == asks
     training = Training(tmp_path, by_epochs(1), {"accuracy": 0.1}, round="v6.1")
     training.go(lambda weight: {"accuracy": 0.2})
     (start,) = records(tmp_path / "metrics.jsonl", "start")

@@ -22,7 +22,10 @@ from tests.results.result_logs import START_MS, log_of, mll, mllog, resnet_v07, 
 
 HOUR = 3_600_000
 # Of test_declarations.py
-DECLARATIONS = {rule.name for rule in RULES if rule.name.startswith("declared_")} | {"missing_config"}
+DECLARATIONS = {rule.name for rule in RULES if rule.name.startswith("declared_")} | {
+    "missing_config",
+    "unreadable_profile",
+}
 Files = dict[str, str]
 Event = dict[str, object]
 

@@ -1,12 +1,15 @@
 """What logs of v6.0 and later declare: invented false declarations, 22 of them, are found, and true ones are not."""
 
+import gzip
 import json
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.common.run import evidence
 from encore.results.audit import declarations, judge, kernels
 from encore.results.audit.judge import audit_path
 from tests.results.result_logs import flux1_v61, write_set
@@ -28,7 +31,10 @@ TRACE = [
     ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "kernel"),
     ("aten::mm", "cpu_op"),
 ]
-RULES = {rule.name for rule in judge.RULES if rule.name.startswith("declared_") or rule.name == "missing_config"}
+RULES = {rule.name for rule in judge.RULES if rule.name.startswith("declared_")} | {
+    "missing_config",
+    "unreadable_profile",
+}
 
 
 def trace(path: Path, events: list[tuple[str, str]], **arguments: Any) -> None:
@@ -43,6 +49,7 @@ def found(
     nodes: int = 1,
     text: str = SCRIPT,
     own: bool = False,
+    profile: tuple[str, bytes] | None = None,
     **changed: object,
 ) -> set[str]:
     folder = root / "results" / "1xH100" / "flux1"
@@ -59,6 +66,8 @@ def found(
         for path, content in ((root / "systems" / "1xH100.json", json.dumps(system)), (script, text)):
             path.parent.mkdir(parents=True)
             path.write_text(content)
+    if profile is not None:
+        (folder / profile[0]).write_bytes(profile[1])
     (audit,) = audit_path(folder)
     return {finding.rule for finding in audit.findings} & RULES
 
@@ -86,6 +95,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("declared_kernels", {"own": True, ATTN: "fp8"}),
     ("declared_kernels", {"own": True, COMM: "fp8"}),
     ("missing_config", {"own": True, "config_filename": "config_other.json"}),
+    ("missing_config", {"own": True, "config_filename": "x" * 300}),
+    ("declared_script", {LINEAR: ["fp8"], "context_parallelism": 8, "micro_batch_size": 512}),
+    ("unreadable_profile", {"own": True, "profile": ("profile.json", b"[")}),
 ]
 
 
@@ -94,7 +106,13 @@ def test_a_false_declaration_is_found(rule: str, changed: dict[str, Any], tmp_pa
     assert rule in found(tmp_path, **changed)
 
 
-@pytest.mark.parametrize("changed", [{}, {"own": True}, {"accelerator": "MI355X", LINEAR: "fp8"}, {"accelerator": ""}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({}, {"own": True}, {"accelerator": "MI355X", LINEAR: "fp8"}, {"accelerator": ""}, {ATTN: {}, COMM: ["fp8"]}),
+        {"own": True, "profile": ("profile.txt", b"[")},
+    ],
+)
 def test_a_true_declaration_is_not(changed: dict[str, Any], tmp_path: Path) -> None:
     assert found(tmp_path, **changed) == set()
 
@@ -155,7 +173,34 @@ def test_profiles_of_torch_and_nsys(tmp_path: Path) -> None:
     assert (seen.lowest, seen.unknown) == ({"fp32"}, "some_gemm")
     # What is lower may be behind a name that is not known; what is higher is not.
     assert [seen.contradicts(word) for word in ("fp64", "fp32", "fp8", "odd")] == [True, False, False, False]
-    for text in ("", "[]", '{"traceEvents": [3]}', "{}"):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"profile.json is no profile|Expecting value"):
-            kernels.read_profile(path)
+    path.write_text('{"traceEvents": [{"ph": "X", "name": "aten::mm", "args": null}]}')
+    assert kernels.read_profile(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("p.json", each) for each in (b"", b"[]", b'{"traceEvents": [3]}', b"{}", b"\xff", b'{"a": ')),
+        *(
+            ("p.json.gz", each)
+            for each in (b"", b"{}", gzip.compress(b"{}")[:9], gzip.compress(b"")[:10] + b"\xff" * 9)
+        ),
+        *(("p.csv", each) for each in (b"Name", b"Time (%),Name\n1," + b"x" * 200_000, b"Time (%),Name\n1\n")),
+    ],
+)
+def test_a_damaged_profile_is_refused_by_its_name(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{name} is no profile: "):
+        kernels.read_profile(tmp_path / name)
+
+
+def test_a_profile_is_read_once_for_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(declarations, "read_profile", lambda path: read.append(path) or {})
+    assert found(tmp_path, own=True) == set()
+    assert len(read) == 1
+
+
+def test_runs_derive_the_keys_that_the_audit_reads() -> None:
+    config = SimpleNamespace(precision="bf16", device="gpu", batch_size=8)
+    assert [*evidence.of(config, {})] == [*declarations.KEYS, "config_filename"]

@@ -31,7 +31,7 @@ def of(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def asked(round_name: str) -> bool:
+def required_by(round_name: str) -> bool:
     """Return whether the round's rules ask for the keys in the log; "published" is no round."""
     found = re.fullmatch(r"v(\d+)\.(\d+)", round_name)
     return found is not None and (int(found.group(1)), int(found.group(2))) >= _FIRST_ROUND

@@ -127,7 +127,7 @@ class Run:
             print(problem, file=sys.stderr)
             with leaving_together(self._framework):
                 raise SystemExit(REFUSED) from None
-        if evidence.asked(self.config.round):
+        if evidence.required_by(self.config.round):
             self.log(evidence.of(self.config, self.choices))
         if self._logs_events:
             self._log.init_stop(self.choices)

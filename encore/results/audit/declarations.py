@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from encore.results.audit.kernels import BITS, Seen, read_profile, table
+from encore.results.audit.kernels import BITS, PROFILES, Seen, read_profile, table
 from encore.results.audit.oddities import Check, Oddity
 from encore.results.logs.reader import number_of
 from encore.results.logs.run_log import RunLog
@@ -97,8 +97,8 @@ def _hardware(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[s
     lacks = {word for row in table()["accelerator"] if name in row["families"] for word in row["lacks"]}
     # Anything can be sent in any type.
     for key in (f"{PRECISION}linear", f"{PRECISION}attn"):
-        if found.get(key) in lacks:
-            yield f"{key} {found[key]}, which {name} lacks"
+        if isinstance(word := found.get(key), str) and word in lacks:
+            yield f"{key} {word}, which {name} lacks"
 
 
 # -- scripts and run folders -----------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def _scripts(score: Score, found: dict[str, object]) -> tuple[Path | None, list[
     if not name:
         return None, []
     if (score.folder / "run.json").is_file():
-        return score.folder, [path for path in [score.folder / name] if path.is_file()]
+        return score.folder, [path for path in score.folder.iterdir() if path.name == name and path.is_file()]
     above = (each / "benchmarks" for each in list(score.folder.absolute().parents)[:_ABOVE])
     root = next((each for each in above if any(each.glob("*/implementations"))), None)
     paths = [path for path in _files(root) if path.name == name] if root is not None else []
@@ -186,13 +186,8 @@ def _passport(folder: Path) -> dict[str, Any]:
 
 
 def _kernels(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
-    for path in sorted(score.folder.glob("profile*")):
-        try:
-            profile = read_profile(path)
-        except ValueError as error:
-            yield str(error)
-            continue
-        for part, seen in profile.items():
+    for path, profile in _profiles(score.folder):
+        for part, seen in profile.items() if not isinstance(profile, str) else ():
             logged = found.get(f"{PRECISION}{part}")
             if isinstance(logged, str) and seen.contradicts(logged):
                 yield _unlike(part, logged, seen, path)
@@ -201,6 +196,27 @@ def _kernels(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[st
 def _unlike(part: str, logged: str, seen: Seen, path: Path) -> str:
     words = " or ".join(sorted(seen.lowest))
     return f"{PRECISION}{part} {logged}, {words} in {path.name}: {seen.example[:80]}"
+
+
+# Profiles in a folder, by the suffixes that a profile may have, or why one cannot be read.
+def _profiles(folder: Path) -> Iterator[tuple[Path, dict[str, Seen] | str]]:
+    for path in sorted(folder.glob("profile*")):
+        if path.name.endswith(PROFILES) and path.is_file():
+            yield path, _read_once(path, path.stat().st_mtime_ns, path.stat().st_size)
+
+
+# A profile has up to millions of events, and each log of a set is compared with it.
+@functools.lru_cache(maxsize=64)
+def _read_once(path: Path, modified: int, size: int) -> dict[str, Seen] | str:
+    try:
+        return read_profile(path)
+    except ValueError as error:
+        return str(error)
+
+
+def unreadable_profile(score: Score) -> Iterator[Oddity]:
+    if any(map(declared, score.runs)):
+        yield from (Oddity(why, path) for path, why in _profiles(score.folder) if isinstance(why, str))
 
 
 declared_parallelism, declared_batch, declared_hardware = map(_per_declaring, (_parallelism, _batch, _hardware))

@@ -424,6 +424,14 @@ RULES = (
         hint=_DECLARE,
         check=declarations.missing_config,
     ),
+    Rule(
+        name="unreadable_profile",
+        meaning="a profile next to logs that declare a precision, which cannot be compared with it",
+        severity="warning",
+        expected="a trace of torch.profiler, or cuda_gpu_kern_sum of nsys as CSV",
+        hint="write it again: encore bench NAME --profile FILE",
+        check=declarations.unreadable_profile,
+    ),
 )
 
 

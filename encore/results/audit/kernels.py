@@ -11,6 +11,7 @@ import gzip
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ BITS: Mapping[str, int] = {
     "fp64": 64, "fp32": 32, "tf32": 19, "fp16": 16, "bfloat16": 16, "Graphcore FLOAT 16.16": 16, "fp8": 8, "int8": 8,
     "uint8": 8, "mxfp6": 6, "nvfp4": 4, "mxfp4": 4, "int4": 4, "uint4": 4,
 }  # fmt: skip
+PROFILES = (".json", ".json.gz", ".csv")  # Suffixes of the files that can be read
+_DAMAGED = (zlib.error, csv.Error)
 Names = Iterator[tuple[str, tuple[str, ...]]]  # Names of kernels or operators, and the types of an operator's inputs
 
 
@@ -60,7 +63,8 @@ def read_profile(path: Path) -> dict[str, Seen]:
         text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode("utf-8")
         names = _of_nsys(text) if path.suffix == ".csv" else _of_trace(json.loads(text))
         return seen_in(names)
-    except (OSError, EOFError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    # A damaged file can be wrong in any of these ways.
+    except (OSError, EOFError, LookupError, TypeError, AttributeError, RecursionError, ValueError, *_DAMAGED) as error:
         raise ValueError(f"{path.name} is no profile: {error}") from None
 
 
@@ -108,7 +112,7 @@ def _of_trace(trace: Any) -> Names:
     kernels = [each for each in events if str(each.get("cat")).lower() == "kernel"]
     yield from ((str(each["name"]), ()) for each in kernels)
     for event in () if kernels else events:
-        given = event.get("args", {})
+        given = event.get("args") or {}
         yield str(event["name"]), tuple(map(str, given.get("Input type") or [given.get("dtype", "")]))
 
 
