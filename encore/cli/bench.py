@@ -7,13 +7,16 @@ import typer
 
 from encore import catalogue
 from encore.cli import data, layout, options
-from encore.errors import EncoreError
+from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 from encore.results.audit import kernels
 from encore.run import planning, programs
 
+_ONCE = frozenset({"roofline", "output", "steps", "repeats"})  # What a profile of one step has no use for
+
 
 def bench(
+    context: typer.Context,
     benchmark: options.Benchmark,
     system: options.System = None,
     round_name: options.Round = None,
@@ -50,8 +53,13 @@ def bench(
       encore bench resnet-pytorch --profile profile.json    what encore audit compares declarations with
     """
     screen = layout.console(stderr=as_json)
+    if profile is not None:
+        _refuse(context, "--profile", _ONCE)
+        _refuse_file(profile)
     if roofline != (output is not None):
         raise EncoreError("one of --roofline and -o DIR", expected="both: the page of a roofline is written to DIR")
+    if roofline:
+        _refuse(context, "--roofline", frozenset({"repeats"}))
     request = planning.Request(
         name=benchmark,
         gpus=1,
@@ -87,6 +95,25 @@ def bench(
     screen.print(f"data stall: {result['input_share']:.1%} of the time; bare loop {bare:.1f} {speed}")
 
 
+def _refuse(context: typer.Context, option: str, unused: frozenset[str]) -> None:
+    names = ", ".join(f"--{name}" for name in sorted(options.given(context) & unused))
+    if names:
+        raise EncoreError(f"{names} with {option}", expected=f"{option} without {names}", hint="leave one of them out")
+
+
+# A measurement takes minutes: what cannot be written or read afterwards is refused before.
+def _refuse_file(path: Path) -> None:
+    if not path.name.endswith((".json", ".json.gz")) or path.is_dir():
+        found = f"{path} is a folder" if path.is_dir() else f"--profile {path}: no such kind of file"
+        raise EncoreError(found, expected="a file .json or .json.gz", hint="--profile profile.json")
+    if not path.absolute().parent.is_dir():
+        raise EncoreError(
+            f"--profile {path}: no folder {path.parent}",
+            expected="a file in a folder that is there",
+            hint=f"mkdir -p {path.parent}",
+        )
+
+
 def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_json: bool) -> None:
     # Measure a step and the machine's ceilings into a folder, and show everything that is in it.
     # The lab's plots take half a second to load.
@@ -102,7 +129,15 @@ def _measure_roofline(request: planning.Request, steps: int, folder: Path, as_js
 
 def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
     _counted(request, ("--steps", "1", "--trace", str(path.absolute())), as_json)
-    found = kernels.read_profile(path)
+    try:
+        found = kernels.read_profile(path)
+    except ValueError as error:
+        raise EncoreError(
+            str(error),
+            expected="a trace of torch.profiler",
+            hint="check the free space, and profile again",
+            exit_code=ExitCode.FAILED,
+        ) from error
     if as_json:
         layout.write_json({part: sorted(seen.lowest) for part, seen in found.items()})
         return

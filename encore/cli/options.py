@@ -128,3 +128,9 @@ def numbers(option: str, given: str) -> tuple[int, ...]:
 
 def as_path(given: Any) -> Path | None:
     return None if given is None else Path(given)
+
+
+def given(context: typer.Context) -> set[str]:
+    """Return the names of the parameters that the command line or the environment gives."""
+    sources = ((name, context.get_parameter_source(name)) for name in context.params)
+    return {name for name, source in sources if source is not None and source.name != "DEFAULT"}

@@ -153,8 +153,7 @@ def _hosts(named: str | None, file: Path | None) -> tuple[hosts.Host, ...]:
 def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> None:
     kept = {"resume": "", **{name: f"--{name.replace('_', '-')}" for name in (*fitting, "dry_run")}}
     kept["as_json"] = "--json"
-    given = {n for n in context.params if getattr(context.get_parameter_source(n), "name", "") != "DEFAULT"}
-    if not given <= set(kept):
+    if not options.given(context) <= set(kept):
         raise EncoreError(
             f"--resume takes all that is to be run from the {folder}",
             expected=f"no other arguments than {', '.join(filter(None, kept.values()))}",

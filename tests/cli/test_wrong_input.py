@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from encore.cli import bench
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
 from tests.results.result_logs import resnet_v07
@@ -106,6 +107,12 @@ CASES = {
     "selftest --device cpu --python /bin/sh --image a": "one of them",
     "selftest --device cpu --time-limit 0": "a limit of no seconds",
     "run resnet 2 --system cpu --runtime dokcer": "did you mean 'docker'?",
+    "bench resnet-pytorch --profile EMPTY": "EMPTY is a folder\n  expected: a file .json or .json.gz\n  hint: ",
+    "bench resnet-pytorch --profile EMPTY/none/p.json": "EMPTY/none\n  expected: a file in a folder that is there\n",
+    "bench resnet-pytorch --profile p.txt": "--profile p.txt: no such kind of file",
+    "bench resnet-pytorch --profile p.json --roofline -o EMPTY": "--output, --roofline with --profile",
+    "bench resnet-pytorch --profile p.json --steps 3": "--steps with --profile\n",
+    "bench resnet-pytorch --roofline -o EMPTY --repeats 3": "--repeats with --roofline\n",
     "images build resnet --engine enroot": "'enroot' is not one of 'docker', 'podman'",
 }
 
@@ -127,3 +134,10 @@ def test_wrong_input_is_refused(command: str, tmp_path: Path, monkeypatch: pytes
     code, printed = of_user or (done.exit_code, done.output)
     assert code == ExitCode.REFUSED, repr(error)
     assert CASES[command] in printed.replace(f"{tmp_path}/", "") and not list((tmp_path / "EMPTY").iterdir())
+
+
+def test_a_profile_that_was_cut_off_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_counted", lambda *_: (tmp_path / "p.json").write_text("{"))
+    error = CliRunner().invoke(app, ["bench", "resnet-pytorch", "--profile", str(tmp_path / "p.json")]).exception
+    assert isinstance(error, EncoreError)
+    assert error.exit_code == ExitCode.FAILED and "p.json is no profile: Expecting" in error.found
