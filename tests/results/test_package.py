@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from encore import __version__, paths
 from encore.cli.app import app
 from encore.errors import EncoreError
+from encore.lab.submissions import merge
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
 from encore.lab.submissions.merge import merge_trees
 from encore.results.published.systems import DESCRIPTION_FIELDS
@@ -289,13 +290,19 @@ COLLIDING: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a linked tree": ("../Linked", lambda path: path.symlink_to(path.resolve().parents[1] / "a" / "Lab")),
     "an escape in a name": ("systems/\x1b[2J.json", other_file),
     "a name by its case": ("systems/BOX.json", other_file),
+    "a file in a set by its case": ("results/rack/resnet/RESULT_0.txt", other_file),
+    "a folder by its case": ("benchmarks/ResNet/x", other_file),
+    "a letter in two forms": ("x", lambda path: [other_file(path / each) for each in ("caf\u00e9", "cafe\u0301")]),
+    "a submitter by its case": ("../lab/results/box2/resnet/result_0.txt", other_file),
     "a folder of a file's name": ("benchmarks/resnet/README.md", other_folder),
     "a pipe": ("benchmarks/pipe", os.mkfifo),
 }
 
 
 # Each by itself is a collision, and nothing is written.
-def test_trees_are_merged_whole_or_not_at_all(tmp_path: Path, recorded: Callable[[str, object], None]) -> None:
+def test_trees_are_merged_whole_or_not_at_all(
+    tmp_path: Path, recorded: Callable[[str, object], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: dict[str, object] = {}
     for name, (place, put) in {**COLLIDING, "nothing": ("systems/y.json", other_file)}.items():
         root, output = labs(tmp_path / name), tmp_path / name / "round"
@@ -310,6 +317,21 @@ def test_trees_are_merged_whole_or_not_at_all(tmp_path: Path, recorded: Callable
     files = {path.relative_to(root / of): path for of in "abc" for path in (root / of).rglob("*") if path.is_file()}
     wanted = {place: path.read_bytes() for place, path in files.items() if ".git" not in place.parts}
     assert {path.relative_to(output): path.read_bytes() for path in output.rglob("*") if path.is_file()} == wanted
-    for new, why in ((output, "is there already"), (root / "a" / "new", "which is merged")):
+    (root / "dangling").symlink_to(root / "none")
+    (root / "loop").symlink_to(root / "loop")
+    for new, why in (
+        (output, "is there already"),
+        (root / "a" / "new", "which is merged"),
+        (root / "dangling", "is a link\n  expected: a new folder"),
+        (root / "loop" / "x", "loop is no folder"),
+        (root / "a/Lab/systems/box.json/x/y", "box.json is no folder\n  expected: a folder to write y to"),
+        (root / ("x" * 300), "not merged: .*File name too long"),
+    ):
         with pytest.raises(EncoreError, match=why):
             merge_trees([root / "a"], new)
+    with pytest.raises(EncoreError, match=r"not merged: Symlink loop|cannot read .*loop"):
+        merge_trees([root / "loop"], root / "new")
+    # A folder whose names may be read, and nothing else of it.
+    monkeypatch.setattr(merge, "_no_file", lambda path: os.close(os.open(path / "x", os.O_RDONLY)))
+    with pytest.raises(EncoreError, match=r"not merged: .*\n  hint: check the permissions"):
+        merge_trees([root / "a"], root / "new")

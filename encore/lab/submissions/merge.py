@@ -12,6 +12,7 @@ import filecmp
 import os
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -78,20 +79,31 @@ class _Tree:
 
 def merge_trees(roots: Sequence[Path], output: Path) -> Merged:
     """Write the submitters' trees at or directly below ``roots`` into the new folder ``output``, unless any collide."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise EncoreError(f"{output} is there already", hint="give a new folder: a merge overwrites nothing")
-    inside = next((root for root in roots if output.resolve().is_relative_to(root.resolve())), None)
-    if inside is not None:
-        raise EncoreError(f"{output} is in {inside}, which is merged", hint="give a folder outside of the trees")
-    trees = [_read(folder, given=folder == root) for root in roots for folder in submission_trees(root)]
-    files = {place: source for tree in reversed(trees) for place, source in tree.files.items()}
     try:
+        _refuse_output(roots, output)
+        trees = [_read(folder, given=folder == root) for root in roots for folder in submission_trees(root)]
+        files = {place: source for tree in reversed(trees) for place, source in tree.files.items()}
         collisions = (*(each for tree in trees for each in tree.refused), *_collisions(trees))
         if not collisions:
             _write(files, output)
     except OSError as error:
         raise EncoreError(f"not merged: {error}", hint="check the permissions and the free space") from error
+    except RuntimeError as error:  # Path.resolve, up to Python 3.12
+        raise EncoreError(f"not merged: {error}", hint="name the folder itself, and no link") from error
     return Merged(len(trees), len(files), collisions, None if collisions else output)
+
+
+def _refuse_output(roots: Sequence[Path], output: Path) -> None:
+    if output.is_symlink():
+        raise EncoreError(f"{output} is a link", expected="a new folder", hint="name the folder that it leads to")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise EncoreError(f"{output} is there already", hint="give a new folder: a merge overwrites nothing")
+    above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
+    if not above.is_dir():
+        raise EncoreError(f"{above} is no folder", expected=f"a folder to write {output.name} to", hint="name another")
+    inside = next((root for root in roots if output.resolve().is_relative_to(root.resolve())), None)
+    if inside is not None:
+        raise EncoreError(f"{output} is in {inside}, which is merged", hint="give a folder outside of the trees")
 
 
 def _read(folder: Path, *, given: bool) -> _Tree:
@@ -137,17 +149,25 @@ def _collisions(trees: Sequence[_Tree]) -> Iterator[Collision]:
             found = "not the same" if unit == differ[0] else of_many
             hint = "keep that of one tree, or give one another name"
             yield Collision(str(unit), found, _folders(tree for tree, _ in of), hint)
-    spelled = grouped(units, lambda unit: str(unit).casefold())
-    for names in (found for found in spelled.values() if len(found) > 1):
-        of_names = _folders(tree for name in names for tree, _ in units[name])
-        if len(of_names) > 1:
-            why = "the same name but for its case"
-            yield Collision(" and ".join(map(str, names)), why, of_names, "give one another name")
+    yield from _spelled_alike(trees)
     parents = {parent for tree in trees for place in tree.files for parent in place.parents}
     for place in sorted(parents & {place for tree in trees for place in tree.files}):
         both = _folders(tree for tree in trees if any(place in (each, *each.parents) for each in tree.files))
         yield Collision(str(place), "a file in one tree and a folder in another", both, "rename one of them")
     yield from _undescribed(trees)
+
+
+# Names in one folder that some file systems do not keep apart; macOS also takes both Unicode forms of a letter as one.
+def _spelled_alike(trees: Sequence[_Tree]) -> Iterator[Collision]:
+    found: dict[str, dict[str, dict[PurePosixPath, list[_Tree]]]] = {}
+    for tree in trees:
+        for place in dict.fromkeys(each for file in tree.files for each in (file, *file.parents) if each.name):
+            name = unicodedata.normalize("NFC", unicodedata.normalize("NFD", str(place)).casefold())
+            found.setdefault(name, {}).setdefault(place.name, {}).setdefault(place, []).append(tree)
+    for names in (names for names in found.values() if len(names) > 1):
+        shown = " and ".join(str(next(iter(places))) for places in names.values())
+        trees_of = _folders(tree for places in names.values() for of in places.values() for tree in of)
+        yield Collision(shown, "the same name but for its case or Unicode form", trees_of, "give one another name")
 
 
 # What is decided as a whole: a set, a system's code, else a file.
