@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from encore.results.compare import noise
 from encore.results.compare.noise import LEVEL, Noise, Series, half_width, judged, losses_of, noise_of, run_in_band
 from encore.results.compare.sides import Side, digests
 from encore.results.published.published import System
@@ -120,6 +121,18 @@ def test_same_seed_that_trains_otherwise_from_a_step_on(tmp_path: Path) -> None:
     assert title.endswith("(no difference of configuration is known)")
     assert first.startswith("  run 1: identical to run 2 of theirs up to step 40, then different; inside the 95 % band")
     assert second.startswith("  run 2: different from run 3 of theirs, which has the same seed, from the first step on")
+
+
+def test_a_band_is_simulated_once_for_the_steps_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    blank = Noise(quantity="loss", unit="step", tested="", reference="", runs=(), references=0, settings=())
+    references = [series(row, number) for number, row in enumerate(RUNS["reference"], 1)]
+    runs = [series(row, number) for number, row in enumerate([*RUNS["other_seeds"], RUNS["other_seeds"][0][:40]], 1)]
+    level = 1 - (1 - LEVEL) / len(runs)
+    alone = [run_in_band(run, references, True, level) for run in runs]
+    calls: list[int] = []
+    monkeypatch.setattr(noise, "half_width", lambda *given: calls.append(1) or half_width(*given))
+    assert [*judged(blank, runs, references).runs] == alone
+    assert len(calls) == len({each.at for each in alone}) == 2 < len(runs)
 
 
 # 70 runs of public sets: how often genuine ones are outside is measured by tools/noise_rates.py.

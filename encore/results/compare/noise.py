@@ -35,7 +35,7 @@ Rows = NDArray[np.float64]
 LEVEL = 0.95
 LEAST_RUNS = 3  # The band of two runs had 20 % of further runs outside, in place of 5 %: docs/compare.md
 _WITH_OUTLIERS = 3  # Of two runs, leaving one out leaves no spread
-_DRAWN = 1000
+_SAMPLES = 1000
 _MOST_STEPS = 128  # Longer curves are averaged over as many parts
 _SPAN_SHARE, _POOLED_SHARE = 32, 16  # Of the losses' steps: span of the moving mean, and reach of a pooled spread
 _LARGEST = 1e100  # What is larger has diverged, and its square may be no float
@@ -178,13 +178,13 @@ def noise_of(ours: Side, theirs: Side) -> list[Noise]:
         return []
     every = []
     for quantity in (name for name in mine if mine[name] and other.get(name)):
-        turned = len(other[quantity]) < LEAST_RUNS <= len(mine[quantity])
-        runs, references = (other, mine) if turned else (mine, other)
+        swapped = len(other[quantity]) < LEAST_RUNS <= len(mine[quantity])
+        runs, references = (other, mine) if swapped else (mine, other)
         blank = Noise(
             quantity="quality" if quantity == "value" else quantity,
             unit="step" if quantity == "loss" else "evaluation",
-            tested="theirs" if turned else "yours",
-            reference="yours" if turned else theirs.label,
+            tested="theirs" if swapped else "yours",
+            reference="yours" if swapped else theirs.label,
             runs=(),
             references=0,
             settings=tuple(dict.fromkeys(settings)) if known else None,
@@ -206,16 +206,23 @@ def judged(blank: Noise, runs: Sequence[Series], references: Sequence[Series]) -
         note = f"no band: it takes {LEAST_RUNS} runs of one side that differ, better 6: {hint}"
     level = 1 - (1 - LEVEL) / max(len(runs), 1)
     against = usable if len(usable) >= LEAST_RUNS else [*usable, *references][:1]
-    found = (run_in_band(run, against, blank.unit == "step", level, references) for run in runs)
+    bands: dict[tuple[int, ...], Rows] = {}
+    found = (run_in_band(run, against, blank.unit == "step", level, references, bands) for run in runs)
     return replace(blank, runs=tuple(found), references=len(usable), note=note)
 
 
 def run_in_band(
-    run: Series, references: Sequence[Series], is_loss: bool, level: float, twins: Sequence[Series] = ()
+    run: Series,
+    references: Sequence[Series],
+    is_loss: bool,
+    level: float,
+    twins: Sequence[Series] = (),
+    bands: dict[tuple[int, ...], Rows] | None = None,
 ) -> Tested:
     """Return a run against the band of ``references``; a loss is smoothed, and its spread pooled over neighbours.
 
-    ``twins`` are the runs that it may repeat, by default the references.
+    ``twins`` are the runs that it may repeat, by default the references. ``bands`` keeps half the width of the band by
+    the steps in common, for further runs against the same references at the same level.
     """
     finite = run.finite()
     result = replace(_twin(run, twins or references, is_loss), number=run.number)
@@ -224,7 +231,10 @@ def run_in_band(
         rows = _smoothed(rows, max(1, len(at) // _SPAN_SHARE))
     mean, half = rows[1:].mean(0), np.zeros(0)
     if at and len(references) > 1 and not result.is_identical:
-        half = half_width(rows[1:], len(at) // _POOLED_SHARE if is_loss else 0, level)
+        bands = {} if bands is None else bands
+        if at not in bands:
+            bands[at] = half_width(rows[1:], len(at) // _POOLED_SHARE if is_loss else 0, level)
+        half = bands[at]
     result = replace(result, at=at, values=_plain(rows[0]), mean=_plain(mean), half_width=_plain(half))
     beyond = np.flatnonzero(np.abs(rows[0] - mean) > half * (1 + 1e-9)) if len(half) else half
     epochs = dict(zip(run.at, run.epochs, strict=False))
@@ -246,9 +256,9 @@ def half_width(reference: Rows, reach: int, level: float) -> Rows:
     if not spread.all():
         return np.zeros(0)
     power = np.abs(np.fft.rfft((reference - reference.mean(0)) / spread, 2 * steps)) ** 2
-    real, imaginary = np.random.default_rng(0).standard_normal((2, _DRAWN, count + 1, steps + 1))
-    drawn = np.fft.irfft(np.sqrt(power.mean(0)) * (real + 1j * imaginary), 2 * steps)[..., :steps]
-    widest = float(np.quantile(_furthest(drawn[:, 0], drawn[:, 1:], reach), level))
+    real, imaginary = np.random.default_rng(0).standard_normal((2, _SAMPLES, count + 1, steps + 1))
+    samples = np.fft.irfft(np.sqrt(power.mean(0)) * (real + 1j * imaginary), 2 * steps)[..., :steps]
+    widest = float(np.quantile(_furthest(samples[:, 0], samples[:, 1:], reach), level))
     if count >= _WITH_OUTLIERS:
         without = (_furthest(reference[n], np.delete(reference, n, 0), reach) for n in range(count))
         widest = max(widest, *map(float, without))
