@@ -2,9 +2,9 @@
 
     python -m tools.calibrate_forecast training_results_v0.5 ... training_results_v5.1
 
-writes encore/results/data/forecast.json. Each DIR is a checkout of one round. Each log is cut after 5, 10 and 20 % of
-its time and after ten minutes, and its time forecast without any public run of its round. ``held_out`` counts, for
-each round with what the other rounds show; ``moves`` are of all rounds.
+overwrites encore/results/data/forecast.json. Each DIR is a checkout of one round. Each log that reached its target is
+cut after 5, 10 and 20 % of its time and after ten minutes, and its time forecast without any public run of its round.
+``held_out`` and ``by_round`` count, for each round with what the other rounds show; ``moves`` are of all rounds.
 """
 
 import json
@@ -42,6 +42,9 @@ LEAST_S = 720  # Runs shorter than this are not cut after ten minutes
 # takes a little more than 90 % for 90 % of a round that is left out.
 LEVEL = 0.905
 FEWEST = 40  # Forecasts of one stage that a benchmark needs for moves of its own
+
+
+Judged = tuple[float, float, float]  # Whether it was inside, relative error, relative width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,37 +155,43 @@ def of_benchmark(sets: Sequence[Read]) -> tuple[list[Row], dict[str, list[Row]]]
     return rows_of(sets), others
 
 
-def judged(
-    rows: Sequence[Row], others: Mapping[str, Sequence[Row]], pooled: Sequence[Row]
-) -> dict[str, list[list[float]]]:
-    """Return by cut, of each forecast: whether the true time was inside, the middle's error, the width; held out."""
-    found: dict[str, list[list[float]]] = defaultdict(list)
+def judged(rows: Sequence[Row], others: Mapping[str, Sequence[Row]], pooled: Sequence[Row]) -> list[tuple[Row, Judged]]:
+    """Return each forecast, held out, with whether the true time was inside, the error of the middle, and the width."""
+    found: list[tuple[Row, Judged]] = []
     moves: dict[tuple[str, str], list[float] | None] = {}
     for row in rows:
         if row.times is None:
             continue
         key = row.round, row.stage
         if key not in moves:
-            moves[key] = moves_of(others[row.round], row.stage) or moves_of(pooled, row.stage)
+            elsewhere = [each for each in pooled if each.round != row.round]
+            moves[key] = moves_of(others[row.round], row.stage) or moves_of(elsewhere, row.stage)
         below, middle, above = moves[key] or (0.0, 0.0, 0.0)
         low, expected, high = spread(np.array(row.times), below, middle, above)
         true = math.exp(row.true)
         inside = low * (1 - 1e-9) <= true <= high * (1 + 1e-9)
-        found[row.cut].append([inside, abs(expected / true - 1), high / low - 1])
+        found.append((row, (float(inside), abs(expected / true - 1), high / low - 1)))
     return found
 
 
-def table(name: str, rows: Sequence[Row], found: Mapping[str, Sequence[Sequence[float]]]) -> list[dict[str, object]]:
+def counted(found: Sequence[Judged]) -> dict[str, object]:
+    each = np.array(found)
+    middle = {"inside": each[:, 0].mean(), "error": np.median(each[:, 1]), "width": np.median(each[:, 2])}
+    return {"forecasts": len(found), **{key: round(float(value), 4) for key, value in middle.items()}}
+
+
+def table(name: str, rows: Sequence[Row], found: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     for cut in CUTS:
-        runs, each = sum(row.cut == cut for row in rows), np.array(found.get(cut, ()))
+        runs, each = sum(row.cut == cut for row in rows), [marks for row, marks in found if row.cut == cut]
         if runs:
-            line: dict[str, object] = {"benchmark": name, "cut": cut, "runs": runs, "forecasts": len(each)}
-            if len(each):
-                middle = {"inside": each[:, 0].mean(), "error": np.median(each[:, 1]), "width": np.median(each[:, 2])}
-                line |= {key: round(float(value), 4) for key, value in middle.items()}
-            lines.append(line)
+            lines.append({"benchmark": name, "cut": cut, "runs": runs, **(counted(each) if each else {"forecasts": 0})})
     return lines
+
+
+def by_round(found: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
+    rounds = sorted({row.round for row, _ in found})
+    return [{"round": name, **counted([marks for row, marks in found if row.round == name])} for name in rounds]
 
 
 def main(folders: Folders) -> None:
@@ -194,21 +203,23 @@ def main(folders: Folders) -> None:
     names = sorted(sets)
     with ProcessPoolExecutor() as pool:
         made = dict(zip(names, pool.map(of_benchmark, [sets[name] for name in names]), strict=True))
-    held, everything, total = [], [row for rows, _ in made.values() for row in rows], defaultdict(list)
+    held, everything = [], [row for rows, _ in made.values() for row in rows]
+    total: list[tuple[Row, Judged]] = []
     moves: dict[str, dict[str, list[float]]] = {}
     for name, (rows, others) in made.items():
         pooled = [row for other, (each, _) in made.items() if other != name for row in each]
         found = judged(rows, others, pooled)
-        for cut, each in found.items():
-            total[cut] += each
+        total += found
         held += table(name, rows, found)
-        moves[name] = {stage: each for stage in STAGES if (each := moves_of(rows, stage))}
+        # Moves from a single round hold for no other: such a benchmark takes those of all.
+        several = len({row.round for row in rows}) > 1
+        moves[name] = {stage: each for stage in STAGES if several and (each := moves_of(rows, stage))}
         print(name, flush=True)
     held += table("all", everything, total)
     moves["any"] = {stage: each for stage in STAGES if (each := moves_of(everything, stage))}
-    content = {"level": LEVEL, "moves": moves, "held_out": held}
+    content = {"level": LEVEL, "moves": moves, "held_out": held, "by_round": by_round(total)}
     (DATA / "forecast.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    for line in held:
+    for line in (*held, *content["by_round"]):
         print(line)
 
 

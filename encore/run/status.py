@@ -238,7 +238,7 @@ def forecast_of(experiment: Experiment) -> "Forecast | None":
 
     run = experiment.folder.parent
     ended = [read_run(path) for path in sorted(run.glob("result_*.txt"))]
-    name = experiment.folder.name
+    name = f"{experiment.folder.name}/"
     return next((each for each in forecasts_of(ended, run) if each.run.startswith(name)), None)
 
 

@@ -19,17 +19,18 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from encore.results.logs.metrics import lines_of, record_of
 from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.logs.timing import Length, Mark, in_unit, length_of, marks_of
-from encore.results.published.published import DATA, DIGESTS, lines_of
+from encore.results.published.published import DATA, DIGESTS
+from encore.results.published.published import lines_of as digests_of
 from encore.results.rules import benchmark_of, canonical, data_size, later_name
 from encore.results.words import count_of
 
@@ -84,9 +85,10 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Minutes from run_start to the target that are to be expected, with an interval that holds 90 % of the true ones.
+    """Minutes from run_start to the target that are to be expected, with an interval for 90 % of the true ones.
 
-    All three are None where nothing is known of how far a run has to train; ``why`` says so.
+    docs/compare.md has how often it holds them, by benchmark. All three are None where nothing is known of how far a
+    run has to train; ``why`` says so.
     """
 
     run: str
@@ -131,9 +133,7 @@ class Forecast:
         return asdict(self)
 
 
-def forecast(
-    run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = (), *, now_s: float | None = None
-) -> Forecast | None:
+def forecast(run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = ()) -> Forecast | None:
     """Return when the run will have reached its target; None where its log does not say yet how far it has trained.
 
     ``marks`` are of Encore's metrics, ``own`` lengths to the target of runs of the same configuration.
@@ -143,7 +143,7 @@ def forecast(
     benchmark = benchmark_of(run.benchmark)
     if pace is None or benchmark is None or run.start_s is None:
         return None
-    elapsed = max((now_s or run.last_s or 0.0) - run.start_s, pace.seconds)
+    elapsed = max((run.last_s or 0.0) - run.start_s, pace.seconds)
     result = Forecast(
         run=run.path.name if run.path.name != "result.txt" else f"{run.path.parent.name}/{run.path.name}",
         elapsed_minutes=elapsed / 60,
@@ -154,66 +154,68 @@ def forecast(
     )
     lengths = known_lengths(run, own)
     times = minutes_to_target(pace, lengths, elapsed) if lengths is not None else None
-    if lengths is None or times is None:
+    if lengths is None:
         return result
+    if times is None:
+        return replace(result, why=f"it has trained further than all {lengths.runs} known runs")
     low, middle, high = widened(times, later_name(run.benchmark, run.round), pace.stage)
     further = [math.exp(each) for each in lengths.quantiles([0.5])]
-    return Forecast(
-        **{
-            **result.as_json(),
-            "minutes": float(max(middle, elapsed / 60)),
-            "low": float(max(low, elapsed / 60)),
-            "high": float(high),
-            "length_to_target": max(*further, pace.length),
-            "runs": lengths.runs,
-            "points": lengths.points,
-            "why": "",
-        }
+    return replace(
+        result,
+        minutes=float(max(middle, elapsed / 60)),
+        low=float(max(low, elapsed / 60)),
+        high=float(high),
+        length_to_target=max(*further, pace.length),
+        runs=lengths.runs,
+        points=lengths.points,
+        why="",
     )
 
 
 def forecasts_of(runs: Sequence[RunLog], folder: Path | None = None) -> list[Forecast]:
-    """Return the forecast of each run of a set that has not ended; those that reached the target tell how far.
+    """Return the forecast of each run of a set that neither ended nor reached its target yet.
 
-    ``folder``, where it is a run folder of Encore, may have experiments that still run.
+    Runs of the set that reached it show how far. Of a run folder of Encore, ``folder``, the experiments that have no
+    result file yet are taken: a result without an end is of one that crashed.
     """
-    runs = [*runs, *map(read_run, _running(folder, runs))] if folder else runs
-    benchmark = benchmark_of(runs[0].benchmark) if runs else None
-    unit = benchmark.points_in if benchmark else ""
-    reached = [(run, length) for run in runs if run.converged and (length := length_of(run))]
-    own = [each for run, length in reached if (each := in_unit(length, unit, run.train_samples, run.global_batch))]
-    unfinished = [run for run in runs if run.reason is Reason.NO_STOP]
-    found = [forecast(run, own_marks(run, unit), own) for run in unfinished]
+    if folder is not None and (folder / "run.json").is_file():
+        unfinished = [read_run(log) for log in _running(folder)]
+    else:
+        unfinished = [run for run in runs if run.reason is Reason.NO_STOP]
+    waiting = [run for run in unfinished if not (run.targets and run.met)]
+    found = [forecast(run, own_marks(run), _lengths_of(runs, run.benchmark)) for run in waiting]
     return [each for each in found if each is not None]
 
 
-def _running(folder: Path, runs: Sequence[RunLog]) -> list[Path]:
-    logs = sorted(folder.glob("experiment_*/result.txt")) if (folder / "run.json").is_file() else []
-    known = {run.path for run in runs}
-    return [
-        log
-        for log in logs
-        if known.isdisjoint((log, folder / f"{log.parent.name.replace('experiment', 'result')}.txt"))
-    ]
+# Lengths to the target of the runs of a benchmark that reached it, in its unit.
+def _lengths_of(runs: Sequence[RunLog], benchmark: str | None) -> list[float]:
+    known = benchmark_of(benchmark)
+    reached = [run for run in runs if run.converged and run.benchmark == benchmark and known]
+    lengths = [(run, length) for run in reached if (length := length_of(run))]
+    unit = known.points_in if known else ""
+    return [each for run, length in lengths if (each := in_unit(length, unit, run.train_samples, run.global_batch))]
 
 
-def own_marks(run: RunLog, unit: str) -> list[Mark]:
+def _running(folder: Path) -> list[Path]:
+    logs = sorted(log for log in folder.glob("experiment_*/result.txt") if log.is_file())
+    return [log for log in logs if not (folder / f"{log.parent.name.replace('experiment', 'result')}.txt").exists()]
+
+
+def own_marks(run: RunLog) -> list[Mark]:
     """Return the first and the latest step of Encore's ``metrics.jsonl`` next to the log, since its last start."""
-    name = run.path.stem.partition("_")[2]
-    stream = run.path.parent / (f"experiment_{name}" if name else "") / "metrics.jsonl"
-    start: dict[str, Any] = {}
-    steps: list[dict[str, Any]] = []
-    with suppress(OSError, ValueError), stream.open("rb") as lines:
-        for line in lines:
-            if b'"kind": "start"' in line:
-                start, steps = json.loads(line), []
-            elif b'"kind": "step"' in line:
-                steps[1:] = [json.loads(line)]
-    found = []
-    with suppress(KeyError, TypeError, ZeroDivisionError):
-        each = start["global_batch_size"] if unit == "samples" else 1 / start["steps_per_epoch"]
-        found = [Mark(step["time"] - (run.start_s or 0.0), step["step"] * each) for step in steps]
-    return found
+    known, start_s = benchmark_of(run.benchmark), run.start_s
+    start, steps = "", list[str]()
+    for line in lines_of(run.path.parent / "metrics.jsonl") if run.path.name == "result.txt" else ():
+        if '"kind": "start"' in line:
+            start, steps = line, []
+        elif '"kind": "step"' in line and line.endswith("\n"):
+            steps[1:] = [line]
+    begun = record_of(start)
+    if known is None or begun is None or start_s is None or not begun.steps_per_epoch:
+        return []
+    each = begun.global_batch_size if known.points_in == "samples" else 1 / begun.steps_per_epoch
+    records = [record for line in steps if (record := record_of(line)) and record.time > start_s and record.step]
+    return [Mark(record.time - start_s, record.step * each) for record in records if each]
 
 
 def pace_of(marks: Sequence[Mark]) -> Pace | None:
@@ -264,7 +266,8 @@ def known_lengths(run: RunLog, own: Sequence[float] = (), without: Collection[st
 
     On a small data set nothing public holds: there ``own`` runs count alone.
     """
-    name, batch = later_name(run.benchmark, run.round), run.global_batch
+    name = later_name(run.benchmark, run.round)
+    batch = run.global_batch if (run.global_batch or 0) > 0 else None
     public = public_lengths(name) if name and batch and not _is_small(run) else ()
     sets = [each for each in public if each.round not in without]
     if own:
@@ -283,7 +286,7 @@ def known_lengths(run: RunLog, own: Sequence[float] = (), without: Collection[st
     return Lengths(moved, each_one * near * alike, runs, points)
 
 
-# By how much the logarithm of the length grows with that of the batch; drawn to 0 where the batches hardly differ.
+# By how much the logarithm of the length grows with that of the batch; shrunk to 0 where the batches hardly differ.
 def _slope(apart: Numbers, values: Numbers, each_one: Numbers) -> float:
     weights = each_one * (np.exp(-0.5 * (apart / _FAR) ** 2) + 1e-3 * np.exp(-abs(apart)))
     total = weights.sum()
@@ -328,7 +331,7 @@ def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
     names = {benchmark, before.earlier if before and before.earlier else benchmark}
     starts = tuple(f'"benchmark":{json.dumps(name)},' for name in names if later_name(name, round_) == benchmark)
     found = []
-    for line in lines_of(round_)[1:]:
+    for line in digests_of(round_)[1:]:
         if not any(start in line for start in starts):
             continue
         entry = json.loads(line)

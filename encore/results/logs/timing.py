@@ -163,13 +163,13 @@ def marks_of(run: RunLog, further: Sequence[Mark] = ()) -> list[Mark]:
         return []
     found = [*_evaluated(run, unit, start), *_between(run, unit, start), *further]
     # Some logs count one batch less at an evaluation than at the end of the block before it.
-    slack = (run.global_batch or 0.0) if unit == "samples" else 0.0
+    slack = max(run.global_batch or 0.0, 0.0) if unit == "samples" else 0.0
     marks: list[Mark] = []
     for mark in sorted(found):
-        last = marks[-1] if marks else Mark(0.0, 0.0)
+        before, last = [Mark(0.0, 0.0), Mark(0.0, 0.0), *marks][-2:]
         if mark.seconds > last.seconds and mark.length > last.length:
             marks.append(mark)
-        elif mark.evaluated and mark.length >= last.length - slack and marks:
+        elif marks and mark.evaluated and mark.length >= last.length - slack and mark.length > before.length:
             marks[-1] = mark  # The time of a block's end that includes its evaluation
     return marks
 
@@ -190,7 +190,7 @@ def _evaluated(run: RunLog, unit: str, start: float) -> Iterator[Mark]:
     for point in run.quality:
         length = _length_at(run, point) if point.time_s is not None else None
         value = in_unit(length, unit, run.train_samples, run.global_batch) if length else None
-        if value and point.time_s is not None:
+        if value and value > 0 and point.time_s is not None:
             yield Mark(point.time_s - start, value, True)
 
 

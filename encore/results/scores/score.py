@@ -174,7 +174,7 @@ def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Pa
     named = [entry for entry in files if _RESULT.fullmatch(entry.name)]
     if not named and (root / "run.json").is_file():
         # Encore's own run folder before its first experiment has ended
-        named = sorted(root.glob("experiment_*/result.txt"))
+        named = sorted(log for log in root.glob("experiment_*/result.txt") if log.is_file())
     found = named or [entry for entry in files if any_log and _OTHER_LOG.fullmatch(entry.name) and has_mark(entry)]
     if found:
         yield root, sorted(found, key=_natural)

@@ -1,0 +1,39 @@
+"""Records of Encore's ``metrics.jsonl``, as far as results are read from it.
+
+benchmarks/common/run/metrics.py writes it, and describes every kind.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+_LONGEST_LINE = 1 << 16
+
+
+class Record(BaseModel):
+    """One line of the stream; ``time`` is in Unix seconds, ``step`` counts from 1 over the whole run."""
+
+    kind: Literal["start", "step"]
+    time: float = Field(0.0, ge=0, lt=1e12)
+    step: int = Field(0, ge=0, lt=1 << 53)
+    resumed_step: int = 0
+    epoch: int = 0
+    loss: float | None = None
+    global_batch_size: float = Field(0.0, ge=0, lt=1 << 53)
+    steps_per_epoch: int = Field(0, ge=0, lt=1 << 53)
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a stream, none where it cannot be read; a line too long for a record comes in pieces."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        yield from iter(lambda: file.readline(_LONGEST_LINE), "")
+
+
+def record_of(line: str) -> Record | None:
+    """Return a line's record, None of another kind or of a damaged line."""
+    with suppress(ValidationError):
+        return Record.model_validate_json(line)
+    return None
