@@ -1,4 +1,4 @@
-"""The forecast of a run that still trains, on public logs that are cut and on made ones."""
+"""The forecast of a run that still trains, on public logs that are cut and on synthetic ones."""
 
 import json
 import math
@@ -11,13 +11,15 @@ import pytest
 
 from encore.results.compare.forecast import (
     Forecast,
+    Lengths,
+    Pace,
     forecast,
     forecasts_of,
     known_lengths,
     pace_of,
     weighted_quantiles,
 )
-from encore.results.logs.run_log import read_run
+from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import Mark, length_of, marks_of
 from tests.results.result_logs import START_MS, flux1_v61, log_of, mllog, resnet_v07, write_set
 from tools import calibrate_forecast
@@ -149,6 +151,38 @@ def test_on_small_data_own_runs_count_alone(tmp_path: Path) -> None:
     assert found[0].minutes is not None and found[0].minutes == pytest.approx(4.0, rel=0.25)
 
 
+# Counts that no training has, and an evaluation that goes back: a forecast, or none, but no traceback.
+@pytest.mark.parametrize(
+    ("batch", "counts"),
+    [
+        (-512, [262_144, 524_288, 786_432]),
+        (512, [-100, 262_144, 524_288]),
+        (262_144, [262_144, 524_288, 262_144, 786_432]),
+        (1e300, [1e300, 2e300]),
+        (0, [0, 0, 0]),
+    ],
+)
+def test_odd_counts(tmp_path: Path, batch: float, counts: list[float]) -> None:
+    start = 1_790_000_000_000
+    lines = [
+        mllog(
+            "block_stop" if number % 2 else "eval_accuracy", 0.7, start + 60_000 * number + 60_000, samples_count=each
+        )
+        for number, each in enumerate(counts)
+    ]
+    text = log_of("flux1", mllog("global_batch_size", batch, start), *lines, start_ms=start)
+    log = write_set(tmp_path, [text.rpartition(":::MLLOG")[0]]) / "result_0.txt"
+    for each in forecasts_of([read_run(log, "v6.1")]):
+        assert each.minutes is None or each.minutes >= each.elapsed_minutes > 0
+
+
+def test_a_run_that_has_reached_its_target_has_none(tmp_path: Path) -> None:
+    text = resnet_v07(40.0).rpartition(":::MLLOG")[0]
+    run = read_run(write_set(tmp_path, [text]) / "result_0.txt", "v0.7")
+    assert run.stop_s is None and run.met
+    assert forecasts_of([run]) == []
+
+
 # A run folder of Encore whose first experiment still runs: its log, and the steps of its metrics.
 def test_an_experiment_that_runs(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment_0"
@@ -158,7 +192,10 @@ def test_an_experiment_that_runs(tmp_path: Path) -> None:
     assert forecasts_of([], tmp_path) == []
     records = [{"kind": "start", "steps_per_epoch": 385, "global_batch_size": 1664}]
     records += [{"kind": "step", "step": step, "time": START_MS / 1000 + step * 0.2} for step in (20, 40, 385)]
-    (experiment / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    lines = [json.dumps(each) + "\n" for each in records]
+    # A line that a kill tore, and one that is written just now
+    torn = [lines[0], lines[1], lines[2][:30] + "\n", lines[3], lines[3][:30]]
+    (experiment / "metrics.jsonl").write_text("".join(torn))
     (found,) = forecasts_of([], tmp_path)
     assert (found.run, found.length) == ("experiment_0/result.txt", 1.0)
     assert found.minutes_per_length == pytest.approx(385 * 0.2 / 60) and found.minutes is not None
@@ -166,7 +203,7 @@ def test_an_experiment_that_runs(tmp_path: Path) -> None:
     assert forecasts_of([read_run(tmp_path / "result_0.txt")], tmp_path) == []
 
 
-def test_the_calibration_holds_out_each_round(
+def test_the_calibration_writes_what_the_forecast_reads(
     public_logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for round_ in ("v0.6", "v0.7"):
@@ -175,12 +212,48 @@ def test_the_calibration_holds_out_each_round(
     calibrate_forecast.main([tmp_path / "training_results_v0.6", tmp_path / "training_results_v0.7"])
     content = json.loads((tmp_path / "forecast.json").read_text())
     every = {line["cut"]: line for line in content["held_out"] if line["benchmark"] == "all"}
-    assert {cut: line["runs"] for cut, line in every.items() if cut != "10 minutes"} == dict.fromkeys(
-        ("5 %", "10 %", "20 %"), every["5 %"]["runs"]
-    )
+    assert set(every) == set(calibrate_forecast.CUTS)
     assert all(0 <= line["inside"] <= 1 and line["forecasts"] <= line["runs"] for line in every.values())
-    assert set(content["moves"]["any"]) <= {"first mark", "marks", "evaluations", "many evaluations"}
+    assert sum(line["forecasts"] for line in content["by_round"]) == sum(line["forecasts"] for line in every.values())
+    assert content["moves"]["any"] and not content["moves"]["dlrm"]  # DLRM is in one of the two rounds
     assert all(math.isfinite(each) for moves in content["moves"].values() for of in moves.values() for each in of)
+
+
+# A round's forecasts are made without its runs, and judged by moves that its own times do not change.
+def test_the_calibration_holds_out_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[set[str]] = []
+
+    def known(run: RunLog, without: set[str]) -> Lengths:
+        asked.append(without)
+        return Lengths(np.log(np.array([38.0, 40.0, 42.0])), np.ones(3), 3, 0)
+
+    monkeypatch.setattr(calibrate_forecast, "known_lengths", known)
+    pace = Pace(60.0, 4.0, 15.0, "marks")
+
+    def sets(minutes_of_last: float) -> list[calibrate_forecast.Read]:
+        times = {"v4.0": 10.0, "v4.1": 10.5, "v5.0": minutes_of_last}
+        return [
+            calibrate_forecast.Read(
+                benchmark="resnet",
+                round=name,
+                first=RunLog(path=Path("result_0.txt")),
+                cuts=[
+                    calibrate_forecast.Cut(cut="10 %", pace=pace, elapsed=60.0, minutes=minutes + number / 100)
+                    for number in range(calibrate_forecast.FEWEST)
+                ],
+            )
+            for name, minutes in times.items()
+        ]
+
+    def inside(minutes_of_last: float) -> dict[str, object]:
+        rows, others = calibrate_forecast.of_benchmark(sets(minutes_of_last))
+        found = calibrate_forecast.by_round(calibrate_forecast.judged(rows, others, []))
+        return {str(line["round"]): line["inside"] for line in found}
+
+    near, far = inside(10.2), inside(30.0)
+    assert asked[:2] == [{"v4.1", "v4.0"}, {"v5.0", "v4.0"}] and {"v4.0"} in asked
+    # A round of three times the minutes is outside: what it is judged by does not know it.
+    assert near["v5.0"] == 1.0 and far["v5.0"] == 0.0
 
 
 # True times are 1 to 100 % above the low end and below the high one, in two rounds of different size.
