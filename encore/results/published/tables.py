@@ -8,6 +8,7 @@ import csv
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from encore.results.published.published import DATA, PublishedResult
 from encore.results.table import Table, grouped
@@ -133,15 +134,25 @@ def shift_table() -> _Rates:
 
 def forecast_table() -> _Rates:
     """Return how often the forecast of a cut log held its true time, by benchmark and cut, in per cent."""
-    lines = json.loads((DATA / "forecast.json").read_text("utf-8"))["held_out"]
     head = ["benchmark", "cut after", "logs", "with a forecast", "inside", "median error", "median width"]
     return head, [
-        [
-            line["benchmark"], line["cut"], str(line["runs"]), _per_cent(line["forecasts"] / line["runs"]),
-            *(_per_cent(line[key]) if key in line else "–" for key in ("inside", "error", "width")),
-        ]
-        for line in lines
-    ]  # fmt: skip
+        [line["benchmark"], line["cut"], str(line["runs"]), _per_cent(line["forecasts"] / line["runs"]), *_held(line)]
+        for line in _forecasts("held_out")
+    ]
+
+
+def forecast_by_round() -> _Rates:
+    head = ["round", "forecasts", "inside", "median error", "median width"]
+    return head, [[line["round"], str(line["forecasts"]), *_held(line)] for line in _forecasts("by_round")]
+
+
+def _forecasts(part: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((DATA / "forecast.json").read_text("utf-8"))[part]
+    return found
+
+
+def _held(line: dict[str, Any]) -> list[str]:
+    return [_per_cent(line[key]) if key in line else "–" for key in ("inside", "error", "width")]
 
 
 def _per_cent(share: float) -> str:
