@@ -15,17 +15,16 @@ docs/compare.md has how often it errs; tools/noise_rates.py measures that.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
 
 from encore.results.compare.explain import NOT_REPORTED, explain
 from encore.results.compare.sides import Side
+from encore.results.logs.metrics import Record, lines_of, record_of
 from encore.results.logs.timing import MOST_POINTS, curve_of
 from encore.results.table import grouped
 from encore.results.words import count_of, percent
@@ -39,7 +38,6 @@ _SAMPLES = 1000
 _MOST_STEPS = 128  # Longer curves are averaged over as many parts
 _SPAN_SHARE, _POOLED_SHARE = 32, 16  # Of the losses' steps: span of the moving mean, and reach of a pooled spread
 _LARGEST = 1e100  # What is larger has diverged, and its square may be no float
-_LONGEST_LINE = 1 << 16
 _DIGITS = 6  # Significant ones that a digest keeps of a quality
 _SHOWN = 5  # Settings that are named
 # Settings that are no part of what explain calls configuration, but of what is trained.
@@ -328,15 +326,6 @@ def _twin(run: Series, references: Sequence[Series], is_loss: bool) -> Tested:
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 
-# A line of metrics.jsonl, as far as it matters here.
-class _Record(BaseModel):
-    kind: Literal["start", "step"]
-    step: int = Field(0, ge=0, lt=1 << 53)
-    resumed_step: int = 0
-    epoch: int = 0
-    loss: float | None = None
-
-
 def losses_of(side: Side) -> list[Series]:
     """Return the losses of each experiment of a run folder of Encore, as far as its metrics have some."""
     files = (
@@ -351,15 +340,12 @@ def losses_of(side: Side) -> list[Series]:
 
 # Loss by step of one stream. A resumed run writes steps again, and the last record of one counts.
 def _losses(path: Path) -> Series:
-    found: dict[int, _Record] = {}
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in iter(lambda: file.readline(_LONGEST_LINE), ""):
-            with suppress(ValidationError):
-                record = _Record.model_validate_json(line)
-                if record.kind == "start":
-                    found = {step: each for step, each in found.items() if step <= record.resumed_step}
-                elif record.loss is not None and record.step:
-                    found[record.step] = record
+    found: dict[int, Record] = {}
+    for record in filter(None, map(record_of, lines_of(path))):
+        if record.kind == "start":
+            found = {step: each for step, each in found.items() if step <= record.resumed_step}
+        elif record.loss is not None and record.step:
+            found[record.step] = record
     steps = [found[step] for step in sorted(found)]
     return Series(
         number=1,
