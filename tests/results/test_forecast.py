@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from encore.results.compare.compare import Verdict, certainty, compare
 from encore.results.compare.forecast import (
     Forecast,
     Lengths,
@@ -19,6 +20,7 @@ from encore.results.compare.forecast import (
     pace_of,
     weighted_quantiles,
 )
+from encore.results.compare.sides import load_side
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import Mark, length_of, marks_of
 from tests.results.result_logs import START_MS, flux1_v61, log_of, mllog, resnet_v07, write_set
@@ -181,6 +183,16 @@ def test_a_run_that_has_reached_its_target_has_none(tmp_path: Path) -> None:
     run = read_run(write_set(tmp_path, [text]) / "result_0.txt", "v0.7")
     assert run.stop_s is None and run.met
     assert forecasts_of([run]) == []
+
+
+def test_a_run_that_cannot_be_compared_expects_nothing(tmp_path: Path) -> None:
+    whole = resnet_v07(4.0, quality=(0.3, 0.5, 0.7605), train_samples=640)
+    write_set(tmp_path / "v0.7" / "resnet", [whole, whole.replace("1592", "1593")])
+    cut(tmp_path / "v0.7" / "resnet" / "result_1.txt", 170, tmp_path / "v0.7" / "resnet" / "result_1.txt")
+    found = compare(load_side(tmp_path / "v0.7" / "resnet"), "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet")
+    assert found.verdict is Verdict.NOT_COMPARABLE and found.forecasts
+    assert all("published" not in line for line in certainty(found))
+    assert all("expected" not in each for each in found.as_json()["forecasts"])
 
 
 # A run folder of Encore whose first experiment still runs: its log, and the steps of its metrics.

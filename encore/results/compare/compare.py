@@ -198,7 +198,10 @@ class Comparison:
 
     @property
     def published_minutes(self) -> float | None:
-        return self.theirs.raw_minutes if self.theirs is not None else None
+        """Their raw score, where ours can be compared with it."""
+        if self.theirs is None or self.verdict is Verdict.NOT_COMPARABLE:
+            return None
+        return self.theirs.raw_minutes
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain data; the fields are described in docs/compare.md."""

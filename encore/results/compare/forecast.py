@@ -157,7 +157,7 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = ())
     if lengths is None:
         return result
     if times is None:
-        return replace(result, why=f"it has trained further than all {lengths.runs} known runs")
+        return replace(result, why=f"it has trained further than each of {count_of(lengths.runs, 'known run')}")
     low, middle, high = widened(times, later_name(run.benchmark, run.round), pace.stage)
     further = [math.exp(each) for each in lengths.quantiles([0.5])]
     return replace(
