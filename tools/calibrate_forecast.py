@@ -43,7 +43,6 @@ LEAST_S = 720  # Runs shorter than this are not cut after ten minutes
 LEVEL = 0.905
 FEWEST = 40  # Forecasts of one stage that a benchmark needs for moves of its own
 
-
 Judged = tuple[float, float, float]  # Whether it was inside, relative error, relative width
 
 
@@ -183,7 +182,7 @@ def counted(found: Sequence[Judged]) -> dict[str, object]:
 def table(name: str, rows: Sequence[Row], found: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     for cut in CUTS:
-        runs, each = sum(row.cut == cut for row in rows), [marks for row, marks in found if row.cut == cut]
+        runs, each = sum(row.cut == cut for row in rows), [each for row, each in found if row.cut == cut]
         if runs:
             lines.append({"benchmark": name, "cut": cut, "runs": runs, **(counted(each) if each else {"forecasts": 0})})
     return lines
@@ -191,7 +190,7 @@ def table(name: str, rows: Sequence[Row], found: Sequence[tuple[Row, Judged]]) -
 
 def by_round(found: Sequence[tuple[Row, Judged]]) -> list[dict[str, object]]:
     rounds = sorted({row.round for row, _ in found})
-    return [{"round": name, **counted([marks for row, marks in found if row.round == name])} for name in rounds]
+    return [{"round": name, **counted([each for row, each in found if row.round == name])} for name in rounds]
 
 
 def main(folders: Folders) -> None:

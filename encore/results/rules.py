@@ -281,8 +281,8 @@ def find_round(
     """
     if not dialects:
         return None, "no MLPerf event in the file", False
-    # An experiment of Encore's that still runs is in a folder of its own.
-    own = (passport_of(path.parent) or passport_of(path.parent.parent)).get("round")
+    # The log of an experiment of Encore's that still runs is in a folder of its own.
+    own = passport_of(path.parent.parent if path.name == "result.txt" else path.parent).get("round")
     own = own if isinstance(own, str) else ""
     if own and own not in ROUNDS:
         return None, f"its run.json has {own!r}, which is no round of MLPerf", False

@@ -5,13 +5,11 @@ system description, the script that it names, and of a run of Encore's own its r
 """
 
 import functools
-import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from encore.results.audit.kernels import BITS, PROFILES, Seen, read_profile, table
 from encore.results.audit.oddities import Check, Oddity
@@ -19,6 +17,7 @@ from encore.results.logs.reader import number_of
 from encore.results.logs.run_log import RunLog
 from encore.results.published.published import System
 from encore.results.published.systems import described, family, nearest_description
+from encore.results.rules import passport_of
 from encore.results.scores.score import Score
 
 PRECISION = "lowest_numerical_precision_in_"
@@ -170,19 +169,11 @@ def _same(logged: object, text: str) -> bool:
 
 def _own_run(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:
     number = re.search(r"\d+", run.path.name)
-    evidence = _passport(score.folder).get("evidence")
+    evidence = passport_of(score.folder).get("evidence")
     mine = evidence.get(number[0] if number else "") if isinstance(evidence, dict) else None
     for key, value in mine.items() if isinstance(mine, dict) else ():
         if value is not None and key in found and found[key] != value:
             yield f"{key} {found[key]}, {value} by the configuration in run.json"
-
-
-def _passport(folder: Path) -> dict[str, Any]:
-    try:
-        loaded = json.loads((folder / "run.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
 
 
 def _kernels(score: Score, run: RunLog, found: dict[str, object]) -> Iterator[str]:

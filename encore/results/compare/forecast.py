@@ -14,7 +14,6 @@ to what the public logs show: ``data/forecast.json`` has, by benchmark and by ho
 """
 
 import functools
-import importlib.util
 import json
 import math
 import re
@@ -26,12 +25,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from encore.results.compliance.convergence import points_folder
+from encore.results.compliance.own_rules import small_data_findings
 from encore.results.logs.metrics import lines_of, record_of
 from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.logs.timing import Length, Mark, in_unit, length_of, marks_of
 from encore.results.published.published import DATA, DIGESTS
 from encore.results.published.published import lines_of as digests_of
-from encore.results.rules import benchmark_of, canonical, data_size, later_name
+from encore.results.rules import benchmark_of, canonical, later_name
 from encore.results.words import count_of
 
 Numbers = NDArray[np.float64]
@@ -153,19 +154,18 @@ def forecast(run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = ())
         why="how far a run has to train is not known",
     )
     lengths = known_lengths(run, own)
-    times = minutes_to_target(pace, lengths, elapsed) if lengths is not None else None
     if lengths is None:
         return result
+    times = minutes_to_target(pace, lengths, elapsed)
     if times is None:
         return replace(result, why=f"it has trained further than each of {count_of(lengths.runs, 'known run')}")
     low, middle, high = widened(times, later_name(run.benchmark, run.round), pace.stage)
-    further = [math.exp(each) for each in lengths.quantiles([0.5])]
     return replace(
         result,
         minutes=float(max(middle, elapsed / 60)),
         low=float(max(low, elapsed / 60)),
         high=float(high),
-        length_to_target=max(*further, pace.length),
+        length_to_target=max(math.exp(lengths.quantiles([0.5])[0]), pace.length),
         runs=lengths.runs,
         points=lengths.points,
         why="",
@@ -268,7 +268,7 @@ def known_lengths(run: RunLog, own: Sequence[float] = (), without: Collection[st
     """
     name = later_name(run.benchmark, run.round)
     batch = run.global_batch if (run.global_batch or 0) > 0 else None
-    public = public_lengths(name) if name and batch and not _is_small(run) else ()
+    public = public_lengths(name) if name and batch and not small_data_findings(run) else ()
     sets = [each for each in public if each.round not in without]
     if own:
         sets.append(Known("", batch or 1.0, np.log(np.array(own)), run.hyperparameters))
@@ -301,12 +301,6 @@ def _alike(ours: Mapping[str, object], theirs: Mapping[str, object] | None) -> f
         both = [key for key in ours.keys() & theirs.keys() if _CONVERGENCE.search(key)]
         share = sum(ours[key] == theirs[key] for key in both) / len(both) if len(both) >= _FEWEST else 0.3
     return math.exp(-_UNEQUAL * (1 - share))
-
-
-def _is_small(run: RunLog) -> bool:
-    size = data_size(run.benchmark, run.round)
-    least = size.least_train or size.train if size else None
-    return bool(least and run.train_samples and run.train_samples < 0.4 * least and not (size and size.in_batches))
 
 
 @functools.cache
@@ -346,11 +340,8 @@ def _of_round(benchmark: str, round_: str, unit: str) -> list[Known]:
 
 # Reference convergence points of every round, each once.
 def _points(benchmark: str) -> list[Known]:
-    spec = importlib.util.find_spec("mlperf_logging.rcp_checker")
-    if spec is None or not spec.submodule_search_locations:
-        return []
     found: dict[tuple[float, ...], Known] = {}
-    for file in sorted(Path(spec.submodule_search_locations[0]).glob("training_*/rcps_*.json")):
+    for file in sorted(points_folder().glob("training_*/rcps_*.json")):
         round_ = "v" + file.parent.name.removeprefix("training_").removesuffix(".0")
         if later_name(canonical(file.stem.removeprefix("rcps_")), round_) != benchmark:
             continue

@@ -160,13 +160,18 @@ def _checker_module() -> Any:
     return importlib.import_module("mlperf_logging.rcp_checker.rcp_checker")
 
 
-@functools.cache
-def points_known(ruleset: str) -> tuple[str, ...]:
-    """Return the benchmarks for which the installed mlperf-logging has points of the round."""
+def points_folder() -> Path:
+    """Return where the installed mlperf-logging has its points, a folder for each round."""
     spec = importlib.util.find_spec("mlperf_logging.rcp_checker")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("mlperf_logging.rcp_checker")
-    files = (Path(spec.origin).parent / f"training_{ruleset}").glob("rcps_*.json")
+    return Path(spec.origin).parent
+
+
+@functools.cache
+def points_known(ruleset: str) -> tuple[str, ...]:
+    """Return the benchmarks for which the installed mlperf-logging has points of the round."""
+    files = (points_folder() / f"training_{ruleset}").glob("rcps_*.json")
     return tuple(sorted(file.stem.removeprefix("rcps_") for file in files))
 
 
