@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from encore import paths
-from encore.cli import bench
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.studies import machine as machines
@@ -158,9 +157,9 @@ def test_share_of_the_roof(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_not_counted_are_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(EncoreError, match="steps of mxnet") as raised:
-        bench.bench("resnet", roofline=True, output=tmp_path / "new")
-    assert "resnet-pytorch" in str(raised.value.expected) and not (tmp_path / "new").exists()
+    refused = CliRunner().invoke(app, ["bench", "resnet", "--roofline", "-o", str(tmp_path / "new")]).exception
+    assert isinstance(refused, EncoreError) and "steps of mxnet" in refused.found
+    assert "resnet-pytorch" in str(refused.expected) and not (tmp_path / "new").exists()
 
 
 def test_ceilings_are_the_fastest_of_one_device(tmp_path: Path) -> None:
