@@ -29,7 +29,7 @@ from encore.results.compliance.compliance import known_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
 from encore.results.findings import FORMATS, ComplianceReport, Finding
 from encore.results.scores.power import Energy, energy_of
-from encore.results.scores.score import Score, find_sets, official_score_text, score_folder
+from encore.results.scores.score import Score, find_sets, judge_folder, official_score_text
 from encore.results.table import Table, grouped
 from encore.results.words import count_of, figure, round_of
 
@@ -64,16 +64,10 @@ def score(
     options.one_format(json=as_json, csv=as_csv)
     with unpacked(path, _SCORED) if is_archive(path) else nullcontext(path) as folder:
         with reading() as on_read:
-            scores = score_folder(folder, options.known_round(round_), on_read)
-        # What of an archive was unpacked is gone later.
-        shown = [
-            (
-                replace(each, folder=path / each.folder.relative_to(folder)) if folder != path else each,
-                audit_score(each),
-                energy_of(each),
-            )
-            for each in scores
-        ]
+            shown = judge_folder(folder, _judged, options.known_round(round_), on_read)
+        if folder != path:
+            # What of an archive was unpacked is gone later.
+            shown = [(replace(each[0], folder=path / each[0].folder.relative_to(folder)), *each[1:]) for each in shown]
     if as_csv:
         sys.stdout.write(_as_csv(shown))
     elif as_json:
@@ -167,6 +161,14 @@ def _print_scores(shown: Sequence[_Shown]) -> None:
     show(screen, "Scores", ("round", "benchmark", *numbers, "folder"), rows, numbers=numbers)
     for each, findings, _ in shown:
         _print_runs(screen, each, findings, detail=len(scores) == 1)
+
+
+# A set as it is shown. Of the logs only what is printed: the rest of thousands takes longer to hand on than to read.
+def _judged(score: Score) -> _Shown:
+    findings, energy = audit_score(score), energy_of(score)
+    for run in score.runs:
+        run.phases, run.stated, run.progress, run.hyperparameters = [], [], [], {}
+    return score, findings, energy
 
 
 # One row per set: what the table has, unrounded, and why a score is missing.

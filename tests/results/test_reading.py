@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from encore.results.audit.judge import audit_score
 from encore.results.compliance import compliance, official
 from encore.results.compliance.compliance import read_and_check, score_and_check
 from encore.results.logs import parallel, reader
 from encore.results.logs.reader import MAX_LINE, Event, parse_line, read_events
 from encore.results.logs.run_log import read_run
-from encore.results.scores.score import find_sets, score_folder
+from encore.results.scores.score import Score, find_sets, judge_folder, score_folder
 from tests.results.mutants import check_mutant, mutate
 from tests.results.result_logs import START_MS, mllog, resnet_v05, resnet_v07, write_set
 
@@ -78,6 +79,18 @@ def test_a_line_without_end_takes_constant_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert found == [("run_start", 1), ("seed", 3)]
     assert peak < 12 * MAX_LINE
+
+
+@pytest.mark.parametrize("mark", ["", "MLPerf: resnet\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_lines_across_blocks_are_read_as_lines(mark: str, end: str, tmp_path: Path) -> None:
+    """Events at every place of a block's edge, at all numbers of lines, whichever way the block is looked through."""
+    path, event = tmp_path / "result_0.txt", mllog("seed", 3).rstrip("\n")
+    for shift in range(0, 2 * len(event), 7):
+        noise = "x" * (reader._BLOCK - len(event) - len(mark) - len(end or "\n") + shift - len(event)) + "\n"
+        path.write_bytes((mark + noise + event + (end or "\n") + "\n" + event + end).encode())
+        number = mark.count("\n") + 2
+        assert [(each.key, each.line) for each in read_events(path)] == [("seed", number), ("seed", number + 2)], shift
 
 
 @pytest.mark.slow
@@ -271,18 +284,35 @@ def test_score_and_check_are_one_reading(tmp_path: Path, monkeypatch: pytest.Mon
     found = [file for _, each in find_sets(tmp_path) for file in each]
     reports = [read_and_check(file)[1] for file in found]
     read: list[int] = []
-    lines = reader._lines
+    lines = reader._marked_lines
 
     def counted(*arguments):
         read.append(1)
         return lines(*arguments)
 
-    monkeypatch.setattr(reader, "_lines", counted)
+    monkeypatch.setattr(reader, "_marked_lines", counted)
     scores, again = score_and_check(tmp_path)
     assert [score.as_json() for score in scores] == expected
     assert again == reports
     assert any(report.findings for report in reports)
     assert len(read) == len(found) == 7
+
+
+@needs_two_cores
+def test_sets_are_judged_in_other_processes_as_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        logs = [resnet_v07(minutes + number) for minutes in (40.0, 41.0, 42.0, 43.0, 44.0)]
+        write_set(tmp_path / f"{number:02}" / "resnet", logs)
+    expected = [score.as_json(audit_score(score)) for score in score_folder(tmp_path)]
+    monkeypatch.setattr(parallel, "_WORTHWHILE", 0)
+    monkeypatch.setattr("encore.machine.node.cores", lambda: 2)
+    pids = set()
+    assert [found for found, pid in judge_folder(tmp_path, _judged) if not pids.add(pid)] == expected
+    assert len(expected) == 20 and os.getpid() not in pids
+
+
+def _judged(score: Score) -> tuple[dict[str, object], int]:
+    return score.as_json(audit_score(score)), os.getpid()
 
 
 def test_alternatives_have_one_order() -> None:

@@ -19,17 +19,20 @@ import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from io import BufferedReader
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
+
+from pydantic_core import from_json
 
 Dialect = Literal["v0.5", "mll", "mllog", "mlperf"]
 # Called with the line number and the text of a line that has an event's mark but is no event.
 OnDamage = Callable[[int, str], None]
 
 MAX_LINE = 1 << 20  # Longest line read as a whole; what follows in such a line is skipped, so memory stays constant
+_BLOCK = 1 << 18
 _EXCERPT = 1000
 _MAX_EXACT_INT = 1 << 53
 _LARGEST = 1e30  # No quantity of a run is larger; sums and squares of numbers below it stay finite
@@ -84,44 +87,51 @@ def read_events(path: str | PathLike[str], on_damage: OnDamage = _ignore) -> Ite
     errors (``OSError``) are raised. A damaged event is reported to ``on_damage`` and never yielded in part.
     """
     with Path(path).open("rb") as raw:
-        compressed = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
-        stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if compressed else raw
-        number = 0
+        compressed = raw.peek(2).startswith(_GZIP_MAGIC)
         try:
-            for line in _lines(stream):
-                number += 1
-                at = line.find(_MARKS[0])
-                if at < 0 and _MARKS[1] not in line:
-                    continue
-                event = _plain_event(line, at, number)
+            for number, line in _marked_lines(gzip.GzipFile(fileobj=raw) if compressed else raw):
+                event = _plain_event(line, number)
                 if event is not None:
                     yield event
                 else:
-                    yield from parse_line(line.rstrip(b"\n").decode("utf-8", "replace"), number, on_damage)
+                    yield from parse_line(line.decode("utf-8", "replace"), number, on_damage)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             on_damage(0, f":::ML the compressed file is damaged: {error}")
 
 
-# Yield the lines, of a longer one than MAX_LINE the beginning.
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    read = partial(stream.readline, MAX_LINE)
-    for line in iter(read, b""):
-        yield line
-        while len(line) == MAX_LINE and not line.endswith(b"\n"):
-            line = read()
+# Yield the lines that hold a mark, with their numbers.
+def _marked_lines(stream: BufferedReader | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
+    number = 0
+    for block in _blocks(stream):
+        either = _MARKS[1] in block
+        for number, line in enumerate(block.removesuffix(b"\n").split(b"\n"), number + 1):  # noqa: B020
+            if _MARKS[0] in line or (either and _MARKS[1] in line):
+                yield number, line[:MAX_LINE]
+
+
+# Yield many whole lines at a time; at least MAX_LINE bytes of a longer one.
+def _blocks(stream: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
+    rest = b""
+    while block := stream.read1(_BLOCK):  # One read: what precedes damage is not lost with it
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield rest + block[:end]
+            rest = block[end:]
+        else:
+            rest = (rest + block)[:MAX_LINE]
+    if rest:
+        yield rest
 
 
 # Event of a line that has one and nothing after it, as nearly all do; None for any other line.
-def _plain_event(line: bytes, at: int, number: int) -> Event | None:
+def _plain_event(line: bytes, number: int) -> Event | None:
+    at = line.find(_MARKS[0])
     if not line.startswith(_PLAIN, at) or line.find(_MARKS[1], 0, at) >= 0:
         return None
     try:
-        text = line[at + len(_PLAIN) - 1 :].decode()
-        record, end = _decode_json(text)
-    except (ValueError, RecursionError):
+        return _mllog_event(from_json(line[at + len(_PLAIN) - 1 :]), number)
+    except ValueError:
         return None
-    return None if text[end:].strip() else _mllog_event(record, number)
 
 
 def has_mark(path: Path) -> bool:
@@ -179,14 +189,16 @@ def _mllog_event(record: object, number: int) -> Event | None:
     if not isinstance(record, dict):
         return None
     get = record.get
-    key, metadata, namespace = get("key"), get("metadata"), get("namespace")
+    key, metadata, namespace, milliseconds = get("key"), get("metadata"), get("namespace"), get("time_ms")
     if not isinstance(key, str):
         return None
     if not isinstance(metadata, dict):
         metadata = _NO_METADATA
     namespace = namespace[:80] if isinstance(namespace, str) else ""
+    if type(milliseconds) is int and -_MAX_EXACT_INT < milliseconds < _MAX_EXACT_INT:
+        return Event(milliseconds / 1000, key, get("value"), metadata, number, "mllog", namespace)
     seconds = _time_of(record)
-    refused = "" if seconds is not None or get("time_ms") is None else str(record["time_ms"])[:80]
+    refused = "" if seconds is not None or milliseconds is None else str(milliseconds)[:80]
     return Event(seconds, key, get("value"), metadata, number, "mllog", namespace, refused)
 
 
@@ -265,10 +277,7 @@ def _bare_or_json(text: str) -> object:
 
 # Seconds. Some logs have ``time_s: 0.0`` in place of ``time_ms``: no time at all.
 def _time_of(record: Mapping[str, object]) -> float | None:
-    milliseconds = record.get("time_ms")
-    if type(milliseconds) is int and -_MAX_EXACT_INT < milliseconds < _MAX_EXACT_INT:
-        return milliseconds / 1000
-    milliseconds = number_of(milliseconds)
+    milliseconds = number_of(record.get("time_ms"))
     if milliseconds is not None:
         return milliseconds / 1000
     return number_of(record.get("time_s")) or None
@@ -279,7 +288,9 @@ def number_of(value: object) -> float | None:
 
     ``float`` reads the digits of every script and underscores between them; no logger writes these.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if type(value) is float or type(value) is int:
+        return float(value) if -_LARGEST < value < _LARGEST else None
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str) and (not value.isascii() or "_" in value):
         return None

@@ -8,7 +8,7 @@ print(run.benchmark, run.minutes, run.reason, run.explanation)
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from os import PathLike
@@ -60,6 +60,7 @@ def _numbers(values: Mapping[object, object]) -> Iterator[tuple[str, float]]:
 
 _LIMIT = 4096
 _TEXT_LIMIT = 400
+_KEYS = 400
 _PHASES = frozenset(
     {f"{name}_{edge}" for name in ("init", "run", "epoch", "block", "eval") for edge in ("start", "stop")}
     | {"train_epoch"}
@@ -238,39 +239,57 @@ class _Reading:
         elif len(self.damaged) < _LIMIT:
             self.damaged.append((line, text[:_TEXT_LIMIT]))
 
-    def note(self, event: Event) -> None:
-        """Note an event."""
-        run, key = self.run, event.key
-        run.events += 1
-        if event.time_s is None or not _EARLIEST_S <= event.time_s <= _LATEST_S:
-            event = self._timeless(event)
-        run.dialects.add(event.dialect)
-        if event.dialect in _NAMING_DIALECTS or key == "submission_benchmark":
-            name = event.value if key == "submission_benchmark" else event.metadata.get("benchmark")
-            benchmark = canonical(name) if isinstance(name, str) else None
-            if benchmark:
-                self.benchmarks.setdefault(benchmark)
-            elif isinstance(name, str) and not run.unknown_benchmark:
-                run.unknown_benchmark = name[:_TEXT_LIMIT]
-        if key in _HANDLERS:
-            _HANDLERS[key](self, event)
-        elif key in _TEXTS:
-            if event.value is not None and getattr(run, _TEXTS[key]) is None:
-                setattr(run, _TEXTS[key], str(event.value)[:_TEXT_LIMIT])
-        elif key not in run.hyperparameters and len(run.hyperparameters) < _LIMIT and not _NO_HYPERPARAMETER.match(key):
-            value = event.value[:_TEXT_LIMIT] if isinstance(event.value, str) else event.value
-            if value is not None and not (isinstance(value, list | dict) and len(str(value)) > _TEXT_LIMIT):
-                run.hyperparameters[key[:_TEXT_LIMIT]] = value
-        if key in _FIGURES and getattr(run, _FIGURES[key]) is None:
-            setattr(run, _FIGURES[key], number_of(event.value))
-        if key in _PHASES and event.time_s is not None:
-            self._phase(event, event.time_s)
-        if key in _PROGRESS and event.time_s is not None:
-            self._progress(event, event.time_s)
-        if event.time_s is not None:
-            run.last_s = max(run.last_s or 0.0, event.time_s)
-        if key in ROUND_KEYS:
-            self.keys.add(key)
+    def note(self, events: Iterable[Event]) -> None:
+        """Note the events of a log."""
+        run, known = self.run, dict[str, tuple[_Note, ...]]()
+        latest = -math.inf
+        for event in events:
+            seconds, key = event.time_s, event.key
+            run.events += 1
+            if seconds is None or not _EARLIEST_S <= seconds <= _LATEST_S:
+                event = self._timeless(event)
+                seconds = event.time_s
+            if event.dialect not in run.dialects:
+                run.dialects.add(event.dialect)
+            if event.dialect in _NAMING_DIALECTS:
+                self._name(event.metadata.get("benchmark"))
+            notes = known.get(key)
+            if notes is None:
+                notes = _notes_of(key)
+                if len(known) < _KEYS:
+                    known[key] = notes
+            for note in notes:
+                note(self, event)
+            if seconds is not None and seconds > latest:
+                run.last_s = latest = seconds
+
+    def named(self, event: Event) -> None:
+        self._name(event.value)
+
+    def _name(self, name: object) -> None:
+        benchmark = canonical(name) if isinstance(name, str) else None
+        if benchmark:
+            self.benchmarks.setdefault(benchmark)
+        elif isinstance(name, str) and not self.run.unknown_benchmark:
+            self.run.unknown_benchmark = name[:_TEXT_LIMIT]
+
+    def text(self, event: Event) -> None:
+        if event.value is not None and getattr(self.run, _TEXTS[event.key]) is None:
+            setattr(self.run, _TEXTS[event.key], str(event.value)[:_TEXT_LIMIT])
+
+    def hyperparameter(self, event: Event) -> None:
+        key, value, found = event.key, event.value, self.run.hyperparameters
+        if value is None or key in found or len(found) >= _LIMIT:
+            return
+        if not (isinstance(value, list | dict) and len(str(value)) > _TEXT_LIMIT):
+            found[key[:_TEXT_LIMIT]] = value[:_TEXT_LIMIT] if isinstance(value, str) else value
+
+    def figure(self, event: Event) -> None:
+        if getattr(self.run, _FIGURES[event.key]) is None:
+            setattr(self.run, _FIGURES[event.key], number_of(event.value))
+
+    def round_key(self, event: Event) -> None:
+        self.keys.add(event.key)
 
     # Event without its impossible time, which a run must not be measured by.
     def _timeless(self, event: Event) -> Event:
@@ -347,32 +366,39 @@ class _Reading:
             self.run.status = self.run.status or "success"
 
     def state(self, event: Event) -> None:
-        values = event.value if isinstance(event.value, dict) else {event.key: event.value}
-        for name, value in values.items():
-            number = number_of(value) if name in STATED else None
-            if number is not None and number > 0 and event.time_s is not None and len(self.run.stated) < _LIMIT:
-                self.run.stated.append(Stated(name, number, event.time_s, event.line))
+        value, stated = event.value, self.run.stated
+        if event.time_s is None or len(stated) >= _LIMIT:
+            return
+        values = value if isinstance(value, dict) else {event.key: value}
+        for name in values:
+            number = number_of(values[name]) if name in STATED else None
+            if number is not None and number > 0:
+                stated.append(Stated(name, number, event.time_s, event.line))
 
     def seed(self, event: Event) -> None:
         seed = number_of(event.value)
         if seed is not None and seed == int(seed) and len(self.seeds) < _LIMIT:
             self.seeds.setdefault(int(seed))
 
-    def _phase(self, event: Event, seconds: float) -> None:
+    def phase(self, event: Event) -> None:
+        if event.time_s is None:
+            return
         epoch = number_of(event.metadata.get("epoch_num", event.metadata.get("first_epoch_num")))
         if epoch is None and event.dialect == "v0.5" and not isinstance(event.value, dict):
             epoch = number_of(event.value)
         phases = self.run.phases
         # One per boundary, not one per rank.
-        if len(phases) < _LIMIT and not (phases and phases[-1][::2] == (event.key, epoch)):
-            phases.append(Phase(event.key, seconds, epoch, event.line))
+        if len(phases) < _LIMIT and not (phases and phases[-1].name == event.key and phases[-1].epoch == epoch):
+            phases.append(Phase(event.key, event.time_s, epoch, event.line))
 
-    def _progress(self, event: Event, seconds: float) -> None:
+    def trained(self, event: Event) -> None:
+        if event.time_s is None:
+            return
         metadata, is_block = event.metadata, event.key == "block_stop"
         epoch = number_of(metadata.get("epoch_num", metadata.get("first_epoch_num"))) if is_block else None
         samples, step = number_of(metadata.get("samples_count")), number_of(metadata.get("step"))
         if epoch or samples or step:
-            self.run.progress.append(Progress(seconds, epoch, samples, step))
+            self.run.progress.append(Progress(event.time_s, epoch, samples, step))
         if len(self.run.progress) == _LIMIT:
             del self.run.progress[::2]  # The latest ones are needed, and how it began
 
@@ -454,7 +480,8 @@ class _Reading:
         return None, ""
 
 
-_HANDLERS: dict[str, Callable[[_Reading, Event], None]] = {
+_Note = Callable[[_Reading, Event], None]
+_NOTES: dict[str, _Note] = {
     "run_start": _Reading.start,
     "run_stop": _Reading.stop,
     "eval_accuracy": _Reading.eval_accuracy,
@@ -463,15 +490,28 @@ _HANDLERS: dict[str, Callable[[_Reading, Event], None]] = {
     "throughput": _Reading.state,
     "seed": _Reading.seed,
     "run_set_random_seed": _Reading.seed,
+    **dict.fromkeys(_TEXTS, _Reading.text),
 }
+
+
+# What an event of this key is noted as.
+def _notes_of(key: str) -> tuple[_Note, ...]:
+    notes = [
+        (key == "submission_benchmark", _Reading.named),
+        (True, _NOTES[key]) if key in _NOTES else (not _NO_HYPERPARAMETER.match(key), _Reading.hyperparameter),
+        (key in _FIGURES, _Reading.figure),
+        (key in _PHASES, _Reading.phase),
+        (key in _PROGRESS, _Reading.trained),
+        (key in ROUND_KEYS, _Reading.round_key),
+    ]
+    return tuple(note for applies, note in notes if applies)
 
 
 def read_run(path: str | PathLike[str], round_: str | None = None, read: ReadEvents = read_events) -> RunLog:
     """Read the log at ``path``; never raises, neither on what is in it nor where it cannot be opened."""
     reading = _Reading(RunLog(path=Path(path)))
     try:
-        for event in read(reading.run.path, reading.note_damaged):
-            reading.note(event)
+        reading.note(read(reading.run.path, reading.note_damaged))
     except OSError as error:
         explanation = error.strerror or type(error).__name__
         return RunLog(path=reading.run.path, reason=Reason.UNREADABLE, explanation=explanation)

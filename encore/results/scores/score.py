@@ -14,16 +14,17 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import TypeVar
 
 from encore.errors import EncoreError
 from encore.results.findings import Finding
-from encore.results.logs.parallel import OnRead, map_files
+from encore.results.logs.parallel import FileSet, OnRead, map_files, map_sets
 from encore.results.logs.reader import has_mark
 from encore.results.logs.run_log import Reason, RunLog, read_run
 from encore.results.rules import LATER_ROUNDS, ROUNDS, Rule, is_before, is_hpc, rule_for
@@ -134,6 +135,34 @@ def score_folder(path: str | PathLike[str], round_: str | None = None, on_read: 
     return scores
 
 
+Judged = TypeVar("Judged")
+
+
+def judge_folder(
+    path: str | PathLike[str],
+    judge: Callable[[Score], Judged],
+    round_: str | None = None,
+    on_read: OnRead | None = None,
+) -> list[Judged]:
+    """Return ``judge`` of each set at or below ``path``, made where the logs of the set are read: on all cores.
+
+    ``judge`` must be a function that pickle can name.
+    """
+    root = existing(path)
+    sets = list(find_sets(root))
+    every = map_sets(partial(_judge_set, judge=judge, round_=round_), sets, on_read)
+    if every is None:
+        return [judge(score) for score in score_folder(path, round_, on_read)]
+    if not (found := [judged for each in every for judged in each]):
+        raise no_log(root)
+    return found
+
+
+def _judge_set(found: FileSet, judge: Callable[[Score], Judged], round_: str | None) -> list[Judged]:
+    folder, files = found
+    return [judge(score) for score in score_logs(folder, [read_run(file, round_) for file in files])]
+
+
 def existing(path: str | PathLike[str]) -> Path:
     root = Path(path)
     if not root.exists():
@@ -149,7 +178,7 @@ def no_log(root: Path) -> EncoreError:
     )
 
 
-def find_sets(root: Path) -> Iterator[tuple[Path, list[Path]]]:
+def find_sets(root: Path) -> Iterator[FileSet]:
     """Yield folders with result files, each with its files in order of their numbers.
 
     Where no file is named like a result, any text with an MLPerf line will do, but not below a folder that has
@@ -161,7 +190,7 @@ def find_sets(root: Path) -> Iterator[tuple[Path, list[Path]]]:
         yield root.parent, [root]
 
 
-def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[tuple[Path, list[Path]]]:
+def _sets_below(root: Path, any_log: bool, seen: set[Path]) -> Iterator[FileSet]:
     real = root.resolve()
     if real in seen:
         return
