@@ -10,11 +10,11 @@ WANTED, CONFIG, DATA, OUTPUT = sys.argv[1:]
 counted, plain = [0], train.micro_step
 
 
-def micro_step(training, part):
+def micro_step(training, part, *last):
     counted[0] += 1
     if counted[0] == int(WANTED) and training.ranks.rank == 1:
         signal.raise_signal(signal.SIGTERM)
-    return plain(training, part)
+    return plain(training, part, *last)
 
 
 train.micro_step = micro_step

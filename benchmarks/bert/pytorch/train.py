@@ -60,8 +60,8 @@ class Training:
         self.network = network.to(ranks.context)
         self.in_fp8 = fp8.use(network.encoder, fp8.find()) if config.fp8 else nullcontext
         self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)
-        # Forward and backward of a micro-batch: by a CUDA graph where there is one.
-        self.micro_step: Callable[[MicroBatch], torch.Tensor] = partial(micro_step, self)
+        # Forward and backward of a micro-batch, the last of a step or not: by a CUDA graph where there is one.
+        self.micro_step: Callable[[MicroBatch, bool], torch.Tensor] = partial(micro_step, self)
         # Micro-batches of the step, and the sum of their losses; their gradients are in the optimizer.
         self.done, self.loss = 0, torch.zeros((), device=ranks.context)
 
@@ -107,6 +107,8 @@ def flat_optimizer(network: Network, config: Config, ranks: Ranks, kernel: str) 
         clip=config.gradient_clip or None,
         scale=scale if config.precision == "fp16" else None,
         split=split,
+        bucket_mb=config.bucket_mb,
+        compression=config.gradient_compression,
     )
 
 
@@ -141,8 +143,9 @@ def train_step(
     ``interruptible`` ended in the middle, from where a checkpoint of ``training`` continues.
     """
     for micro_batch in interruptible(batch[training.done :]):
-        training.loss += training.micro_step(micro_batch)  # each is weighted: their sum is the loss of the step
         training.done += 1
+        # Each is weighted: their sum is the loss of the step.
+        training.loss += training.micro_step(micro_batch, training.done == len(batch))
     if training.done < len(batch):
         return None
     training.optimizer.step(rate, 1.0)
@@ -152,11 +155,11 @@ def train_step(
     return loss
 
 
-def micro_step(training: Training, micro_batch: MicroBatch) -> torch.Tensor:
-    # Forward and backward on a micro-batch; return its share of the mean loss over all ranks.
+def micro_step(training: Training, micro_batch: MicroBatch, last: bool = True) -> torch.Tensor:
+    # Forward and backward on a micro-batch, which may be the last of a step; return its share of the mean loss.
     with training.mixed_precision():
         loss = training.network.loss(micro_batch)
-    training.optimizer.scaled(loss).backward()
+    training.optimizer.backward(loss, last)
     return loss.detach()
 
 
@@ -187,16 +190,18 @@ def warm_up(training: Training) -> None:
     with without_trace(training.optimizer, training.ranks):
         if config.compile and (config.cuda_graph or config.warm_up_steps):
             example = synthetic_batch(config, training.vocabulary, training.ranks)[0]
-            abilities.compile_in_turns(lambda: training.micro_step(example), training.ranks)
+            abilities.compile_in_turns(lambda: training.micro_step(example, False), training.ranks)
             training.optimizer.gradients.zero_()
         if config.cuda_graph:
-            training.micro_step = captured(
-                training.micro_step,
+            # Rows of one step may have a graph on one rank and none on another: sums are in no graph, but follow it.
+            replayed = captured(
+                lambda micro_batch: micro_step(training, micro_batch, False),
                 lambda tokens: synthetic_batch(config, training.vocabulary, training.ranks, tokens)[0],
                 config.batch_size // config.accumulation * config.positions,
                 config.token_bucket,
                 config.warm_up_steps,
             )
+            training.micro_step = lambda micro_batch, last: replayed(micro_batch)
             training.optimizer.gradients.zero_()
         if config.warm_up_steps:
             batch = synthetic_batch(config, training.vocabulary, training.ranks)

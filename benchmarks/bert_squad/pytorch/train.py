@@ -74,6 +74,8 @@ class Training:
             ranks,
             clip=config.gradient_clip or None,
             scale=ScaleRule(config.loss_scale, config.loss_scale_window) if config.precision == "fp16" else None,
+            bucket_mb=config.bucket_mb,
+            compression=config.gradient_compression,
         )
         without_correction(self.optimizer.inner)
         # The two passes over a batch: by a CUDA graph where there is one.
@@ -116,7 +118,8 @@ def forward_and_backward(training: Training, batch: Batch) -> torch.Tensor:
     # Return the sum of the losses of this rank's windows, on the device; its gradients are in the optimizer.
     with pytorch.autocast(training.ranks.context, training.config.precision):
         loss = training.network.loss_sum(batch)
-    training.optimizer.scaled(loss).backward()
+    # Rows of one step may have a graph on one rank and none on another: sums are in no graph, but follow it.
+    training.optimizer.backward(loss, last=not training.config.cuda_graph)
     return loss.detach()
 
 

@@ -6,13 +6,14 @@ waits for the device where the optimizer can skip a step by itself (PyTorch's fu
 
 import math
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
+from benchmarks.common.torch.gradient_sums import GradientSums, Place
 from benchmarks.common.torch.optimizers import Build
 
 Rate = Union[float, torch.Tensor]  # learning rate of a step; a tensor where the device alone knows it
@@ -78,12 +79,21 @@ class FlatOptimizer:
         clip: Optional[float] = None,
         scale: Optional[ScaleRule] = None,
         split: bool = False,
+        bucket_mb: int = 0,
+        compression: str = "none",
     ) -> None:
-        """Take ``parameters``, the same on all ranks; clip to the global norm ``clip``; see optimizers.choose."""
+        """Take ``parameters``, the same on all ranks; clip to the global norm ``clip``; see optimizers.choose.
+
+        Gradients are summed in buckets of ``bucket_mb`` megabytes, and travel by ``compression``: GradientSums.
+        """
         self._ranks, self._clip, self.split = ranks, clip, split and ranks.size > 1
         listed = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
         shares = ranks.size if self.split else 1
-        self._flat, self.gradients = _flatten(listed, shares)
+        self._flat, self.gradients, places = _flatten(listed, shares)
+        self._sums: Optional[GradientSums] = None
+        if ranks.size > 1:
+            options: Dict[str, Any] = {"bucket_bytes": bucket_mb << 20, "compression": compression, "shares": shares}
+            self._sums = GradientSums(listed, places, self.gradients, ranks, **options)
         share = slice(None)
         if self.split:
             size = len(self._flat) // shares
@@ -100,8 +110,14 @@ class FlatOptimizer:
         self.uncounted += new
         return new
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss if self.scale is None else loss * self.scale.value
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        """Add the gradients of ``loss``, times the loss scale; their sum begins in the ``last`` pass before an update.
+
+        Another backward pass than this one adds to the gradients as well; they are then summed by ``step``.
+        """
+        if last and self._sums is not None:
+            self._sums.begin()
+        (loss if self.scale is None else loss * self.scale.value).backward()
 
     def step(self, learning_rate: Union[Rate, Sequence[Rate]], divisor: float) -> None:
         """Update the weights by the gradients, which are cleared; skip it where they are not finite and are scaled.
@@ -115,11 +131,8 @@ class FlatOptimizer:
         each = learning_rate if isinstance(learning_rate, (list, tuple)) else [learning_rate] * len(groups)
         for group, rate in zip(groups, each):
             group["lr"] = rate
-        # Gloo has no reduce-scatter.
-        if self.split and dist.get_backend() == "nccl":
-            dist.reduce_scatter_tensor(self._mine.grad, self.gradients)
-        elif self._ranks.size > 1:
-            dist.all_reduce(self.gradients)
+        if self._sums is not None:
+            self._sums.end()
         factor, finite = self._factor(divisor)
         self._apply(factor, finite)
         if self.scale is not None:
@@ -221,18 +234,19 @@ def kept_scale(optimizer: FlatOptimizer) -> Iterator[None]:
         scale.restore(kept)
 
 
-# Return flat weights and gradients, of which those of ``parameters`` become views; shares are of equal size.
-def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor]:
+# Return flat weights and gradients, of which those of ``parameters`` become views at the places; shares are equal.
+def _flatten(parameters: Sequence[torch.nn.Parameter], shares: int) -> Tuple[torch.Tensor, torch.Tensor, List[Place]]:
     sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
     block = ALIGNMENT * shares
     flat = parameters[0].new_zeros(-(-sum(sizes) // block) * block).detach()
     gradients = torch.zeros_like(flat)
-    begin = 0
+    places, begin = [], 0
     for parameter, size in zip(parameters, sizes):
         # Each in its own memory order: channels_last weights stay so, and need no copy before a convolution.
         place = (parameter.shape, parameter.stride(), begin)
         weights = flat.as_strided(*place)
         weights.copy_(parameter.detach())
         parameter.data, parameter.grad = weights, gradients.as_strided(*place)
+        places.append(Place(begin, begin + size))
         begin += size
-    return flat, gradients
+    return flat, gradients, places

@@ -71,7 +71,7 @@ def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
     # As submitted: the sum over a sentence's tokens, averaged over the sentences; over this rank's before the scaling,
     # so that the scale of fp16 means the same for any batch.
     here = len(batch.source)
-    training.optimizer.scaled(loss / here).backward()
+    training.optimizer.backward(loss / here)
     training.optimizer.step(rate, batch.sentences / here)
     return loss.detach() * (training.ranks.size / batch.all_tokens)
 

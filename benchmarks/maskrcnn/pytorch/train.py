@@ -72,6 +72,8 @@ class Training:
             ranks,
             clip=config.gradient_clip or None,
             scale=rule if config.precision == "fp16" else None,
+            bucket_mb=config.bucket_mb,
+            compression=config.gradient_compression,
         )
         self.rates: Sequence[Union[float, torch.Tensor]] = Rates(0.0, 0.0)
         if config.cuda_graph:
@@ -128,7 +130,7 @@ def train_step(training: Training, batch: Batch, rates: Rates) -> torch.Tensor:
 def whole_step(training: Training, *batch: torch.Tensor) -> torch.Tensor:
     """Forward, backward and update on one batch, at the rates that are set; returns the sum of this rank's losses."""
     loss = torch.stack(list(training.model.losses(Batch(*batch)).values())).sum()
-    training.optimizer.scaled(loss).backward()
+    training.optimizer.backward(loss)
     training.optimizer.step(training.rates, training.ranks.size)  # averaged over the ranks
     return loss.detach()
 

@@ -51,7 +51,12 @@ class Training:
         if config.cuda_graph:
             candidates = {"fused": candidates["fused"]}  # the one that reads its rate from the device
         self.optimizer = FlatOptimizer(
-            list(self.network.parameters()), candidates, saved.get("kernel", config.optimizer_kernel), ranks
+            list(self.network.parameters()),
+            candidates,
+            saved.get("kernel", config.optimizer_kernel),
+            ranks,
+            bucket_mb=config.bucket_mb,
+            compression=config.gradient_compression,
         )
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self.rate: Union[float, torch.Tensor] = 0.0
@@ -93,7 +98,7 @@ def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
 def whole_step(training: Training, *batch: torch.Tensor) -> torch.Tensor:
     """Forward, backward and update on a batch at the rate that is set; return the mean loss of this rank."""
     loss = local_loss(training, *batch)
-    (loss * training.loss_scale).backward()
+    training.optimizer.backward(loss * training.loss_scale)
     training.optimizer.step(training.rate, training.ranks.size * training.loss_scale)
     return loss.detach()
 

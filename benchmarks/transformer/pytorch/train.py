@@ -83,7 +83,7 @@ def train_step(training: Training, batch: Batch, rate: Rate) -> torch.Tensor:
     Returns this rank's part of the mean loss over the tokens of all ranks, times the number of ranks, on the device.
     """
     loss = training.network.loss_sum(batch)
-    training.optimizer.scaled(loss).backward()
+    training.optimizer.backward(loss)
     training.optimizer.step(rate, batch.all_tokens)
     return loss.detach() * (training.ranks.size / batch.all_tokens)
 

@@ -37,4 +37,6 @@ def adam(network: Any, config: Any, ranks: Ranks, saved: Mapping[str, Any], scal
         clip=config.gradient_clip or None,
         scale=scale if config.precision == "fp16" else None,
         split=config.split_optimizer,
+        bucket_mb=config.bucket_mb,
+        compression=config.gradient_compression,
     )

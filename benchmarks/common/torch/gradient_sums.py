@@ -1,0 +1,148 @@
+"""The sum of gradients over the ranks while the backward pass goes on: bucket after bucket, the last weights first.
+
+A backward pass makes the gradients of the last layers first, so that most of the sum is done when it ends (Li et al.
+2020, arXiv 2006.15704, section 3.2.3). Buckets are parts of the flat gradient: nothing is copied where the type on the
+wire is that of the gradients. A part that one rank alone needs, because it updates those weights, is reduced to it.
+"""
+
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.common.run.ranks import Ranks
+
+TYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}  # by the key ``gradient_compression``
+
+
+class Place(NamedTuple):
+    """Where the gradient of a parameter is in the flat one, what fills it up included."""
+
+    begin: int
+    end: int
+
+
+class Bucket(NamedTuple):
+    begin: int
+    end: int
+    owner: Optional[int]  # The rank that needs the sum; None: all do
+    waits_for: Tuple[int, ...]  # Numbers of the parameters that have a gradient in it
+
+
+def buckets_of(places: Sequence[Place], total: int, elements: int, shares: int) -> List[Bucket]:
+    """Cut a flat gradient, from its end on, into parts of whole parameters and of ``elements`` at least.
+
+    Of its ``total`` elements each of the ``shares`` has as many, and a bucket is of one share.
+    """
+    size = total // shares
+    edges = {share * size for share in range(shares + 1)}
+    end = total
+    for place in reversed(places):
+        if end - place.begin >= elements:
+            edges.add(place.begin)
+            end = place.begin
+    found, end = [], total
+    for begin in sorted(edges - {total}, reverse=True):
+        numbers = tuple(number for number, place in enumerate(places) if place.begin < end and begin < place.end)
+        found.append(Bucket(begin, end, begin // size if shares > 1 else None, numbers))
+        end = begin
+    return found
+
+
+class GradientSums:
+    """Sums a flat gradient over the ranks: begun by the last backward pass of a step, ended by its update.
+
+    All ranks begin the sums in one order, whatever order their gradients come in.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        places: Sequence[Place],
+        gradients: torch.Tensor,
+        ranks: Ranks,
+        *,
+        bucket_bytes: int = 0,
+        compression: str = "none",
+        shares: int = 1,
+    ) -> None:
+        """Watch the gradients of ``parameters``, which are at ``places`` of the flat ``gradients``.
+
+        With several ``shares`` each rank gets the sum of its own. ``compression``: type on the wire, a key of TYPES.
+        With 0 ``bucket_bytes``, or shares that are less, there is one sum, after the backward pass.
+        """
+        self._gradients, self._ranks, self._shares = gradients, ranks, shares
+        self._type = TYPES[compression]
+        elements, share = bucket_bytes // gradients.element_size(), len(gradients) // shares
+        overlaps = elements > 0 and (shares == 1 or elements <= share)
+        self._buckets = buckets_of(places, len(gradients), elements, shares) if overlaps else []
+        self._of_parameter: List[List[int]] = [[] for _ in places]
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket.waits_for:
+                self._of_parameter[parameter].append(number)
+        self._missing: List[int] = []  # Gradients that each bucket waits for; empty while nothing is to be summed
+        self._begun: List[Tuple[Bucket, torch.Tensor, Any]] = []
+        self._hooks = [_on_gradient(each, self._came(at)) for at, each in enumerate(parameters) if overlaps]
+
+    def begin(self) -> None:
+        """Begin sums as the gradients of the backward pass that follows come; it is the last one before ``end``."""
+        self._missing = [len(bucket.waits_for) for bucket in self._buckets]
+
+    def end(self) -> None:
+        """Wait for the sums, those included that no backward pass has begun: on a GPU the stream waits, not Python."""
+        self._missing = []
+        if not self._buckets:
+            self._sum_at_once()
+        for bucket in self._buckets[len(self._begun) :]:
+            self._sum(bucket)
+        for bucket, sent, work in self._begun:
+            work.wait()
+            self._arrived(sent, slice(bucket.begin, bucket.end))
+        self._begun = []
+
+    def _came(self, parameter: int) -> Callable[..., None]:
+        def came(*_: Any) -> None:
+            if not self._missing:
+                return
+            for number in self._of_parameter[parameter]:
+                self._missing[number] -= 1
+            while len(self._begun) < len(self._buckets) and not self._missing[len(self._begun)]:
+                self._sum(self._buckets[len(self._begun)])
+
+        return came
+
+    def _sum(self, bucket: Bucket) -> None:
+        sent = self._sent(slice(bucket.begin, bucket.end))
+        if bucket.owner is None:
+            work = dist.all_reduce(sent, async_op=True)
+        else:
+            work = dist.reduce(sent, bucket.owner, async_op=True)
+        self._begun.append((bucket, sent, work))
+
+    def _sum_at_once(self) -> None:
+        sent, share = self._sent(slice(None)), len(self._gradients) // self._shares
+        # Gloo has no reduce-scatter.
+        if self._shares > 1 and dist.get_backend() == "nccl":
+            dist.reduce_scatter_tensor(sent[self._ranks.rank * share :][:share], sent)
+        else:
+            dist.all_reduce(sent)
+        self._arrived(sent, slice(None))
+
+    # Divided before, as the submissions do: the sum of many ranks would overflow where no gradient does.
+    def _sent(self, part: slice) -> torch.Tensor:
+        gradients = self._gradients[part]
+        return gradients if self._type is None else (gradients / self._ranks.size).to(self._type)
+
+    def _arrived(self, sent: torch.Tensor, part: slice) -> None:
+        if self._type is not None:
+            torch.mul(sent, self._ranks.size, out=self._gradients[part])
+
+
+# Call ``came`` whenever a backward pass has added to the parameter's gradient; return what must be kept for it.
+def _on_gradient(parameter: torch.nn.Parameter, came: Callable[..., None]) -> Any:
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # since PyTorch 2.1
+        return parameter.register_post_accumulate_grad_hook(came)
+    # The node that adds to the gradient, as DistributedDataParallel finds it.
+    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+    node.register_hook(came)
+    return node
