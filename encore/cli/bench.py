@@ -1,5 +1,6 @@
 """``encore bench``: how fast the step is, compared with a bare loop in the framework or with the machine's ceilings."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from encore.machine import node
 from encore.results.audit import kernels
 from encore.run import planning, programs
 
+_SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _ONCE = frozenset({"roofline", "output", "steps", "repeats"})  # What a profile of one step has no use for
 
 
@@ -93,6 +95,28 @@ def bench(
     )
     layout.show(screen, result["title"], ("measured", f"{speed}, median", "least", "most", "of the bare loop"), rows)
     screen.print(f"data stall: {result['input_share']:.1%} of the time; bare loop {bare:.1f} {speed}")
+    for line in _utilization(result):
+        screen.print(line)
+
+
+# Model FLOPs of the step on synthetic data, or on what there is, and their share of the measured peak.
+def _utilization(result: dict[str, Any]) -> Iterator[str]:
+    known = {name: each for name, each in result["measured"].items() if "flops_per_second" in each}
+    found = known.get("synthetic") or known.get("real")
+    if found is None:
+        return
+    peak, unit = result["peak_flops_per_second"], result.get("unit", "samples").removesuffix("s")
+    each, speed = _flops(found["flops_per_sample"]), _flops(found["flops_per_second"])
+    used = (
+        f", MFU {found['flops_per_second'] / peak:.1%} of {_flops(peak)}/s, a product of matrices here" if peak else ""
+    )
+    data = "synthetic" if found is known.get("synthetic") else "real"
+    yield f"model FLOPs: {each} a {unit} trained on; {speed}/s on {data} data{used}"
+
+
+def _flops(number: float) -> str:
+    size, name = next((each for each in _SIZES if number >= each[0]), _SIZES[-1])
+    return f"{number / size:.3g} {name}FLOP"
 
 
 def _refuse(context: typer.Context, option: str, unused: frozenset[str]) -> None:

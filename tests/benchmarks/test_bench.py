@@ -24,8 +24,14 @@ def test_each_loop_is_held_against_the_bare_one_of_its_turn(monkeypatch: pytest.
         return 0.25
 
     loops = {"bare": slow, "synthetic": fast, "real": fast, "input": fast}
-    measured, share = bench.measure(bench.Subject("a", 10, loops), nothing, 4, 3)
-    assert [measured[name]["ratio"] for name in loops] == pytest.approx([1.0, 4.0, 4.0, 4.0])
+    flops = {"bare": 5e9, "synthetic": 6e9}
+    subject = bench.Subject("a", 10, loops, samples={"synthetic": 20}, flops=flops)
+    measured, share = bench.measure(subject, nothing, 4, 3)
+    assert [measured[name]["ratio"] for name in loops] == pytest.approx([1.0, 8.0, 4.0, 4.0])
+    assert {name: each.get("flops_per_sample") for name, each in measured.items()} == {
+        "bare": 5e8, "synthetic": 3e8, "real": None, "input": None,
+    }  # fmt: skip
+    assert measured["synthetic"]["flops_per_second"] == pytest.approx(6e9 / 20 * measured["synthetic"]["median"])
     assert measured["bare"]["median"] == pytest.approx(10 / (4 * 1.5**3))
     assert measured["bare"]["most"] / measured["bare"]["least"] == pytest.approx(1.5**2)
     assert share == 0.25

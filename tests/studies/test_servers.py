@@ -133,7 +133,8 @@ def step(**changed: Any) -> dict[str, Any]:
     kernels = [{"name": "gemm", "class": "matrix products", "seconds": 0.8, "calls": 1, "share": 0.8}]
     return {
         "module": "benchmarks.resnet.pytorch", "precision": "fp32", "batch_size": 8, "samples_per_step": 8,
-        "seconds": {"median": 2.0}, "flops": 4e12, "moved": 1e12, "by_class": {"matrix products": [4e12, 1e12]},
+        "model_flops": 3e12, "seconds": {"median": 2.0}, "flops": 4e12, "moved": 1e12,
+        "by_class": {"matrix products": [4e12, 1e12]},
         "classes": {"matrix products": 0.8, "other": 0.2}, "uncounted": [], "busy_seconds": 1.0, "kernels": kernels,
         **changed,
     }  # fmt: skip
@@ -147,9 +148,9 @@ def test_share_of_the_roof(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
     (row,) = rows(roofline.roofline_table(roofline.load(tmp_path)))
     assert row == {
-        "step": "resnet", "precision": "fp32", "batch": 8, "GFLOP": 4000.0, "GB": 1000.0, "FLOP/byte": 4.0,
-        "ms": 2000.0, "per second": 4.0, "of": "samples", "TFLOP/s": 2.0, "of the roof": 0.5, "of the peak": 0.2,
-        "not counted": "",
+        "step": "resnet", "precision": "fp32", "batch": 8, "GFLOP": 4000.0, "GB": 1000.0, "model GFLOP": 3000.0,
+        "FLOP/byte": 4.0, "ms": 2000.0, "per second": 4.0, "of": "samples", "TFLOP/s": 2.0, "of the roof": 0.5,
+        "of the peak": 0.2, "MFU": 0.15, "not counted": "",
     }  # fmt: skip
     done = CliRunner().invoke(app, ["study", "report", str(tmp_path), "-o", str(tmp_path / "page")])
     assert done.exit_code == 0, done.output

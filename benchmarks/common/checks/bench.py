@@ -47,6 +47,8 @@ class Subject:
     against: Mapping[str, str] = field(default_factory=dict)
     close: Callable[[], None] = lambda: None  # end the threads of the loops
     unit: str = "samples"  # unit of ``samples_per_step``
+    # Model FLOPs of a training step of a loop (benchmarks/common/flops.py), where they are known.
+    flops: Mapping[str, float] = field(default_factory=dict)
 
 
 def repeated(call: Callable[[], Any]) -> Loop:
@@ -123,10 +125,23 @@ def measure(
             "most": max(values),
             "ratio": statistics.median(ratios) if ratios else None,
         }
+        if name in subject.flops:
+            each = subject.flops[name] / subject.samples.get(name, subject.samples_per_step)
+            measured[name].update(flops_per_sample=each, flops_per_second=each * measured[name]["median"])
     if shares:
         return measured, statistics.median(shares)
     both = "real" in measured and "input" in measured
     return measured, measured["real"]["median"] / measured["input"]["median"] if both else None
+
+
+# The most that a product of matrices reaches here in the precision of the configuration; measured by PyTorch alone.
+def _peak(framework: Any, config: Any, ranks: Ranks) -> Optional[float]:
+    if not framework.__name__.endswith(".pytorch"):
+        return None
+    from benchmarks.common.checks import measured_peaks
+
+    known = config.precision in measured_peaks.PRECISIONS[ranks.context.type]
+    return measured_peaks.flops_per_second(ranks.context, config.precision) if known else None
 
 
 def main(
@@ -169,6 +184,7 @@ def _main(
     steps = 1 if epochs else arguments.steps
     try:
         measured, share = measure(subject, framework.synchronize, steps, arguments.repeats, arguments.only)
+        peak = _peak(framework, config, ranks) if subject.flops else None
     finally:
         subject.close()
     result = {
@@ -177,6 +193,7 @@ def _main(
         "measured": measured,
         "input_share": share,
         "device": config.device,
+        "peak_flops_per_second": peak,
     }
     framework.finish()
     print(json.dumps(result))

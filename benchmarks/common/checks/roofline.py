@@ -80,6 +80,7 @@ def measure(module: str, config_path: Path, data: Path, steps: int, trace: Optio
         "unit": subject.unit,
         "samples_per_step": subject.samples.get(LOOP, subject.samples_per_step),
         "seconds": seconds,
+        "model_flops": subject.flops.get(LOOP),
         **asdict(cost),
         **kernels,
     }

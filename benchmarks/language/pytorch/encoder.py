@@ -57,6 +57,12 @@ class Rows:
     mask: Optional[torch.Tensor] = None
 
 
+def lengths_of(rows: Rows) -> List[int]:
+    # Return the tokens of each sequence, without what fills the row up.
+    lengths: List[int] = (rows.offsets[1:] - rows.offsets[:-1]).tolist()
+    return lengths[: len(lengths) - rows.padding]
+
+
 def gather_rows(data: Any, chosen: np.ndarray) -> Rows:
     # Return the samples ``chosen`` as one row in main memory; ``data`` has tokens, offsets and second (arrays.py).
     where, lengths = ragged(data.offsets, chosen)

@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.transformer.flops import of_training
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
 from benchmarks.transformer.pytorch.model import Network, decode
@@ -32,6 +33,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     first, steps = orders(0), -(-len(data.test) // (config.eval_batch_size * ranks.size))
     length = max(2, config.max_length // 2)
     synthetic = synthetic_batch(training.words, max(1, config.batch_size // length), length, ranks)
+    sentences, source = synthetic.source.shape
     plain = Network(config, len(training.network.table.weight)).to(ranks.context)
     return subject(
         training,
@@ -43,6 +45,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         tokens=(data.train.target.lengths[first.sentences].sum() + len(first.sentences)) / first.steps,
         synthetic=synthetic,
         synthetic_tokens=synthetic.tokens,
+        synthetic_flops=of_training(config, training.words, sentences, source, synthetic.target_in.shape[1]),
         step=lambda batch: train_step(training, batch, 0.0),
         plain=plain,
         logits=lambda batch: plain(batch.source, batch.target_in) @ plain.table.weight.t(),

@@ -39,6 +39,7 @@ def subject(
     tokens: float,
     synthetic: Batch,
     synthetic_tokens: int,
+    synthetic_flops: float,
     step: Callable[[Batch], torch.Tensor],
     plain: torch.nn.Module,
     logits: Callable[[Batch], torch.Tensor],
@@ -58,6 +59,7 @@ def subject(
         tokens: of a batch of real data.
         synthetic: batch.
         synthetic_tokens: its tokens.
+        synthetic_flops: model FLOPs of a training step on it.
         step: trains on a batch.
         plain: network of the plain loop.
         logits: (B, T, vocabulary) of the plain network.
@@ -101,6 +103,7 @@ def subject(
         against={"evaluation": "one by one"},
         close=opened.close,
         unit="tokens",
+        flops={"synthetic": synthetic_flops},
     )
 
 

@@ -126,26 +126,30 @@ def roofline_table(measured: Measured) -> Table:
     for step in measured.steps:
         seconds, peak = step["seconds"]["median"], measured.peak(step)
         attained, intensity = step["flops"] / seconds, step["flops"] / step["moved"]
+        model = step.get("model_flops")
         roof = min(peak, intensity * measured.bandwidth) if peak else None
         rows.append(
             (
                 _benchmark(step), step["precision"], step["batch_size"], step["flops"] / 1e9, step["moved"] / 1e9,
-                intensity, seconds * 1e3, step["samples_per_step"] / seconds,
+                model / 1e9 if model else None, intensity, seconds * 1e3, step["samples_per_step"] / seconds,
                 step.get("unit", "samples"), attained / size,
-                attained / roof if roof else None, attained / peak if peak else None, ", ".join(step["uncounted"]),
+                attained / roof if roof else None, attained / peak if peak else None,
+                model / seconds / peak if model and peak else None, ", ".join(step["uncounted"]),
             )
         )  # fmt: skip
     columns = (
-        "step", "precision", "batch", "GFLOP", "GB", "FLOP/byte", "ms", "per second", "of", unit, "of the roof",
-        "of the peak", "not counted",
+        "step", "precision", "batch", "GFLOP", "GB", "model GFLOP", "FLOP/byte", "ms", "per second", "of", unit,
+        "of the roof", "of the peak", "MFU", "not counted",
     )  # fmt: skip
     return Table(
         title="Roofline",
         columns=columns,
         rows=tuple(rows),
-        formats={"of the roof": ".1%", "of the peak": ".1%"},
+        formats={"of the roof": ".1%", "of the peak": ".1%", "MFU": ".1%"},
         note="GFLOP: PyTorch's count of products, convolutions and attention. GB: what each operator reads and writes "
-        "by itself; what a compiler fuses, and what stays in a cache, is not moved, so that a step may be above it.",
+        "by itself; what a compiler fuses, and what stays in a cache, is not moved, so that a step may be above it. "
+        "Model GFLOP: by the network's sizes alone, without padding or what is computed twice; MFU: their share of the "
+        "measured peak.",
     )
 
 

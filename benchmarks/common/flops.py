@@ -1,0 +1,19 @@
+"""Floating-point operations of products and convolutions, and of training, from their sizes alone.
+
+Model FLOPs as Chowdhery et al. 2022 (arXiv 2204.02311, appendix B) count them: two for each multiply-add of products,
+convolutions and attention, without what an implementation computes twice, on padding or elementwise. Their share of the
+device's peak is the model FLOPs utilization (MFU).
+"""
+
+# The gradients of a product by its weights and by its inputs are a product of the same size each.
+TRAINING = 3
+
+
+def product(rows: float, before: float, after: float) -> float:
+    """FLOPs of a product of (rows, before) and (before, after)."""
+    return 2.0 * rows * before * after
+
+
+def convolution(height: int, width: int, kernel: int, before: int, after: int) -> float:
+    """FLOPs of a convolution with ``height`` x ``width`` outputs in each of ``after`` channels."""
+    return product(height * width, kernel * kernel * before, after)

@@ -1,0 +1,22 @@
+"""Model FLOPs of GNMT: benchmarks/common/flops.py."""
+
+from typing import Any
+
+from benchmarks.common.flops import TRAINING, product
+
+GATES = 4
+
+
+def of_training(config: Any, words: int, sentences: int, source: int, target: int) -> float:
+    """FLOPs of a training step on pairs of ``source`` and ``target`` positions each, with a vocabulary of ``words``."""
+    width = config.width
+
+    def lstm(positions: int, inputs: int) -> float:
+        return product(positions, inputs + width, GATES * width)
+
+    encoder = 2 * lstm(source, width) + lstm(source, 2 * width) + (config.layers - 2) * lstm(source, width)
+    decoder = lstm(target, width) + (config.layers - 1) * lstm(target, 2 * width)
+    projections = product(source, width, width) + product(target, width, width)
+    # The normalized vector with the tanh of each pair of positions, and the sum of the context.
+    attention = product(source * target, width, 1) + product(target, source, width)
+    return TRAINING * sentences * (encoder + decoder + projections + attention + product(target, width, words))

@@ -1,0 +1,124 @@
+"""Formulas of model FLOPs next to the operations that PyTorch counts in a step of each network."""
+
+import pytest
+import torch
+
+from benchmarks.bert.pytorch import model as bert
+from benchmarks.bert.pytorch.config import Config as BertConfig
+from benchmarks.bert_squad.pytorch import model as squad
+from benchmarks.bert_squad.pytorch.config import Config as SquadConfig
+from benchmarks.common.checks import step_cost
+from benchmarks.dlrm import flops as of_dlrm
+from benchmarks.dlrm.pytorch.bench import PlainNetwork as Dlrm
+from benchmarks.dlrm.pytorch.config import Config as DlrmConfig
+from benchmarks.gnmt import flops as of_gnmt
+from benchmarks.gnmt.pytorch import attention
+from benchmarks.gnmt.pytorch import model as gnmt
+from benchmarks.gnmt.pytorch.config import Config as GnmtConfig
+from benchmarks.language import flops as of_bert
+from benchmarks.language.pytorch.encoder import Rows, shape_of
+from benchmarks.ncf import flops as of_ncf
+from benchmarks.ncf.pytorch.config import Config as NcfConfig
+from benchmarks.ncf.pytorch.model import NeuMF
+from benchmarks.resnet import flops as of_resnet
+from benchmarks.resnet.pytorch import model as resnet
+from benchmarks.resnet.pytorch.config import Config as ResNetConfig
+from benchmarks.ssd import flops as of_ssd
+from benchmarks.ssd.pytorch import model as ssd
+from benchmarks.ssd.pytorch import norms
+from benchmarks.ssd.pytorch.config import Config as SsdConfig
+from benchmarks.transformer import flops as of_transformer
+from benchmarks.transformer.pytorch import model as transformer
+from benchmarks.transformer.pytorch.config import Config as TransformerConfig
+
+CPU = torch.device("cpu")
+PLAIN = {"device": "cpu", "precision": "fp32"}
+EAGER = {**PLAIN, "compile": "none", "cuda_graph": False, "pad_channels": False, "layout": "NCHW"}
+
+
+def counted(forward):
+    """Operations of a forward and a backward pass, none of which is of an unknown number."""
+    cost = step_cost.count(lambda: forward().sum().backward())
+    assert cost.uncounted == ()
+    return cost.flops
+
+
+@pytest.mark.parametrize(("depth", "size"), [(18, 32), (50, 224), (50, 97), (152, 64)])
+def test_resnet(depth, size):
+    config = ResNetConfig(**EAGER, kernels="plain", depth=depth, image_size=size)
+    with torch.device("meta"):
+        network, images = resnet.build(config), torch.empty(2, 3, size, size)
+        assert counted(lambda: network(images)) == 2 * of_resnet.of_training(config)
+
+
+@pytest.mark.parametrize(("size", "width"), [(300, 64), (128, 16)])
+def test_ssd(size, width):
+    config = SsdConfig(**EAGER, image_size=size, width=width)
+    network = ssd.SSD(config, 81, norms.norm_of(None, CPU)).to("meta")
+    images = torch.empty(2, 3, size, size, device="meta")
+    assert counted(lambda: network(images)) == 2 * of_ssd.of_training(config, 81)
+
+
+def rows_of(length, sequences):
+    row = torch.zeros(length * sequences, dtype=torch.int64)
+    return Rows(row, row, row, torch.arange(0, len(row) + 1, length, dtype=torch.int32), length)
+
+
+def test_bert():
+    """Lengths are alike: nothing is padded, and attention alone does more, its scores again in the backward pass."""
+    config = BertConfig(**PLAIN, layers=2, width=64, heads=2, inner_width=96, dropout=0.0, attention_dropout=0.0)
+    network, length, sequences, masked = bert.Network(shape_of(config, 128), "padded"), 48, 3, torch.arange(9)
+
+    def forward():
+        words, follows = network(rows_of(length, sequences), masked)
+        return words.sum() + follows.sum()
+
+    again = config.layers * sequences * 2 * length * length * config.width
+    assert counted(forward) - again == of_bert.of_pretraining(config, 128, [length] * sequences, len(masked))
+
+
+def test_squad():
+    config = SquadConfig(**PLAIN, layers=2, width=64, heads=2, inner_width=96, dropout=0.0, attention_dropout=0.0)
+    network, length, sequences = squad.Network(config, 128, "padded"), 48, 3
+    again = config.layers * sequences * 2 * length * length * config.width
+    assert counted(lambda: network(rows_of(length, sequences))) - again == of_bert.of_answering(
+        config, [length] * sequences
+    )
+
+
+def test_transformer():
+    config = TransformerConfig(**PLAIN, layers=2, width=64, heads=2, inner_width=96, attention="plain")
+    network = transformer.Network(config, 128)
+    source, target = torch.full((3, 11), 5), torch.full((3, 7), 5)
+    found = counted(lambda: network(source, target) @ network.table.weight.t())
+    assert found == of_transformer.of_training(config, 128, 3, 11, 7)
+
+
+def test_gnmt():
+    """On the meta device an LSTM is its products. Its first state has no gradient, and a vector's product no count."""
+    config = GnmtConfig(**PLAIN, layers=3, width=32)
+    network = gnmt.GNMT(config, 64).to("meta")
+    network.decoder.attention.scores = attention.plain
+    source, target = (torch.zeros(3, length, dtype=torch.int64, device="meta") for length in (11, 7))
+    lengths = torch.zeros(3, dtype=torch.int64, device="meta")
+    found = counted(lambda: network.classifier(network(source, lengths, target)))
+    states = (2 * config.layers + 1) * 2 * 3 * config.width * 4 * config.width
+    vector = 3 * 2 * 3 * 11 * 7 * config.width
+    assert found + states + vector == of_gnmt.of_training(config, 64, 3, 11, 7)
+
+
+def test_ncf():
+    config = NcfConfig(**PLAIN, factors=8, layers=(16, 12, 6))
+    network = NeuMF(20, 30, config.factors, config.layers, by_tables=False)
+    ids = torch.zeros(10, dtype=torch.int64)
+    assert counted(lambda: network(ids, ids)) == 10 * of_ncf.of_training(config)
+
+
+def test_dlrm():
+    """The top MLP's input is filled up to a multiple of eight values, here by one."""
+    config = DlrmConfig(**PLAIN, cuda_graph=False, bottom_mlp=(16, 8), top_mlp=(12, 1))
+    network = Dlrm(config, [5] * 26)
+    numbers, indices = torch.rand(10, 13), torch.zeros(26, 10, dtype=torch.int64)
+    assert network.padding == 1
+    padding = 10 * 3 * 2 * config.top_mlp[0]
+    assert counted(lambda: network(numbers, indices)) - padding == 10 * of_dlrm.of_training(config, 26)
