@@ -69,12 +69,14 @@ class GradientSums:
         """Watch the gradients of ``parameters``, which are at ``places`` of the flat ``gradients``.
 
         With several ``shares`` each rank gets the sum of its own. ``compression``: type on the wire, a key of TYPES.
-        With 0 ``bucket_bytes``, or shares that are less, there is one sum, after the backward pass.
+        With 0 ``bucket_bytes``, shares that are less, or an older PyTorch there is one sum, after the backward pass.
         """
         self._gradients, self._ranks, self._shares = gradients, ranks, shares
         self._type = TYPES[compression]
         elements, share = bucket_bytes // gradients.element_size(), len(gradients) // shares
-        overlaps = elements > 0 and (shares == 1 or elements <= share)
+        # A node of autograd would tell older ones too, but remembers the stream on which it was made.
+        known = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")  # since PyTorch 2.1
+        overlaps = known and elements > 0 and (shares == 1 or elements <= share)
         self._buckets = buckets_of(places, len(gradients), elements, shares) if overlaps else []
         self._of_parameter: List[List[int]] = [[] for _ in places]
         for number, bucket in enumerate(self._buckets):
@@ -82,7 +84,8 @@ class GradientSums:
                 self._of_parameter[parameter].append(number)
         self._missing: List[int] = []  # Gradients that each bucket waits for; empty while nothing is to be summed
         self._begun: List[Tuple[Bucket, torch.Tensor, Any]] = []
-        self._hooks = [_on_gradient(each, self._came(at)) for at, each in enumerate(parameters) if overlaps]
+        for number, parameter in enumerate(parameters if overlaps else ()):
+            parameter.register_post_accumulate_grad_hook(self._came(number))
 
     def begin(self) -> None:
         """Begin sums as the gradients of the backward pass that follows come; it is the last one before ``end``."""
@@ -135,14 +138,5 @@ class GradientSums:
 
     def _arrived(self, sent: torch.Tensor, part: slice) -> None:
         if self._type is not None:
-            torch.mul(sent, self._ranks.size, out=self._gradients[part])
-
-
-# Call ``came`` whenever a backward pass has added to the parameter's gradient; return what must be kept for it.
-def _on_gradient(parameter: torch.nn.Parameter, came: Callable[..., None]) -> Any:
-    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # since PyTorch 2.1
-        return parameter.register_post_accumulate_grad_hook(came)
-    # The node that adds to the gradient, as DistributedDataParallel finds it.
-    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-    node.register_hook(came)
-    return node
+            # Not at once: a product is computed in the type of its factors.
+            self._gradients[part].copy_(sent).mul_(self._ranks.size)

@@ -131,11 +131,9 @@ def recorded(monkeypatch, names=("all_reduce", "reduce")):
     return begun
 
 
-@pytest.fixture(params=["hook of PyTorch 2.1", "node of autograd"])
-def small_buckets(request, monkeypatch):
-    """Buckets of 64 elements in place of a megabyte, seen by what this PyTorch has and by what older ones have."""
-    if request.param == "node of autograd":
-        monkeypatch.delattr(torch.Tensor, "register_post_accumulate_grad_hook")
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Buckets of 64 elements in place of a megabyte."""
     plain = gradient_sums.GradientSums
 
     def small(*arguments, bucket_bytes, **options):
@@ -192,6 +190,26 @@ def test_gradients_travel_in_sixteen_bits(kernel, split, kind, bucket_mb, small_
     torch.testing.assert_close(found, whole, atol=0.02, rtol=0)
     assert torch.equal(found, whole) is False or ranks.size == 1
     assert optimizer.skipped_since() == 1
+
+
+@pytest.mark.parametrize("bucket_mb", [0, 1])
+def test_a_sum_that_sixteen_bits_do_not_hold_is_one_of_means_that_they_do(bucket_mb, small_buckets):
+    layers = torch.nn.Linear(1, 1, bias=False)
+    optimizer = flat(layers, "plain", compression="fp16", bucket_mb=bucket_mb)
+    optimizer.backward(40_000 * layers.weight.sum())
+    if ranks.size > 1:
+        optimizer._sums.end()
+    assert float(layers.weight.grad) == 40_000 * ranks.size
+
+
+def test_an_older_pytorch_sums_after_the_backward_pass(small_buckets, monkeypatch):
+    monkeypatch.delattr(torch.Tensor, "register_post_accumulate_grad_hook")
+    whole, late = network(), network()
+    train(whole, flat(whole, "plain"))
+    begun = recorded(monkeypatch)
+    train(late, flat(late, "plain", bucket_mb=1))
+    assert torch.equal(weights(late), weights(whole))
+    assert {length for _, _, length, _ in begun} == ({256} if ranks.size > 1 else set())
 
 
 @pytest.mark.parametrize(
