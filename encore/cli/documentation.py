@@ -24,6 +24,7 @@ import typer
 from encore import catalogue, configuration, names, paths
 from encore.containers import building, compatibility, images
 from encore.errors import EncoreError, ExitCode
+from encore.lab.scaling.overlap import overlap_table
 from encore.results import findings
 from encore.results.audit.judge import RULES
 from encore.results.published import published, tables
@@ -120,8 +121,8 @@ TABLES = jinja2.Environment(
         "versions": compatibility, "rates": findings, "RULES": RULES,
         "calibrated": tables, "speeds": published_speed, "listed": checks,
         "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results, "minutes": minutes,
-        "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted, "in_all": in_all,
-        "differing": differing,
+        "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted, "overlapped": overlap_table,
+        "in_all": in_all, "differing": differing,
     },
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from encore.errors import EncoreError
 from encore.lab.scaling.cost_model import share_of, strong
+from encore.lab.scaling.overlap import sums_table
 from encore.lab.scaling.printed_tables import DELL
 from encore.lab.studies import roofline
 from encore.lab.studies.machine import (
@@ -516,9 +517,13 @@ def _figures(runs: Sequence[ServerRun], base: str | None) -> list[Figure]:
 def machine_report(machine: Machine) -> Report:
     links, figures = [matrix(machine.server)] if machine.server.gpus else [], [picture(machine.server)]
     speeds, title = speeds_figure(machine), f"The machine {machine.server.name}"
+    measured = [each for each in machine.speeds.get("collectives", ()) if each["kind"] == "all-reduce"]
+    rates = [(each["bytes"], each["rate"]) for each in measured]
+    rates += [(size, rate) for size, rate in machine.by_tool.get("all-reduce", ())]
+    sums = [sums_table(machine.speeds["ranks"], max(rates)[1])] if rates else []
     return page(
         title,
-        [*links, pairs_table(machine), peer_table(machine), collectives_table(machine)],
+        [*links, pairs_table(machine), peer_table(machine), collectives_table(machine), *sums],
         [*figures, speeds] if speeds else figures,
         on_cpus=not machine.server.gpus,
     )

@@ -59,6 +59,18 @@ def test_ssd(size, width):
     assert counted(lambda: network(images)) == 2 * of_ssd.of_training(config, 81)
 
 
+def test_gradients_have_the_size_that_the_model_of_their_sum_takes():
+    """STEPS of encore/lab/scaling/overlap.py, with the vocabulary and the classes of the submissions."""
+
+    def trained(network):
+        return sum(each.numel() for each in network.parameters() if each.requires_grad)
+
+    assert trained(resnet.build(ResNetConfig(**EAGER))) == 25_557_032
+    assert trained(ssd.SSD(SsdConfig(**EAGER), 81, norms.norm_of(None, CPU))) == 19_972_534
+    with torch.device("meta"):
+        assert trained(bert.Network(shape_of(BertConfig(**PLAIN), 30528), "padded")) == 336_232_258
+
+
 def rows_of(length, sequences):
     row = torch.zeros(length * sequences, dtype=torch.int64)
     return Rows(row, row, row, torch.arange(0, len(row) + 1, length, dtype=torch.int32), length)
