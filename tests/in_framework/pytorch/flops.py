@@ -43,7 +43,7 @@ def counted(forward):
     return cost.flops
 
 
-@pytest.mark.parametrize(("depth", "size"), [(18, 32), (50, 224), (50, 97), (152, 64)])
+@pytest.mark.parametrize(("depth", "size"), [(18, 32), (50, 224), (50, 97)])
 def test_resnet(depth, size):
     config = ResNetConfig(**EAGER, kernels="plain", depth=depth, image_size=size)
     with torch.device("meta"):
