@@ -32,12 +32,26 @@ class Result(catalogue.Strict):
     command: str  # A command, a test file, or how else it was measured
 
 
+class Step(catalogue.Strict):
+    """A measured training step of one GPU, of whose gradients docs/scaling.md computes the sum over many."""
+
+    parameters: int  # that are trained
+    samples: int
+    samples_per_second: float
+    source: str
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / self.samples_per_second
+
+
 class Figures(catalogue.Strict):
     """A file of figures; one of this project's measurements may have results of other kinds too."""
 
     figures: tuple[Figure, ...] = ()
     devices: dict[str, str] = Field(default_factory=dict)
     results: tuple[Result, ...] = ()
+    step: Step | None = None
 
 
 def read(benchmark: str, file: str) -> Figures:

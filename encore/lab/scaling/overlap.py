@@ -1,7 +1,7 @@
 """What a step loses to the sum of its gradients over the ranks, after the backward pass or begun in it.
 
-    from encore.lab.scaling.overlap import STEPS, DGX_H100, lost
-    print(lost(STEPS["bert"], 64, DGX_H100, overlap=True))
+    from encore.lab.scaling.overlap import DGX_H100, lost, measured_steps
+    print(lost(measured_steps()["bert"], 64, DGX_H100, overlap=True))
 
 The sum is a ring over the GPUs of a node and one over the nodes, of whose gradient each GPU carries its share, as in
 cost_model.py: bytes over bandwidth, no latency. The backward pass makes gradients at an even pace in its two thirds of
@@ -11,9 +11,11 @@ kernels take multiprocessors from the products: that has no term.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from encore import catalogue
 from encore.results.table import Cell, Table
+from encore.run.published_speed import Step, measured
 
 GPUS = (8, 64, 256)
 BUCKET_BYTES = 25 << 20
@@ -36,26 +38,10 @@ class Links:
 DGX_H100 = Links(inside=18 * 20.6e9, between=50e9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step of one GPU: the figures of a measured one."""
-
-    parameters: int
-    samples: int
-    samples_per_second: float
-
-    @property
-    def seconds(self) -> float:
-        return self.samples / self.samples_per_second
-
-
-# Speeds on one H200 with synthetic data, from the measured.toml of each benchmark; parameters that are trained.
-STEPS = {
-    "bert": Step(parameters=336_232_258, samples=256, samples_per_second=629.5),
-    "maskrcnn": Step(parameters=44_150_261, samples=16, samples_per_second=234.4),
-    "resnet-pytorch": Step(parameters=25_557_032, samples=208, samples_per_second=4674.0),
-    "ssd": Step(parameters=19_972_534, samples=240, samples_per_second=3798.0),
-}
+def measured_steps() -> dict[str, Step]:
+    """Return the step in each benchmark's measured.toml that has one."""
+    found = {name: measured(name).step for name in catalogue.benchmarks()}
+    return {name: step for name, step in found.items() if step is not None}
 
 
 def sum_seconds(size: float, gpus: int, links: Links) -> float:
@@ -88,9 +74,9 @@ def overlap_table(links: Links = DGX_H100, gpus: Sequence[int] = GPUS) -> Table:
 
 
 def _rows(links: Links, gpus: Sequence[int]) -> Iterator[tuple[Cell, ...]]:
-    for name, measured in STEPS.items():
+    for name, whole in measured_steps().items():
         for share in SHARES:
-            step = replace(measured, samples=measured.samples // share)
+            step = whole.model_copy(update={"samples": whole.samples // share})
             for count in gpus:
                 after, during = (lost(step, count, links, overlap=each) for each in (False, True))
                 saved = (after - during) / (step.seconds + after)
@@ -104,7 +90,7 @@ def sums_table(ranks: int, bus_bandwidth: float) -> Table:
     nccl-tests (doc/PERFORMANCE.md) counts 2(n-1)/n of the bytes, whatever the algorithm.
     """
     rows = []
-    for name, step in STEPS.items():
+    for name, step in measured_steps().items():
         seconds = step.parameters * _BYTES * 2 * (ranks - 1) / ranks / bus_bandwidth
         rows.append((name, step.parameters * _BYTES / 1e6, seconds * 1e3))
     return Table(

@@ -60,7 +60,7 @@ def test_ssd(size, width):
 
 
 def test_gradients_have_the_size_that_the_model_of_their_sum_takes():
-    """STEPS of encore/lab/scaling/overlap.py, with the vocabulary and the classes of the submissions."""
+    """The parameters in measured.toml, with the vocabulary and the classes of the submissions."""
 
     def trained(network):
         return sum(each.numel() for each in network.parameters() if each.requires_grad)
