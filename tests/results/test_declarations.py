@@ -183,7 +183,7 @@ def test_profiles_of_torch_and_nsys(tmp_path: Path) -> None:
         *(("p.json", each) for each in (b"", b"[]", b'{"traceEvents": [3]}', b"{}", b"\xff", b'{"a": ')),
         *(
             ("p.json.gz", each)
-            for each in (b"", b"{}", gzip.compress(b"{}")[:9], gzip.compress(b"")[:10] + b"\xff" * 9)
+            for each in (b"", b"{}", gzip.compress(b"{}", mtime=0)[:9], gzip.compress(b"", mtime=0)[:10] + b"\xff" * 9)
         ),
         *(("p.csv", each) for each in (b"Name", b"Time (%),Name\n1," + b"x" * 200_000, b"Time (%),Name\n1\n")),
     ],
