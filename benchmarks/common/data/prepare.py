@@ -355,7 +355,9 @@ def resume_or_start_over(data_set: DataSet, to: Path, fingerprint: str, progress
 def _remove_unfinished(scratch: Path) -> None:
     for path in scratch.glob("*.*"):  # none where the scratch folder is gone, after the work
         if path.suffix[1:].isdigit():
-            path.unlink()
+            # A worker of a killed preparation may be about to end, and give it its name.
+            with suppress(FileNotFoundError):
+                path.unlink()
 
 
 def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path, progress: Progress) -> Path:
