@@ -6,7 +6,7 @@ from benchmarks.common.flops import TRAINING, product
 from benchmarks.dlrm.blocks import NUMBERS
 
 
-def of_training(config: Any, tables: int) -> float:
+def training_flops(config: Any, tables: int) -> float:
     """FLOPs of forward and backward pass on a row of ``tables`` categories; its numbers have no gradient."""
     width, vectors = config.bottom_mlp[-1], tables + 1
     bottom = (NUMBERS, *config.bottom_mlp)

@@ -5,7 +5,7 @@ from typing import Any, Iterable
 from benchmarks.common.flops import TRAINING, product
 
 
-def of_pretraining(config: Any, vocabulary: int, lengths: Iterable[int], masked: int) -> float:
+def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], masked: int) -> float:
     """FLOPs of a training step on sequences of ``lengths`` tokens, of which ``masked`` words in all are predicted."""
     lengths = list(lengths)
     words = product(masked, config.width, config.width) + product(masked, config.width, vocabulary)
@@ -13,7 +13,7 @@ def of_pretraining(config: Any, vocabulary: int, lengths: Iterable[int], masked:
     return TRAINING * (sum(_encoder(config, length) for length in lengths) + words + follows)
 
 
-def of_answering(config: Any, lengths: Iterable[int]) -> float:
+def answering_flops(config: Any, lengths: Iterable[int]) -> float:
     """FLOPs of a training step that finds an answer's start and end in each of the windows of ``lengths`` tokens."""
     return TRAINING * sum(_encoder(config, length) + product(length, config.width, 2) for length in lengths)
 

@@ -5,7 +5,7 @@ from typing import Any
 from benchmarks.common.flops import TRAINING, product
 
 
-def of_training(config: Any) -> float:
+def training_flops(config: Any) -> float:
     """FLOPs of forward and backward pass on a pair of user and item, whose embeddings have a gradient."""
     layers = sum(product(1, before, after) for after, before in zip(config.layers[1:], config.layers))
     return TRAINING * (layers + product(1, config.factors + config.layers[-1], 1))

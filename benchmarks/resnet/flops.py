@@ -7,7 +7,7 @@ from benchmarks.resnet.config import Hyperparameters
 COLOURS = 3  # a fourth channel is padding
 
 
-def of_training(config: Hyperparameters) -> float:
+def training_flops(config: Hyperparameters) -> float:
     """FLOPs of forward and backward pass on an image of ``image_size``; images have no gradient."""
     size = _half(config.image_size)
     first = convolution(size, size, stem(config).kernel, COLOURS, STEM_CHANNELS)

@@ -18,7 +18,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.resnet import events
 from benchmarks.resnet.config import Hyperparameters
-from benchmarks.resnet.flops import of_training
+from benchmarks.resnet.flops import training_flops
 
 # Mean and standard deviation of ImageNet's training images, per colour, on the scale 0..255. The means are
 # those in the v0.5 logs (input_mean_subtraction); the deviations are the usual 0.229, 0.224, 0.225.
@@ -268,5 +268,5 @@ def bench_subject(
         bench.EVALUATION: bench.repeated(evaluation),
     }
     samples = {bench.EVALUATION: config.eval_batch_size or config.batch_size}
-    flops = dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * of_training(config))
+    flops = dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * training_flops(config))
     return bench.Subject(titles[0], config.batch_size, loops, {"bare": titles[1]}, samples, flops=flops)

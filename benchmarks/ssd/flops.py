@@ -8,7 +8,7 @@ from benchmarks.ssd.pytorch.config import RATIOS, map_sizes
 COLOURS = 3  # a fourth channel is padding
 
 
-def of_training(config: Any, classes: int) -> float:
+def training_flops(config: Any, classes: int) -> float:
     """FLOPs of forward and backward pass on an image; ``classes`` count the background, and images have no gradient."""
     width, maps = config.width, map_sizes(config.image_size)
     half = -(-config.image_size // 2)

@@ -107,9 +107,7 @@ def _utilization(result: dict[str, Any]) -> Iterator[str]:
         return
     peak, unit = result["peak_flops_per_second"], result.get("unit", "samples").removesuffix("s")
     each, speed = _flops(found["flops_per_sample"]), _flops(found["flops_per_second"])
-    used = (
-        f", MFU {found['flops_per_second'] / peak:.1%} of {_flops(peak)}/s, a product of matrices here" if peak else ""
-    )
+    used = f", MFU {found['flops_per_second'] / peak:.1%} of the {_flops(peak)}/s of a GEMM here" if peak else ""
     data = "synthetic" if found is known.get("synthetic") else "real"
     yield f"model FLOPs: {each} a {unit} trained on; {speed}/s on {data} data{used}"
 

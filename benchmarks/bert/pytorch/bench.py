@@ -28,7 +28,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import lamb
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.language.arrays import DataSet, open_data
-from benchmarks.language.flops import of_pretraining
+from benchmarks.language.flops import pretraining_flops
 from benchmarks.language.pytorch.encoder import lengths_of, shape_of
 from benchmarks.language.pytorch.plain import PlainEncoder, plain_step
 
@@ -112,7 +112,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     samples = {**dict.fromkeys(LAMBS, 1), bench.EVALUATION: config.eval_batch_size}
     against = dict.fromkeys(LAMBS, "lamb by tensors")
     flops = sum(
-        of_pretraining(config, data.vocabulary.size, lengths_of(part.rows), int((part.labels != NO_WORD).sum()))
+        pretraining_flops(config, data.vocabulary.size, lengths_of(part.rows), int((part.labels != NO_WORD).sum()))
         for part in synthetic
     )
     return bench.Subject(

@@ -53,7 +53,7 @@ class Config:
     optimizer: Literal["lamb"] = "lamb"  # as apex's FusedLAMB computes it
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
     split_optimizer: bool = False  # each rank updates its share of the weights, by optimizer_kernel=fused
-    bucket_mb: int = 25  # megabytes of gradients in a sum that begins in the backward pass; 0: one sum, after it
+    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
     gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
     learning_rate: float = 3.5e-4  # at step 0 of the decay, which begins there whatever the warm-up
     warmup_steps: int = 0  # linear, counted from start_warmup_step
@@ -94,9 +94,8 @@ class Config:
         at_least(self, 1, "max_steps", "max_samples", "layers", "width", "heads", "inner_width", "positions")
         at_least(self, 1, "vocabulary_multiple", "batch_size", "accumulation", "eval_interval_samples")
         at_least(self, 1, "eval_batch_size", "log_interval", "loss_scale_window", "token_bucket")
-        at_least(self, 0, "bucket_mb")
         at_least(self, 0, "prefetch", "warmup_steps", "eval_start_samples", "warm_up_steps", "checkpoint_interval")
-        at_least(self, 0, "weight_decay", "gradient_clip", "decay_power")
+        at_least(self, 0, "bucket_mb", "weight_decay", "gradient_clip", "decay_power")
         above_zero(self, "learning_rate", "epsilon", "loss_scale")
         fraction(self, "quality_target")
         on_cpu = self.device == "cpu"

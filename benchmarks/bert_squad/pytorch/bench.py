@@ -30,7 +30,7 @@ from benchmarks.bert_squad.pytorch.train import build, logits, train_step
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.language.flops import of_answering
+from benchmarks.language.flops import answering_flops
 from benchmarks.language.pytorch.encoder import lengths_of
 from benchmarks.language.pytorch.plain import PlainEncoder, plain_step
 
@@ -73,7 +73,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         f"{padding:.0%} would be padding, {config.batch_size} windows, {config.precision}, one {config.device}"
     )
     samples = {"evaluation": len(answered.start)}
-    flops = {"synthetic": of_answering(config, lengths_of(synthetic.rows))}
+    flops = {"synthetic": answering_flops(config, lengths_of(synthetic.rows))}
     return bench.Subject(title, config.batch_size, loops, TITLES, samples=samples, close=inputs.close, flops=flops)
 
 

@@ -48,7 +48,7 @@ class Config:
     # The optimizer
     optimizer: Literal["adam"] = "adam"  # with decoupled weight decay and without the correction of the bias
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
-    bucket_mb: int = 25  # megabytes of gradients in a sum that begins in the backward pass; 0: one sum, after it
+    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
     gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
     learning_rate: float = 3e-5  # at the end of the warm-up
     warmup_fraction: float = 0.1  # of all steps, linear from 0; then linear to 0
@@ -85,9 +85,8 @@ class Config:
         at_least(self, 1, "eval_batch_size", "n_best", "longest_answer", "log_interval", "loss_scale_window")
         at_least(self, 1, "token_bucket")
         at_least(self, 16, "sequence_length")
-        at_least(self, 0, "bucket_mb")
         at_least(self, 0, "prefetch", "warm_up_steps", "checkpoint_interval", "eval_interval", "gradient_clip")
-        at_least(self, 0, "weight_decay")
+        at_least(self, 0, "bucket_mb", "weight_decay")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale", "warmup_fraction")
         above_zero(self, "initializer_range")
         refuse(

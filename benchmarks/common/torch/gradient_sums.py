@@ -1,4 +1,4 @@
-"""The sum of gradients over the ranks while the backward pass goes on: bucket after bucket, the last weights first.
+"""The sum of gradients over the ranks during the backward pass: bucket after bucket, the last weights first.
 
 A backward pass makes the gradients of the last layers first, so that most of the sum is done when it ends (Li et al.
 2020, arXiv 2006.15704, section 3.2.3). Buckets are parts of the flat gradient: nothing is copied where the type on the
@@ -10,9 +10,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-
-TYPES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}  # by the key ``gradient_compression``
 
 
 class Place(NamedTuple):
@@ -68,11 +67,11 @@ class GradientSums:
     ) -> None:
         """Watch the gradients of ``parameters``, which are at ``places`` of the flat ``gradients``.
 
-        With several ``shares`` each rank gets the sum of its own. ``compression``: type on the wire, a key of TYPES.
+        With several ``shares`` each rank gets the sum of its own. ``compression``: the type sent, fp16, bf16 or none.
         With 0 ``bucket_bytes``, shares that are less, or an older PyTorch there is one sum, after the backward pass.
         """
         self._gradients, self._ranks, self._shares = gradients, ranks, shares
-        self._type = TYPES[compression]
+        self._type = None if compression == "none" else pytorch.DTYPES[compression]
         elements, share = bucket_bytes // gradients.element_size(), len(gradients) // shares
         # A node of autograd would tell older ones too, but remembers the stream on which it was made.
         known = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")  # since PyTorch 2.1

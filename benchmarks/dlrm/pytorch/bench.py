@@ -19,7 +19,7 @@ from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.dlrm.blocks import NUMBERS
-from benchmarks.dlrm.flops import of_training
+from benchmarks.dlrm.flops import training_flops
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import Batch, free_memory, open_data, synthetic_batch, training_batches
 from benchmarks.dlrm.pytorch.model import mlp
@@ -96,7 +96,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     title = f"DLRM, MLPs {layers}, batch {config.batch_size}, {config.precision}, one {config.device}"
     titles = {"bare": "plain PyTorch, synthetic data", "input": "input alone"}
     samples = {bench.EVALUATION: config.eval_batch_size}
-    flops = dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * of_training(config, len(sizes)))
+    flops = dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * training_flops(config, len(sizes)))
     return bench.Subject(title, config.batch_size, loops, titles, samples, close=close, flops=flops)
 
 

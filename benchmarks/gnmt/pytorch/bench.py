@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.gnmt.flops import of_training
+from benchmarks.gnmt.flops import training_flops
 from benchmarks.gnmt.pytorch import attention
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape
@@ -49,7 +49,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         tokens=config.batch_size * (mean + MARKS),
         synthetic=synthetic_batch(words, config.batch_size, length, ranks),
         synthetic_tokens=2 * length * config.batch_size,
-        synthetic_flops=of_training(config, words, config.batch_size, length, length),
+        synthetic_flops=training_flops(config, words, config.batch_size, length, length),
         step=lambda batch: train_step(training, batch, bench.RATE),
         plain=plain,
         logits=lambda batch: plain.classifier(plain(batch.source, batch.source_lengths, batch.target_in)),

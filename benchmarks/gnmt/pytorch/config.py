@@ -43,7 +43,7 @@ class Config:
     kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of the loss; auto: measured before the first step
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest that is there
     split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
-    bucket_mb: int = 25  # megabytes of gradients in a sum that begins in the backward pass; 0: one sum, after it
+    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
     gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
     learning_rate: float = 0.002  # base value, after warm-up, for the global batch
     warmup_steps: int = 200  # exponential, from a hundredth of the base value
@@ -103,8 +103,7 @@ class Config:
             "loss_chunk",
             "prefetch",
         )
-        at_least(self, 0, "bucket_mb")
-        at_least(self, 0, "checkpoint_interval", "length_penalty", "length_constant", "coverage_penalty")
+        at_least(self, 0, "bucket_mb", "checkpoint_interval", "length_penalty", "length_constant", "coverage_penalty")
         above_zero(self, "learning_rate", "epsilon", "decay_factor", "gradient_clip", "loss_scale")
         above_zero(self, "quality_target")
         refuse(

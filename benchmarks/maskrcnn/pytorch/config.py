@@ -69,7 +69,7 @@ class Config:
     batch_size: int = 4  # images per rank and step
     optimizer: Literal["sgd"] = "sgd"  # with momentum
     optimizer_kernel: Literal["auto", "fused", "plain"] = "auto"  # auto: measured before the first step
-    bucket_mb: int = 25  # megabytes of gradients in a sum that begins in the backward pass; 0: one sum, after it
+    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
     gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
     learning_rate: float = 0.02  # base value, after warm-up, for the global batch; biases have twice as much
     momentum: float = 0.9  # of SGD
@@ -123,9 +123,8 @@ class Config:
         at_least(self, 1, "box_width", "mask_width", "mask_layers", "rpn_pre_nms_top_n", "rpn_post_nms_top_n")
         at_least(self, 1, "rpn_pre_nms_top_n_test", "rpn_post_nms_top_n_test", "anchors_per_image", "rois_per_image")
         at_least(self, 1, "objects", "detections", "threads", "eval_workers", "loss_scale_interval")
-        at_least(self, 0, "bucket_mb")
         at_least(self, 0, "frozen_stages", "warmup_steps", "warm_up_steps", "prefetch", "checkpoint_interval")
-        at_least(self, 0, "warmup_factor", "weight_decay", "gradient_clip")
+        at_least(self, 0, "bucket_mb", "warmup_factor", "weight_decay", "gradient_clip")
         at_least(self, 32, "short_side", "bucket_step")
         above_zero(self, "learning_rate", "loss_scale", "decay_factor")
         fraction(self, "box_target", "mask_target", "rpn_fg_iou", "rpn_fg_fraction", "roi_fg_iou", "roi_fg_fraction")

@@ -18,7 +18,7 @@ from benchmarks.common.checks import bench
 from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.ncf.flops import of_training
+from benchmarks.ncf.flops import training_flops
 from benchmarks.ncf.pytorch import data
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import DataSet, Sampler
@@ -128,7 +128,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         f"NeuMF {config.factors} + {'-'.join(map(str, config.layers))}, {data_set.users:,} users, "
         f"{data_set.items:,} items, batch {config.batch_size}, {config.precision}, one {config.device}"
     )
-    flops = dict.fromkeys(("bare", "real"), sampler.samples * of_training(config))
+    flops = dict.fromkeys(("bare", "real"), sampler.samples * training_flops(config))
     return bench.Subject(title, sampler.samples, loops, TITLES, {bench.EVALUATION: users}, flops=flops)
 
 

@@ -17,7 +17,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import abilities
 from benchmarks.detection.annotations import open_data
-from benchmarks.ssd.flops import of_training
+from benchmarks.ssd.flops import training_flops
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, TrainingInput, synthetic_batch, synthetic_images
@@ -72,7 +72,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         f"{config.precision}, {config.layout}, {compiled}, one {config.device}"
     )
     samples = {bench.EVALUATION: config.eval_batch_size}
-    flops = dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * of_training(config, classes))
+    flops = dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * training_flops(config, classes))
     return bench.Subject(title, config.batch_size, loops, TITLES, samples, flops=flops)
 
 

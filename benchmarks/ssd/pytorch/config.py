@@ -55,7 +55,7 @@ class Config:
     batch_size: int = 120  # images per rank and step
     optimizer: Literal["sgd"] = "sgd"  # with momentum
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest that is there
-    bucket_mb: int = 25  # megabytes of gradients in a sum that begins in the backward pass; 0: one sum, after it
+    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
     gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
     learning_rate: float = 0.00292  # for 32 images; the base value for the global batch is a multiple of 0.0025
     warmup_steps: int = 650  # linear, from 0 with warmup_factor 0
@@ -107,8 +107,7 @@ class Config:
         precision_on_cpu(self, "fp32", "bf16", "fp16")
         at_least(self, 1, "epochs", "width", "bn_group", "batch_size", "eval_batch_size", "detections", "log_interval")
         at_least(self, 1, "dali_threads", "dali_prefetch", "dali_batches")
-        at_least(self, 0, "bucket_mb")
-        at_least(self, 0, "warmup_steps", "warmup_factor", "momentum", "weight_decay", "warm_up_steps")
+        at_least(self, 0, "bucket_mb", "warmup_steps", "warmup_factor", "momentum", "weight_decay", "warm_up_steps")
         at_least(self, 0, "checkpoint_interval", "dali_decoder_cache_mb", "dali_hw_decoder_load")
         at_least(self, 32, "image_size")
         above_zero(self, "learning_rate", "decay_factor", "loss_scale", "score_threshold")

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.transformer.flops import of_training
+from benchmarks.transformer.flops import training_flops
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
 from benchmarks.transformer.pytorch.model import Network, decode
@@ -45,7 +45,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         tokens=(data.train.target.lengths[first.sentences].sum() + len(first.sentences)) / first.steps,
         synthetic=synthetic,
         synthetic_tokens=synthetic.tokens,
-        synthetic_flops=of_training(config, training.words, sentences, source, synthetic.target_in.shape[1]),
+        synthetic_flops=training_flops(config, training.words, sentences, source, synthetic.target_in.shape[1]),
         step=lambda batch: train_step(training, batch, 0.0),
         plain=plain,
         logits=lambda batch: plain(batch.source, batch.target_in) @ plain.table.weight.t(),

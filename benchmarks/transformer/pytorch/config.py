@@ -54,7 +54,7 @@ class Config:
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: measured before the first step
     split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
-    bucket_mb: int = 25  # megabytes of gradients in a sum that begins in the backward pass; 0: one sum, after it
+    bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
     gradient_compression: Literal["none", "fp16", "bf16"] = "none"  # type in which gradients travel
     learning_rate: float = 1.976e-3  # at the end of the warm-up; then by the inverse square root of the step
     warmup_steps: int = 1000  # linear from 0
@@ -90,9 +90,8 @@ class Config:
         at_least(self, 1, "layers", "width", "heads", "inner_width", "vocabulary_multiple", "batch_size")
         at_least(self, 1, "max_length", "length_multiple", "warmup_steps", "beam", "eval_batch_size", "epochs")
         at_least(self, 1, "log_interval", "loss_scale_window", "longest_offset")
-        at_least(self, 0, "bucket_mb")
         at_least(self, 0, "loss_chunk", "prefetch", "warm_up_steps", "checkpoint_interval", "gradient_clip")
-        at_least(self, 0, "length_penalty", "length_constant", "longest_factor")
+        at_least(self, 0, "bucket_mb", "length_penalty", "length_constant", "longest_factor")
         above_zero(self, "quality_target", "learning_rate", "epsilon", "loss_scale")
         refuse(
             ("device=cpu has no tf32: set precision=fp32", self.device == "cpu" and self.precision == "tf32"),

@@ -196,13 +196,18 @@ def share_of(gpus: int, time: float = math.nan) -> Point:
     return Point(gpus=gpus, samples_per_gpu=1 / gpus, time=time)
 
 
+def volumes(gpus: int, nodes: int) -> tuple[float, float]:
+    """How often a GPU sends the whole gradient inside a node, and between nodes: hierarchical."""
+    each = gpus / nodes
+    return 2 * (each - 1) / each, 2 * (nodes - 1) / nodes / each
+
+
 def _row(point: Point, algorithm: Algorithm) -> tuple[float, ...]:
     # Factors of compute, fixed, latency, transfer, and of the transfer between nodes where there is a hierarchy.
     n = point.gpus
     if algorithm == "hierarchical":
-        g, nodes = point.gpus / point.nodes, point.nodes
-        hops = 2 * (g - 1) + 2 * math.ceil(math.log2(nodes))
-        return (point.samples_per_gpu, 1.0, hops, 2 * (g - 1) / g, 2 * (nodes - 1) / nodes / g)
+        hops = 2 * (point.gpus / point.nodes - 1) + 2 * math.ceil(math.log2(point.nodes))
+        return (point.samples_per_gpu, 1.0, hops, *volumes(point.gpus, point.nodes))
     hops = 2.0 * (n - 1) if algorithm == "ring" else 2.0 * math.ceil(math.log2(n))
     return (point.samples_per_gpu, 1.0, hops, 2 * (n - 1) / n)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from encore import catalogue
+from encore.lab.scaling.cost_model import volumes
 from encore.results.table import Cell, Table
 from encore.run.published_speed import Step, measured
 
@@ -46,9 +47,8 @@ def measured_steps() -> dict[str, Step]:
 
 def sum_seconds(size: float, gpus: int, links: Links) -> float:
     """Seconds of a sum of ``size`` bytes over the ranks, with nothing else on the links."""
-    near = min(gpus, links.gpus)
-    nodes = gpus // near
-    return size * (2 * (near - 1) / near / links.inside + 2 * (nodes - 1) / nodes / near / links.between)
+    inside, between = volumes(gpus, max(1, gpus // links.gpus))
+    return size * (inside / links.inside + between / links.between)
 
 
 def lost(step: Step, gpus: int, links: Links, *, overlap: bool) -> float:
@@ -65,9 +65,9 @@ def overlap_table(links: Links = DGX_H100, gpus: Sequence[int] = GPUS) -> Table:
     """Return what the sum of the gradients adds to a step, of a measured batch and of a part of it."""
     return Table(
         title="Sum of the gradients of a step",
-        columns=("benchmark", "MB", "samples a GPU", "ms", "GPUs", "ms of one sum after it", "ms by buckets", "saved"),
+        columns=("benchmark", "MB", "samples per GPU", "step, ms", "GPUs", "all-reduce, ms", "exposed, ms", "saved"),
         formats={
-            "MB": ".0f", "ms": ".1f", "ms of one sum after it": ".2f", "ms by buckets": ".2f", "saved": ".1%",
+            "MB": ".0f", "step, ms": ".1f", "all-reduce, ms": ".2f", "exposed, ms": ".2f", "saved": ".1%",
         },
         rows=tuple(_rows(links, gpus)),
     )  # fmt: skip

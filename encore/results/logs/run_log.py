@@ -249,8 +249,7 @@ class _Reading:
             if seconds is None or not _EARLIEST_S <= seconds <= _LATEST_S:
                 event = self._timeless(event)
                 seconds = event.time_s
-            if event.dialect not in run.dialects:
-                run.dialects.add(event.dialect)
+            run.dialects.add(event.dialect)
             if event.dialect in _NAMING_DIALECTS:
                 self._name(event.metadata.get("benchmark"))
             notes = known.get(key)

@@ -48,7 +48,7 @@ def test_resnet(depth, size):
     config = ResNetConfig(**EAGER, kernels="plain", depth=depth, image_size=size)
     with torch.device("meta"):
         network, images = resnet.build(config), torch.empty(2, 3, size, size)
-        assert counted(lambda: network(images)) == 2 * of_resnet.of_training(config)
+        assert counted(lambda: network(images)) == 2 * of_resnet.training_flops(config)
 
 
 @pytest.mark.parametrize(("size", "width"), [(300, 64), (128, 16)])
@@ -56,7 +56,7 @@ def test_ssd(size, width):
     config = SsdConfig(**EAGER, image_size=size, width=width)
     network = ssd.SSD(config, 81, norms.norm_of(None, CPU)).to("meta")
     images = torch.empty(2, 3, size, size, device="meta")
-    assert counted(lambda: network(images)) == 2 * of_ssd.of_training(config, 81)
+    assert counted(lambda: network(images)) == 2 * of_ssd.training_flops(config, 81)
 
 
 def test_gradients_have_the_size_that_the_model_of_their_sum_takes():
@@ -86,14 +86,14 @@ def test_bert():
         return words.sum() + follows.sum()
 
     again = config.layers * sequences * 2 * length * length * config.width
-    assert counted(forward) - again == of_bert.of_pretraining(config, 128, [length] * sequences, len(masked))
+    assert counted(forward) - again == of_bert.pretraining_flops(config, 128, [length] * sequences, len(masked))
 
 
 def test_squad():
     config = SquadConfig(**PLAIN, layers=2, width=64, heads=2, inner_width=96, dropout=0.0, attention_dropout=0.0)
     network, length, sequences = squad.Network(config, 128, "padded"), 48, 3
     again = config.layers * sequences * 2 * length * length * config.width
-    assert counted(lambda: network(rows_of(length, sequences))) - again == of_bert.of_answering(
+    assert counted(lambda: network(rows_of(length, sequences))) - again == of_bert.answering_flops(
         config, [length] * sequences
     )
 
@@ -103,7 +103,7 @@ def test_transformer():
     network = transformer.Network(config, 128)
     source, target = torch.full((3, 11), 5), torch.full((3, 7), 5)
     found = counted(lambda: network(source, target) @ network.table.weight.t())
-    assert found == of_transformer.of_training(config, 128, 3, 11, 7)
+    assert found == of_transformer.training_flops(config, 128, 3, 11, 7)
 
 
 def test_gnmt():
@@ -116,14 +116,14 @@ def test_gnmt():
     found = counted(lambda: network.classifier(network(source, lengths, target)))
     states = (2 * config.layers + 1) * 2 * 3 * config.width * 4 * config.width
     vector = 3 * 2 * 3 * 11 * 7 * config.width
-    assert found + states + vector == of_gnmt.of_training(config, 64, 3, 11, 7)
+    assert found + states + vector == of_gnmt.training_flops(config, 64, 3, 11, 7)
 
 
 def test_ncf():
     config = NcfConfig(**PLAIN, factors=8, layers=(16, 12, 6))
     network = NeuMF(20, 30, config.factors, config.layers, by_tables=False)
     ids = torch.zeros(10, dtype=torch.int64)
-    assert counted(lambda: network(ids, ids)) == 10 * of_ncf.of_training(config)
+    assert counted(lambda: network(ids, ids)) == 10 * of_ncf.training_flops(config)
 
 
 def test_dlrm():
@@ -133,4 +133,4 @@ def test_dlrm():
     numbers, indices = torch.rand(10, 13), torch.zeros(26, 10, dtype=torch.int64)
     assert network.padding == 1
     padding = 10 * 3 * 2 * config.top_mlp[0]
-    assert counted(lambda: network(numbers, indices)) - padding == 10 * of_dlrm.of_training(config, 26)
+    assert counted(lambda: network(numbers, indices)) - padding == 10 * of_dlrm.training_flops(config, 26)
