@@ -39,7 +39,7 @@ def bench(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure samples/s on one GPU or on all cores: bare loop, synthetic data, real data, input alone.
+    """Measure samples/s on one GPU or on all cores: bare loop, synthetic data, real data, input alone; and the MFU.
 
     With --roofline: how far the step is below the measured ceilings of compute and memory, and where its time goes.
     Benchmarks measured into one folder are on one page; encore study report DIR shows it again.
