@@ -401,6 +401,7 @@ class Run:
         seconds = round(time.time() - begun.started, 3)
         self._metrics.write("eval", epoch=begun.epoch, qualities=qualities, seconds=seconds, **figures)
         reached = operator.gt if timeline.target_is_exceeded else operator.ge
+        reached = operator.le if timeline.lower_is_better else reached
         return all(reached(qualities[name], target) for name, target in targets.items())
 
     # -- evaluations by an evaluator: see benchmarks/common/run/pending.py ------------------------------------
