@@ -136,14 +136,15 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
         ctx.group = group
-        found = values.new_empty((dist.get_world_size(group), *values.shape))
+        count = dist.get_world_size(group)
+        found = values.new_empty((count * len(values), *values.shape[1:]))
         dist.all_gather_into_tensor(found, values.contiguous(), group=group)
-        return found
+        return found.unflatten(0, (count, -1))
 
     @staticmethod
     def backward(ctx: Any, gradients: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        found = torch.empty_like(gradients[0])
-        dist.reduce_scatter_tensor(found, gradients.contiguous(), group=ctx.group)
+        found = gradients.new_empty(gradients.shape[1:])
+        dist.reduce_scatter_tensor(found, gradients.flatten(0, 1).contiguous(), group=ctx.group)
         return found, None
 
 
