@@ -1,8 +1,9 @@
 """Megatron's indexed data sets: token ids of all documents in NAME.bin, where each begins in NAME.idx.
 
 The index is little-endian: ``MMIDIDX`` and two zeros, a version (uint64, 1), the type of the tokens (uint8), the number
-of sequences and of document boundaries (uint64), then the length of each sequence in tokens (int32), its place in NAME.bin in bytes
-(int64) and the boundaries (int64), as _IndexReader of Megatron-LM reads it (megatron/core/datasets/indexed_dataset.py).
+of sequences and of document boundaries (uint64), then the length of each sequence in tokens (int32), its place in
+NAME.bin in bytes (int64) and the boundaries (int64), as _IndexReader of Megatron-LM reads it
+(megatron/core/datasets/indexed_dataset.py).
 What the preprocessing of text writes has one sequence a document, and only those are read here.
 """
 

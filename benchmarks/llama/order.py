@@ -65,7 +65,9 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
     before = ((epochs - 1) * per_epoch - 1) // length  # sequences of all epochs but the last
     apart = epochs > 1 and samples - before < int(WHOLE * ((per_epoch - 1) // length))
     random = np.random.RandomState(seed)
-    parts = [np.tile(np.arange(len(lengths), dtype=np.int32), count) for count in ((epochs - 1, 1) if apart else (epochs,))]
+    parts = [
+        np.tile(np.arange(len(lengths), dtype=np.int32), count) for count in ((epochs - 1, 1) if apart else (epochs,))
+    ]
     for part in parts:
         random.shuffle(part)
     documents = np.concatenate(parts)

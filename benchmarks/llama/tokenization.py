@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding by Hugging Face's tokenizers: a published tokenizer.json, or one that is learnt here."""
+"""Byte-level byte-pair encoding by Hugging Face's tokenizers: a published tokenizer.json, or one that is learnt."""
 
 from pathlib import Path
 from typing import Iterable, List

@@ -1,7 +1,7 @@
 """A prepared data set: documents as token ids, in Megatron's format, and their tokenizer.
 
-    train.bin train.idx test.bin test.idx    benchmarks/llama/megatron.py
-    tokenizer.json                           as published with the model, or as it was learnt
+train.bin train.idx test.bin test.idx    benchmarks/llama/megatron.py
+tokenizer.json                           as published with the model, or as it was learnt
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class DataSet:
 
 
 def open_data(folder: Path) -> DataSet:
-    """Open a prepared data set; reads no token and no document's length, so that it may be open before the clock starts.
+    """Open a prepared data set; reads no token, so that it may be open before the clock starts.
 
     Raises:
         Problem: there is none, it is half-written, or its files are not those of its passport.

@@ -1,7 +1,7 @@
 """The learning rate and the MLPerf log events of Llama 3.1 8B which do not depend on the framework.
 
-The keys are those of the compliance checker (mlperf-logging 4.1.68, training_5.1.0 to training_6.1.0, llama31_8b), as in
-the submitted logs of v5.1. A run is one epoch and one block; its evaluations are counted in samples.
+The keys are those of the compliance checker (mlperf-logging 4.1.68, training_5.1.0 to training_6.1.0, llama31_8b), as
+in the submitted logs of v5.1. A run is one epoch and one block; its evaluations are counted in samples.
 """
 
 import math

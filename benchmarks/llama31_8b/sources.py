@@ -46,7 +46,9 @@ def find(args: argparse.Namespace) -> Source:
     held = [tuple(path for path in of_kind if each in path.name) for each in ("test", "valid")]
     test = next(filter(None, held), ())
     if not train or not test:
-        raise Problem(f"{origin} has {len(train)} files for training, {len(test)} for evaluation", EXPECTED, "name them so")
+        raise Problem(
+            f"{origin} has {len(train)} files for training, {len(test)} for evaluation", EXPECTED, "name them so"
+        )
     if indexed and (len(train) > 1 or len(test) > 1):
         found = ", ".join(path.name for path in (*train, *test))
         raise Problem(
@@ -57,7 +59,9 @@ def find(args: argparse.Namespace) -> Source:
     tokenizer = args.tokenizer or next((path for path in files if path.name == FILE), None)
     if tokenizer is None and not args.vocabulary_size:
         raise Problem(
-            f"{origin} has no {FILE}", "the tokenizer of the model", "name it with --tokenizer, or learn one: --vocabulary-size"
+            f"{origin} has no {FILE}",
+            "the tokenizer of the model",
+            "name it with --tokenizer, or learn one: --vocabulary-size",
         )
     if args.vocabulary_size and (indexed or tokenizer):
         raise Problem(f"--vocabulary-size with {tokenizer or train[0]}", "text without a tokenizer", "leave it out")

@@ -7,7 +7,7 @@ import platform
 import shutil
 from itertools import islice
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Set
 
 import numpy as np
 import tokenizers
@@ -125,7 +125,9 @@ def _tokenize(
     ends = [tokenizer.token_to_id(tokenization.END)] if appends else []
     if None in ends:
         raise Problem(
-            f"the tokenizer has no {tokenization.END}", "a tokenizer of Llama 3", "leave --append-eod out, or take another"
+            f"the tokenizer has no {tokenization.END}",
+            "a tokenizer of Llama 3",
+            "leave --append-eod out, or take another",
         )
     kind, files = type_for(tokenizer.get_vocab_size()), {"train": source.train, "test": source.test}
     sizes = {path: path.stat().st_size for paths in files.values() for path in paths}
@@ -136,10 +138,10 @@ def _tokenize(
         progress.note(f"resuming: {finished:,} of {len(sizes):,} files were tokenized before")
     done = 0
     for part, paths in files.items():
-        for path, made in zip(paths, parts[part]):
+        for path, own in zip(paths, parts[part]):
             progress.update("tokenize", done, sum(sizes.values()), unit="bytes")
-            if not made.done_path.exists():
-                write_facts(made.done_path, _write_part(path, made, tokenizer, ends, kind))
+            if not own.done_path.exists():
+                write_facts(own.done_path, _write_part(path, own, tokenizer, ends, kind))
             done += sizes[path]
     facts = {part: [read_facts(each.done_path) for each in made] for part, made in parts.items()}
     held = [(text[1], text[0]) for each in facts["test"] for text in zip(each["keys"], each["begins"])]
@@ -150,8 +152,8 @@ def _tokenize(
         if not lengths:
             raise Problem(f"the {part} part has no document", "text", "add to the source")
         with in_one_step(scratch / f"{part}.bin") as file:
-            for each in made:
-                with each.tokens.open("rb") as content:
+            for own in made:
+                with own.tokens.open("rb") as content:
                     shutil.copyfileobj(content, file)
         with in_one_step(scratch / f"{part}.idx") as file:
             write_index(file, lengths, kind)
@@ -191,5 +193,3 @@ def _check_ids(documents: Documents, entries: int, scratch: Path) -> None:
             "the tokenizer that the files were made with",
             "name it with --tokenizer",
         )
-
-

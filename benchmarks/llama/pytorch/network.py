@@ -1,7 +1,7 @@
 """Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, an untied head (Grattafiori et al. 2024).
 
-Parameters have Hugging Face's names (LlamaForCausalLM), less the ``model.`` in front. Nothing here knows how the network
-is split over ranks: benchmarks/llama/pytorch/parallel.py does that to its modules.
+Parameters have Hugging Face's names (LlamaForCausalLM), see ``published_name``. Nothing here knows how the network is
+split over ranks: benchmarks/llama/pytorch/parallel.py does that to its modules.
 """
 
 import math
@@ -60,9 +60,9 @@ def frequencies(size: int, base: float, scaling: Scaling) -> torch.Tensor:
 
 
 def rotation(positions: torch.Tensor, shape: Shape) -> Rotation:
-    angles = positions.float()[:, None] * frequencies(
-        shape.width // shape.heads, shape.rope_base, shape.scaling
-    ).to(positions.device)
+    angles = positions.float()[:, None] * frequencies(shape.width // shape.heads, shape.rope_base, shape.scaling).to(
+        positions.device
+    )
     return angles.cos(), angles.sin()
 
 

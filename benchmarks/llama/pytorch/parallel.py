@@ -213,5 +213,3 @@ def initialize(network: Network, initial: float, seed: int, device: torch.device
 def sum_of(loss: torch.Tensor) -> torch.Tensor:
     """Return a loss that this rank's group computed."""
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
-
-

@@ -1,8 +1,8 @@
 """Hyperparameters of Llama 3.1 8B's pretraining in PyTorch: one flat, frozen dataclass; standard library only.
 
 The host side loads this file to check a configuration before anything starts, the training code to run it. The defaults
-are those of the reference (mlcommons/training, small_llm_pretraining/nemo/pretrain_llama31.py, and NeMo's Llama31Config8B
-and distributed_fused_adam_with_cosine_annealing, which it calls), and ours where those say nothing. "Sample" is a
+are those of the reference (mlcommons/training, small_llm_pretraining/nemo/pretrain_llama31.py, and what it calls: NeMo's
+Llama31Config8B and distributed_fused_adam_with_cosine_annealing), and ours where those say nothing. "Sample" is a
 sequence, "step" one update of the weights.
 """
 
@@ -39,7 +39,9 @@ class Config:
     rope_context: int = 8192  # positions of the network before the scaling
     norm_epsilon: float = 1e-5  # of RMSNorm
     vocabulary_multiple: int = 128  # the vocabulary is padded to a multiple of this
-    initial_weights: float = 0.02  # standard deviation; of what layers add to their input divided by (2 * layers) ** 0.5
+    initial_weights: float = (
+        0.02  # standard deviation; of what layers add to their input divided by (2 * layers) ** 0.5
+    )
     precision: Literal["bf16", "tf32", "fp32"] = "bf16"  # of GEMMs and activations; weights and AdamW stay in fp32
 
     # The input
@@ -118,7 +120,10 @@ class Config:
                 f"heads={self.heads} must be a multiple of key_value_heads={self.key_value_heads}",
                 self.heads % self.key_value_heads != 0,
             ),
-            ("rope_high_frequency must be above rope_low_frequency", self.rope_high_frequency <= self.rope_low_frequency),
+            (
+                "rope_high_frequency must be above rope_low_frequency",
+                self.rope_high_frequency <= self.rope_low_frequency,
+            ),
             ("warmup_steps must be below max_steps", self.warmup_steps >= self.max_steps),
             ("end_learning_rate must not be above learning_rate", self.end_learning_rate > self.learning_rate),
             (

@@ -2,8 +2,7 @@
 
 from contextlib import closing
 from functools import partial
-from itertools import count
-from typing import Generator, Iterator, List, NamedTuple, Sequence
+from typing import Generator, Iterable, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -13,12 +12,12 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.llama import order
-from benchmarks.llama31_8b.dataset import DataSet
-from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.pytorch.parallel import Place, place_of
+from benchmarks.llama31_8b.dataset import DataSet
+from benchmarks.llama31_8b.pytorch.config import Config
 
 THREADS = 2  # that build batches
 ORDER = "order"  # folder of a run that holds the order of its samples
@@ -68,14 +67,14 @@ def step_of(config: Config, source: Documents, samples: Order, ranks: Ranks, ste
 
 
 def training_input(
-    config: Config, source: Documents, samples: Order, ranks: Ranks, first_step: int
+    config: Config, source: Documents, samples: Order, ranks: Ranks, steps: Iterable[int]
 ) -> Generator[Batch, None, None]:
-    """Yield training batches without end on this rank's device, from ``first_step`` of the run on.
+    """Yield the training batches of ``steps`` of the run on this rank's device.
 
     Nothing is read before the first batch is asked for. ``close`` ends the threads that read ahead.
     """
     make = partial(step_of, config, source, samples, ranks)
-    with closing(read_ahead(make, count(first_step), config.prefetch, THREADS)) as batches:
+    with closing(read_ahead(make, steps, config.prefetch, THREADS)) as batches:
         for batch in batches:
             yield [to_device(part, ranks.context) for part in batch]
 

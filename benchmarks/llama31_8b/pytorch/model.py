@@ -1,22 +1,20 @@
 """Llama 3.1 8B's sizes, and the network with its optimizer on this rank."""
 
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 import torch
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama.pytorch import parallel
 from benchmarks.llama.pytorch.network import How, Network, Scaling, Shape
+from benchmarks.llama31_8b.pytorch.config import Config
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def shape_of(config: Config, vocabulary: int) -> Shape:
-    scaling = Scaling(
-        config.rope_factor, config.rope_low_frequency, config.rope_high_frequency, config.rope_context
-    )
+    scaling = Scaling(config.rope_factor, config.rope_low_frequency, config.rope_high_frequency, config.rope_context)
     return Shape(
         vocabulary,
         config.layers,
@@ -73,6 +71,17 @@ class Training:
         for state in self.optimizer.state.values():
             for values in state.values():
                 parallel.local(values).zero_()
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> Dict[str, torch.Tensor]:
+    """Return the whole weights by their names, from the parts of all ranks of a checkpoint."""
+    found: Dict[str, torch.Tensor] = {}
+    for part in parts:
+        for name, each in part.items():
+            whole = found.setdefault(name, torch.empty(each["shape"]))
+            place = tuple(slice(begin, begin + size) for begin, size in zip(each["begins"], each["weights"].shape))
+            whole[place] = each["weights"]
+    return found
 
 
 def adamw(parameters: Mapping[str, torch.nn.Parameter], config: Config) -> torch.optim.AdamW:

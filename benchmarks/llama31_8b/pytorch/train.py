@@ -18,6 +18,9 @@ from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
+from benchmarks.llama.order import Order
+from benchmarks.llama.pytorch.network import IGNORED
+from benchmarks.llama.pytorch.parallel import loss_context, sum_of
 from benchmarks.llama31_8b import events
 from benchmarks.llama31_8b.dataset import DataSet, open_data
 from benchmarks.llama31_8b.pytorch.config import Config
@@ -30,9 +33,6 @@ from benchmarks.llama31_8b.pytorch.data import (
     training_order,
 )
 from benchmarks.llama31_8b.pytorch.model import Training
-from benchmarks.llama.order import Order
-from benchmarks.llama.pytorch.network import IGNORED
-from benchmarks.llama.pytorch.parallel import loss_context, sum_of
 
 
 def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
@@ -100,10 +100,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = build(config, data.padded_vocabulary(config.vocabulary_multiple), ranks, run.saved)
     run.log(events.hyperparameters(config, ranks.size))
     # No token is read before run_start, nor the length of a document.
-    with run.timed(events.timeline(config, ranks.size)):
+    with run.timed(events.timeline(config, ranks.size)) as timeline:
         samples = training_order(config, data, run)
         evaluated = evaluated_samples(config, data)
-        batches = training_input(config, data.train, samples, ranks, run.position)
+        batches = training_input(config, data.train, samples, ranks, range(run.position, timeline.steps))
         run.register_state(dict, training.state_dict)
         with closing(batches):
             for _ in run.blocks():

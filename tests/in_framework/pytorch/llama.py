@@ -10,12 +10,12 @@ import torch
 from torch.nn import functional
 
 from benchmarks.common.frameworks import pytorch
+from benchmarks.llama.pytorch import parallel
+from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
 from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.data import synthetic_batch
 from benchmarks.llama31_8b.pytorch.model import Training
 from benchmarks.llama31_8b.pytorch.train import train_step
-from benchmarks.llama.pytorch import parallel
-from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
 
 RANKS = (1, 2)
 VOCABULARY = 96
@@ -141,7 +141,9 @@ def batch_of(config, place, ranks, step):
     """Samples that do not depend on how the ranks share them, as the input deals them out."""
     generator = torch.Generator().manual_seed(step)
     mine = config.batch_size * config.group
-    tokens = torch.randint(VOCABULARY, (config.batch_size * ranks.size, config.sequence_length + 1), generator=generator)
+    tokens = torch.randint(
+        VOCABULARY, (config.batch_size * ranks.size, config.sequence_length + 1), generator=generator
+    )
     tokens = tokens[place.group * mine : (place.group + 1) * mine]
     positions = place.positions(config.sequence_length)
     example = synthetic_batch(config, VOCABULARY, ranks)[0]
@@ -174,7 +176,9 @@ def test_any_split_trains_as_one_rank(how, ranks, alone):
     assert losses == pytest.approx(expected, rel=2e-6)
     found = whole(trained(split, ranks)[0])
     for name, each in whole(training).items():
-        torch.testing.assert_close(found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):
@@ -216,7 +220,10 @@ def test_norms_do_not_decay():
     from benchmarks.llama31_8b.pytorch.model import adamw
 
     groups = adamw(dict(network.named_parameters()), CONFIG).param_groups
-    assert [(group["weight_decay"], {each.ndim for each in group["params"]}) for group in groups] == [(0.1, {2}), (0.0, {1})]
+    assert [(group["weight_decay"], {each.ndim for each in group["params"]}) for group in groups] == [
+        (0.1, {2}),
+        (0.0, {1}),
+    ]
     assert sum(len(group["params"]) for group in groups) == 21
 
 
@@ -230,4 +237,7 @@ def test_initial_weights_have_the_spread_of_the_reference():
     assert all(bool((each == 1).all()) for each in network.parameters() if each.ndim == 1)
     values = [each.flatten()[:5].tolist() for each in network.parameters() if each.ndim > 1]
     assert len({tuple(each) for each in values}) == len(values)
-    assert functional.cross_entropy(network(torch.zeros(1, 4, dtype=torch.int64))[0], torch.zeros(4, dtype=torch.int64)) < 7
+    assert (
+        functional.cross_entropy(network(torch.zeros(1, 4, dtype=torch.int64))[0], torch.zeros(4, dtype=torch.int64))
+        < 7
+    )
