@@ -1,8 +1,8 @@
 """Hyperparameters of Llama 3.1 8B's pretraining in PyTorch: one flat, frozen dataclass; standard library only.
 
-The host side loads this file to check a configuration before anything starts, the training code to run it. The defaults
-are those of the reference (mlcommons/training, small_llm_pretraining/nemo/pretrain_llama31.py, and what it calls: NeMo's
-Llama31Config8B and distributed_fused_adam_with_cosine_annealing), and ours where those say nothing. "Sample" is a
+The host side loads this file to check a configuration before anything starts, the training code to run it. Defaults
+are those of the reference (mlcommons/training, small_llm_pretraining/nemo/pretrain_llama31.py, and what it calls:
+NeMo's Llama31Config8B and distributed_fused_adam_with_cosine_annealing), ours where those say nothing. "Sample" is a
 sequence, "step" one update of the weights.
 """
 
@@ -39,14 +39,12 @@ class Config:
     rope_context: int = 8192  # positions of the network before the scaling
     norm_epsilon: float = 1e-5  # of RMSNorm
     vocabulary_multiple: int = 128  # the vocabulary is padded to a multiple of this
-    initial_weights: float = (
-        0.02  # standard deviation; of what layers add to their input divided by (2 * layers) ** 0.5
-    )
+    initial_weights: float = 0.02  # standard deviation; what layers add has it / (2 * layers) ** 0.5
     precision: Literal["bf16", "tf32", "fp32"] = "bf16"  # of GEMMs and activations; weights and AdamW stay in fp32
 
     # The input
     batch_size: int = 4  # samples per rank and step; a group that splits a sample has those of its ranks
-    micro_batch_size: int = 1  # samples that a group computes at once
+    micro_batch: int = 1  # samples that a group computes at once, at most
     prefetch: int = 4  # batches built ahead by threads
 
     # The optimizer
@@ -84,6 +82,12 @@ class Config:
         return self.tensor_parallelism * self.context_parallelism
 
     @property
+    def micro_batch_size(self) -> int:
+        # Samples that a group computes at once: so many that they divide those of a step.
+        samples = self.batch_size * self.group
+        return next(size for size in range(min(self.micro_batch, samples), 0, -1) if samples % size == 0)
+
+    @property
     def accumulation(self) -> int:
         # Micro-batches of a step.
         return self.batch_size * self.group // self.micro_batch_size
@@ -102,7 +106,7 @@ class Config:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16")
         at_least(self, 1, "max_steps", "max_samples", "layers", "width", "heads", "key_value_heads", "inner_width")
-        at_least(self, 1, "rope_factor", "rope_context", "vocabulary_multiple", "batch_size", "micro_batch_size")
+        at_least(self, 1, "rope_factor", "rope_context", "vocabulary_multiple", "batch_size", "micro_batch")
         at_least(self, 1, "tensor_parallelism", "context_parallelism", "eval_interval_samples", "eval_samples")
         at_least(self, 1, "eval_batch_size", "log_interval")
         at_least(self, 2, "sequence_length")
@@ -110,7 +114,7 @@ class Config:
         at_least(self, 0, "checkpoint_interval", "rope_low_frequency")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights")
-        size, samples, parts = self.width // self.heads, self.batch_size * self.group, 2 * self.context_parallelism
+        size, parts = self.width // self.heads, 2 * self.context_parallelism
         refuse(
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
@@ -126,11 +130,6 @@ class Config:
             ),
             ("warmup_steps must be below max_steps", self.warmup_steps >= self.max_steps),
             ("end_learning_rate must not be above learning_rate", self.end_learning_rate > self.learning_rate),
-            (
-                f"micro_batch_size={self.micro_batch_size} must divide the {samples} samples of a group: batch_size="
-                f"{self.batch_size} times {self.group} ranks",
-                samples % self.micro_batch_size != 0,
-            ),
             (
                 f"tensor_parallelism={self.tensor_parallelism} must divide key_value_heads={self.key_value_heads}, "
                 f"inner_width={self.inner_width} and sequence_length={self.sequence_length}",

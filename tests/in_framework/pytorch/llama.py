@@ -21,7 +21,7 @@ RANKS = (1, 2)
 VOCABULARY = 96
 CONFIG = Config(
     device="cpu", precision="fp32", max_steps=20, sequence_length=32, layers=2, width=32, heads=4, key_value_heads=2,
-    inner_width=48, rope_base=10000.0, rope_context=16, initial_weights=0.3, batch_size=4, micro_batch_size=2,
+    inner_width=48, rope_base=10000.0, rope_context=16, initial_weights=0.3, batch_size=4, micro_batch=2,
     learning_rate=0.01, end_learning_rate=0.001, warmup_steps=2, epsilon=1e-3, loss_rows=24,
 )  # fmt: skip
 PARALLEL = ({}, {"tensor_parallelism": 2}, {"context_parallelism": 2}, {"recompute": True})
