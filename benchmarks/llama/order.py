@@ -72,9 +72,8 @@ def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order
         random.shuffle(part)
     documents = np.concatenate(parts)
     places, offsets = cut(lengths[documents], length)
-    count = len(places)
-    halves = [np.arange(0, before, dtype=np.uint32), np.arange(before, count, dtype=np.uint32)]
-    sequences = halves if apart else [np.arange(count, dtype=np.uint32)]
+    ranges = ((0, before), (before, len(places))) if apart else ((0, len(places)),)
+    sequences = [np.arange(first, last, dtype=np.uint32) for first, last in ranges]
     for each in sequences:
         random.shuffle(each)
     return Order(length, documents, places, offsets, np.concatenate(sequences))

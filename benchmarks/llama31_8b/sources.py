@@ -38,9 +38,9 @@ def find(args: argparse.Namespace) -> Source:
     """
     origin: Path = args.origin
     files = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
-    endings = [tuple(path for path in files if path.name.endswith(each)) for each in ((".bin",), JSON_LINES, TEXT)]
-    indexed = bool(endings[0])
-    of_kind = [path for path in next(filter(None, endings), ()) if path.name != FILE]
+    raw = [path for path in files if path.name != FILE]
+    kinds = [tuple(path for path in raw if path.name.endswith(each)) for each in ((".bin",), JSON_LINES, TEXT)]
+    indexed, of_kind = bool(kinds[0]), next(filter(None, kinds), ())
     train = tuple(path for path in of_kind if "train" in path.name)
     # A set with both, as WikiText has them, is evaluated on the last.
     held = [tuple(path for path in of_kind if each in path.name) for each in ("test", "valid")]
@@ -66,7 +66,8 @@ def find(args: argparse.Namespace) -> Source:
     if args.vocabulary_size and (indexed or tokenizer):
         raise Problem(f"--vocabulary-size with {tokenizer or train[0]}", "text without a tokenizer", "leave it out")
     kind = "Megatron's indexed files" if indexed else f"{len(train) + len(test):,} files of text"
-    return Source(args.name or origin.stem, train, test, tokenizer, indexed, kind)
+    name = args.name or ("c4" if indexed else origin.stem)
+    return Source(name, train, test, tokenizer, indexed, kind)
 
 
 def documents(path: Path) -> Iterator[str]:
