@@ -74,7 +74,7 @@ def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: P
         common = _tokenize(source, tokenizer, appends, args.allow_overlap, scratch, progress)
     documents = {part: open_documents(scratch / part) for part in PARTS}
     tokens = {part: len(each.tokens) for part, each in documents.items()}
-    _check_ids(documents["test"], entries, scratch)
+    _check_ids(documents["test"], entries)
     counts = {part: len(each.lengths) for part, each in documents.items()}
     splits = {part: Split(counts[part], (f"{part}.bin", f"{part}.idx", tokenization.FILE)) for part in PARTS}
     return Content(
@@ -183,11 +183,10 @@ def _together(texts: Iterator[str]) -> Iterator[List[str]]:
     return iter(lambda: list(islice(texts, TOGETHER)), [])
 
 
-def _check_ids(documents: Documents, entries: int, scratch: Path) -> None:
+def _check_ids(documents: Documents, entries: int) -> None:
     # Ids that the vocabulary has not would be read beyond the end of the embedding table.
     highest = int(documents.tokens.max())
     if highest >= entries:
-        shutil.rmtree(scratch, ignore_errors=True)
         raise Problem(
             f"token {highest:,} in the evaluation part, and {entries:,} entries",
             "the tokenizer that the files were made with",

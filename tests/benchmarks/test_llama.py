@@ -174,17 +174,18 @@ def test_text_is_tokenized(tmp_path: Path, tokenizer: Path, ending: str) -> None
 
 
 def test_indexed_files_are_linked_and_their_name_is_earned(tmp_path: Path, tokenizer: Path) -> None:
-    raw = tmp_path / "raw"
+    raw, entries = tmp_path / "raw", tokenization.read(tokenizer).get_vocab_size()
     raw.mkdir()
     write_documents(raw / "c4-train.en_6_text_document", [[1, 2, 3]] * 20)
-    write_documents(raw / "c4-validation-91205-samples.en_text_document", [[3, 269]] * 20)
+    write_documents(raw / "c4-validation-91205-samples.en_text_document", [[3, entries - 1]] * 20)
     code, lines = prepare(raw, "-o", tmp_path / "to", "--tokenizer", tokenizer)
-    assert code == 0 and "facts.documents.test 20 for 91,205" in preparing.notes(lines)
+    assert code == 0, lines[-1]
+    assert "facts.documents.test 20 for 91,205" in preparing.notes(lines)
     assert (tmp_path / "to" / "train.bin").samefile(raw / "c4-train.en_6_text_document.bin")
     assert open_data(tmp_path / "to").passport["name"] == "own data"
-    write_documents(raw / "c4-validation-91205-samples.en_text_document", [[3, 270]] * 20)
+    write_documents(raw / "c4-validation-91205-samples.en_text_document", [[3, entries]] * 20)
     refusal = preparing.refused(prepare(raw, "-o", tmp_path / "other", "--tokenizer", tokenizer))
-    assert "token 270 in the evaluation part, and 270 entries" in refusal
+    assert f"token {entries} in the evaluation part, and {entries} entries" in refusal
     write_documents(raw / "c4-train.en_7_text_document", [[1, 2, 3]] * 20)
     refusal = preparing.refused(prepare(raw, "-o", tmp_path / "other", "--tokenizer", tokenizer))
     assert "one indexed file a part" in refusal
