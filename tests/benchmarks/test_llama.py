@@ -290,6 +290,15 @@ def test_stopped_and_resumed_run_is_an_uninterrupted_one(runs: BareRuns, tmp_pat
     assert len(evaluations(metrics)) == 2
 
 
+def test_stopped_run_resumes_on_another_number_of_ranks_and_split(runs: BareRuns, tmp_path: Path) -> None:
+    output = tmp_path / "stopped"
+    metrics = output / "metrics.jsonl"
+    runs.stop(output, 2, "tensor_parallelism=2", once=lambda: steps_so_far(metrics) >= STEPS // 2)
+    ended, whole = runs.end(output, 1), runs.uninterrupted(1)
+    ours, theirs = (losses(each / "metrics.jsonl") for each in (ended, whole))
+    assert ours == pytest.approx(theirs, rel=1e-4) and len(ours) == 12
+
+
 @pytest.fixture(scope="module")
 def small_run(encore: Encore, python_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The small run as a user starts it.

@@ -6,7 +6,7 @@ ranks (FSDP over the ranks that hold the same part of a GEMM).
 """
 
 from contextlib import nullcontext
-from typing import Any, ContextManager, NamedTuple, Tuple
+from typing import Any, ContextManager, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -191,6 +191,16 @@ def share(tensor: torch.Tensor) -> Tuple[slice, ...]:
         return tuple(slice(0, size) for size in tensor.shape)
     sizes, begins = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes))
+
+
+def fill(tensor: torch.Tensor, begins: Sequence[int], values: torch.Tensor) -> None:
+    """Copy what a rank has of ``values``, a part of the whole tensor from ``begins`` on."""
+    mine, theirs = [], []
+    for part, first, size in zip(share(tensor), begins, values.shape):
+        begin, end = max(part.start, first), min(part.stop, first + size)
+        mine.append(slice(begin - part.start, max(begin, end) - part.start))
+        theirs.append(slice(begin - first, max(begin, end) - first))
+    local(tensor)[tuple(mine)] = values[tuple(theirs)].to(tensor.device)
 
 
 @torch.no_grad()

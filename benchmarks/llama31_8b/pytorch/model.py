@@ -1,6 +1,6 @@
 """Llama 3.1 8B's sizes, and the network with its optimizer on this rank."""
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 import torch
 
@@ -57,13 +57,14 @@ class Training:
         return {"parts": found}
 
     @torch.no_grad()
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        for name, parameter in self.parameters.items():
-            state, part = self.optimizer.state[parameter], saved["parts"][name]
-            parallel.local(parameter).copy_(part["weights"])
-            state["step"].copy_(part["step"])
-            for key in MOMENTS:
-                parallel.local(state[key]).copy_(part[key])
+    def restore(self, every_rank: Iterable[Mapping[str, Any]]) -> None:
+        """Take this rank's part of what the ranks of a checkpoint wrote, however they were split."""
+        for saved in every_rank:
+            for name, parameter in self.parameters.items():
+                state, part = self.optimizer.state[parameter], saved["parts"][name]
+                state["step"].copy_(part["step"])
+                for tensor, key in ((parameter, "weights"), *((state[key], key) for key in MOMENTS)):
+                    parallel.fill(tensor, part["begins"], part[key])
 
     @torch.no_grad()
     def forget(self) -> None:

@@ -40,7 +40,7 @@ def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any
     training = Training(config, vocabulary, ranks)
     warm_up(training)
     if saved:
-        training.restore(saved)
+        training.restore(saved["every_rank"])
     return training
 
 
@@ -93,7 +93,7 @@ def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Opt
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING)
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING, reshards=True)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
     with run.initialization():

@@ -14,7 +14,7 @@ from benchmarks.llama.pytorch import parallel
 from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
 from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.data import synthetic_batch
-from benchmarks.llama31_8b.pytorch.model import Training
+from benchmarks.llama31_8b.pytorch.model import MOMENTS, Training, adamw
 from benchmarks.llama31_8b.pytorch.train import train_step
 
 RANKS = (1, 2)
@@ -194,17 +194,36 @@ def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):
 
 
 @pytest.mark.parametrize("how", PARALLEL[:3])
-def test_state_of_a_checkpoint_continues_to_the_last_bit(how, ranks, tmp_path):
+def test_state_of_a_checkpoint_continues_in_every_split(how, ranks, alone, tmp_path):
+    """To the last bit in the same one; each rank takes its part of what others wrote."""
     config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **(how if ranks.size > 1 else {}))
     training, _, _ = trained(config, ranks, steps=2)
-    path = Path(os.environ.get("TOGETHER", tmp_path)) / f"{len(how)}{sorted(how)}-{ranks.rank}"
-    pytorch.save(path, training.state_dict())
+    folder = Path(os.environ.get("TOGETHER", tmp_path))
+    paths = [folder / f"{sorted(how)}-{rank}" for rank in range(ranks.size)]
+    pytorch.save(paths[ranks.rank], training.state_dict())
+    pytorch.barrier()
+    for other, by in ((how, ranks), ({}, ranks), ({"tensor_parallelism": 2}, ranks), ({}, alone)):
+        split = other if by.size > 1 else {}
+        again = Training(dataclasses.replace(CONFIG, seed=9, batch_size=4 // by.size, **split), VOCABULARY, by)
+        again.restore(map(pytorch.load, paths))
+        ours, theirs = whole(again), whole(training)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), other
+        moments = [[moments_of(each.optimizer, name, each) for name in theirs] for each in (again, training)]
+        assert all(torch.equal(one, two) for one, two in zip(*moments)), other
+        assert {float(each["step"]) for each in again.optimizer.state.values()} == {2.0}
     again = Training(dataclasses.replace(config, seed=9), VOCABULARY, ranks)
-    again.restore(pytorch.load(path))
+    again.restore(map(pytorch.load, paths))
     for each in (training, again):
         train_step(each, batch_of(config, each.place, ranks, 7), 0.01)
     ours, theirs = whole(again), whole(training)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def moments_of(optimizer, name, training):
+    """Both moments of a parameter, of all ranks together."""
+    state = optimizer.state[training.parameters[name]]
+    found = [state[key].full_tensor() if hasattr(state[key], "full_tensor") else state[key] for key in MOMENTS]
+    return torch.stack(found)
 
 
 def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
@@ -217,8 +236,6 @@ def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
 
 def test_norms_do_not_decay():
     network = Network(SHAPE)
-    from benchmarks.llama31_8b.pytorch.model import adamw
-
     groups = adamw(dict(network.named_parameters()), CONFIG).param_groups
     assert [(group["weight_decay"], {each.ndim for each in group["params"]}) for group in groups] == [
         (0.1, {2}),
