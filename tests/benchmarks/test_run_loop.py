@@ -238,7 +238,7 @@ def test_evidence_is_derived_from_every_configuration(recorded: Callable[[str, o
             assert [derived[key] for key in evidence.PARALLELISM] == [1] * 4
     recorded("evidence.json", found)
     bert = importlib.import_module("benchmarks.bert.pytorch.config").Config(
-        fp8=True, precision="bf16", batch_size=32, accumulation=4
+        fp8="scaled_mm", precision="bf16", batch_size=32, accumulation=4
     )
     assert list(evidence.of(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
 

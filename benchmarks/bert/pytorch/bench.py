@@ -93,7 +93,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     network = model.Network(shape_of(config, training.vocabulary), "padded")
     network.encoder = PlainEncoder(config, training.vocabulary)
     # Read before the clock: the plain loop is not charged with its input.
-    take = endless(data, replace(config, cuda_graph=False, fp8=False), ranks, inputs)
+    take = endless(data, replace(config, cuda_graph=False, fp8="none"), ranks, inputs)
     batches = [[everywhere(part) for part in take()] for _ in range(8)]
     rows = [part.rows for batch in batches for part in batch]
     share = 1 - sum(len(each.tokens) for each in rows) / sum((len(each.offsets) - 1) * each.longest for each in rows)

@@ -75,14 +75,15 @@ class Config:
     attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
-    fp8: bool = False  # products of the layers in FP8 by TransformerEngine, where the image has it
+    # Products of the layers in FP8, see benchmarks/language/pytorch/fp8.py
+    fp8: Literal["none", "auto", "scaled_mm", "transformer_engine"] = "none"
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
 
     @property
     def fills_rows(self) -> bool:
-        return self.cuda_graph or self.fp8
+        return self.cuda_graph or self.fp8 != "none"
 
     @property
     def targets(self) -> Dict[str, float]:
@@ -110,11 +111,14 @@ class Config:
                 "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
                 self.cuda_graph and self.attention == "grouped",
             ),
-            ("device=cpu has no FP8: set fp8=false", on_cpu and self.fp8),
-            ("fp8 needs precision=bf16 for all but the products", self.fp8 and self.precision != "bf16"),
+            ("fp8 needs precision=bf16 for all but the products", self.fp8 != "none" and self.precision != "bf16"),
             (
-                "fp8 has no CUDA graph and is not compiled: set cuda_graph=false and compile=false",
-                self.fp8 and (self.cuda_graph or self.compile),
+                "fp8=transformer_engine is for GPUs, has no CUDA graph and is not compiled: set fp8=scaled_mm",
+                self.fp8 == "transformer_engine" and (on_cpu or self.cuda_graph or self.compile),
+            ),
+            (
+                f"inner_width={self.inner_width} must be a multiple of 16 for fp8",
+                self.fp8 != "none" and self.inner_width % 16 != 0,
             ),
             (f"token_bucket={self.token_bucket} must be a multiple of 16", self.token_bucket % 16 != 0),
             (
