@@ -72,7 +72,8 @@ class Config:
     eval_batch_size: int = 16  # samples per rank
 
     # How it runs
-    attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # see benchmarks/language/pytorch/attention.py
+    # See benchmarks/language/pytorch/attention.py
+    attention: Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"] = "auto"
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
     # Products of the layers in FP8, see benchmarks/language/pytorch/fp8.py
@@ -104,12 +105,19 @@ class Config:
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu has no tf32: set precision=fp32", on_cpu and self.precision == "tf32"),
             ("device=cpu has no apex: set optimizer_kernel=auto", on_cpu and self.optimizer_kernel == "apex"),
-            ("device=cpu has no flash attention: set attention=auto", on_cpu and self.attention == "flash"),
+            (
+                f"device=cpu has no {self.attention} attention: set attention=auto",
+                on_cpu and self.attention in ("flash", "cudnn", "varlen"),
+            ),
             ("device=cpu is not compiled for: set compile=false", on_cpu and self.compile),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", on_cpu and self.cuda_graph),
             (
                 "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
                 self.cuda_graph and self.attention == "grouped",
+            ),
+            (
+                "attention=varlen has no dropout: set attention_dropout=0",
+                self.attention == "varlen" and self.attention_dropout > 0,
             ),
             ("fp8 needs precision=bf16 for all but the products", self.fp8 != "none" and self.precision != "bf16"),
             (
