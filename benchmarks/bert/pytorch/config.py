@@ -11,6 +11,9 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
 
+Attention = Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"]
+Float8 = Literal["none", "auto", "scaled_mm", "transformer_engine"]
+
 
 @dataclass(frozen=True)
 class Config:
@@ -72,12 +75,10 @@ class Config:
     eval_batch_size: int = 16  # samples per rank
 
     # How it runs
-    # See benchmarks/language/pytorch/attention.py
-    attention: Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"] = "auto"
+    attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
-    # Products of the layers in FP8, see benchmarks/language/pytorch/fp8.py
-    fp8: Literal["none", "auto", "scaled_mm", "transformer_engine"] = "none"
+    fp8: Float8 = "none"  # products of the layers in FP8, see benchmarks/language/pytorch/fp8.py
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal

@@ -12,6 +12,8 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
 
+Attention = Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"]
+
 
 @dataclass(frozen=True)
 class Config:
@@ -67,8 +69,7 @@ class Config:
     longest_answer: int = 30  # tokens
 
     # How it runs
-    # See benchmarks/language/pytorch/attention.py
-    attention: Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"] = "auto"
+    attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward as one graph for each length of row
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
