@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from encore import data, job
+from encore import data, job, peaks
 from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
 from encore.errors import EncoreError, ExitCode
@@ -269,6 +269,8 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
         screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
         _print_findings(screen, each)
+    for number, found in folder.passport().get("utilization", {}).items():
+        screen.print(f"run {int(number) + 1}: {peaks.sentence(found)}", markup=False, highlight=False)
     screen.print(judge.standing(folder))
     screen.print(f"run folder: {folder.path}")
     if any(each.compliance is not None for each in judgements):

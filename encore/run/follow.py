@@ -51,6 +51,7 @@ GIVEN_AT_START: Mapping[str, Any] = {
     "choices": {},
     "evidence": {},
     "batch_unit": "samples",
+    "flops_per_sample": None,
 }
 
 
@@ -77,6 +78,8 @@ class Progress:
     choices: Mapping[str, Any] = field(default_factory=dict)
     # What it computes and sends in, and how it is split, by the keys of MLPerf.
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    flops_per_sample: float | None = None  # Model FLOPs of training on one of ``batch_unit``
+    trained: tuple[float, int] = (0.0, 0)  # Seconds and steps between reports, without evaluations, since the start
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began
 
@@ -93,6 +96,12 @@ class Progress:
         if last_time - first_time < 1.0:
             return None
         return (last_step - first_step) * self.global_batch_size / (last_time - first_time)
+
+    @property
+    def trained_per_second(self) -> float | None:
+        """Samples per second over the whole training, without evaluations and what is around them."""
+        seconds, steps = self.trained
+        return steps * self.global_batch_size / seconds if seconds > 0 else None
 
     @property
     def seconds_to_go(self) -> float | None:
@@ -116,6 +125,9 @@ class Progress:
             self.epoch = self.step // max(self.steps_per_epoch, 1)
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
+            if self._times:
+                (seconds, steps), (before, step) = self.trained, self._times[-1]
+                self.trained = (seconds + record["time"] - before, steps + self.step - step)
             self._times.append((record["time"], self.step))
         elif kind == "eval":
             self.qualities, self.evaluated_epoch = record["qualities"], record["epoch"]

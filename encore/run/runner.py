@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from encore import data as data_sets
-from encore import environment, files, paths
+from encore import environment, files, paths, peaks
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
@@ -184,7 +184,7 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
                 outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
             if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
-                _note_ranks(folder, experiment, hooks)
+                _note_ranks(plan, folder, experiment, hooks)
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
                 return Ending(ExitCode.FAILED, _requeue(plan, outcome, signals, hooks), outcome.is_final)
@@ -194,14 +194,23 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     return Ending(ExitCode.REACHED if reached else ExitCode.NOT_REACHED)
 
 
-def _note_ranks(folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None:
+def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None:
     # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
         seen = follow.read_progress(experiment.metrics)
-        reported = {"choices": seen.choices, "evidence": seen.evidence}
+        reported = {"choices": seen.choices, "evidence": seen.evidence, "utilization": _utilization(plan, seen)}
         folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
+
+
+def _utilization(plan: Plan, seen: follow.Progress) -> dict[str, Any]:
+    configuration, speed = plan.configuration, seen.trained_per_second
+    if seen.flops_per_sample is None or speed is None:
+        return {}
+    gpu = plan.machine.gpus[0].name if configuration.get("device") == "gpu" and plan.machine.gpus else ""
+    precision = peaks.computed_in(configuration.plain())
+    return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, precision, configuration.ranks)
 
 
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:

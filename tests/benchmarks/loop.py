@@ -124,7 +124,7 @@ class Training:
         run = self.run
         with run.initialization():
             run.log({"global_batch_size": 4})
-        with run.timed(self.timeline):
+        with run.timed(self.timeline, lambda: 5e6):
             run.register_state(lambda: {"weight": self.weight}, lambda: {"input": bytes([self.weight])})
             if self.evaluator:
                 run.use(self.evaluator)

@@ -251,6 +251,7 @@ def test_a_round_that_asks_for_evidence_has_it_in_the_log(tmp_path: Path) -> Non
     (start,) = records(tmp_path / "metrics.jsonl", "start")
     events = [(each["key"], each["value"]) for each in logged(tmp_path / "result.txt")]
     assert [each for each in events if each[0] in start["evidence"]] == list(start["evidence"].items())
+    assert start["flops_per_sample"] == 5e6
     assert start["evidence"]["lowest_numerical_precision_in_linear"] == "tf32"
 
 

@@ -27,6 +27,7 @@ from benchmarks.common.torch import abilities, lamb, low_precision
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
 from benchmarks.language.arrays import DataSet, Samples, open_data
+from benchmarks.language.flops import of_sample
 from benchmarks.language.pytorch import attention, checkpoint, fp8
 from benchmarks.language.pytorch.encoder import shape_of
 from benchmarks.language.pytorch.graphs import captured
@@ -220,8 +221,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.initialization():
         training = run.open(lambda: build(config, data, ranks, saved, weights))
     run.log(events.hyperparameters(config, ranks.size, data.max_predictions))
+    flops = partial(of_sample, config, data.vocabulary.size, data.train)
     # No sample is read before run_start.
-    with run.timed(events.timeline(config, ranks.size)) as timeline:
+    with run.timed(events.timeline(config, ranks.size), flops) as timeline:
         optimizer = training.optimizer
         batches = training_input(config, data.train, ranks, run.position + optimizer.uncounted)
         run.register_state(training.state_dict, training.rank_state_dict)

@@ -133,12 +133,15 @@ class Run:
             self._log.init_stop(self.choices)
 
     @contextmanager
-    def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[Timeline]:
+    def timed(
+        self, timeline: Union[Timeline, Callable[[], Timeline]], flops: Optional[Callable[[], float]] = None
+    ) -> Iterator[Timeline]:
         """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing").
 
         It starts when all ranks are connected and their devices idle, and no rank passes before rank 0 has logged it;
         it stops when all ranks and devices are done. Yields the timeline; one that depends on the data set is made by
-        a function, after the clock has started.
+        a function, after the clock has started. So are the model FLOPs that training on a sample takes
+        (benchmarks/common/flops.py), of the unit in which the timeline counts a batch.
         """
         self._framework.connect(self.ranks)
         self._framework.synchronize()
@@ -147,6 +150,7 @@ class Run:
             self._log.run_start()
         self._framework.barrier()
         self._timeline = timeline if isinstance(timeline, Timeline) else timeline()
+        self._flops = flops() if flops is not None and self.ranks.rank == 0 else None
         try:
             yield self._timeline
             self._end()
@@ -215,6 +219,7 @@ class Run:
             environment=library_environment(),
             choices=self.choices,
             evidence=evidence.of(self.config, self.choices),
+            flops_per_sample=self._flops,
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)

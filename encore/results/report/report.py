@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from encore import __version__
+from encore import __version__, peaks
 from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 from encore.results.audit.judge import audit_scores
@@ -184,7 +184,7 @@ def section(
         else None,
         plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
-        sentences=tuple(certainty(compared)),
+        sentences=(*certainty(compared), *_utilization(ours)),
         choices=Table(title="What the runs took", columns=("key", "choice"), rows=tuple(ours.choices.items()))
         if ours.choices
         else None,
@@ -193,6 +193,13 @@ def section(
         generations=generations_table(ours.folder),
         game=game_of(ours.folder),
     )
+
+
+# What each run made of its devices, as run.json has it.
+def _utilization(ours: Side) -> Iterable[str]:
+    found = ours.passport.get("utilization")
+    for number, each in (found if isinstance(found, dict) else {}).items():
+        yield f"Run {int(number) + 1}: {peaks.sentence(each)}."
 
 
 def is_small(compared: Comparison) -> bool:
