@@ -36,6 +36,16 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
+def start(startup: Mapping[str, Mapping[str, float]]) -> str:
+    # ``start took 75 s (60 s are planned): compile 52.0 s of 10 s``, the parts that took longer than planned
+    taken, budget = startup["seconds"], startup["budget"]
+    text = f"start took {sum(taken.values()):.1f} s ({sum(budget.values()):.0f} s are planned)"
+    late = [
+        f"{name} {seconds:.1f} s of {budget[name]:.0f} s" for name, seconds in taken.items() if seconds > budget[name]
+    ]
+    return f"{text}: {', '.join(late)}" if late else text
+
+
 class RunView:
     def __init__(self, console: Console) -> None:
         self._console = console

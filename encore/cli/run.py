@@ -269,6 +269,8 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
         screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
         _print_findings(screen, each)
+    for number, startup in folder.passport().get("startup", {}).items():
+        screen.print(f"run {int(number) + 1}: {live.start(startup)}", markup=False, highlight=False)
     for number, found in folder.passport().get("utilization", {}).items():
         screen.print(f"run {int(number) + 1}: {peaks.sentence(found)}", markup=False, highlight=False)
     screen.print(judge.standing(folder))

@@ -52,6 +52,7 @@ GIVEN_AT_START: Mapping[str, Any] = {
     "evidence": {},
     "batch_unit": "samples",
     "flops_per_sample": None,
+    "startup": {},
 }
 
 
@@ -79,6 +80,8 @@ class Progress:
     # What it computes and sends in, and how it is split, by the keys of MLPerf.
     evidence: Mapping[str, Any] = field(default_factory=dict)
     flops_per_sample: float | None = None  # Model FLOPs of training on one of ``batch_unit``
+    # ``seconds`` of each part of rank 0's start, up to the clock, and the ``budget`` of each on eight GPUs
+    startup: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     trained: tuple[float, int] = (0.0, 0)  # Seconds and steps between reports, without evaluations, since the start
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began

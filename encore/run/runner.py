@@ -4,7 +4,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +17,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
 from encore.machine import fitness, links, node, on_node, preflight
 from encore.machine.fitness import Need
-from encore.run import follow, hints, ownership, passport, run_folder, status
+from encore.run import compiled, follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
@@ -177,14 +177,18 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     A task of a Slurm array runs the experiment of its own number alone.
     """
     mine = experiments_of(folder, plan.allocation)
+    gpus = [f"{each.name}, {each.driver}" for each in plan.machine.gpus]
+    key = compiled.key_of(plan.configuration, folder.passport()["image"], plan.python, gpus)
     with Signals() as signals:
         for experiment in mine:
             if experiment.state().status in run_folder.FINISHED:
                 continue
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
+                found = compiled.give(key, experiment.folder)
                 outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
+                compiled.keep(key, experiment.folder)
             if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
-                _note_ranks(plan, folder, experiment, hooks)
+                _note_ranks(plan, folder, experiment, hooks, {"key": key, "found": found} if key else {})
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
                 return Ending(ExitCode.FAILED, _requeue(plan, outcome, signals, hooks), outcome.is_final)
@@ -194,11 +198,17 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     return Ending(ExitCode.REACHED if reached else ExitCode.NOT_REACHED)
 
 
-def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None:
+def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Hooks, kept: Mapping[str, Any]) -> None:
     # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
         seen = follow.read_progress(experiment.metrics)
-        reported = {"choices": seen.choices, "evidence": seen.evidence, "utilization": _utilization(plan, seen)}
+        reported = {
+            "choices": seen.choices,
+            "evidence": seen.evidence,
+            "utilization": _utilization(plan, seen),
+            "startup": seen.startup,
+            "compiled": kept,
+        }
         folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from encore import catalogue, files, peaks
+from encore.cli import live
 from encore.cli.jobs import describe
 from encore.cli.live import facts
 from encore.results.words import against_targets, with_names
@@ -106,6 +107,15 @@ def test_a_training_is_held_against_the_data_sheet_of_its_gpus() -> None:
 def test_a_data_sheet_is_that_of_the_very_gpu(gpu: str, precision: str, tflops: float | None) -> None:
     found = peaks.peak_of(gpu, precision)
     assert (found and found[0]) == (None if tflops is None else 1e12 * tflops)
+
+
+def test_a_start_says_which_part_took_longer_than_planned() -> None:
+    startup = {
+        "seconds": {"imports": 8.0, "compile": 52.04},
+        "budget": {"imports": 12.0, "compile": 10.0, "rest": 38.0},
+    }
+    assert live.start(startup) == "start took 60.0 s (60 s are planned): compile 52.0 s of 10 s"
+    assert live.start({**startup, "seconds": {"imports": 8.0}}) == "start took 8.0 s (60 s are planned)"
 
 
 def test_live_line_has_every_quality_by_name() -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common.data.problem import FAILED, REFUSED, Problem
-from benchmarks.common.run import choices, configuration, evidence
+from benchmarks.common.run import choices, configuration, evidence, startup
 from benchmarks.common.run.checkpoints import Checkpoints, Content
 from benchmarks.common.run.metrics import MetricsStream, StepReports, library_environment
 from benchmarks.common.run.mllog import Wording, log_of
@@ -38,6 +38,7 @@ from benchmarks.common.run.stopping import Heartbeat, StopRequest, leaving_toget
 from benchmarks.common.run.timeline import Timeline
 
 T = TypeVar("T")
+COMPILED = "compiled.bin"  # in the output folder: what the framework has compiled, for a later run, and of an earlier
 
 
 class Run:
@@ -47,8 +48,11 @@ class Run:
         """Join the other ranks and find out where the run is; the signals come first."""
         self._stop = StopRequest()
         choices.forget()
+        startup.begin()
         self._framework, self.data, self.output = framework, data, output
-        self.ranks: Ranks = framework.start(config)
+        with startup.part("ranks"):
+            self.ranks: Ranks = framework.start(config)
+            framework.load_compiled(output / COMPILED, self.ranks)
         self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size))
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
         self._wording, self._paths = wording, (output / "result.txt", output / "metrics.jsonl")
@@ -122,7 +126,8 @@ class Run:
         if self._logs_events:
             self._log.init_start(self.config.seed)
         try:
-            yield
+            with startup.part("network"):
+                yield
         except choices.UnavailableError as problem:  # raised on all ranks together
             print(problem, file=sys.stderr)
             with leaving_together(self._framework):
@@ -143,9 +148,11 @@ class Run:
         a function, after the clock has started. So are the model FLOPs that training on a sample takes
         (benchmarks/common/flops.py), of the unit in which the timeline counts a batch.
         """
-        self._framework.connect(self.ranks)
-        self._framework.synchronize()
-        self._framework.barrier()
+        with startup.part("connect"):
+            self._framework.connect(self.ranks)
+            self._framework.synchronize()
+            self._framework.barrier()
+        self._startup = {"seconds": startup.taken(), "budget": startup.BUDGET}
         if self._logs_events:
             self._log.run_start()
         self._framework.barrier()
@@ -183,6 +190,7 @@ class Run:
             raise SystemExit(problem.code) from None
 
     def finish(self) -> int:
+        self._framework.save_compiled(self.output / COMPILED, self.ranks)
         self._framework.finish()
         return 0
 
@@ -220,6 +228,7 @@ class Run:
             choices=self.choices,
             evidence=evidence.of(self.config, self.choices),
             flops_per_sample=self._flops,
+            startup=self._startup,
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
