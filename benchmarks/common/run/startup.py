@@ -63,4 +63,5 @@ def _count() -> None:
 # Seconds since the process began, as the kernel has it (proc(5), /proc/self/stat).
 def _age() -> float:
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    clock: int = getattr(time, "CLOCK_BOOTTIME", 7)  # which Python 3.6 has no name for
+    return time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
