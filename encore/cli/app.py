@@ -78,16 +78,25 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(context: typer.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    if context.params.get("as_json"):
+        # Loaded here, as each command is: most calls need none of it.
+        from encore import release
+        from encore.cli import layout
+
+        layout.write_json(release.facts())
+    else:
         typer.echo(f"encore {__version__}")
-        raise typer.Exit
+    raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", is_eager=True, help="With --version: also that of the rules, and of the data.")
     ] = False,
 ) -> None:
     """Take the options of all commands."""
