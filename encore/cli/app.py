@@ -26,7 +26,8 @@ COMMANDS = {
 # The same of the lab, which is a panel of its own in the help.
 LAB = {
     "audit": "results.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
-    "reproduce": "reproduce.reproduce", "archive": "report.archive", "export": "export.export", "serve": "serve.serve",
+    "reproduce": "reproduce.reproduce", "archive": "report.archive", "verify": "report.verify",
+    "export": "export.export", "serve": "serve.serve",
 }  # fmt: skip
 
 
