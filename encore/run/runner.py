@@ -66,7 +66,10 @@ def render(plan: Plan, output: Path) -> Command:
     if not job.launch.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
-    return replace(command, rank_folders=tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)))
+    folders = tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks))
+    nodes, telemetry = plan.configuration.nodes, output / "telemetry.jsonl"
+    away = step.samplers(plan.allocation, nodes, telemetry) if plan.allocation else ()
+    return replace(command, rank_folders=folders, samplers=away)
 
 
 def dry_run_command(plan: Plan) -> Command:

@@ -95,8 +95,21 @@ def launch(
 
 def once_a_node(nodes: int) -> tuple[str, ...]:
     """Return the srun line of a short step next to the ranks, one process on each node."""
-    size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none", "--input=none")
+    return (*_beside(nodes), "--input=none")
+
+
+def _beside(nodes: int) -> tuple[str, ...]:
+    size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none")
     return ("srun", *size, "--overlap", "--export=ALL", "--cpu-bind=none", "--quiet")
+
+
+def samplers(allocation: Allocation, nodes: int, telemetry: Path) -> tuple[tuple[str, ...], ...]:
+    """Return the srun line that samples the nodes but for the first, next to its file ``telemetry``."""
+    others = allocation.nodes[1:nodes]
+    if not (others and allocation.is_real):
+        return ()
+    program = (sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
+    return ((*_beside(len(others)), f"--nodelist={','.join(others)}", *program),)
 
 
 def spool_folder() -> str:

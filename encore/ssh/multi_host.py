@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from encore import catalogue, environment, names
+from encore import catalogue, environment, names, paths
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
@@ -201,7 +201,18 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
 def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
     """Return the command with the caller's keys, and with the end of what it may leave on the hosts."""
     variables = {**command.environment, **({AGENT: caller[AGENT]} if AGENT in caller else {})}
-    return replace(command, environment=variables, cleanup=cleanup(output, hosts[1:]) if hosts[1:] else ())
+    left = cleanup(output, hosts[1:]) if hosts[1:] else ()
+    return replace(
+        command, environment=variables, cleanup=left, samplers=samplers(hosts[1:], output / "telemetry.jsonl")
+    )
+
+
+def samplers(hosts: Sequence[Host], telemetry: Path) -> tuple[tuple[str, ...], ...]:
+    """Return a command for each host that is another machine, which samples it next to the file ``telemetry``."""
+    argv = (sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
+    script = f"cd {shlex.quote(str(paths.ROOT))} && exec {shlex.join(argv)}"
+    away = (host.name for host in hosts if not is_here(host.name))
+    return tuple(("ssh", "-o", "BatchMode=yes", *SOON, name, script) for name in away)
 
 
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:
