@@ -151,13 +151,14 @@ def _watch(
     watch: "HangWatch",
     stop_seconds: float,
 ) -> Outcome:
-    progress = follow.Progress()
+    progress, slow = follow.Progress(), follow.SlowRankWatch(experiment.folder)
     stop_at: float | None = None
     stale, kills = _being_written(experiment), processes.kills_for_memory()
     while True:
         ended = child.poll() is not None
         for record in tail.read():
             progress.add(record)
+        progress.slow = slow.look()
         on_progress(progress)
         if ended:
             return _conclude(child, progress, experiment, signals, kills)
