@@ -207,12 +207,15 @@ def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Ma
     )
 
 
+def by_shell(host: str) -> tuple[str, ...]:
+    """Return ssh to a host in the checkout there; a command for its shell follows, as one word."""
+    return ("ssh", "-o", "BatchMode=yes", *SOON, host, f"cd {shlex.quote(str(paths.ROOT))} && exec")
+
+
 def samplers(hosts: Sequence[Host], telemetry: Path) -> tuple[tuple[str, ...], ...]:
     """Return a command for each host that is another machine, which samples it next to the file ``telemetry``."""
     argv = (sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
-    script = f"cd {shlex.quote(str(paths.ROOT))} && exec {shlex.join(argv)}"
-    away = (host.name for host in hosts if not is_here(host.name))
-    return tuple(("ssh", "-o", "BatchMode=yes", *SOON, name, script) for name in away)
+    return tuple((*by_shell(host.name), shlex.join(argv)) for host in hosts if not is_here(host.name))
 
 
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:
