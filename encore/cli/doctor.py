@@ -16,7 +16,7 @@ from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.files import existing
-from encore.machine import node, preflight
+from encore.machine import gate, node, preflight
 from encore.machine.preflight import Check
 from encore.run import gate as gates
 from encore.slurm import cluster as clusters
@@ -90,7 +90,7 @@ def _gate(
     verdicts = gates.check(
         place, gates.Asked(disks=folders, python=python), lambda step: screen.print(f"[dim]{step}[/]")
     )
-    gates.keep(verdicts)
+    gate.keep(verdicts)
     if as_json:
         write_json({"nodes": [each.as_json() for each in verdicts]})
     else:

@@ -10,9 +10,14 @@ Facts are what :mod:`encore.machine.health` returns of a node, None of one that 
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from encore import paths
+from encore.errors import EncoreError
+from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES
 from encore.machine.preflight import Check, Level
 
@@ -67,8 +72,8 @@ OF_GPUS = (
 )
 # Name, title, unit, and the share of the others' median by which a healthy node may be slower.
 MEASURED = (
-    ("cpu_rate", "SHA-256 on all cores", 1e9, "GB/s", 0.3),
-    ("memory_rate", "memory copies on all cores", 1e9, "GB/s", 0.3),
+    ("cpu_rate", "SHA-256 on all cores", 1e9, "GB/s", 0.4),
+    ("memory_rate", "memory copies on all cores", 1e9, "GB/s", 0.4),
 )
 
 
@@ -340,3 +345,27 @@ def _between(known: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple[str, Ch
 def _line(facts: Facts) -> float:
     # Bytes per second of all ports together, else of the interface; 0 where the kernel does not know it.
     return float((sum(facts["ports"].values()) * 1e9 or facts["megabits"] * 1e6) / 8)
+
+
+# -- what was found before ----------------------------------------------------------------------------------------
+
+
+def folder() -> Path:
+    return paths.cache_folder() / "gate"
+
+
+def keep(verdicts: Sequence[Verdict]) -> None:
+    """Keep the verdict of each node in the cache, for ``encore doctor --slurm``; a cache that is full keeps none."""
+    with suppress(OSError):
+        folder().mkdir(parents=True, exist_ok=True)
+        for each in verdicts:
+            write_json(folder() / f"{each.node}.json", {"time": utc_now(), **each.as_json()})
+
+
+def kept(name: str) -> str:
+    """Return what the gate found of a node when it was asked last, and when; empty where it never was."""
+    with suppress(EncoreError, KeyError, TypeError):
+        content = read_json(folder() / f"{name}.json")
+        worst = [f"{each['name']}: {each['found']}" for each in content["checks"] if each["level"] == content["level"]]
+        return f"{content['level']} at {content['time']}: {'; '.join(worst)}"
+    return ""

@@ -29,8 +29,8 @@ from encore import paths
 from encore.files import existing, text_of
 from encore.machine import links, network, node
 
-SECONDS = 0.5  # Of each measurement of the CPU and its memory
-REPEATS = 3
+SECONDS = 0.2  # Of each measurement of the CPU and its memory
+REPEATS = 5
 COPIED = 1 << 26  # Bytes that a thread copies at once, far above its share of a cache
 HASHED = 1 << 20
 WRITTEN = 1 << 26  # Bytes of the file that a disk writes and reads
@@ -151,7 +151,7 @@ def on_all_cores(prepare: Callable[[], Callable[[], int]]) -> float:
 
 
 def _together(calls: Sequence[Callable[[], int]]) -> float:
-    done, end = [0] * len(calls), time.perf_counter() + SECONDS / REPEATS
+    done, end = [0] * len(calls), time.perf_counter() + SECONDS
 
     def repeat(number: int) -> None:
         while time.perf_counter() < end:

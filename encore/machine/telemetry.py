@@ -23,7 +23,7 @@ import psutil
 
 from encore import paths
 from encore.files import text_of
-from encore.machine import node
+from encore.machine import node, openmetrics
 
 INTERVAL_SECONDS = 1.0
 END_SECONDS = 10.0  # That the samplers of other nodes get to end
@@ -138,10 +138,14 @@ class Telemetry:
             handles = held.enter_context(node.devices())
             xids = held.enter_context(xid_events(handles))
             file = held.enter_context(self._path.open("a", encoding="utf-8"))
+            textfile = openmetrics.Textfile(self._path.parent)
+            held.callback(textfile.remove)
             while not self._ended.wait(max(0.0, next_time - time.monotonic())):
                 gpus = [sample_gpu(handle) for handle in handles]
-                file.write(json.dumps({**sample_host(), "gpus": gpus, "xids": xids()}) + "\n")
+                reading = {**sample_host(), "gpus": gpus, "xids": xids()}
+                file.write(json.dumps(reading) + "\n")
                 file.flush()
+                textfile.write(reading)
                 next_time += INTERVAL_SECONDS
 
 

@@ -10,7 +10,6 @@ import platform
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,10 +19,9 @@ from typing import Any
 
 from encore import environment, launchers, paths
 from encore.errors import EncoreError
-from encore.files import read_json, utc_now, write_json
 from encore.machine import gate, health, node
 from encore.machine.gate import Verdict
-from encore.slurm import step
+from encore.slurm import queue, step
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
 from encore.ssh import multi_host
@@ -167,25 +165,31 @@ def own_python(named: Path | None) -> Path | None:
     return None
 
 
-# -- what was found before ----------------------------------------------------------------------------------
+# -- a run in a job with spare nodes --------------------------------------------------------------------------
 
 
-def folder() -> Path:
-    return paths.cache_folder() / "gate"
+def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_step: Callable[[str], None]) -> None:
+    """Leave nodes of this Slurm job that fail the gate out of the run, by ENCORE_LEFT_OUT in this environment.
 
-
-def keep(verdicts: Sequence[Verdict]) -> None:
-    """Keep the verdict of each node in the cache, for ``encore doctor --slurm``; a cache that is full keeps none."""
-    with suppress(OSError):
-        folder().mkdir(parents=True, exist_ok=True)
-        for each in verdicts:
-            write_json(folder() / f"{each.node}.json", {"time": utc_now(), "unix": time.time(), **each.as_json()})
-
-
-def kept(name: str) -> str:
-    """Return what the gate found of a node when it was asked last, and when; empty where it never was."""
-    with suppress(EncoreError, KeyError, TypeError):
-        content = read_json(folder() / f"{name}.json")
-        failed = [f"{each['name']}: {each['found']}" for each in content["checks"] if each["level"] == content["level"]]
-        return f"{content['level']} at {content['time']}: {'; '.join(failed)}"
-    return ""
+    Raises:
+        EncoreError: outside of a Slurm job, or where fewer nodes pass than are ``wanted`` (None: all of them).
+    """
+    allocation = queue.this_allocation(os.environ)
+    if allocation is None:
+        raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
+    verdicts = check(of_job(allocation, cluster), Asked(disks=(results,)), on_step)
+    gate.keep(verdicts)
+    failed = {each.node: "; ".join(each.reasons) for each in verdicts if each.level == "FAIL"}
+    told = [f"{name}: {reason}" for name, reason in failed.items()]
+    needed = wanted or len(allocation.nodes)
+    if len(allocation.nodes) - len(failed) < needed:
+        raise EncoreError(
+            f"{len(failed)} of {len(allocation.nodes)} nodes failed the gate: {' | '.join(told)}",
+            expected=f"{needed} that pass",
+            hint=f"allocate spare nodes, sbatch -N {needed + len(failed)} ... --nodes {needed} --gate; or leave them "
+            f"out: sbatch --exclude={','.join(failed)}",
+        )
+    for line in told:
+        on_step(f"left out by the gate: {line}")
+    if failed:
+        os.environ[queue.LEFT_OUT] = ",".join(failed)

@@ -15,7 +15,7 @@ from encore import environment, files, paths
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
-from encore.machine import fitness, links, node, on_node, preflight
+from encore.machine import fitness, links, node, on_node, openmetrics, preflight
 from encore.machine.fitness import Need
 from encore.run import follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
@@ -180,6 +180,8 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     A task of a Slurm array runs the experiment of its own number alone.
     """
     mine = experiments_of(folder, plan.allocation)
+    if plan.cluster.textfile is not None:
+        os.environ.setdefault(openmetrics.VARIABLE, str(plan.cluster.textfile))
     with Signals() as signals:
         for experiment in mine:
             if experiment.state().status in run_folder.FINISHED:

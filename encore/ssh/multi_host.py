@@ -30,7 +30,7 @@ from encore import catalogue, environment, names, paths
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
-from encore.machine import binding, fitness, network, processes
+from encore.machine import binding, fitness, network, openmetrics, processes
 from encore.machine.fitness import SHARE, Need, question
 from encore.machine.preflight import Check
 from encore.ssh import each_host
@@ -214,7 +214,8 @@ def by_shell(host: str) -> tuple[str, ...]:
 
 def samplers(hosts: Sequence[Host], telemetry: Path) -> tuple[tuple[str, ...], ...]:
     """Return a command for each host that is another machine, which samples it next to the file ``telemetry``."""
-    argv = (sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
+    named = os.environ.get(openmetrics.VARIABLE, "")
+    argv = ("env", f"{openmetrics.VARIABLE}={named}", sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
     return tuple((*by_shell(host.name), shlex.join(argv)) for host in hosts if not is_here(host.name))
 
 
