@@ -77,6 +77,7 @@ def sample_host() -> dict[str, Any]:
     return {
         "time": round(time.time(), 3),
         "node": node.name(),
+        "cores": psutil.cpu_count(),
         "cpu_percent": psutil.cpu_percent(None),
         "memory_used_mib": (memory.total - memory.available) // 2**20,
         "disk_read_bytes": disk.read_bytes if disk else None,

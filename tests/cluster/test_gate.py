@@ -6,6 +6,7 @@ starts finds another machine; GPUs are a module in the place of pynvml, alike on
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -170,6 +171,32 @@ def test_a_node_with_few_cycles_is_slow(harmed: Harmed) -> None:
         (group / "cpu.cfs_quota_us").write_text("-1")
 
 
+def test_a_prolog_drains_the_node_that_it_fails_on(harmed: Harmed, cluster: Cluster) -> None:
+    # No job begins on a node whose Prolog fails; doctor --slurm has the gate's verdict next to Slurm's reason.
+    configuration, program = cluster.folder / "slurm.conf", cluster.folder / "prolog.sh"
+    before = configuration.read_text(encoding="utf-8")
+    lines = ("#!/bin/sh", f"PYTHONPATH={paths.ROOT} XDG_CACHE_HOME={cluster.folder} {paths.ROOT}/slurm/prolog.sh")
+    program.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    program.chmod(0o755)
+    configuration.write_text(f"{before}Prolog={program}\n", encoding="utf-8")
+    try:
+        cluster.call("scontrol", "reconfigure")
+        harmed.start(gpus=[GPU, {**GPU, "remapped": [0, 0, 0, 1]}])
+        job = cluster.call("sbatch", "--parsable", "--nodes=1", "--nodelist=n2", "--output=/dev/null", "--wrap=true")
+        wait_for(lambda: "drain" in cluster.call("sinfo", "-h", "-N", "-n", SECOND, "-o", "%T"), "n2 is drained")
+        command = (sys.executable, "-m", "encore.cli.app", "doctor", "--slurm")
+        variables = {**cluster.environment, "XDG_CACHE_HOME": str(cluster.folder), "COLUMNS": "300"}
+        done = subprocess.run(command, env=variables, cwd=paths.ROOT, capture_output=True, text=True, check=False)
+        assert re.search(
+            r"n2 drained.*: Prolog error; the gate found n2 FAIL at .*row remapping has failed", done.stdout
+        )
+        cluster.call("scancel", job)
+    finally:
+        configuration.write_text(before, encoding="utf-8")
+        cluster.call("scontrol", "reconfigure")
+        cluster.call("scontrol", "update", f"NodeName={SECOND}", "State=RESUME")
+
+
 def test_a_run_leaves_out_the_node_that_failed(harmed: Harmed, jobs: Jobs) -> None:
     harmed.start(gpus=[GPU, {**GPU, "ecc_uncorrected": 1}])
     refused = jobs.submit("--gate")
@@ -185,6 +212,7 @@ def test_telemetry_and_step_times_of_both_nodes(harmed: Harmed, jobs: Jobs) -> N
     harmed.start()
     job = jobs.submit("--system", "cpu", "--runtime", "host")
     jobs.wait_for_state(job, "COMPLETED", "FAILED")
+    assert jobs.cluster.state(job) == "COMPLETED", jobs.log(job)
     folder = jobs.folder(job) / "experiment_0"
     nodes = {}
     for path in folder.glob("telemetry*.jsonl"):

@@ -15,7 +15,8 @@ from encore.run import notice
 
 READING: dict[str, Any] = {
     "time": 100.0, "node": 'n"1', "cpu_percent": 50.0, "memory_used_mib": 2, "disk_read_bytes": 7,
-    "disk_write_bytes": 8, "network_received_bytes": 9, "network_sent_bytes": 10, "cpu_stall_us": 1_500_000, "io_stall_us": None,
+    "disk_write_bytes": 8, "network_received_bytes": 9, "network_sent_bytes": 10,
+    "cpu_stall_us": 1_500_000, "io_stall_us": None,
     "gpus": [
         {"use_percent": 99, "memory_mib": 1, "sm_mhz": 1980, "power_watts": 700.5, "temperature_celsius": 60,
          "throttle": 4, "ecc_uncorrected": 0, "nvlink_sent_kib": 1},

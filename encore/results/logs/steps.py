@@ -89,7 +89,7 @@ def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None)
     """Return the rank that the others wait for at the end of ``windows``, or at ``now``; None if there is none."""
     end = now or max((each[-1].time for each in windows.values() if each), default=0.0)
     recent = {rank: [w for w in each if end - RECENT_SECONDS < w.time <= end + 1] for rank, each in windows.items()}
-    shares = {rank: share for rank, each in recent.items() if (share := _waiting(each)) is not None}
+    shares = {rank: share for rank, each in recent.items() if (share := waiting_of(each)) is not None}
     if len(shares) < 2 or len(shares) < len(windows):
         return None
     slow = min(shares, key=lambda rank: shares[rank])
@@ -102,7 +102,8 @@ def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None)
     return SlowRank(rank=slow, node=last.node, local_rank=last.local_rank, waiting=shares[slow], others=middle)
 
 
-def _waiting(windows: Sequence[Window]) -> float | None:
+def waiting_of(windows: Sequence[Window]) -> float | None:
+    """Return the share of the time in which a rank waited for others; None where it is not known."""
     known = [(each.waiting, each.window) for each in windows if each.waiting is not None]
     total = sum(seconds for _, seconds in known)
     return sum(share * seconds for share, seconds in known) / total if total else None
@@ -113,7 +114,7 @@ def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float])
     found: dict[int, list[float]] = {rank: [] for rank in windows}
     for begin, end in itertools.pairwise(edges):
         within = {
-            rank: _waiting([w for w in each if w.time > begin and w.time - w.window < end])
+            rank: waiting_of([w for w in each if w.time > begin and w.time - w.window < end])
             for rank, each in windows.items()
         }
         for rank, share in within.items():
@@ -138,7 +139,7 @@ def table_of(windows: Mapping[int, Sequence[Window]], file: str) -> Table:
                 sum(w.steps for w in each),
                 statistics.median(w.median for w in each),
                 max(w.p99 for w in each),
-                _waiting(each),
+                waiting_of(each),
                 statistics.fmean([w.input for w in each if w.input is not None] or [0.0]),
                 sum(w.delayed for w in each) / max(sum(w.window for w in each), 1e-9),
             )
