@@ -37,6 +37,7 @@ WRITTEN = 1 << 26  # Bytes of the file that a disk writes and reads
 FRAMEWORK_SECONDS = 150.0
 PINGS = 8
 NVIDIA = "0x10de"
+XID_SECONDS = 86400.0  # What is older has been seen, and a reset since leaves it in the log
 
 
 def facts(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -129,13 +130,18 @@ def _gpu(handle: Any) -> dict[str, Any]:
     return {key: node.known(read) for key, read in readings.items()}
 
 
-def xids(log: str | None = None) -> list[int] | None:
-    """Return the numbers of the critical errors in the kernel's log; None where this user may not read it."""
+def xids(log: str | None = None, uptime: float | None = None) -> list[int] | None:
+    """Return the numbers of the critical errors of the last day in the kernel's log; None where it may not be read.
+
+    A line without its seconds since boot counts, too.
+    """
     if log is None:
         with suppress(OSError, subprocess.TimeoutExpired):
             done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=False, errors="replace")
             log = done.stdout if done.returncode == 0 else None
-    return None if log is None else [int(each) for each in re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log)]
+    now = uptime if uptime is not None else time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = re.findall(r"^(?:\[ *([\d.]+)\])?.*NVRM: Xid \([^)]*\): (\d+)", log or "", re.MULTILINE)
+    return None if log is None else [int(xid) for when, xid in found if now - float(when or now) < XID_SECONDS]
 
 
 # -- how fast it is -----------------------------------------------------------------------------------------

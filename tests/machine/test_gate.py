@@ -189,8 +189,11 @@ def test_an_answer_comes_whole_through_srun_and_a_cut_one_does_not() -> None:
 
 
 def test_the_numbers_of_xids_are_read_from_the_log() -> None:
-    log = "[1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (0000:01:00): 13, x\n"
-    assert health.xids(log) == [79, 13] and health.xids("") == []
+    log = (
+        "[    1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (0000:01:00): 13, x\n"
+    )
+    assert health.xids(log, uptime=100.0) == [79, 13] and health.xids("") == []
+    assert health.xids(log, uptime=100_000.0) == [13], "from yesterday"
 
 
 def test_a_clock_is_compared_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
