@@ -26,7 +26,7 @@ from encore.results.compare.causes import Cause, causes_of
 from encore.results.compare.sides import Side, load_sides
 from tools import run
 
-BENCHMARK = ("ncf", "2", "--seed", "1", "--set", "quality_target=1.0", "--set", "epochs=8")
+BENCHMARK = ("resnet-pytorch", "2", "--seed", "1", "--set", "quality_target=1.0", "--set", "epochs=2")
 CGROUP = Path("/sys/fs/cgroup/cpu/encore-slowdowns")
 Harm = Callable[[Path, Sequence[psutil.Process]], None]
 
@@ -120,7 +120,7 @@ FAULTS: Mapping[str, Fault] = {
     "slow-start-8": Fault("start", harm=at_start(8), at="start"),
     "slow-start-15": Fault("start", harm=at_start(15), at="start"),
     "slow-checkpoints": Fault("checkpoints", harm=while_("checkpoint/writing_*", 2.0)),
-    "batch": Fault("other hyperparameters", options=("--set", "batch_size=128")),
+    "batch": Fault("other hyperparameters", options=("--set", "batch_size=16")),
     "library": Fault("another image or library", options=("--env", "ATEN_CPU_CAPABILITY=default")),
 }
 

@@ -12,8 +12,10 @@ import pytest
 from benchmarks.common.run import step_times
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.step_times import StepTimes
+from benchmarks.common.run.timing import InputWait
 
 RANKS = Ranks(3, 4, 1, 2, None)
+WAIT = InputWait()
 
 
 def compute(seconds: float) -> None:
@@ -27,7 +29,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def measured(folder: Path, step: Callable[[StepTimes], None], communicating: set[str] | None) -> dict[str, Any]:
-    times = StepTimes(folder / "steps", RANKS, communicating)
+    times = StepTimes(folder / "steps", RANKS, WAIT, communicating)
     times.start()
     for number in range(4):
         step(times)
@@ -65,7 +67,7 @@ def test_a_rank_that_computes_does_not_wait_and_one_that_sleeps_does(tmp_path: P
 def test_a_rank_that_fetches_waits_for_data_and_not_for_others(tmp_path: Path) -> None:
     def fetch(times: StepTimes) -> None:
         with times.fetching():
-            time.sleep(0.3)
+            WAIT.fetch(lambda: time.sleep(0.3))
 
     found = measured(tmp_path, fetch, others())
     assert found["waiting"] < 0.2 and found["input"] > 0.8
@@ -91,14 +93,14 @@ def test_threads_of_a_library_that_spin_are_no_work(tmp_path: Path) -> None:
 
 def test_threads_of_a_rank_on_a_gpu_say_nothing(tmp_path: Path) -> None:
     found = measured(tmp_path, idle, None)
-    assert (found["waiting"], found["input"]) == (None, None) and found["steps"] == 8
+    assert (found["waiting"], found["input"]) == (None, 0.0) and found["steps"] == 8
 
 
 def test_a_line_comes_while_the_training_lasts_and_none_without_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_times, "FIRST_SECONDS", 0.05)
-    times, path = StepTimes(tmp_path, RANKS, set()), tmp_path / "rank_3.jsonl"
+    times, path = StepTimes(tmp_path, RANKS, WAIT, set()), tmp_path / "rank_3.jsonl"
     time.sleep(0.2)
     assert lines(path) == []
     times.start()

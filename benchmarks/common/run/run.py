@@ -223,7 +223,7 @@ class Run:
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
-        self._times = StepTimes(self.output / "steps", self.ranks, self._communicating)
+        self._times = StepTimes(self.output / "steps", self.ranks, wait, self._communicating)
         self._logs_events = True
         self._checkpoints.mark_logs()
         self._stop.arm()

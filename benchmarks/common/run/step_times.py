@@ -56,12 +56,16 @@ def delays() -> Dict[str, float]:
 class StepTimes:
     """Appends lines to ``folder``/rank_N.jsonl from a thread that also looks at what the others of this rank do."""
 
-    def __init__(self, folder: Path, ranks: Ranks, communicating: Optional[Collection[str]]) -> None:
-        """Of a rank on a CPU, ``communicating`` names the threads of the libraries that it communicates by."""
+    def __init__(self, folder: Path, ranks: Ranks, input_wait: Any, communicating: Optional[Collection[str]]) -> None:
+        """Begin to look; ``input_wait`` is the framework's, as of StepReports.
+
+        Of a rank on a CPU, ``communicating`` names the threads of the libraries that it communicates by.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / f"rank_{ranks.rank}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self._place = {"node": node, "local_rank": ranks.local_rank}
+        self._input_wait = input_wait
         self._others = None if communicating is None else set(communicating)
         self._began = time.time()
         self._since: Optional[float] = None  # The end of the last step; None outside of the training
@@ -93,18 +97,18 @@ class StepTimes:
 
     @contextmanager
     def fetching(self) -> Iterator[None]:
-        self._fetching, began = True, time.time()
+        """Fetch a batch inside: whatever is waited for is none of the other ranks."""
+        self._fetching = True
         try:
             yield
         finally:
             self._fetching = False
-            with self._lock:
-                self._input += time.time() - began
 
     def _open_window(self) -> None:
         self._opened = time.time()
         self._seconds: List[float] = []
-        self._input = self._sampled = self._waited = 0.0
+        self._sampled = self._waited = 0.0
+        self._stalled: float = self._input_wait.total
         self._cpu, self._delays = time.process_time(), delays()
 
     def _follow(self) -> None:
@@ -138,7 +142,7 @@ class StepTimes:
                 "median": round(steps[len(steps) // 2], 6),
                 "p99": round(steps[min(len(steps) - 1, int(0.99 * len(steps)))], 6),
                 "waiting": round(self._waited / self._sampled, 4) if is_known else None,
-                "input": round(self._input / sum(steps), 4) if is_known else None,
+                "input": round((self._input_wait.total - self._stalled) / max(sum(steps), 1e-9), 4),
                 "cpu": round(time.process_time() - self._cpu, 3),
                 "delayed": round(sum(max(0.0, ready[each] - self._delays.get(each, 0.0)) for each in ready), 3),
             }

@@ -65,19 +65,22 @@ def causes_of(ours: Side, theirs: Side) -> list[Cause]:
     whole = sum(other.parts.values())
     if not mine.parts or not whole or sum(mine.parts.values()) < whole * (1 + LEAST_SLOWER):
         return []
-    found = [*_measured(mine, other), *_of_steps(ours, theirs, mine, other)]
+    # What slows the steps slows as much what is computed before and between them.
+    slower = max(1.0, mine.parts["training"] / other.parts["training"]) if other.parts["training"] else 1.0
+    usual = {part: other.parts[part] * (slower if part in ("evaluation", "start") else 1.0) for part in other.parts}
+    found = [*_measured(mine, other, usual), *_of_steps(ours, theirs, mine, other, usual)]
     return sorted((each for each in found if each.share >= LEAST_SHARE), key=lambda each: -each.share)
 
 
 # Parts of the wall clock, whose time is measured.
-def _measured(mine: Evidence, other: Evidence) -> Iterator[Cause]:
+def _measured(mine: Evidence, other: Evidence, usual: Mapping[str, float]) -> Iterator[Cause]:
     whole = sum(other.parts.values())
     names = {
         "evaluation": "evaluations", "checkpoints": "checkpoints", "start": "the start", "end": "the end of the run",
         "stopped or repeated": "pauses and repeated steps",
     }  # fmt: skip
     for part, words in names.items():
-        more = mine.parts[part] - other.parts[part]
+        more = mine.parts[part] - usual[part]
         yield Cause(part, more / whole, f"{words}: {_longer(mine.parts[part], other.parts[part])}")
     stall = mine.parts["data stall"] - other.parts["data stall"]
     from_disk = (
@@ -90,9 +93,10 @@ def _measured(mine: Evidence, other: Evidence) -> Iterator[Cause]:
 
 
 # What slowed the steps: each cause by the growth of its evidence, as a share of how much slower they are.
-def _of_steps(ours: Side, theirs: Side, mine: Evidence, other: Evidence) -> Iterator[Cause]:
+def _of_steps(ours: Side, theirs: Side, mine: Evidence, other: Evidence, usual: Mapping[str, float]) -> Iterator[Cause]:
     whole = sum(other.parts.values())
-    more = (mine.parts["training"] - other.parts["training"]) / whole
+    along = sum(min(mine.parts[part], usual[part]) - other.parts[part] for part in ("evaluation", "start"))
+    more = (mine.parts["training"] - other.parts["training"] + max(along, 0.0)) / whole
     slower = 1 - other.parts["training"] / mine.parts["training"] if mine.parts["training"] else 0.0
     if more < LEAST_SHARE or slower <= 0:
         return

@@ -28,7 +28,7 @@ _FAR = 4.0  # Median absolute deviations, where there are ranks enough to have s
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """About a minute of one rank; shares are of its training time, None of a rank on a GPU."""
+    """About a minute of one rank; shares are of its training time."""
 
     rank: int
     time: float  # Its end, in Unix seconds
@@ -39,8 +39,8 @@ class Window:
     window: float  # Seconds
     median: float  # Seconds of a step
     p99: float
-    waiting: float | None  # Share in which nothing of it ran: it waited for other ranks
-    input: float | None  # Share in which it waited for its next batch
+    waiting: float | None  # Share in which nothing of it ran: it waited for other ranks; None on a GPU
+    input: float | None  # Share in which its device waited for its next batch
     cpu: float  # Seconds of all its threads
     delayed: float  # Seconds in which its threads were ready and had no core
 
