@@ -26,7 +26,7 @@ from encore.results.compare.causes import Cause, causes_of
 from encore.results.compare.sides import Side, load_sides
 from tools import run
 
-BENCHMARK = ("resnet-pytorch", "2", "--seed", "1", "--set", "quality_target=1.0", "--set", "epochs=2")
+BENCHMARK = ("resnet", "2", "--seed", "1", "--set", "quality_target=1.0", "--set", "epochs=2")
 CGROUP = Path("/sys/fs/cgroup/cpu/encore-slowdowns")
 Harm = Callable[[Path, Sequence[psutil.Process]], None]
 
@@ -121,7 +121,7 @@ FAULTS: Mapping[str, Fault] = {
     "slow-start-15": Fault("start", harm=at_start(15), at="start"),
     "slow-checkpoints": Fault("checkpoints", harm=while_("checkpoint/writing_*", 2.0)),
     "batch": Fault("other hyperparameters", options=("--set", "batch_size=16")),
-    "library": Fault("another image or library", options=("--env", "ATEN_CPU_CAPABILITY=default")),
+    "library": Fault("another image or library", options=("--env", "DNNL_MAX_CPU_ISA=SSE41")),
 }
 
 
@@ -175,13 +175,16 @@ def main(
     work: Path,
     unharmed_runs: Annotated[int, typer.Option("--unharmed", help="further runs that nothing harms")] = 0,
     faults: Annotated[str, typer.Option(help="names with commas, or all")] = "",
+    seconds: Annotated[float, typer.Option(help="begin no further run after this time")] = float("inf"),
 ) -> None:
     work.mkdir(parents=True, exist_ok=True)
-    for _ in range(unharmed_runs):
-        train(Fault(""), work / f"unharmed-{len(unharmed(work)):03d}")
-    for name in FAULTS if faults == "all" else filter(None, faults.split(",")):
-        if not (work / f"fault-{name}").exists():
-            train(FAULTS[name], work / f"fault-{name}")
+    wanted = [(Fault(""), work / f"unharmed-{len(unharmed(work)) + number:03d}") for number in range(unharmed_runs)]
+    names = FAULTS if faults == "all" else filter(None, faults.split(","))
+    wanted += [(FAULTS[name], work / f"fault-{name}") for name in names if not (work / f"fault-{name}").exists()]
+    ends = time.monotonic() + seconds
+    for fault, results in wanted:
+        if time.monotonic() < ends:
+            train(fault, results)
     if len(unharmed(work)) < 2:
         return
     named = 0

@@ -65,14 +65,21 @@ def causes_of(ours: Side, theirs: Side) -> list[Cause]:
     whole = sum(other.parts.values())
     if not mine.parts or not whole or sum(mine.parts.values()) < whole * (1 + LEAST_SLOWER):
         return []
-    # What slows the steps slows as much what is computed before and between them.
-    slower = max(1.0, mine.parts["training"] / other.parts["training"]) if other.parts["training"] else 1.0
-    usual = {part: other.parts[part] * (slower if part in ("evaluation", "start") else 1.0) for part in other.parts}
-    found = [*_measured(mine, other, usual), *_of_steps(ours, theirs, mine, other, usual)]
+    # What slows the steps slows as much what is computed before and between them; cores that lack, all of it.
+    computed = ("training", "evaluation", "start")
+    pace = max(1.0, mine.parts["training"] / other.parts["training"]) if other.parts["training"] else 1.0
+    usual = {part: other.parts[part] * (pace if part in computed else 1.0) for part in other.parts}
+    ours_s, theirs_s = (sum(each.parts[part] for part in computed) for each in (mine, other))
+    cores = _of_cores(mine, other, (ours_s - theirs_s) / whole, 1 - theirs_s / ours_s if ours_s else 0.0)
+    if cores is not None:
+        left = 1 - min(1.0, cores.share * whole / (ours_s - theirs_s))
+        usual = {part: mine.parts[part] - left * max(0.0, mine.parts[part] - value) for part, value in usual.items()}
+    found = [*([cores] if cores else []), *_measured(mine, other, usual)]
+    found += _of_steps(ours, theirs, mine, other, usual)
     return sorted((each for each in found if each.share >= LEAST_SHARE), key=lambda each: -each.share)
 
 
-# Parts of the wall clock, whose time is measured.
+# Parts of the wall clock, whose time is measured, next to the usual time of each.
 def _measured(mine: Evidence, other: Evidence, usual: Mapping[str, float]) -> Iterator[Cause]:
     whole = sum(other.parts.values())
     names = {
@@ -90,6 +97,20 @@ def _measured(mine: Evidence, other: Evidence, usual: Mapping[str, float]) -> It
     detail = f"; {_rate(mine.read_rate)} from disks, theirs {_rate(other.read_rate)}" if from_disk else ""
     longer = _longer(mine.parts["data stall"], other.parts["data stall"])
     yield Cause(what, stall / whole, f"{what}: the ranks waited {longer}{detail}")
+
+
+# Cores that the ranks did not have, which makes longer all that is computed.
+def _of_cores(mine: Evidence, other: Evidence, more: float, slower: float) -> Cause | None:
+    delayed, loaded = _grew(mine.delayed, other.delayed), _grew(mine.others, other.others)
+    if more <= 0 or slower <= 0:
+        return None
+    if loaded > _BUSY_CORES:
+        text = f"other load: other programs took {mine.others or 0:.1f} cores, theirs {other.others or 0:.1f}"
+        return Cause("other load", more * min(1.0, max(delayed, loaded) / slower), text)
+    if delayed > 0 and mine.late[0] - other.late[0] < slower / 2:
+        text = f"few cores: the threads of a rank waited {mine.delayed or 0:.2f} s a second for one"
+        return Cause("few cores", more * min(1.0, delayed / slower), text)
+    return None
 
 
 # What slowed the steps: each cause by the growth of its evidence, as a share of how much slower they are.
@@ -117,14 +138,6 @@ def _of_steps(ours: Side, theirs: Side, mine: Evidence, other: Evidence, usual: 
         yield Cause("slow rank", explained(1 - low), f"slow rank: the clock of {gpu} is {low:.0%} of the others'")
     text = f"slow rank: the others waited {late:.0%} of their time longer than rank {rank} on {node}"
     yield Cause("slow rank", explained(late - other.late[0]), text)
-    delayed = _grew(mine.delayed, other.delayed)
-    loaded = _grew(mine.others, other.others)
-    if loaded > _BUSY_CORES:
-        text = f"other load: other programs took {mine.others or 0:.1f} cores, theirs {other.others or 0:.1f}"
-        yield Cause("other load", explained(max(delayed, loaded)), text)
-    elif delayed > 0:
-        text = f"few cores: the threads of a rank waited {mine.delayed or 0:.2f} s a second for one"
-        yield Cause("few cores", explained(delayed) * (0.5 if late > slower / 2 else 1.0), text)
     waited = _grew(mine.waiting, other.waiting)
     text = (
         f"slow link: every rank waited for others, {mine.waiting or 0:.0%} of its time, theirs {other.waiting or 0:.0%}"
