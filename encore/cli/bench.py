@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from encore import catalogue, peaks
+from encore import catalogue, launchers, peaks
 from encore.cli import data, layout, options
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
@@ -175,9 +175,7 @@ def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
 
 # What the program that counts and profiles a step measured.
 def _counted(request: planning.Request, words: tuple[str, ...], as_json: bool) -> dict[str, Any]:
-    from encore.lab.studies import machine
-
-    counted = machine.own_framework()
+    counted = launchers.own_framework()
     if (framework := catalogue.choose(request.name).implementation.framework) != counted:
         every = [each for each, choice in catalogue.choices().items() if choice.implementation.framework == counted]
         raise EncoreError(

@@ -28,6 +28,8 @@ def facts(progress: follow.Progress) -> str:
         )
     if progress.seconds_to_go is not None:
         parts.append(f"at most {clock(progress.seconds_to_go)} to go")
+    if progress.slow:
+        parts.append(progress.slow)
     return "  ".join(parts)
 
 

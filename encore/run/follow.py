@@ -1,11 +1,16 @@
 """Follow a run by its metrics stream: the latest of everything, for a live bar or plain lines."""
 
 import json
+import platform
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from encore.machine import processes
+from encore.results.logs import steps
 
 LAST_BYTES = 256  # More than a record's kind and time, which no two records share
 
@@ -70,6 +75,7 @@ class Progress:
     evaluated_epoch: int | None = None  # Epoch of that evaluation, from 1
     batch_unit: str = "samples"  # What ``global_batch_size`` counts
     outcome: str | None = None
+    slow: str = ""  # Which rank the others wait for, as ``slow_rank`` found it last
     starts: int = 0  # How often the run was started or resumed
     # Checkpoints that the latest resume passed over, with what is wrong with each.
     damaged: Mapping[str, str] = field(default_factory=dict)
@@ -144,3 +150,31 @@ def read_progress(path: Path) -> Progress:
     for record in Tail(path).read():
         progress.add(record)
     return progress
+
+
+SLOW_SECONDS = 5.0  # Between two looks for a slow rank
+SUSPENDED_SECONDS, SUSPENDED_SECONDS_ELSEWHERE = 5.0, 90.0  # A rank that lives renews its heartbeat in half a second
+
+
+def slow_rank(experiment: Path) -> str:
+    """Return which rank of a running experiment the others wait for, and how long; empty where there is none."""
+    beats = processes.heartbeats(experiment / "heartbeat")
+    newest = max((beat.alive for beat in beats), default=0.0)
+    for beat in beats:
+        limit = SUSPENDED_SECONDS if beat.host == platform.node() else SUSPENDED_SECONDS_ELSEWHERE
+        if newest - beat.alive > limit:
+            silent = newest - beat.alive
+            return f"rank {beat.rank} is slow (process {beat.pid} on {beat.host}): no heartbeat for {silent:.0f} s"
+    return str(steps.slow_rank(steps.windows_of(experiment, recent=True), time.time()) or "")
+
+
+class SlowRankWatch:
+    """Looks for a slow rank of an experiment now and then."""
+
+    def __init__(self, experiment: Path) -> None:
+        self._experiment, self._next, self._last = experiment, time.monotonic() + SLOW_SECONDS, ""
+
+    def look(self) -> str:
+        if time.monotonic() >= self._next:
+            self._last, self._next = slow_rank(self._experiment), time.monotonic() + SLOW_SECONDS
+        return self._last

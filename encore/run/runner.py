@@ -15,7 +15,7 @@ from encore import environment, files, paths, peaks
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
-from encore.machine import fitness, links, node, on_node, preflight
+from encore.machine import fitness, links, node, on_node, openmetrics, preflight
 from encore.machine.fitness import Need
 from encore.run import compiled, follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
@@ -66,7 +66,10 @@ def render(plan: Plan, output: Path) -> Command:
     if not job.launch.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
-    return replace(command, rank_folders=tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)))
+    folders = tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks))
+    nodes, telemetry = plan.configuration.nodes, output / "telemetry.jsonl"
+    away = step.samplers(plan.allocation, nodes, telemetry) if plan.allocation else ()
+    return replace(command, rank_folders=folders, samplers=away)
 
 
 def dry_run_command(plan: Plan) -> Command:
@@ -179,6 +182,8 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     mine = experiments_of(folder, plan.allocation)
     gpus = [f"{each.name}, {each.driver}" for each in plan.machine.gpus]
     key = compiled.key_of(plan.configuration, folder.passport()["image"], plan.python, gpus)
+    if plan.cluster.textfile is not None:
+        os.environ.setdefault(openmetrics.VARIABLE, str(plan.cluster.textfile))
     with Signals() as signals:
         for experiment in mine:
             if experiment.state().status in run_folder.FINISHED:

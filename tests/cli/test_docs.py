@@ -57,6 +57,7 @@ KINDS = (
     (r"encore data verify$", "run"),
     (r"encore (bench|serve|reproduce|export) \w", "parse"),
     (r"encore (selftest|follow|cancel|play)\b", "parse"),
+    (r"encore doctor --nodes --hosts", "parse"),
     (r"encore (status|doctor)", "run"),
     (r"encore images list$", "run"),
     (r"encore images convert \w", "dry run"),

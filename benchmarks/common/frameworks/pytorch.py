@@ -223,6 +223,7 @@ class StreamWait:
     def __init__(self) -> None:
         self._fetches: Deque[Tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._milliseconds = 0.0
+        self.total = 0.0  # seconds of all fetches whose events have come
 
     def fetch(self, call: Callable[[], T]) -> T:
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -243,7 +244,9 @@ class StreamWait:
 
     def _count(self) -> None:
         before, after = self._fetches.popleft()
-        self._milliseconds += before.elapsed_time(after)
+        milliseconds = before.elapsed_time(after)
+        self._milliseconds += milliseconds
+        self.total += milliseconds / 1000
 
 
 def autocast(device: torch.device, precision: str) -> ContextManager[Any]:

@@ -34,6 +34,7 @@ from benchmarks.common.run.metrics import MetricsStream, StepReports, library_en
 from benchmarks.common.run.mllog import Wording, log_of
 from benchmarks.common.run.pending import Begun, PendingEvaluations, Result, pause
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.step_times import StepTimes, threads
 from benchmarks.common.run.stopping import Heartbeat, StopRequest, leaving_together
 from benchmarks.common.run.timeline import Timeline
 
@@ -50,8 +51,10 @@ class Run:
         choices.forget()
         startup.begin()
         self._framework, self.data, self.output = framework, data, output
+        before = threads()
         with startup.part("ranks"):
             self.ranks: Ranks = framework.start(config)
+            self._communicating = threads() - before if config.device == "cpu" else None
             framework.load_compiled(output / COMPILED, self.ranks)
         self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size))
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
@@ -112,7 +115,9 @@ class Run:
         state.update(losses=self._reports.losses, inside_step=self._inside_step)
         state["choices"] = self.choices
         state["pending"] = self._pending.saved() if self._evaluates_later else []
+        began = time.time()
         self._checkpoints.save(self.position, state, self._shared, self._own, kind)
+        self._metrics.write("checkpoint", step=self.position, seconds=round(time.time() - began, 3))
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
@@ -232,6 +237,7 @@ class Run:
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
+        self._times = StepTimes(self.output / "steps", self.ranks, wait, self._communicating)
         self._logs_events = True
         self._checkpoints.mark_logs()
         self._stop.arm()
@@ -242,6 +248,7 @@ class Run:
             if self._evaluation_is_due() and not self._ended:
                 raise RuntimeError("the evaluation of this block was not reported")
         self._wait_for_results()
+        self._times.end()
 
     def steps(self) -> Iterator[int]:
         for steps in self.step_ranges(1):
@@ -259,6 +266,7 @@ class Run:
             yield self._current
             if self._inside_step:
                 self._part_is_open = False
+                self._times.stop()
                 with leaving_together(self._framework):
                     self._reports.end(self.epoch)
                 self._checkpoints.mark_logs()
@@ -282,6 +290,7 @@ class Run:
         if loss is None:
             self._inside_step = True
             return
+        self._times.add(self._current)
         with leaving_together(self._framework):
             stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
@@ -296,7 +305,8 @@ class Run:
         self._skipped = skipped
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        return self._reports.wait_for(call)
+        with self._times.fetching():
+            return self._reports.wait_for(call)
 
     def stage(self, name: str) -> ContextManager[None]:
         return self._reports.stage(name)
@@ -316,10 +326,12 @@ class Run:
             self._log.epoch_start(epoch)
         self._inside_step = False
         self._reports.start()
+        self._times.start()
 
     # End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop.
     def _close_part(self) -> None:
         self._part_is_open = False
+        self._times.stop()
         epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
         with leaving_together(self._framework):
             if self._reports.end(epoch) and not self._ended:
