@@ -28,6 +28,7 @@ from encore.lab.scaling.overlap import overlap_table
 from encore.results import findings
 from encore.results.audit.judge import RULES
 from encore.results.published import published, tables
+from encore.results.rules import canonical
 from encore.results.table import Table
 from encore.run import published_speed
 
@@ -36,7 +37,8 @@ NO_VALUE = "–"
 
 
 def submitted_results(choice: catalogue.Choice) -> list[tuple[catalogue.System, published.PublishedResult | None]]:
-    every = [result for result in published.load_published() if result.benchmark == choice.benchmark.name]
+    name = canonical(choice.benchmark.name)
+    every = [result for result in published.load_published() if result.benchmark == name]
     found = {(result.round, result.system): result for result in every}
     systems = [system for system in catalogue.systems(choice) if system.kind == "submitted"]
     return [(system, found.get((system.round, system.submission))) for system in systems]

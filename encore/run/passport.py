@@ -19,6 +19,7 @@ from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.machine import node
 from encore.results.published.systems import DESCRIPTION_FIELDS
+from encore.results.rules import canonical
 from encore.run.run_folder import SCHEMA
 from encore.slurm import cluster as clusters
 
@@ -159,7 +160,8 @@ def write_log_header(path: Path, configuration: Configuration, machine: node.Nod
     from mlperf_logging.mllog import constants
     from mlperf_logging.mllog.mllog import MLLogger
 
-    benchmark, round_name = configuration.choice.benchmark.name, configuration.system.round
+    name, round_name = configuration.choice.benchmark.name, configuration.system.round
+    benchmark = canonical(name) or name
     on_gpus = configuration.get("device") == "gpu" and bool(machine.gpus)
     each = f"x {machine.gpus[0].name}" if on_gpus else f"ranks on {machine.cpu}"
     platform = f"{configuration.ranks} {each}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from encore import __version__, paths
 from encore.configuration import Configuration
 from encore.results.published.published import PublishedResult, load_published
+from encore.results.rules import canonical
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import COMMENT, RESUMES
 
@@ -159,6 +160,6 @@ def estimate(configuration: Configuration, runs: int) -> Estimate:
 
 def _published(configuration: Configuration) -> PublishedResult | None:
     system, benchmark = configuration.system, configuration.choice.benchmark.name
-    wanted = (system.round, benchmark, system.submission.rsplit("/", 1)[-1])
+    wanted = (system.round, canonical(benchmark), system.submission.rsplit("/", 1)[-1])
     scored = (cell for cell in load_published() if cell.score_minutes is not None)
     return next((cell for cell in scored if (cell.round, cell.benchmark, cell.system) == wanted), None)

@@ -79,6 +79,16 @@ def write_questions(folder: Path) -> None:
         (folder / f"{part}-v1.1.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": [paragraph]}]}))
 
 
+def write_texts(folder: Path) -> None:
+    tokenization = pytest.importorskip("benchmarks.llama.tokenization")
+    texts = {
+        part: [f"{word} of {number}" for number in range(9)] for part, word in (("train", "town"), ("test", "sea"))
+    }
+    for part, found in texts.items():
+        (folder / f"{part}.txt").write_text("\n\n".join(found) + "\n")
+    tokenization.learn(texts["train"], 260).save(str(folder / "tokenizer.json"))
+
+
 SOURCES: dict[str, Callable[[Path], None]] = {
     "resnet": write_pictures,
     "dlrm": write_clicks,
@@ -89,6 +99,7 @@ SOURCES: dict[str, Callable[[Path], None]] = {
     "ssd": write_scenes,
     "bert": write_articles,
     "bert_squad": write_questions,
+    "llama31_8b": write_texts,
 }
 FILES = {
     "resnet": "train.rec",
@@ -98,6 +109,7 @@ FILES = {
     "ssd": "train_boxes.npy",
     "bert": "train_tokens.npy",
     "bert_squad": "train_tokens.npy",
+    "llama31_8b": "train.bin",
 }
 ONE_PASS = ("ncf", "bert_squad")  # prepared again from the start in seconds
 every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
@@ -251,6 +263,7 @@ COPIES = {
     "ssd": ({"val2017": "train2017"}, "4 of 4 evaluation images", "1.jpg"),
     "bert": ({"../held.txt": "articles.txt"}, "9 of 9 evaluation documents", "the one that begins: the the"),
     "bert_squad": ({"dev-v1.1.json": "train-v1.1.json"}, "9 of 9 evaluation questions", "train0"),
+    "llama31_8b": ({"test.txt": "train.txt"}, "9 of 9 evaluation documents", "the one that begins: town of 0"),
 }
 
 

@@ -33,8 +33,12 @@ class Checkpoints:
     ``framework`` is a module of benchmarks/common/frameworks. All ranks call ``find`` and ``save`` together.
     """
 
-    def __init__(self, folder: Path, logs: Sequence[Path], framework: Any, ranks: Ranks) -> None:
+    def __init__(
+        self, folder: Path, logs: Sequence[Path], framework: Any, ranks: Ranks, reshards: bool = False
+    ) -> None:
+        """Keep checkpoints in ``folder``; with ``reshards`` another number of ranks may read them."""
         self._folder, self._logs, self._framework, self._ranks = folder, logs, framework, ranks
+        self._reshards = reshards
         self._lengths: List[int] = []
         self.found: Optional[Path] = None
         self.damaged: Dict[str, str] = {}  # damage of the newer ones that ``find`` passed over, by their names
@@ -68,9 +72,11 @@ class Checkpoints:
     def _damage(self, path: Path) -> str:
         # A checkpoint of another number of ranks may have no file of this one: that is refused, and no damage.
         problem = _damage_of(path / STATE_FILE)
-        if problem or _read_state(path)["ranks"] != self._ranks.size:
+        wrote = 0 if problem else _read_state(path)["ranks"]
+        if problem or not (self._reshards or wrote == self._ranks.size):
             return problem
-        problems = [_damage_of(path / name) for name in (SHARED_FILE, f"rank_{self._ranks.rank}")]
+        mine = range(self._ranks.rank, wrote, self._ranks.size)
+        problems = [_damage_of(path / name) for name in (SHARED_FILE, *(f"rank_{rank}" for rank in mine))]
         if self._ranks.rank == 0:
             state = _read_state(path)
             for log, length, digest in zip(self._logs, state["log_lengths"], state["log_digests"]):
@@ -85,7 +91,7 @@ class Checkpoints:
         state = _read_state(path)
         if self._ranks.rank == 0:
             self._set_damaged_aside()
-        if state["ranks"] != self._ranks.size:
+        if state["ranks"] != self._ranks.size and not self._reshards:
             raise SystemExit(
                 f"checkpoint {path} was written by {state['ranks']} ranks and this run has "
                 f"{self._ranks.size}: resume with the same number, or remove the checkpoint"
@@ -113,10 +119,16 @@ class Checkpoints:
                 os.truncate(log, length)
 
     def load(self) -> Dict[str, Any]:
-        """Return the shared content and this rank's own together; empty without a checkpoint."""
+        """Return the shared content and this rank's own together; empty without a checkpoint.
+
+        Where it reshards, "every_rank" yields the own content of one rank after the other instead.
+        """
         if self.found is None:
             return {}
         shared = self._framework.load(self.found / SHARED_FILE)
+        if self._reshards:
+            parts = [self.found / f"rank_{rank}" for rank in range(_read_state(self.found)["ranks"])]
+            return {**shared, "every_rank": map(self._framework.load, parts)}
         # Last, since each file sets the random generators to those of the rank that wrote it.
         return {**shared, **self._framework.load(self.found / f"rank_{self._ranks.rank}")}
 

@@ -17,16 +17,16 @@ def of(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
 
     A network without attention has the precision of its linear layers there, as NVIDIA's logs of dlrm_dcnv2 in v6.0
     have it. They log 1 for each parallelism, too, though their tables are split over the GPUs as DLRM's are here: none
-    of the four is that, and all else of these trainings is data-parallel.
+    of the four is that. What a configuration has no key of is data-parallel.
     """
     kind = _computed(config, choices.get("tf32"))
     return {
         "lowest_numerical_precision_in_linear": kind if getattr(config, "fp8", "none") == "none" else "fp8",
         "lowest_numerical_precision_in_attn": kind,
         "lowest_numerical_precision_in_comm": _sent(config),
-        **dict.fromkeys(PARALLELISM, 1),
+        **{name: getattr(config, name, 1) for name in PARALLELISM},
         # In the unit of the log's global_batch_size: samples, or tokens.
-        "micro_batch_size": config.batch_size // _passes(config),
+        "micro_batch_size": getattr(config, "micro_batch_size", config.batch_size // _passes(config)),
         "config_filename": "config.json",
     }
 

@@ -45,6 +45,7 @@ class Wording:
 
     benchmark: str  # its name in the lines of v0.5
     accuracy_first: bool = False  # eval_accuracy comes before eval_stop
+    evaluated_at: str = "epoch_num"  # key of the number with an evaluation, from v0.7 on
     factor: float = 1.0  # on each quality from v0.7 on, whose unit is another one there: BLEU of 25.0 is 0.25
     # Names of qualities in the log, where several are logged by other names than the benchmark's.
     names: Mapping[str, str] = field(default_factory=dict)
@@ -104,10 +105,10 @@ class MLLog:
 
     def eval_start(self, epoch_num: float) -> None:
         """Log the start of an evaluation; ``epoch_num`` as the log has it."""
-        self._log.start(constants.EVAL_START, metadata={"epoch_num": epoch_num})
+        self._log.start(constants.EVAL_START, metadata={self._wording.evaluated_at: epoch_num})
 
     def eval_stop(self, epoch_num: float, qualities: Mapping[str, float], targets: Mapping[str, float]) -> None:
-        metadata = {"epoch_num": epoch_num}
+        metadata = {self._wording.evaluated_at: epoch_num}
         if not self._wording.accuracy_first:
             self._log.end(constants.EVAL_STOP, metadata=metadata)
         factor = 1.0 if self._is_v06 else self._wording.factor

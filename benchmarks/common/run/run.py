@@ -45,7 +45,9 @@ COMPILED = "compiled.bin"  # in the output folder: what the framework has compil
 class Run:
     """One training on one rank, from its command line to its exit code. Make it with ``start``."""
 
-    def __init__(self, config: Any, framework: Any, data: Path, output: Path, wording: Wording) -> None:
+    def __init__(
+        self, config: Any, framework: Any, data: Path, output: Path, wording: Wording, reshards: bool = False
+    ) -> None:
         """Join the other ranks and find out where the run is; the signals come first."""
         self._stop = StopRequest()
         choices.forget()
@@ -59,7 +61,7 @@ class Run:
         self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size))
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
         self._wording, self._paths = wording, (output / "result.txt", output / "metrics.jsonl")
-        self._checkpoints = Checkpoints(output / "checkpoint", self._paths, framework, self.ranks)
+        self._checkpoints = Checkpoints(output / "checkpoint", self._paths, framework, self.ranks, reshards)
         with leaving_together(self._framework):
             state = self._checkpoints.find()
         self._choices: Dict[str, Any] = state.get("choices", {})  # of the run that is resumed
@@ -77,12 +79,21 @@ class Run:
 
     @classmethod
     def start(
-        cls, config_class: Any, framework: Any, description: Optional[str], argv: Optional[List[str]], wording: Wording
+        cls,
+        config_class: Any,
+        framework: Any,
+        description: Optional[str],
+        argv: Optional[List[str]],
+        wording: Wording,
+        reshards: bool = False,
     ) -> "Run":
-        """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round."""
+        """Read the command line that every ``train.py`` has and begin; the log is in the dialect of config.round.
+
+        With ``reshards`` a checkpoint of another number of ranks is resumed from: see Checkpoints.load.
+        """
         arguments = configuration.arguments(description, argv)
         config = configuration.load(config_class, arguments.config)
-        return cls(config, framework, arguments.data, arguments.output, wording)
+        return cls(config, framework, arguments.data, arguments.output, wording, reshards)
 
     # MLPerf's log in the dialect of the round, opened when there is something to log.
     @cached_property
@@ -427,6 +438,7 @@ class Run:
         seconds = round(time.time() - begun.started, 3)
         self._metrics.write("eval", epoch=begun.epoch, qualities=qualities, seconds=seconds, **figures)
         reached = operator.gt if timeline.target_is_exceeded else operator.ge
+        reached = operator.le if timeline.lower_is_better else reached
         return all(reached(qualities[name], target) for name, target in targets.items())
 
     # -- evaluations by an evaluator: see benchmarks/common/run/pending.py ------------------------------------

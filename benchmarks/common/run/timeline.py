@@ -19,6 +19,8 @@ class Timeline:
     stops_at_target: bool = True
     # A quality that equals its target does not reach it, as in the submissions of some benchmarks.
     target_is_exceeded: bool = False
+    # A quality reaches its target from above: a loss.
+    lower_is_better: bool = False
     # Training continues while an evaluator works: a block ends before its evaluation, whose result comes later.
     evaluates_concurrently: bool = False
     training_ranks: int = 0  # ranks that train, where the others have another role; 0: all

@@ -17,6 +17,10 @@ from benchmarks.gnmt.pytorch import model as gnmt
 from benchmarks.gnmt.pytorch.config import Config as GnmtConfig
 from benchmarks.language import flops as of_bert
 from benchmarks.language.pytorch.encoder import Rows, shape_of
+from benchmarks.llama import flops as of_llama
+from benchmarks.llama.pytorch.network import Network as Llama
+from benchmarks.llama31_8b.pytorch.config import Config as LlamaConfig
+from benchmarks.llama31_8b.pytorch.model import shape_of as llama_shape
 from benchmarks.maskrcnn import flops as of_maskrcnn
 from benchmarks.maskrcnn.pytorch import model as maskrcnn
 from benchmarks.maskrcnn.pytorch.config import Config as MaskRCNNConfig
@@ -120,6 +124,23 @@ def test_squad():
     assert counted(lambda: network(rows_of(length, sequences))) - again == of_bert.answering_flops(
         config, [length] * sequences
     )
+
+
+def test_llama():
+    """A causal attention is counted whole by PyTorch and by half here; its scores are computed again for backward."""
+    config = LlamaConfig(**PLAIN, layers=3, width=64, heads=4, key_value_heads=2, inner_width=96)
+    network, length = Llama(llama_shape(config, 128)), 48
+    tokens = torch.zeros(2, length, dtype=torch.int64)
+    product = 2 * length * length * config.width
+    more = config.layers * (3 * product + product)
+    expected = 2 * (of_llama.training_flops(config, 128, length) + more)
+    assert counted(lambda: network(tokens, tokens)) == expected
+
+
+def test_llama_has_the_parameters_of_8b():
+    with torch.device("meta"):
+        network = Llama(llama_shape(LlamaConfig(), 128256))
+    assert sum(each.numel() for each in network.parameters()) == 8_030_261_248
 
 
 def test_transformer():

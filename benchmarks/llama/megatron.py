@@ -1,0 +1,82 @@
+"""Megatron's indexed data sets: token ids of all documents in NAME.bin, where each begins in NAME.idx.
+
+The index is little-endian: ``MMIDIDX`` and two zeros, a version (uint64, 1), the type of the tokens (uint8), the number
+of sequences and of document boundaries (uint64), then the length of each sequence in tokens (int32), its place in
+NAME.bin in bytes (int64) and the boundaries (int64), as _IndexReader of Megatron-LM reads it
+(megatron/core/datasets/indexed_dataset.py).
+What the preprocessing of text writes has one sequence a document, and only those are read here.
+"""
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Sequence
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+# Types of tokens by their codes (DType of indexed_dataset.py).
+TYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+MOST_UINT16 = 65500  # entries of a vocabulary from which Megatron stores int32 (DType.optimal_dtype)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a data set, one after the other."""
+
+    tokens: np.ndarray  # a memory map
+    lengths: np.ndarray  # int32, a memory map: tokens of each document
+    begins: np.ndarray  # int64, a memory map: bytes before each document
+
+    def read(self, document: int, begin: int, count: int) -> np.ndarray:
+        """Return up to ``count`` tokens of a document from its token ``begin`` on."""
+        first = int(self.begins[document]) // self.tokens.itemsize + begin
+        return self.tokens[first : first + min(count, int(self.lengths[document]) - begin)]
+
+
+def type_for(entries: int) -> "np.dtype[np.generic]":
+    return np.dtype("<u2" if entries < MOST_UINT16 else "<i4")
+
+
+def open_documents(stem: Path) -> Documents:
+    """Open ``stem``.idx and ``stem``.bin; reads the header of the index alone.
+
+    Raises:
+        Problem: it is no such index, or the files do not fit together.
+        OSError: a file cannot be read.
+    """
+    index = stem.with_name(f"{stem.name}.idx")
+    with index.open("rb") as file:
+        head = file.read(HEADER.size)
+    magic, version, code, count, boundaries = HEADER.unpack(head) if len(head) == HEADER.size else (b"", 0, 0, 0, 0)
+    if magic != MAGIC or version != 1 or code not in TYPES:
+        raise Problem(f"{index} begins with {head[:9]!r}", "an index of Megatron's, version 1", "prepare it again")
+    kind = np.dtype(TYPES[code])
+    wanted = HEADER.size + count * 12 + boundaries * 8
+    tokens = stem.with_name(f"{stem.name}.bin")
+    found = index.stat().st_size
+    if not count or boundaries != count + 1 or found != wanted:
+        raise Problem(
+            f"{index} has {count:,} sequences, {boundaries:,} boundaries and {found:,} bytes",
+            "one sequence a document",
+            "write it by Megatron's preprocess_data.py without --split-sentences, or copy it again",
+        )
+    lengths = np.memmap(index, "<i4", "r", HEADER.size, (count,))
+    begins = np.memmap(index, "<i8", "r", HEADER.size + 4 * count, (count,))
+    size, end = tokens.stat().st_size, int(begins[-1]) + int(lengths[-1]) * kind.itemsize
+    if size != end:
+        raise Problem(f"{tokens} has {size:,} bytes", f"{end:,}, as {index} has it", "copy both files again")
+    return Documents(np.memmap(tokens, kind, "r"), lengths, begins)
+
+
+def write_index(file: BinaryIO, lengths: Sequence[int], kind: "np.dtype[np.generic]") -> None:
+    """Write the index of documents of ``lengths`` tokens, which follow each other in NAME.bin."""
+    counts = np.asarray(lengths, "<i4")
+    begins = np.concatenate(([0], np.cumsum(counts[:-1], dtype="<i8") * kind.itemsize)).astype("<i8")
+    code = next(code for code, name in TYPES.items() if np.dtype(name) == kind)
+    file.write(HEADER.pack(MAGIC, 1, code, len(counts), len(counts) + 1))
+    for each in (counts, begins, np.arange(len(counts) + 1, dtype="<i8")):
+        file.write(each.tobytes())

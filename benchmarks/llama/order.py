@@ -1,0 +1,107 @@
+"""Which tokens make which sequence: Megatron's order of documents and samples, from a seed.
+
+As GPTDataset of Megatron-LM builds it (megatron/core/datasets/gpt_dataset.py): the documents of all epochs that are
+needed are shuffled together, cut into sequences one after the other, and the sequences are shuffled. The last epoch
+stays apart from the others where less than 80 % of it is needed. A sequence has one token more than the network reads,
+which is the first one of the next sequence; its documents are not kept apart.
+
+The evaluation set stays in its own order (README.md of the reference, "Test data order").
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Tuple
+
+import numpy as np
+
+from benchmarks.common.data.arrays import write_array
+from benchmarks.llama.megatron import Documents
+
+WHOLE = 0.8  # share of the last epoch from which it is shuffled with the others
+FILES = ("documents", "places", "offsets", "sequences")
+
+
+@dataclass(frozen=True)
+class Order:
+    """Sequences of ``length`` + 1 tokens; the arrays may be memory maps."""
+
+    length: int
+    documents: np.ndarray  # int32: the document at each place of the shuffled documents
+    places: np.ndarray  # int32 [sequences]: place where each sequence begins, before the sequences are shuffled
+    offsets: np.ndarray  # int32 [sequences]: token of that document
+    sequences: np.ndarray  # uint32 [sequences]: the sequence that comes at each time
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def tokens(self, source: Documents, number: int) -> np.ndarray:
+        """Return the tokens of the sequence that comes as ``number``, int64 [length + 1]."""
+        sequence = self.sequences[number]
+        place, offset = int(self.places[sequence]), int(self.offsets[sequence])
+        parts, missing = [], self.length + 1
+        while missing:
+            part = source.read(int(self.documents[place]), offset, missing)
+            parts.append(part)
+            missing, place, offset = missing - len(part), place + 1, 0
+        return np.concatenate(parts).astype(np.int64)
+
+
+def needed_epochs(tokens: int, length: int, samples: int) -> int:
+    """Return how many epochs of ``tokens`` have ``samples`` sequences."""
+    return max(1, -(-(samples * length + 1) // tokens))
+
+
+def shuffled(lengths: np.ndarray, length: int, samples: int, seed: int) -> Order:
+    """Return the order of at least ``samples`` training sequences of ``length`` tokens.
+
+    Args:
+        lengths: tokens of each document.
+        length: tokens that the network reads.
+        samples: sequences that all steps of the schedule take; another number is another order.
+        seed: of the shuffles.
+    """
+    per_epoch = int(lengths.sum(dtype=np.int64))
+    epochs = needed_epochs(per_epoch, length, samples)
+    before = ((epochs - 1) * per_epoch - 1) // length  # sequences of all epochs but the last
+    apart = epochs > 1 and samples - before < int(WHOLE * ((per_epoch - 1) // length))
+    random = np.random.RandomState(seed)
+    parts = [
+        np.tile(np.arange(len(lengths), dtype=np.int32), count) for count in ((epochs - 1, 1) if apart else (epochs,))
+    ]
+    for part in parts:
+        random.shuffle(part)
+    documents = np.concatenate(parts)
+    places, offsets = cut(lengths[documents], length)
+    ranges = ((0, before), (before, len(places))) if apart else ((0, len(places)),)
+    sequences = [np.arange(first, last, dtype=np.uint32) for first, last in ranges]
+    for each in sequences:
+        random.shuffle(each)
+    return Order(length, documents, places, offsets, np.concatenate(sequences))
+
+
+def in_order(lengths: np.ndarray, length: int, samples: int) -> Order:
+    """Return the first ``samples`` sequences, fewer where there are fewer, in the order of the documents."""
+    places, offsets = cut(lengths, length)
+    count = min(samples, len(places))
+    documents = np.arange(len(lengths), dtype=np.int32)
+    return Order(length, documents, places[:count], offsets[:count], np.arange(count, dtype=np.uint32))
+
+
+def cut(lengths: np.ndarray, length: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Return place and offset of the first token of each whole sequence in documents of ``lengths``, int32."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = np.arange((int(ends[-1]) - 1) // length, dtype=np.int64) * length
+    places = np.searchsorted(ends, starts, side="right")
+    begins = ends[places] - lengths[places]
+    return places.astype(np.int32), (starts - begins).astype(np.int32)
+
+
+def write(order: Order, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        write_array(folder / f"{name}.npy", getattr(order, name))
+
+
+def read(folder: Path, length: int) -> Order:
+    """Return an order that was written, as memory maps."""
+    return Order(length, *(np.load(str(folder / f"{name}.npy"), mmap_mode="r") for name in FILES))

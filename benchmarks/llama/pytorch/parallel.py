@@ -1,0 +1,225 @@
+"""How a network is split over ranks, by PyTorch's own means: FSDP2, DTensor's tensor parallelism, positions.
+
+Ranks are numbered so that those of a group are neighbours: a group computes a sample together, ``tensor`` ranks share
+each GEMM, ``context`` of these share the positions. Weights, gradients and the optimizer's state are sharded over all
+ranks (FSDP over the ranks that hold the same part of a GEMM).
+"""
+
+from contextlib import nullcontext
+from typing import Any, ContextManager, NamedTuple, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.llama.pytorch.network import Attend, Network, deviation
+
+SEED_STRIDE = 1_000_003  # between the seeds of two parameters
+
+
+class Place(NamedTuple):
+    """Where a rank is among the groups that share samples."""
+
+    groups: int
+    group: int
+    context: int  # ranks that share the positions of a sample
+    part: int  # this rank's place among them
+    tensor: int  # ranks that share each GEMM
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Return this rank's positions of a sample, int64: of 2 * context parts one near its begin, one near its end.
+
+        Later positions attend to more: so each rank has as much to do.
+        """
+        if self.context == 1:
+            return torch.arange(length)
+        parts = torch.arange(length).chunk(2 * self.context)
+        return torch.cat([parts[self.part], parts[-1 - self.part]])
+
+
+def place_of(ranks: Ranks, tensor: int, context: int) -> Place:
+    size = tensor * context
+    return Place(ranks.size // size, ranks.rank // size, context, ranks.rank % size // tensor, tensor)
+
+
+class Types(NamedTuple):
+    """The types of GEMMs with the weights that they gather, and of the sums of gradients."""
+
+    computed: torch.dtype
+    summed: torch.dtype
+
+
+def distribute(network: Network, ranks: Ranks, place: Place, types: Types, compiles: bool = False) -> None:
+    """Split a network, which has no values yet, over all ranks. A single rank in fp32 keeps it whole."""
+    if place.context > 1:
+        attend = across(context_group(ranks, place), place)
+        for layer in network.layers:
+            layer.self_attn.attend = attend
+    if compiles:
+        for layer in network.layers:
+            layer.compile()
+    if ranks.size == 1 and types.computed == torch.float32:
+        return
+    kind = ranks.context.type
+    if not dist.is_initialized():  # FSDP casts: also of a single rank
+        dist.init_process_group("gloo" if kind == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(kind, (ranks.size // place.tensor, place.tensor), mesh_dim_names=("shard", "tensor"))
+    if place.tensor > 1:
+        split_products(network, mesh["tensor"])
+    policy = MixedPrecisionPolicy(param_dtype=types.computed, reduce_dtype=types.summed)
+    for layer in network.layers:
+        fully_shard(layer, mesh=mesh["shard"], mp_policy=policy)
+    fully_shard(network, mesh=mesh["shard"], mp_policy=policy)
+
+
+def split_products(network: Network, mesh: Any) -> None:
+    """Let each rank of ``mesh`` compute its share of each GEMM, and of its positions what is between GEMMs."""
+    by_positions = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
+    around = {
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": SequenceParallel(),
+        "head": by_positions,
+        "head.lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    within = {
+        "input_layernorm": SequenceParallel(),
+        "post_attention_layernorm": SequenceParallel(),
+        "self_attn": by_positions,
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+        **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
+        **{f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")},
+    }
+    parallelize_module(network, mesh, around)
+    for layer in network.layers:
+        parallelize_module(layer, mesh, within)
+
+
+def loss_context(place: Place) -> ContextManager[Any]:
+    """Return the context of a forward and backward pass: the logits' entries stay on the ranks that compute them."""
+    return loss_parallel() if place.tensor > 1 else nullcontext()
+
+
+# -- positions -----------------------------------------------------------------------------------------
+
+
+def context_group(ranks: Ranks, place: Place) -> Any:
+    """Return the group of the ranks that share this rank's samples by positions; all ranks call this together."""
+    size, mine = place.tensor * place.context, None
+    for first in range(0, ranks.size, size):
+        for offset in range(place.tensor):
+            members = [first + offset + place.tensor * part for part in range(place.context)]
+            made = pytorch.new_group(members)
+            mine = made if ranks.rank in members else mine
+    return mine
+
+
+class Gathered(torch.autograd.Function):
+    """The tensors of all ranks of a group, (ranks, ...); backward sums what the ranks found for this rank's."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        count = dist.get_world_size(group)
+        found = values.new_empty((count * len(values), *values.shape[1:]))
+        dist.all_gather_into_tensor(found, values.contiguous(), group=group)
+        return found.unflatten(0, (count, -1))
+
+    @staticmethod
+    def backward(ctx: Any, gradients: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        found = gradients.new_empty(gradients.shape[1:])
+        dist.reduce_scatter_tensor(found, gradients.flatten(0, 1).contiguous(), group=ctx.group)
+        return found, None
+
+
+def across(group: Any, place: Place) -> Attend:
+    """Return the causal attention of this rank's positions to those of all ranks of a group.
+
+    Keys and values are gathered, as for Llama 3 itself (arXiv 2407.21783, section 3.3.2): with grouped queries they are
+    small next to what attention computes.
+    """
+    last = 2 * place.context - 1
+
+    def whole(values: torch.Tensor) -> torch.Tensor:
+        # In the order of the positions.
+        near, far = Gathered.apply(values, group).chunk(2, dim=3)
+        return torch.cat([*near, *far.flip(0)], dim=2)
+
+    def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        keys, values = whole(keys), whole(values)
+        found, size = [], queries.shape[2] // 2
+        for part, mine in zip((place.part, last - place.part), queries.chunk(2, dim=2)):
+            end = (part + 1) * size
+            mask = causal_lower_right(size, end)
+            found.append(
+                functional.scaled_dot_product_attention(
+                    mine, keys[:, :, :end], values[:, :, :end], attn_mask=mask, enable_gqa=True
+                )
+            )
+        return torch.cat(found, dim=2)
+
+    return attend
+
+
+# -- values --------------------------------------------------------------------------------------------
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor, which shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def share(tensor: torch.Tensor) -> Tuple[slice, ...]:
+    """Return which part of a tensor this rank has."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    sizes, begins = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes))
+
+
+def fill(tensor: torch.Tensor, begins: Sequence[int], values: torch.Tensor) -> None:
+    """Copy what a rank has of ``values``, a part of the whole tensor from ``begins`` on."""
+    mine, theirs = [], []
+    for part, first, size in zip(share(tensor), begins, values.shape):
+        begin, end = max(part.start, first), min(part.stop, first + size)
+        mine.append(slice(begin - part.start, max(begin, end) - part.start))
+        theirs.append(slice(begin - first, max(begin, end) - first))
+    local(tensor)[tuple(mine)] = values[tuple(theirs)].to(tensor.device)
+
+
+@torch.no_grad()
+def initialize(network: Network, initial: float, seed: int, device: torch.device) -> None:
+    """Give a network its values: the same whatever ranks it is split over.
+
+    Each matrix is drawn whole from a seed of its own, and the rank keeps its part.
+    """
+    network.to_empty(device=device)
+    for number, (name, parameter) in enumerate(network.named_parameters()):
+        spread = deviation(name, network.shape, initial)
+        if not spread:
+            local(parameter).fill_(1.0)
+            continue
+        generator = torch.Generator(device).manual_seed(seed * SEED_STRIDE + number)
+        whole = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)
+        local(parameter).copy_(whole[share(parameter)])
+
+
+def sum_of(loss: torch.Tensor) -> torch.Tensor:
+    """Return a loss that this rank's group computed."""
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss

@@ -1,0 +1,45 @@
+"""A prepared data set: documents as token ids, in Megatron's format, and their tokenizer.
+
+train.bin train.idx test.bin test.idx    benchmarks/llama/megatron.py
+tokenizer.json                           as published with the model, or as it was learnt
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+from benchmarks.common.data import passport
+from benchmarks.common.data.arrays import check_sizes, opening
+from benchmarks.llama.megatron import Documents, open_documents
+
+PARTS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    train: Documents
+    test: Documents
+    passport: Mapping[str, Any]
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.passport["facts"]["vocabulary"])
+
+    def padded_vocabulary(self, multiple: int) -> int:
+        return -(-self.vocabulary // multiple) * multiple
+
+
+def open_data(folder: Path) -> DataSet:
+    """Open a prepared data set; reads no token, so that it may be open before the clock starts.
+
+    Raises:
+        Problem: there is none, it is half-written, or its files are not those of its passport.
+    """
+    found = passport.read(folder)
+    with opening(folder, "Llama"):
+        documents = {part: open_documents(folder / part) for part in PARTS}
+        counted = ((f"documents in {part}", documents[part], found["splits"][part]["count"]) for part in PARTS)
+        check_sizes(folder, found, [(what, len(each.lengths), count) for what, each, count in counted])
+        data = DataSet(documents["train"], documents["test"], found)
+        _ = data.vocabulary
+    return data

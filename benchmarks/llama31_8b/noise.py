@@ -1,0 +1,25 @@
+"""A synthetic data set with the sizes of the real one, to measure the speed of a step; nothing of it can be learnt."""
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common.checks.selftest import write_passport
+from benchmarks.llama.megatron import type_for, write_index
+from benchmarks.llama31_8b.dataset import PARTS
+
+DOCUMENTS = {"train": 2000, "test": 200}
+TOKENS = 500  # of a document, about as many as C4's have
+
+
+def write(folder: Path, entries: int = 128256) -> None:
+    # Write documents with tokens of a vocabulary of ``entries``.
+    random, kind = np.random.RandomState(0), type_for(entries)
+    tokens = {}
+    for part in PARTS:
+        lengths = random.randint(1, 2 * TOKENS, DOCUMENTS[part])
+        tokens[part] = int(lengths.sum())
+        random.randint(entries, size=tokens[part]).astype(kind).tofile(str(folder / f"{part}.bin"))
+        with (folder / f"{part}.idx").open("wb") as file:
+            write_index(file, lengths.tolist(), kind)
+    write_passport(folder, "llama31-8b", DOCUMENTS, {"vocabulary": entries, "tokens": tokens, "documents": DOCUMENTS})

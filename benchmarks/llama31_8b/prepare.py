@@ -1,0 +1,40 @@
+"""Prepare Llama's pretraining data: token ids with a passport, or check a prepared data set.
+
+    $ python -m benchmarks.llama31_8b.prepare -o data/llama31-8b                        # the toy data set
+    $ python -m benchmarks.llama31_8b.prepare /raw/c4 -o /data/c4 --tokenizer tokenizer.json  # MLPerf's .bin and .idx
+    $ python -m benchmarks.llama31_8b.prepare /raw/text -o /data/text --tokenizer tokenizer.json
+    $ python -m benchmarks.llama31_8b.prepare --verify /data/c4
+
+Writes the files that benchmarks/llama/megatron.py describes and, last, dataset.json. Give an interrupted command again
+and it continues. Exit code 0: done; 2: refused, nothing was changed; 1: failed; 130: interrupted.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common.data import prepare
+
+
+def _add_options(options: argparse._ArgumentGroup) -> None:
+    add = options.add_argument
+    add("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json of the model; default: that of the source")
+    entries = "learn a tokenizer of N entries; default: 1,024 for the toy data set, else none"
+    add("--vocabulary-size", type=prepare.number(512, 1 << 20), metavar="N", help=entries)
+    eod = "put <|end_of_text|> behind each document; the reference does not, the toy data set has it"
+    add("--append-eod", action="store_true", help=eod)
+
+
+DATA_SET = prepare.DataSet(
+    benchmark="llama31-8b",
+    source="folder of MLPerf's c4-*.bin and .idx, or of text or JSON lines for training and evaluation",
+    files=("train.bin", "train.idx", "test.bin", "test.idx", "tokenizer.json"),
+    add_options=_add_options,
+    writer="benchmarks.llama31_8b.writer",
+    check=prepare.opens("benchmarks.llama31_8b.dataset"),
+)
+main = partial(prepare.main, DATA_SET)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,106 @@
+"""How fast the step is, next to a plain PyTorch loop, in one run.
+
+    $ python -m benchmarks.llama31_8b.pytorch.bench --config config.json --data DATA
+
+The plain loop is what one would write first: the same network with the logits of all positions at once and keys and
+values repeated for each head of queries, torch.autocast, torch.optim.AdamW, on one device. Speeds are tokens/s. The
+last line of the output is the result as JSON.
+"""
+
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Callable
+
+import torch
+from torch.nn import functional
+
+from benchmarks.common.checks import bench
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.llama import order
+from benchmarks.llama.flops import training_flops
+from benchmarks.llama.pytorch.network import Network
+from benchmarks.llama.pytorch.parallel import initialize
+from benchmarks.llama31_8b.dataset import open_data
+from benchmarks.llama31_8b.pytorch.config import Config
+from benchmarks.llama31_8b.pytorch.data import Batch, synthetic_batch, training_input
+from benchmarks.llama31_8b.pytorch.model import shape_of
+from benchmarks.llama31_8b.pytorch.train import build, train_step
+
+STEPS = 64  # whose samples the order has, at least
+
+
+def repeated(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    keys, values = (each.repeat_interleave(queries.shape[1] // each.shape[1], dim=1) for each in (keys, values))
+    return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+
+
+def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
+    """A step of a plain PyTorch loop with the same network and batch."""
+    network = Network(shape_of(config, vocabulary))
+    initialize(network, config.initial_weights, config.seed, ranks.context)
+    for layer in network.layers:
+        layer.self_attn.attend = repeated
+    optimizer = torch.optim.AdamW(network.parameters(), lr=bench.RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part in batch:
+            with pytorch.autocast(ranks.context, config.precision):
+                loss = network(part.tokens, part.labels) / part.labels.numel()
+            (loss / len(batch)).backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
+        optimizer.step()
+
+    return step
+
+
+def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
+    data = open_data(folder)
+    vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
+    training = build(config, vocabulary, ranks, {})
+    synthetic = synthetic_batch(config, vocabulary, ranks)
+    samples = order.shuffled(data.train.lengths, config.sequence_length, STEPS * config.batch_size, config.seed)
+    # The loops take more batches than the order has: the input alone is read as often as it is asked for.
+    numbers = len(samples) // config.batch_size
+    real, alone = (training_input(config, data.train, samples, ranks, cycle(range(numbers))) for _ in range(2))
+
+    def close() -> None:
+        for batches in (real, alone):
+            batches.close()
+
+    def step(batch: Batch) -> torch.Tensor:
+        return train_step(training, batch, 0.0)
+
+    def evaluated() -> None:
+        with torch.no_grad():
+            training.network(synthetic[0].tokens, synthetic[0].labels, synthetic[0].positions)
+
+    loops = {
+        "bare": bench.repeated(bare_step(config, vocabulary, ranks, synthetic)),
+        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
+        "real": bench.training_loop(pytorch, config, ranks, step, partial(next, real)),
+        "input": bench.repeated(partial(next, alone)),
+        bench.EVALUATION: bench.repeated(evaluated),
+    }
+    tokens = config.batch_size * config.sequence_length
+    title = (
+        f"Llama, {config.layers} layers, width {config.width}, {vocabulary:,} entries, {config.batch_size} samples of "
+        f"{config.sequence_length:,} tokens, {config.precision}, one {config.device}"
+    )
+    flops = config.batch_size * training_flops(config, vocabulary, config.sequence_length)
+    return bench.Subject(
+        title,
+        tokens,
+        loops,
+        {"bare": "plain PyTorch loop, synthetic data"},
+        {bench.EVALUATION: synthetic[0].labels.numel()},
+        close=close,
+        unit="tokens",
+        flops=dict.fromkeys(("bare", "synthetic", "real"), flops),
+    )
+
+
+if __name__ == "__main__":
+    bench.main(__doc__, Config, pytorch, prepare)

@@ -1,0 +1,112 @@
+"""The raw data of a preparation, found by their names: Megatron's files, JSON lines or text; or the toy data set."""
+
+import argparse
+import gzip
+import json
+import re
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+
+from benchmarks.bert import python_text
+from benchmarks.common.data import source_checks
+from benchmarks.common.data.problem import Problem
+from benchmarks.llama.tokenization import FILE
+
+EXPECTED = "c4-train*.bin with .idx, or train*.json, .jsonl (also .gz) or .txt, and the same of valid* or test*"
+JSON_LINES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+TEXT = (".txt", ".raw", ".tokens")
+HELD_OUT = 20  # of the toy data set's documents one in so many is for evaluation
+
+
+class Source(NamedTuple):
+    """Files to prepare, and the name of their data set."""
+
+    name: str
+    train: Tuple[Path, ...]
+    test: Tuple[Path, ...]
+    tokenizer: Optional[Path]  # None to learn it
+    is_indexed: bool
+    made: str
+
+
+def find(args: argparse.Namespace) -> Source:
+    """Return what the raw data hold.
+
+    Raises:
+        Problem: a part or the tokenizer is missing, or there are several indexed files for training.
+    """
+    origin: Path = args.origin
+    files = sorted(path for path in origin.iterdir() if path.is_file()) if origin.is_dir() else [origin]
+    raw = [path for path in files if path.name != FILE]
+    kinds = [tuple(path for path in raw if path.name.endswith(each)) for each in ((".bin",), JSON_LINES, TEXT)]
+    indexed, of_kind = bool(kinds[0]), next(filter(None, kinds), ())
+    train = tuple(path for path in of_kind if "train" in path.name)
+    # A set with both, as WikiText has them, is evaluated on the last.
+    held = [tuple(path for path in of_kind if each in path.name) for each in ("test", "valid")]
+    test = next(filter(None, held), ())
+    if not train or not test:
+        raise Problem(
+            f"{origin} has {len(train)} files for training, {len(test)} for evaluation", EXPECTED, "name them so"
+        )
+    if indexed and (len(train) > 1 or len(test) > 1):
+        found = ", ".join(path.name for path in (*train, *test))
+        raise Problem(
+            f"{origin} has {found}",
+            "one indexed file a part: the reference trains on c4-train.en_6_text_document alone",
+            "link the two into a folder of their own, each with its .idx",
+        )
+    tokenizer = args.tokenizer or next((path for path in files if path.name == FILE), None)
+    if tokenizer is None and not args.vocabulary_size:
+        raise Problem(
+            f"{origin} has no {FILE}",
+            "the tokenizer of the model",
+            "name it with --tokenizer, or learn one: --vocabulary-size",
+        )
+    if args.vocabulary_size and (indexed or tokenizer):
+        raise Problem(f"--vocabulary-size with {tokenizer or train[0]}", "text without a tokenizer", "leave it out")
+    kind = "Megatron's indexed files" if indexed else f"{len(train) + len(test):,} files of text"
+    name = args.name or ("c4" if indexed else origin.stem)
+    return Source(name, train, test, tokenizer, indexed, kind)
+
+
+def documents(path: Path) -> Iterator[str]:
+    """Yield the documents of a file: the "text" of each JSON line, or what is between empty lines.
+
+    Raises:
+        Problem: it is not UTF-8, or a line is no JSON object with a text.
+    """
+    is_json = path.name.endswith(JSON_LINES)
+    if not path.name.endswith(".gz"):
+        source_checks.refuse_compressed(path, "UTF-8 text")
+    opened: Any = gzip.open if path.name.endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
+            if is_json:
+                yield from (_text(path, number, line) for number, line in enumerate(file, 1) if line.strip())
+                return
+            for has_text, lines in groupby(file, lambda line: bool(line.strip())):
+                if has_text:
+                    yield "".join(lines).strip()
+    except UnicodeDecodeError:
+        raise source_checks.not_utf8((path, str(path))) from None
+
+
+def _text(path: Path, number: int, line: str) -> str:
+    try:
+        return str(json.loads(line)["text"])
+    except (ValueError, KeyError, TypeError):
+        raise Problem(f"{path}, line {number:,}: no JSON object with a text", '{"text": ...}', "fix the line") from None
+
+
+def toy_data_set(folder: Path, name: Optional[str]) -> Source:
+    # Write the toy data set's text; written anew after an interruption, it is the same.
+    whole = folder / "python.text"
+    made = python_text.write_text(whole)
+    parts: List[List[str]] = [[], []]
+    for number, text in enumerate(re.split(r"\n\n+", whole.read_text(encoding="utf-8"))):
+        parts[number % HELD_OUT == 0].append(text.strip().replace("\n", " "))
+    paths = tuple(folder / f"python_{part}.txt" for part in ("train", "test"))
+    for path, texts in zip(paths, parts):
+        path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return Source(name or python_text.NAME, paths[:1], paths[1:], None, False, made)

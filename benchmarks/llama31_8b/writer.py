@@ -1,0 +1,194 @@
+"""Writes token ids as Megatron does: links the files that are tokenized already, or tokenizes text file by file."""
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Set
+
+import numpy as np
+import tokenizers
+
+from benchmarks.common.data import source_checks
+from benchmarks.common.data.files import in_one_step, read_facts, write_facts
+from benchmarks.common.data.prepare import Content, Listing, Split, check_room
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.llama import tokenization
+from benchmarks.llama.megatron import Documents, open_documents, type_for, write_index
+from benchmarks.llama31_8b import sources
+from benchmarks.llama31_8b.dataset import PARTS
+from benchmarks.llama31_8b.sources import Source
+
+VERSION = "1"  # raise it when the same source and options give other bytes
+TOGETHER = 1000  # documents that are tokenized at once, on all cores
+SMALL = 1024  # entries of the toy data set's tokenizer
+ROOM_FACTOR = 2.0  # bytes written per byte of text, at most: a token of two or four bytes is seldom of fewer letters
+
+
+class Part(NamedTuple):
+    """A tokenized file: its ids, and the lengths and keys of its documents."""
+
+    stem: Path
+
+    @property
+    def tokens(self) -> Path:
+        return self.stem.with_suffix(".ids")
+
+    @property
+    def done_path(self) -> Path:
+        return self.stem.with_suffix(".json")
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    # Find the files; all that decides what is written goes into the fingerprint.
+    source = sources.find(args) if args.origin is not None else None
+    if source is None and args.tokenizer:
+        raise Problem("--tokenizer without raw data", "both for a text of your own", "name the text")
+    listed: List[Path] = []
+    if source:
+        listed = [*source.train, *source.test, *([source.tokenizer] if source.tokenizer else [])]
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in listed]
+    made = (VERSION, source and source.name, args.name, "" if source else platform.python_version())
+    facts = repr((made, tokenizers.__version__, files, args.vocabulary_size, args.append_eod))
+    return Listing(source, hashlib.sha256(facts.encode()).hexdigest())
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write both parts and the tokenizer.
+
+    Raises:
+        Problem: the source is damaged, too small or does not fit the tokenizer.
+    """
+    source: Source = listing.source or sources.toy_data_set(scratch, args.name)
+    tokenizer = _tokenizer(source, args, scratch)
+    entries = tokenizer.get_vocab_size()
+    common = 0
+    if source.is_indexed:
+        _link(source, scratch)
+    else:
+        appends = args.append_eod or listing.source is None
+        common = _tokenize(source, tokenizer, appends, args.allow_overlap, scratch, progress)
+    documents = {part: open_documents(scratch / part) for part in PARTS}
+    tokens = {part: len(each.tokens) for part, each in documents.items()}
+    _check_ids(documents["test"], entries)
+    counts = {part: len(each.lengths) for part, each in documents.items()}
+    splits = {part: Split(counts[part], (f"{part}.bin", f"{part}.idx", tokenization.FILE)) for part in PARTS}
+    return Content(
+        name=source.name,
+        splits=splits,
+        summary=f"{tokens['train']:,} + {tokens['test']:,} tokens of {entries:,} entries",
+        facts={"vocabulary": entries, "tokens": tokens, "documents": counts},
+        how={"made": source.made, "in_both": common, "append_eod": args.append_eod or listing.source is None},
+        tool={"version": VERSION, "numpy": np.__version__, "tokenizers": tokenizers.__version__},
+    )
+
+
+def _tokenizer(source: Source, args: argparse.Namespace, scratch: Path) -> tokenizers.Tokenizer:
+    # Return the tokenizer that is given, or learn one from the training text, and keep its file.
+    path = scratch / tokenization.FILE
+    if not path.exists():
+        if source.tokenizer:
+            made = tokenization.read(source.tokenizer)
+        else:
+            texts = (text for file in source.train for text in sources.documents(file))
+            made = tokenization.learn(texts, args.vocabulary_size or SMALL)
+        with in_one_step(path) as file:
+            content = source.tokenizer.read_bytes() if source.tokenizer else made.to_str(pretty=True).encode()
+            file.write(content)
+    return tokenization.read(path)
+
+
+def _link(source: Source, scratch: Path) -> None:
+    # Give the files their names here: a link where the disk is the same, else a copy.
+    for part, (path,) in zip(PARTS, (source.train, source.test)):
+        open_documents(path.with_suffix(""))
+        for ending in (".bin", ".idx"):
+            to, origin = scratch / f"{part}{ending}", path.with_suffix(ending)
+            if to.exists():
+                continue
+            try:
+                os.link(str(origin), str(to))
+            except OSError:
+                check_room(scratch, origin.stat().st_size)
+                with in_one_step(to) as file, origin.open("rb") as content:
+                    shutil.copyfileobj(content, file)
+
+
+def _tokenize(
+    source: Source, tokenizer: tokenizers.Tokenizer, appends: bool, allows: bool, scratch: Path, progress: Progress
+) -> int:
+    # Tokenize what an interrupted preparation has not, and join it; return the documents that are in both parts.
+    ends = [tokenizer.token_to_id(tokenization.END)] if appends else []
+    if None in ends:
+        raise Problem(
+            f"the tokenizer has no {tokenization.END}",
+            "a tokenizer of Llama 3",
+            "leave --append-eod out, or take another",
+        )
+    kind, files = type_for(tokenizer.get_vocab_size()), {"train": source.train, "test": source.test}
+    sizes = {path: path.stat().st_size for paths in files.values() for path in paths}
+    check_room(scratch, int(ROOM_FACTOR * sum(sizes.values())))
+    parts = {part: [Part(scratch / f"{part}-{n:05}") for n in range(len(paths))] for part, paths in files.items()}
+    finished = sum(each.done_path.exists() for made in parts.values() for each in made)
+    if finished:
+        progress.note(f"resuming: {finished:,} of {len(sizes):,} files were tokenized before")
+    done = 0
+    for part, paths in files.items():
+        for path, own in zip(paths, parts[part]):
+            progress.update("tokenize", done, sum(sizes.values()), unit="bytes")
+            if not own.done_path.exists():
+                write_facts(own.done_path, _write_part(path, own, tokenizer, ends, kind))
+            done += sizes[path]
+    facts = {part: [read_facts(each.done_path) for each in made] for part, made in parts.items()}
+    held = [(text[1], text[0]) for each in facts["test"] for text in zip(each["keys"], each["begins"])]
+    trained: Set[str] = {key for each in facts["train"] for key in each["keys"]}
+    common = source_checks.overlap(held, trained, "documents", allows, progress)
+    for part, made in parts.items():
+        lengths = [length for each in facts[part] for length in each["lengths"]]
+        if not lengths:
+            raise Problem(f"the {part} part has no document", "text", "add to the source")
+        with in_one_step(scratch / f"{part}.bin") as file:
+            for own in made:
+                with own.tokens.open("rb") as content:
+                    shutil.copyfileobj(content, file)
+        with in_one_step(scratch / f"{part}.idx") as file:
+            write_index(file, lengths, kind)
+    return common
+
+
+def _write_part(
+    path: Path, part: Part, tokenizer: tokenizers.Tokenizer, ends: List[int], kind: "np.dtype[np.generic]"
+) -> Dict[str, List[object]]:
+    # Write the ids of a file's documents; return their lengths, keys and, of those for evaluation, how they begin.
+    lengths: List[object] = []
+    keys: List[object] = []
+    begins: List[object] = []
+    with in_one_step(part.tokens) as file:
+        for texts in _together(sources.documents(path)):
+            for text, ids in zip(texts, tokenization.encode(tokenizer, texts)):
+                if ids:
+                    found = np.array([*ids, *ends], kind)
+                    file.write(found.tobytes())
+                    lengths.append(len(found))
+                    keys.append(source_checks.key(text.encode()))
+                    begins.append(f"the one that begins: {text[:40]}" if part.stem.name.startswith("test") else "")
+    return {"lengths": lengths, "keys": keys, "begins": begins}
+
+
+def _together(texts: Iterator[str]) -> Iterator[List[str]]:
+    return iter(lambda: list(islice(texts, TOGETHER)), [])
+
+
+def _check_ids(documents: Documents, entries: int) -> None:
+    # Ids that the vocabulary has not would be read beyond the end of the embedding table.
+    highest = int(documents.tokens.max())
+    if highest >= entries:
+        raise Problem(
+            f"token {highest:,} in the evaluation part, and {entries:,} entries",
+            "the tokenizer that the files were made with",
+            "name it with --tokenizer",
+        )

@@ -1,0 +1,260 @@
+"""Llama on one and two ranks: against a plain float64 formula, by FSDP, tensor and context parallelism, resumed."""
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.llama.pytorch import parallel
+from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
+from benchmarks.llama31_8b.pytorch.config import Config
+from benchmarks.llama31_8b.pytorch.data import synthetic_batch
+from benchmarks.llama31_8b.pytorch.model import MOMENTS, Training, adamw
+from benchmarks.llama31_8b.pytorch.train import train_step
+
+RANKS = (1, 2)
+VOCABULARY = 96
+CONFIG = Config(
+    device="cpu", precision="fp32", max_steps=20, sequence_length=32, layers=2, width=32, heads=4, key_value_heads=2,
+    inner_width=48, rope_base=10000.0, rope_context=16, initial_weights=0.3, batch_size=4, micro_batch=2,
+    learning_rate=0.01, end_learning_rate=0.001, warmup_steps=2, epsilon=1e-3, loss_rows=24,
+)  # fmt: skip
+PARALLEL = ({}, {"tensor_parallelism": 2}, {"context_parallelism": 2}, {"recompute": True})
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    found = pytorch.start(CONFIG)
+    yield found
+    pytorch.finish()
+
+
+@pytest.fixture
+def alone(ranks):
+    """The same process as the only rank."""
+    return dataclasses.replace(ranks, rank=0, size=1)
+
+
+# -- a plain network: one sequence, one head and one position after the other ---------------------------
+
+
+def plain_angle(position, pair, shape):
+    size = shape.width // shape.heads
+    frequency = shape.rope_base ** (-2 * pair / size)
+    scaling = shape.scaling
+    wavelength = 2 * math.pi / frequency
+    if wavelength > scaling.context / scaling.low:
+        frequency /= scaling.factor
+    elif wavelength > scaling.context / scaling.high:
+        share = (scaling.context / wavelength - scaling.low) / (scaling.high - scaling.low)
+        frequency = (1 - share) * frequency / scaling.factor + share * frequency
+    return position * frequency
+
+
+def plain_rotated(vector, position, shape):
+    half = len(vector) // 2
+    # The network's angles are fp32, as those of transformers and Megatron: the formula's are compared on their own.
+    by = frequencies(2 * half, shape.rope_base, shape.scaling) * torch.tensor(float(position))
+    found = [vector[pair] * by[pair].cos() - vector[half + pair] * by[pair].sin() for pair in range(half)]
+    found += [vector[half + pair] * by[pair].cos() + vector[pair] * by[pair].sin() for pair in range(half)]
+    return torch.stack(found)
+
+
+def plain_norm(hidden, weight, epsilon):
+    return hidden / (hidden.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight
+
+
+def plain_logits(weights, shape, tokens):
+    """The logits (L, vocabulary) of one sequence, by published names."""
+    size, shared = shape.width // shape.heads, shape.heads // shape.key_value_heads
+    hidden = weights["model.embed_tokens.weight"][tokens]
+    for number in range(shape.layers):
+        of = {name.split(f"layers.{number}.")[1]: each for name, each in weights.items() if f"layers.{number}." in name}
+        normal = plain_norm(hidden, of["input_layernorm.weight"], shape.epsilon)
+        queries, keys, values = (normal @ of[f"self_attn.{name}_proj.weight"].t() for name in "qkv")
+        rows = []
+        for position in range(len(tokens)):
+            heads = []
+            for head in range(shape.heads):
+                at = slice(head // shared * size, (head // shared + 1) * size)
+                query = plain_rotated(queries[position, head * size : (head + 1) * size], position, shape)
+                seen = [plain_rotated(keys[other, at], other, shape) for other in range(position + 1)]
+                scores = (torch.stack(seen) @ query) / math.sqrt(size)
+                heads.append(scores.exp() / scores.exp().sum() @ values[: position + 1, at])
+            rows.append(torch.cat(heads))
+        hidden = hidden + torch.stack(rows) @ of["self_attn.o_proj.weight"].t()
+        normal = plain_norm(hidden, of["post_attention_layernorm.weight"], shape.epsilon)
+        gate, up = (normal @ of[f"mlp.{name}_proj.weight"].t() for name in ("gate", "up"))
+        hidden = hidden + (gate / (1 + (-gate).exp()) * up) @ of["mlp.down_proj.weight"].t()
+    return plain_norm(hidden, weights["model.norm.weight"], shape.epsilon) @ weights["lm_head.weight"].t()
+
+
+SHAPE = Shape(11, 2, 16, 4, 2, 12, 10000.0, Scaling(8.0, 1.0, 4.0, 16), 1e-5)
+
+
+@pytest.mark.parametrize("how", [How(), How(recompute=True, loss_rows=5)])
+def test_logits_loss_and_gradients_are_those_of_a_plain_formula(how):
+    """Within 1e-12 in float64; transformers' LlamaForCausalLM was compared in the same way, see README.md."""
+    torch.manual_seed(0)
+    network = Network(SHAPE, how).double()
+    for each in network.parameters():
+        torch.nn.init.normal_(each, std=0.5)
+    tokens = torch.randint(SHAPE.vocabulary, (2, 10))
+    labels = tokens[:, 1:].clone()
+    labels[0, 3] = IGNORED
+    plain = {published_name(name): each.detach().clone().requires_grad_() for name, each in network.named_parameters()}
+    logits = torch.stack([plain_logits(plain, SHAPE, row[:-1]) for row in tokens])
+    expected = -logits.log_softmax(-1)[labels != IGNORED, :][torch.arange(17), labels[labels != IGNORED]].sum()
+    expected.backward()
+    loss = network(tokens[:, :-1], labels)
+    loss.backward()
+    torch.testing.assert_close(network(tokens[:, :-1]), logits, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for name, each in network.named_parameters():
+        torch.testing.assert_close(each.grad, plain[published_name(name)].grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("scaling", [Scaling(), SHAPE.scaling, Scaling(8.0, 1.0, 4.0, 8192)])
+def test_frequencies_are_those_of_the_rule(scaling):
+    shape = SHAPE._replace(width=256, heads=2, rope_base=500000.0, scaling=scaling)
+    expected = torch.tensor([plain_angle(1, pair, shape) for pair in range(64)], dtype=torch.float64)
+    torch.testing.assert_close(frequencies(128, 500000.0, scaling).double(), expected, rtol=2e-6, atol=0)
+
+
+# -- ranks ------------------------------------------------------------------------------------------------
+
+
+def whole(training):
+    """The weights of all ranks together, by name."""
+    return {
+        name: (each.detach().full_tensor() if hasattr(each, "full_tensor") else each.detach()).clone()
+        for name, each in training.parameters.items()
+    }
+
+
+def batch_of(config, place, ranks, step):
+    """Samples that do not depend on how the ranks share them, as the input deals them out."""
+    generator = torch.Generator().manual_seed(step)
+    mine = config.batch_size * config.group
+    tokens = torch.randint(
+        VOCABULARY, (config.batch_size * ranks.size, config.sequence_length + 1), generator=generator
+    )
+    tokens = tokens[place.group * mine : (place.group + 1) * mine]
+    positions = place.positions(config.sequence_length)
+    example = synthetic_batch(config, VOCABULARY, ranks)[0]
+    return [
+        example._replace(tokens=part[:, positions], labels=part[:, positions + 1], positions=positions)
+        for part in tokens.split(config.micro_batch_size)
+    ]
+
+
+def trained(config, ranks, steps=3):
+    training = Training(config, VOCABULARY, ranks)
+    initial = whole(training)
+    losses = []
+    for step in range(steps):
+        loss = train_step(training, batch_of(config, training.place, ranks, step), 0.01)
+        losses.append(pytorch.total(loss)[0] / ranks.size if ranks.size > 1 else float(loss))
+    return training, initial, losses
+
+
+@pytest.mark.parametrize("how", PARALLEL)
+def test_any_split_trains_as_one_rank(how, ranks, alone):
+    if ranks.size == 1 and "recompute" not in how:
+        how = {}
+    split = dataclasses.replace(CONFIG, batch_size=CONFIG.batch_size // ranks.size, **how)
+    _, initial, losses = trained(split, ranks)
+    single = dataclasses.replace(CONFIG)
+    training, wanted, expected = trained(single, alone)
+    for name, each in wanted.items():
+        assert torch.equal(initial[name], each), name
+    assert losses == pytest.approx(expected, rel=2e-6)
+    found = whole(trained(split, ranks)[0])
+    for name, each in whole(training).items():
+        torch.testing.assert_close(
+            found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):
+    """Clipped to a thousandth, AdamW moves as far; the first moment shows what it was given."""
+    moments = []
+    for config, by in ((dataclasses.replace(CONFIG, batch_size=4 // ranks.size), ranks), (CONFIG, alone)):
+        config = dataclasses.replace(config, gradient_clip=1e-3)
+        training, _, _ = trained(config, by, steps=1)
+        state = [training.optimizer.state[each]["exp_avg"] for each in training.parameters.values()]
+        moments.append([each.full_tensor() if hasattr(each, "full_tensor") else each for each in state])
+    norms = [math.sqrt(sum(float(each.square().sum()) for each in group)) for group in moments]
+    assert norms == pytest.approx([1e-3 * (1 - CONFIG.beta1)] * 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("how", PARALLEL[:3])
+def test_state_of_a_checkpoint_continues_in_every_split(how, ranks, alone, tmp_path):
+    """To the last bit in the same one; each rank takes its part of what others wrote."""
+    config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **(how if ranks.size > 1 else {}))
+    training, _, _ = trained(config, ranks, steps=2)
+    folder = Path(os.environ.get("TOGETHER", tmp_path))
+    paths = [folder / f"{sorted(how)}-{rank}" for rank in range(ranks.size)]
+    pytorch.save(paths[ranks.rank], training.state_dict())
+    pytorch.barrier()
+    for other, by in ((how, ranks), ({}, ranks), ({"tensor_parallelism": 2}, ranks), ({}, alone)):
+        split = other if by.size > 1 else {}
+        again = Training(dataclasses.replace(CONFIG, seed=9, batch_size=4 // by.size, **split), VOCABULARY, by)
+        again.restore(map(pytorch.load, paths))
+        ours, theirs = whole(again), whole(training)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), other
+        moments = [[moments_of(each.optimizer, name, each) for name in theirs] for each in (again, training)]
+        assert all(torch.equal(one, two) for one, two in zip(*moments)), other
+        assert {float(each["step"]) for each in again.optimizer.state.values()} == {2.0}
+    again = Training(dataclasses.replace(config, seed=9), VOCABULARY, ranks)
+    again.restore(map(pytorch.load, paths))
+    for each in (training, again):
+        train_step(each, batch_of(config, each.place, ranks, 7), 0.01)
+    ours, theirs = whole(again), whole(training)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def moments_of(optimizer, name, training):
+    """Both moments of a parameter, of all ranks together."""
+    state = optimizer.state[training.parameters[name]]
+    found = [state[key].full_tensor() if hasattr(state[key], "full_tensor") else state[key] for key in MOMENTS]
+    return torch.stack(found)
+
+
+def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
+    config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size, precision="bf16", gradient_reduction="bf16")
+    _, _, losses = trained(config, ranks)
+    _, _, expected = trained(CONFIG, alone)
+    assert losses == pytest.approx(expected, rel=0.02)
+    assert losses != expected
+
+
+def test_norms_do_not_decay():
+    network = Network(SHAPE)
+    groups = adamw(dict(network.named_parameters()), CONFIG).param_groups
+    assert [(group["weight_decay"], {each.ndim for each in group["params"]}) for group in groups] == [
+        (0.1, {2}),
+        (0.0, {1}),
+    ]
+    assert sum(len(group["params"]) for group in groups) == 21
+
+
+def test_initial_weights_have_the_spread_of_the_reference():
+    network = Network(SHAPE._replace(width=256, inner_width=512, layers=4, vocabulary=512))
+    parallel.initialize(network, 0.02, 1, torch.device("cpu"))
+    spread = {name: float(each.std()) for name, each in network.named_parameters() if each.ndim > 1}
+    for name, each in spread.items():
+        wanted = 0.02 / math.sqrt(8) if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+        assert each == pytest.approx(wanted, rel=0.03), name
+    assert all(bool((each == 1).all()) for each in network.parameters() if each.ndim == 1)
+    values = [each.flatten()[:5].tolist() for each in network.parameters() if each.ndim > 1]
+    assert len({tuple(each) for each in values}) == len(values)
+    assert (
+        functional.cross_entropy(network(torch.zeros(1, 4, dtype=torch.int64))[0], torch.zeros(4, dtype=torch.int64))
+        < 7
+    )
