@@ -16,6 +16,9 @@ export ENCORE_GPU_PYTHON ?=
 # Packages are installed without compiled files: each process of a test would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Of cyclonedx-bom
+CYCLONEDX := 7.5.0
+
 ENCORE := .venv/bin/encore
 PYTHON := .venv/bin/python
 
@@ -40,6 +43,19 @@ bench-%: ## measure a benchmark's step: make bench-resnet
 
 # Tests that run without a framework's environment, a container engine, Slurm or a GPU.
 HOST_SIDE := not training and not engine and not cluster and not gpu
+
+.PHONY: dist
+dist: setup ## build the wheel and the sdist into build/dist
+	@.venv/bin/uv build --quiet --out-dir build/dist .
+
+.PHONY: sbom
+sbom: setup ## write what each environment and image installs as CycloneDX into build/sbom; bases of images have NVIDIA's
+	@mkdir -p build/sbom
+	@for file in requirements/*.txt; do \
+	  .venv/bin/uv tool run --quiet --from cyclonedx-bom==$(CYCLONEDX) cyclonedx-py requirements "$$file" \
+	    --output-format JSON --output-file "build/sbom/$$(basename "$$file" .txt).cdx.json"; \
+	done
+	@ls build/sbom
 
 .PHONY: environments
 environments: setup ## build the environments of all frameworks, in parallel

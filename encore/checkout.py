@@ -8,6 +8,9 @@ from encore import paths
 
 
 def _git(*arguments: str) -> str | None:
+    # What an installed wheel lies in may be another repository.
+    if paths.IS_INSTALLED:
+        return None
     try:
         done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True, check=False)
     except OSError:

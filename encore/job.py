@@ -61,6 +61,7 @@ class Command:
     cleanup: tuple[str, ...] = ()
     runtime: str = "host"
     rank_folders: tuple[Path, ...] = ()  # Folders that must be there for the ranks' output
+    samplers: tuple[tuple[str, ...], ...] = ()  # Write the telemetry of the other nodes until their input ends
 
 
 def rank_environment(

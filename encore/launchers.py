@@ -41,6 +41,12 @@ def by_horovod(framework: str) -> bool:
     return catalogue.framework(framework).communication == "horovod"
 
 
+def own_framework() -> str:
+    """Return the framework whose library measures machines and counts steps: the one that brings its own launcher."""
+    frameworks = sorted({choice.implementation.framework for choice in catalogue.choices().values()})
+    return next(name for name in frameworks if not by_horovod(name))
+
+
 @dataclass(frozen=True)
 class HorovodBuild:
     """What a Horovod was built with, as ``horovodrun --check-build`` prints it."""

@@ -1,10 +1,16 @@
-"""Where things are: the project, the user's cache (XDG), data and results."""
+"""Where things are: the project, the user's cache (XDG), data and results.
+
+In a checkout, data, results and what is built are below it. An installed wheel has what a run needs of the checkout in
+``encore/tree``, and writes nothing there: data go to the user's (XDG_DATA_HOME), results to the current folder.
+"""
 
 import os
 from pathlib import Path
 
-# Root of the checkout: benchmarks/, containers/ and requirements/ lie below it.
-ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parent
+IS_INSTALLED = (_PACKAGE / "tree").is_dir()
+# benchmarks/, containers/, requirements/ and slurm/ lie below it
+ROOT = _PACKAGE / "tree" if IS_INSTALLED else _PACKAGE.parent
 
 BENCHMARKS = ROOT / "benchmarks"
 REQUIREMENTS = ROOT / "requirements"
@@ -19,8 +25,13 @@ def cache_folder() -> Path:
 
 
 def default_data(benchmark: str) -> Path:
-    return ROOT / "data" / benchmark
+    own = Path(os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")) / "encore"
+    return (own if IS_INSTALLED else ROOT / "data") / benchmark
 
 
 def default_results() -> Path:
-    return ROOT / "results"
+    return (Path.cwd() if IS_INSTALLED else ROOT) / "results"
+
+
+def build_folder() -> Path:
+    return (cache_folder() if IS_INSTALLED else ROOT) / "build"

@@ -1,6 +1,7 @@
 """Catalogue and configuration: every system resolves, values keep their origin, mistakes are named."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -191,7 +192,7 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_keys_at_its_place(tmp_path
     file.write_text("bogus = 1\n", encoding="utf-8")
     with pytest.raises(EncoreError, match=f"unknown key in {file}: 'bogus'") as caught:
         cluster.load(file)
-    assert "one of account, cpu_bind, data" in caught.value.expected
+    assert re.fullmatch(r"one of \d+, such as .*\baccount\b.*", caught.value.expected), "there are many"
     text = (paths.BENCHMARKS / "ncf" / "benchmark.toml").read_text(encoding="utf-8")
     for table, known in (("small_data", "name, small_data.system"), ("implementations.pytorch", "framework")):
         file.write_text(text.replace(f"[{table}]", f"[{table}]\nbogus = 1"), encoding="utf-8")

@@ -7,7 +7,7 @@ from benchmarks.common.flops import TRAINING, product
 GATES = 4
 
 
-def training_flops(config: Any, words: int, sentences: int, source: int, target: int) -> float:
+def training_flops(config: Any, words: int, sentences: int, source: Any, target: Any) -> float:
     """FLOPs of a training step on pairs of ``source`` and ``target`` positions each, with a vocabulary of ``words``."""
     width = config.width
 

@@ -1,8 +1,10 @@
 """Model FLOPs of BERT's encoder and of its heads: benchmarks/common/flops.py."""
 
-from typing import Any, Iterable
+from typing import Any, Iterable, List
 
-from benchmarks.common.flops import TRAINING, product
+import numpy as np
+
+from benchmarks.common.flops import TRAINING, evenly, product
 
 
 def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], masked: int) -> float:
@@ -16,6 +18,25 @@ def pretraining_flops(config: Any, vocabulary: int, lengths: Iterable[int], mask
 def answering_flops(config: Any, lengths: Iterable[int]) -> float:
     """FLOPs of a training step that finds an answer's start and end in each of the windows of ``lengths`` tokens."""
     return TRAINING * sum(_encoder(config, length) + product(length, config.width, 2) for length in lengths)
+
+
+def of_sample(config: Any, vocabulary: int, samples: Any) -> float:
+    """FLOPs of training on one of ``samples`` (arrays.Samples), the mean over a share of them."""
+    lengths, masked = _lengths(samples.offsets), _lengths(samples.masked_offsets)
+    return pretraining_flops(config, vocabulary, lengths, sum(masked)) / len(lengths)
+
+
+def of_window(config: Any, windows: Any) -> float:
+    """FLOPs of training on one of ``windows`` of SQuAD, the mean over a share of them."""
+    lengths = _lengths(windows.offsets)
+    return answering_flops(config, lengths) / len(lengths)
+
+
+# Lengths of a share of what lies between ``offsets``.
+def _lengths(offsets: np.ndarray) -> List[int]:
+    chosen = evenly(len(offsets) - 1)
+    found: List[int] = (offsets[1:][chosen] - offsets[:-1][chosen]).tolist()
+    return found
 
 
 def _encoder(config: Any, length: int) -> float:

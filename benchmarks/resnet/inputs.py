@@ -206,8 +206,9 @@ def opened(run: Run, tensors: Any, saved: Mapping[str, Any]) -> Iterator[Tuple[B
     Yields batches to train on, the evaluation's, and the steps of an epoch.
     """
     config, ranks = run.config, run.ranks
+    flops = partial(training_flops, config)
     train_images = lru_cache(None)(partial(count_records, run.data / "train.idx"))
-    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks))) as timeline:
+    with run.timed(lambda: events.timeline(config, steps_per_epoch(train_images(), config, ranks)), flops) as timeline:
         run.log(events.hyperparameters(config, ranks.size, timeline.steps_per_epoch))
         batches = training_input(tensors, config, run.data, ranks, saved.get("input"))
         evaluation = EvaluationInput(tensors, config, run.data, ranks)

@@ -5,7 +5,7 @@ from typing import Any
 from benchmarks.common.flops import TRAINING, product
 
 
-def training_flops(config: Any, words: int, sentences: int, source: int, target: int) -> float:
+def training_flops(config: Any, words: int, sentences: int, source: Any, target: Any) -> float:
     """FLOPs of a training step on pairs of ``source`` and ``target`` positions each, with a vocabulary of ``words``."""
     width = config.width
     own = [product(length, width, 4 * width) + 2 * product(length, width, length) for length in (source, target)]

@@ -26,7 +26,8 @@ COMMANDS = {
 # The same of the lab, which is a panel of its own in the help.
 LAB = {
     "audit": "results.audit", "sweep": "sweep.sweep", "plan": "plan.plan", "study": "study",
-    "reproduce": "reproduce.reproduce", "archive": "report.archive", "export": "export.export", "serve": "serve.serve",
+    "reproduce": "reproduce.reproduce", "archive": "report.archive", "verify": "report.verify",
+    "export": "export.export", "serve": "serve.serve",
 }  # fmt: skip
 
 
@@ -78,16 +79,25 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(context: typer.Context, wanted: bool) -> None:
+    if not wanted:
+        return
+    if context.params.get("as_json"):
+        # Loaded here, as each command is: most calls need none of it.
+        from encore import release
+        from encore.cli import layout
+
+        layout.write_json(release.facts())
+    else:
         typer.echo(f"encore {__version__}")
-        raise typer.Exit
+    raise typer.Exit
 
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    version: Annotated[bool, typer.Option("--version", callback=_version, help="Print the version.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", is_eager=True, help="With --version: also that of the rules, and of the data.")
     ] = False,
 ) -> None:
     """Take the options of all commands."""

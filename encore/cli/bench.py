@@ -6,14 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from encore import catalogue
+from encore import catalogue, launchers, peaks
 from encore.cli import data, layout, options
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node
 from encore.results.audit import kernels
 from encore.run import planning, programs
 
-_SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _ONCE = frozenset({"roofline", "output", "steps", "repeats"})  # What a profile of one step has no use for
 
 
@@ -80,6 +79,7 @@ def bench(
     counts = ("--steps", str(steps), "--repeats", str(repeats))
     with data.shown_progress(screen) as on_update:
         result = programs.measure(request, "{module}.bench", counts, screen.print, on_update)
+    result.update(_of_sheet(result))
     if as_json:
         layout.write_json(result)
         return
@@ -99,6 +99,13 @@ def bench(
         screen.print(line)
 
 
+# What the data sheet of this machine's GPU says, in the words of the result.
+def _of_sheet(result: dict[str, Any]) -> dict[str, Any]:
+    gpus = node.gpus() if result["device"] == "gpu" else ()
+    found = peaks.peak_of(gpus[0].name, result["precision"]) if gpus else None
+    return {} if found is None else {"sheet_flops_per_second": found[0], "sheet_source": found[1]}
+
+
 # Model FLOPs of the step on synthetic data, or on what there is, and their share of the measured peak.
 def _utilization(result: dict[str, Any]) -> Iterator[str]:
     known = {name: each for name, each in result["measured"].items() if "flops_per_second" in each}
@@ -106,15 +113,12 @@ def _utilization(result: dict[str, Any]) -> Iterator[str]:
     if found is None:
         return
     peak, unit = result["peak_flops_per_second"], result.get("unit", "samples").removesuffix("s")
-    each, speed = _flops(found["flops_per_sample"]), _flops(found["flops_per_second"])
-    used = f", MFU {found['flops_per_second'] / peak:.1%} of the {_flops(peak)}/s of a GEMM here" if peak else ""
+    each, speed = peaks.written(found["flops_per_sample"]), peaks.written(found["flops_per_second"])
+    used = f", MFU {found['flops_per_second'] / peak:.1%} of the {peaks.written(peak)}/s of a GEMM here" if peak else ""
+    if sheet := result.get("sheet_flops_per_second"):
+        used += f", {found['flops_per_second'] / sheet:.1%} of the {peaks.written(sheet)}/s of {result['sheet_source']}"
     data = "synthetic" if found is known.get("synthetic") else "real"
     yield f"model FLOPs: {each} a {unit} trained on; {speed}/s on {data} data{used}"
-
-
-def _flops(number: float) -> str:
-    size, name = next((each for each in _SIZES if number >= each[0]), _SIZES[-1])
-    return f"{number / size:.3g} {name}FLOP"
 
 
 def _refuse(context: typer.Context, option: str, unused: frozenset[str]) -> None:
@@ -171,9 +175,7 @@ def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
 
 # What the program that counts and profiles a step measured.
 def _counted(request: planning.Request, words: tuple[str, ...], as_json: bool) -> dict[str, Any]:
-    from encore.lab.studies import machine
-
-    counted = machine.own_framework()
+    counted = launchers.own_framework()
     if (framework := catalogue.choose(request.name).implementation.framework) != counted:
         every = [each for each, choice in catalogue.choices().items() if choice.implementation.framework == counted]
         raise EncoreError(

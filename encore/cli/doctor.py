@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,17 +16,30 @@ from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.files import existing
-from encore.machine import node, preflight
+from encore.machine import gate, node, preflight
 from encore.machine.preflight import Check
-from encore.slurm import offers
+from encore.run import gate as gates
+from encore.slurm import cluster as clusters
+from encore.slurm import offers, queue
+from encore.ssh import hosts
 
 
 def doctor(
     slurm: Annotated[bool, typer.Option("--slurm", help="Check the Slurm cluster and cluster.toml instead.")] = False,
+    nodes: Annotated[
+        bool,
+        typer.Option("--nodes", help="Check every node of the Slurm job or of --hosts, each against the others."),
+    ] = False,
+    host_list: options.Hosts = None,
+    python: options.Python = None,
+    quick: Annotated[bool, typer.Option("--quick", help="With --nodes: no GEMMs, copies and collectives.")] = False,
+    disk: Annotated[
+        list[Path] | None, typer.Option(help="With --nodes: a folder to write to; default: that of the results.")
+    ] = None,
     cluster: options.Cluster = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check this machine; exit code 2 if something makes every run impossible.
+    """Check this machine, a cluster, or the nodes of a job; exit code 2 if something makes a run impossible.
 
     Examples:
 
@@ -36,11 +50,55 @@ def doctor(
       encore doctor --slurm                                     on a login node of a Slurm cluster
 
       encore doctor --slurm --cluster slurm/cluster.example.toml
+
+      encore doctor --nodes --quick                             this machine alone, in 5 seconds
+
+      salloc -N 4 encore doctor --nodes --json                  the nodes of a job
+
+      encore doctor --nodes --hosts n1:8,n2:8
     """
-    if cluster is not None and not slurm:
+    if cluster is not None and not (slurm or nodes):
         raise EncoreError("--cluster without --slurm", hint="add --slurm")
+    if nodes:
+        _gate(host_list, None if quick else gates.own_python(python), quick, disk, cluster, as_json)
+        return
+    if host_list is not None or python is not None or quick or disk:
+        raise EncoreError("--hosts, --python, --quick or --disk without --nodes", hint="add --nodes")
     machine = node.this_node()
     _report(machine, offers.check_cluster(cluster) if slurm else _all(machine), as_json)
+
+
+def _gate(
+    host_list: str | None,
+    python: Path | None,
+    quick: bool,
+    disks: list[Path] | None,
+    cluster_file: Path | None,
+    as_json: bool,
+) -> None:
+    screen = console(stderr=as_json, soft_wrap=True)
+    settings, _ = clusters.load(cluster_file)
+    allocation = queue.this_allocation(os.environ) if host_list is None else None
+    place = gates.here()
+    if host_list is not None:
+        place = gates.of_hosts(hosts.parse(host_list))
+    elif allocation is not None:
+        place = gates.of_job(allocation, settings)
+    if python is None and not quick:
+        screen.print("no framework to measure with: --python FILE, or make environments")
+    folders = tuple(each.absolute() for each in disks or [settings.results or paths.default_results()])
+    verdicts = gates.check(
+        place, gates.Asked(disks=folders, python=python), lambda step: screen.print(f"[dim]{step}[/]")
+    )
+    gate.keep(verdicts)
+    if as_json:
+        write_json({"nodes": [each.as_json() for each in verdicts]})
+    else:
+        for each in verdicts:
+            screen.print(f"{each.node}:", style="bold")
+            print_checks(screen, list(each.checks))
+    if any(each.level == "FAIL" for each in verdicts):
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def _all(machine: node.Node) -> list[Check]:

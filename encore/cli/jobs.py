@@ -18,7 +18,7 @@ from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
 from encore.results.words import against_targets
 from encore.run import control, hints, run_folder, runner, status
-from encore.run.follow import Progress, Tail
+from encore.run.follow import Progress, SlowRankWatch, Tail
 from encore.run.status import Row, State
 from encore.slurm import cluster as clusters
 from encore.slurm import commands, queue
@@ -112,7 +112,7 @@ def describe(row: Row) -> str:
         parts.append(row.forecast.text())
     if row.experiments > 1 and row.reached:
         parts.append(f"{row.reached} reached")
-    return "  ".join([*parts, *([row.reason] if row.reason else [])])
+    return "  ".join([*parts, *filter(None, (row.slow, row.reason))])
 
 
 # -- follow ---------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class Following:
 
 def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tuple[State, str]:
     # Show an experiment until it has ended and its job will not resume it.
-    tail, progress = Tail(watched.experiment.metrics), Progress()
+    tail, progress, slow = Tail(watched.experiment.metrics), Progress(), SlowRankWatch(watched.experiment.folder)
     begun = asked = time.monotonic()
     seen, pace, due = _ask(watched.subject), "", begun + FORECAST_SECONDS
     while True:
@@ -262,6 +262,7 @@ def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tupl
         if time.monotonic() > due:
             forecast, due = status.forecast_of(watched.experiment), time.monotonic() + FORECAST_SECONDS
             pace = forecast.text() if forecast and forecast.minutes is not None else ""
+        progress.slow = slow.look()
         view.update(progress, pace)
         state, reason = watched.verdict(seen)
         if state in ("reached", "not reached"):

@@ -28,12 +28,24 @@ def facts(progress: follow.Progress) -> str:
         )
     if progress.seconds_to_go is not None:
         parts.append(f"at most {clock(progress.seconds_to_go)} to go")
+    if progress.slow:
+        parts.append(progress.slow)
     return "  ".join(parts)
 
 
 def clock(seconds: float) -> str:
     whole = int(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def start(startup: Mapping[str, Mapping[str, float]]) -> str:
+    # ``start took 75 s (60 s are planned): compile 52.0 s of 10 s``, the parts that took longer than planned
+    taken, budget = startup["seconds"], startup["budget"]
+    text = f"start took {sum(taken.values()):.1f} s ({sum(budget.values()):.0f} s are planned)"
+    late = [
+        f"{name} {seconds:.1f} s of {budget[name]:.0f} s" for name, seconds in taken.items() if seconds > budget[name]
+    ]
+    return f"{text}: {', '.join(late)}" if late else text
 
 
 class RunView:

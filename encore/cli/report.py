@@ -11,6 +11,8 @@ from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.printed_tables import MICROWAY, findings
 from encore.lab.scaling.printed_tables import tables as study_tables
 from encore.lab.submissions.archive import check_package, check_trees, write_archive
+from encore.lab.submissions.bundle import verify as verify_bundle
+from encore.lab.submissions.bundle import write_bundle
 from encore.lab.submissions.merge import merge_trees
 from encore.results.compare.sides import load_sides
 from encore.results.report.measurements import all_tables
@@ -169,18 +171,39 @@ def archive(
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge submission trees, unless something in them collides.")
     ] = False,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="One file of one run that encore verify checks, not a tree.")
+    ] = False,
+    key: Annotated[
+        Path | None, typer.Option(help="With --bundle: private SSH key that signs it, or the public one of an agent.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Pack runs as MLPerf's submission tree and let mlperf-logging's package checker judge it.
 
-    Exits with 1 where the checker finds errors, or where trees to merge collide.
+    Exits with 1 where the checker finds errors, or where trees to merge collide. With --bundle one run, or one folder
+    of logs, becomes a file with its hashes, its score and a signature, which `encore verify` checks.
 
     Examples:
 
       encore archive results/20260101T120000Z-resnet-mxnet-dgxa100 -o submission --submitter MyLab
 
       encore archive submissions/ours submissions/theirs -o round --merge
+
+      encore archive results/20260101T120000Z-resnet-mxnet-dgxa100 -o run.tar.gz --bundle --key ~/.ssh/id_ed25519
     """
+    if key is not None and not bundle:
+        raise EncoreError("--key without --bundle", hint="a submission tree is not signed")
+    if bundle:
+        if len(runs) != 1 or merge or submitter is not None:
+            raise EncoreError("--bundle with several runs, --merge or --submitter", expected="one run")
+        packed_files = write_bundle(runs[0], output, key)
+        if as_json:
+            write_json({"bundle": str(output), "files": packed_files, "signed": key is not None})
+        else:
+            signed = "signed" if key is not None else "not signed: give --key"
+            say(console(), text(f"{output}: {count_of(packed_files, 'file')}, {signed}"))
+        return
     if merge:
         _merge(runs, output, submitter, as_json)
         return
@@ -195,6 +218,47 @@ def archive(
         for line in verdict.errors:
             say(screen, text(f"  {line}"))
     if any(verdict.accepted is False for verdict in verdicts):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def verify(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="File that encore archive --bundle made.")],
+    signers: Annotated[Path | None, typer.Option(help="Who may sign: an allowed_signers file of ssh-keygen.")] = None,
+    identity: Annotated[str | None, typer.Option(help="Who has to have signed, by a name in --signers.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check a bundle without a network: signature, hashes, scores computed again, and whether its files agree.
+
+    What `encore audit` finds in its logs is listed, and is no error of the bundle. Exits with 1 where something is
+    wrong with it.
+
+    Examples:
+
+      encore verify run.tar.gz --signers allowed_signers
+
+      encore verify run.tar.gz --json
+    """
+    if identity is not None and signers is None:
+        raise EncoreError("--identity without --signers", hint="name the file that has the key of that name")
+    with reading():
+        found = verify_bundle(bundle, signers, identity)
+    if as_json:
+        write_json(found.as_json())
+    else:
+        screen = console()
+        for each in found.findings:
+            style = "red" if each.severity == "error" else "yellow"
+            say(screen, text(f"{each.severity}: {each.found}; expected {each.expected}; {each.hint}", style))
+        for each in found.audit:
+            say(screen, text(f"audit, {each.severity}: {each.found}"))
+        for score in found.scores:
+            minutes = score["score_minutes"]
+            time = f"{minutes:.3f} minutes" if minutes is not None else "no score"
+            say(screen, text(f"{score['round']} {score['benchmark']}: {time} of {count_of(len(score['runs']), 'run')}"))
+        verdict = "as it was packed, and its files agree" if found.accepted else "not accepted"
+        style = "green" if found.accepted else "red"
+        say(screen, text(f"{found.name}: {count_of(found.files, 'file')}, {verdict}. {found.signer}".rstrip(), style))
+    if not found.accepted:
         raise typer.Exit(ExitCode.FAILED)
 
 

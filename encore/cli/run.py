@@ -10,15 +10,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
-from encore import data, job
+from encore import data, job, paths, peaks
 from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
 from encore.errors import EncoreError, ExitCode
 from encore.machine import preflight
 from encore.results.words import with_names
-from encore.run import hints, judge, passport, planning, run_folder, runner, supervise
+from encore.run import gate as gates
+from encore.run import hints, judge, notice, passport, planning, run_folder, runner, supervise
+from encore.slurm import cluster as clusters
 from encore.ssh import hosts
 
 COLOURS = {"reached": "green", "not_reached": "yellow"}
@@ -59,6 +62,15 @@ def run(
     require_target: Annotated[
         bool, typer.Option(help="Exit with 3 where a target is missed; slurm/run.sub exits with 0 unless given.")
     ] = True,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ENCORE_NOTIFY", metavar="URL|COMMAND", help="Report the end: POST JSON, or give it to a command."
+        ),
+    ] = None,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="In a Slurm job: leave out nodes that encore doctor --nodes finds unfit.")
+    ] = False,
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
@@ -87,9 +99,13 @@ def run(
     if cluster is not None:
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
+    if gate and not dry_run:
+        _leave_out_failed(screen, nodes, resume, results)
     if resume is not None:
-        refuse_with_resume(context, "run folder", "hang_seconds", "stop_seconds", "cluster", "require_target")
-        _resume(screen, resume.absolute(), limits, dry_run, as_json, require_target)
+        refuse_with_resume(
+            context, "run folder", "hang_seconds", "stop_seconds", "cluster", "require_target", "gate", "notify"
+        )
+        _resume(screen, resume.absolute(), limits, dry_run, as_json, require_target, notify)
         return
     if benchmark is None:
         raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
@@ -100,7 +116,7 @@ def run(
     begun = _begun(plan)
     if begun is not None:
         screen.print(f"resuming {begun}")
-        _resume(screen, begun, limits, dry_run, as_json, require_target)
+        _resume(screen, begun, limits, dry_run, as_json, require_target, notify)
         return
     if plan.target.why != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
@@ -110,7 +126,14 @@ def run(
     folder = runner.prepare_and_create(plan, hooks(screen, None, None))
     with live.RunView(screen) as view:
         ending = runner.execute(plan, folder, hooks(screen, view, folder), limits)
-    finish(screen, folder, ending, as_json, require_target)
+    finish(screen, folder, ending, as_json, require_target, notify)
+
+
+def _leave_out_failed(screen: Console, nodes: int | None, resume: Path | None, results: Path | None) -> None:
+    settings, _ = clusters.load()
+    where = resume.absolute().parent if resume else (results or settings.results or paths.default_results()).absolute()
+    wanted = run_folder.open_run(resume).passport()["nodes"] if resume else nodes
+    gates.leave_out_failed(wanted, settings, where, lambda step: screen.print(step, markup=False, highlight=False))
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
@@ -162,7 +185,13 @@ def refuse_with_resume(context: typer.Context, folder: str, *fitting: str) -> No
 
 
 def _resume(
-    screen: Console, path: Path, limits: supervise.Limits, dry_run: bool, as_json: bool, require_target: bool
+    screen: Console,
+    path: Path,
+    limits: supervise.Limits,
+    dry_run: bool,
+    as_json: bool,
+    require_target: bool,
+    notify: str | None,
 ) -> None:
     folder = run_folder.open_run(path)
     if dry_run:
@@ -172,7 +201,7 @@ def _resume(
         return
     with live.RunView(screen) as view:
         ending = runner.resume(folder, hooks(screen, view, folder), limits)
-    finish(screen, folder, ending, as_json, require_target)
+    finish(screen, folder, ending, as_json, require_target, notify)
 
 
 def hooks(screen: Console, view: live.RunView | None, folder: run_folder.RunFolder | None) -> runner.Hooks:
@@ -209,12 +238,19 @@ def hooks(screen: Console, view: live.RunView | None, folder: run_folder.RunFold
 
 
 def finish(
-    screen: Console, folder: run_folder.RunFolder, ending: runner.Ending, as_json: bool, require_target: bool = True
+    screen: Console,
+    folder: run_folder.RunFolder,
+    ending: runner.Ending,
+    as_json: bool,
+    require_target: bool = True,
+    notify: str | None = None,
 ) -> None:
     """Print the judged result and leave with its exit code; 0 for a missed target that is not required."""
     is_excused = ending.code == ExitCode.NOT_REACHED and not require_target
     code = ExitCode.REACHED if is_excused else ending.code
     judgements = judge.judge(folder)
+    if notify and (problem := notice.send(notify, _as_json(folder, judgements, code))):
+        screen.print(f"[yellow]warning[/] the end was not reported: {escape(problem)}")
     if as_json:
         write_json(_as_json(folder, judgements, code))
     else:
@@ -269,6 +305,10 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
         screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
         _print_findings(screen, each)
+    for number, startup in folder.passport().get("startup", {}).items():
+        screen.print(f"run {int(number) + 1}: {live.start(startup)}", markup=False, highlight=False)
+    for number, found in folder.passport().get("utilization", {}).items():
+        screen.print(f"run {int(number) + 1}: {peaks.sentence(found)}", markup=False, highlight=False)
     screen.print(judge.standing(folder))
     screen.print(f"run folder: {folder.path}")
     if any(each.compliance is not None for each in judgements):

@@ -1,6 +1,5 @@
 """Build images: a benchmark's on its base, the CPU stand-ins of the bases, their Dockerfiles; convert them."""
 
-import hashlib
 import os
 import platform
 import re
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from encore import catalogue, checkout, environment, installer, names, paths
+from encore import catalogue, checkout, environment, installer, names, paths, release
 from encore.catalogue import Choice
 from encore.containers import compatibility, engines, images
 from encore.containers.engines import Engine
@@ -40,16 +39,12 @@ def standin_name(framework: str) -> str:
 
 def image_file(choice: Choice, runtime: str) -> Path:
     suffix = {"apptainer": "sif", "enroot": "sqsh", "pyxis": "sqsh"}[runtime]
-    return paths.ROOT / "build" / "images" / f"{choice.name}.{suffix}"
+    return paths.build_folder() / "images" / f"{choice.name}.{suffix}"
 
 
 def code_id() -> str:
     """Return the hash of the training code, which an image carries as a label."""
-    total = hashlib.sha256()
-    for path in sorted(paths.BENCHMARKS.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            total.update(str(path.relative_to(paths.BENCHMARKS)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()[:16]
+    return release.digest(paths.BENCHMARKS)[:16]
 
 
 # -- commands ----------------------------------------------------------------------------------------

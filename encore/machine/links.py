@@ -23,6 +23,8 @@ NVLINK_RATES = {"6.0": 18.0, "7.0": 20.0, "8.0": 20.0, "8.6": 12.0, "9.0": 20.6,
 # GB/s that NCCL expects of 16 lanes of PCIe 3.0, and of the slowest connection of CPUs (the same file: PCI_BW and
 # BDW_QPI_BW). Newer ones are faster: for them the floor is low.
 PCIE_RATE, CPU_RATE = 12.0, 6.0
+# GB/s of a lane in one direction after its encoding, by generation (Linux, drivers/pci/pci.h: PCIE_SPEED2MBS_ENC)
+PCIE_LANE_RATES = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 8.0}
 FLOOR_SHARE = 0.5  # An all-reduce of 256 MiB must reach this share of what NCCL expects
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")

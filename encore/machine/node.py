@@ -109,6 +109,11 @@ def _operating_system() -> str:
         return platform.system()
 
 
+def name() -> str:
+    """Return what Slurm calls this node, else its host name."""
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 

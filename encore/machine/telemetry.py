@@ -1,17 +1,33 @@
-"""Telemetry next to the log: CPU, memory, disk, network, GPUs and links, once a second, one JSON object a line."""
+"""Telemetry next to the log: CPU, memory, disk, network, GPUs and links, once a second, one JSON object a line.
+
+    $ srun --nodes=1 --nodelist=n2 python -m encore.machine.telemetry RUN/experiment_0/telemetry.jsonl
+
+The first node's is sampled by a thread of ``encore run``; on each other one this module runs until its input ends,
+and puts the node's name into the file's.
+"""
 
 import contextlib
 import json
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
 
-from encore.machine import node
+from encore import paths
+from encore.files import text_of
+from encore.machine import node, openmetrics
 
 INTERVAL_SECONDS = 1.0
+END_SECONDS = 10.0  # That the samplers of other nodes get to end
+PRESSURES = ("cpu", "io", "memory")
 ALL_LINKS = 0xFFFFFFFF  # As the scope of a field of NVLink, which is otherwise one link
 
 
@@ -19,9 +35,14 @@ def sample_gpu(handle: Any) -> dict[str, Any]:
     """Return one reading of a GPU, None for what it does not know.
 
     Percent, MiB, MHz, watts, degrees Celsius, KiB/s of PCIe, which NVML measures over 20 ms each, and KiB so far of
-    all its NVLinks together.
+    all its NVLinks together; the reasons for lower clocks as a sum of nvml.h's bits (``THROTTLE``), and the errors of
+    its memory since the driver was loaded.
     """
     import pynvml
+
+    # Drivers before R535 have it under its older name.
+    name = "nvmlDeviceGetCurrentClocks{}Reasons"
+    reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
 
     def nvlink(field: int) -> int | None:
         (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
@@ -38,24 +59,62 @@ def sample_gpu(handle: Any) -> dict[str, Any]:
         "pcie_received_kib_s": lambda: pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
         "nvlink_sent_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
         "nvlink_received_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
+        "throttle": lambda: reasons(handle),
+        "ecc_corrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, pynvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, pynvml.NVML_VOLATILE_ECC),
     }
     return {name: node.known(read) for name, read in readings.items()}
 
 
 def sample_host() -> dict[str, Any]:
-    """Return one reading of the machine; counters of bytes run since the machine started."""
+    """Return one reading of the machine; counters of bytes and of stalled time run since the machine started.
+
+    A stall is time in which a process that was ready waited for a core, the disk or memory (the kernel's PSI).
+    """
     memory = psutil.virtual_memory()
     disk = psutil.disk_io_counters()
     network = psutil.net_io_counters()
     return {
         "time": round(time.time(), 3),
+        "node": node.name(),
+        "cores": psutil.cpu_count(),
         "cpu_percent": psutil.cpu_percent(None),
         "memory_used_mib": (memory.total - memory.available) // 2**20,
         "disk_read_bytes": disk.read_bytes if disk else None,
         "disk_write_bytes": disk.write_bytes if disk else None,
         "network_received_bytes": network.bytes_recv if network else None,
         "network_sent_bytes": network.bytes_sent if network else None,
+        **{f"{name}_stall_us": _stalled(text_of(f"/proc/pressure/{name}")) for name in PRESSURES},
     }
+
+
+def _stalled(pressure: str) -> int | None:
+    total = re.search(r"^some .*total=(\d+)", pressure)
+    return int(total[1]) if total else None
+
+
+@contextlib.contextmanager
+def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]]:
+    """Give what returns the driver's critical errors since it was asked last: index of the GPU, number of the Xid."""
+    import pynvml
+
+    events = node.known(pynvml.nvmlEventSetCreate) if handles else None
+    for handle in handles if events else ():
+        node.known(lambda handle=handle: pynvml.nvmlDeviceRegisterEvents(  # type: ignore[misc]
+            handle, pynvml.nvmlEventTypeXidCriticalError, events))  # fmt: skip
+
+    def read() -> list[list[int]]:
+        found: list[list[int]] = []
+        # Without an event it raises at once that the time is over.
+        while events and (event := node.known(lambda: pynvml.nvmlEventSetWait(events, 0))) is not None:
+            found.append([node.known(lambda: pynvml.nvmlDeviceGetIndex(event.device)) or 0, int(event.eventData)])
+        return found
+
+    try:
+        yield read
+    finally:
+        if events:
+            node.known(lambda: pynvml.nvmlEventSetFree(events))
 
 
 class Telemetry:
@@ -76,8 +135,75 @@ class Telemetry:
     def _run(self) -> None:
         psutil.cpu_percent(None)
         next_time = time.monotonic()
-        with contextlib.suppress(OSError), node.devices() as handles, self._path.open("a", encoding="utf-8") as file:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            handles = held.enter_context(node.devices())
+            xids = held.enter_context(xid_events(handles))
+            file = held.enter_context(self._path.open("a", encoding="utf-8"))
+            textfile = openmetrics.Textfile(self._path.parent)
+            held.callback(textfile.remove)
             while not self._ended.wait(max(0.0, next_time - time.monotonic())):
-                file.write(json.dumps({**sample_host(), "gpus": [sample_gpu(handle) for handle in handles]}) + "\n")
+                gpus = [sample_gpu(handle) for handle in handles]
+                reading = {**sample_host(), "gpus": gpus, "xids": xids()}
+                file.write(json.dumps(reading) + "\n")
                 file.flush()
+                textfile.write(reading)
                 next_time += INTERVAL_SECONDS
+
+
+@contextlib.contextmanager
+def sampled(path: Path, elsewhere: Sequence[Sequence[str]] = ()) -> Iterator[list[int]]:
+    """Sample this machine into ``path``, and the other nodes by commands that end with their input; give their numbers.
+
+    What a command prints goes to a file next to ``path``: a node without telemetry is no reason to end a run.
+    """
+    here = Telemetry(path)
+    with contextlib.ExitStack() as held:
+        children = []
+        for argv in elsewhere:
+            output = held.enter_context(path.with_name("telemetry.txt").open("ab"))
+            with contextlib.suppress(OSError):
+                child = subprocess.Popen(
+                    argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=paths.ROOT, start_new_session=True
+                )
+                children.append(child)
+        here.start()
+        try:
+            yield [child.pid for child in children]
+        finally:
+            here.stop()
+            _end(children)
+
+
+def _end(children: Sequence["subprocess.Popen[bytes]"]) -> None:
+    for child in children:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+    ends = time.monotonic() + END_SECONDS
+    for child in children:
+        try:
+            child.wait(timeout=max(0.1, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            child.wait()
+
+
+def main() -> int:
+    first = Path(sys.argv[1])
+    telemetry = Telemetry(first.with_name(f"{first.stem}.{node.name()}{first.suffix}"))
+    signal.signal(signal.SIGTERM, _terminated)
+    telemetry.start()
+    try:
+        while sys.stdin.buffer.read(4096):
+            pass
+    finally:
+        telemetry.stop()
+    return 0
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,11 +1,16 @@
 """Follow a run by its metrics stream: the latest of everything, for a live bar or plain lines."""
 
 import json
+import platform
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from encore.machine import processes
+from encore.results.logs import steps
 
 LAST_BYTES = 256  # More than a record's kind and time, which no two records share
 
@@ -51,6 +56,8 @@ GIVEN_AT_START: Mapping[str, Any] = {
     "choices": {},
     "evidence": {},
     "batch_unit": "samples",
+    "flops_per_sample": None,
+    "startup": {},
 }
 
 
@@ -68,6 +75,7 @@ class Progress:
     evaluated_epoch: int | None = None  # Epoch of that evaluation, from 1
     batch_unit: str = "samples"  # What ``global_batch_size`` counts
     outcome: str | None = None
+    slow: str = ""  # Which rank the others wait for, as ``slow_rank`` found it last
     starts: int = 0  # How often the run was started or resumed
     # Checkpoints that the latest resume passed over, with what is wrong with each.
     damaged: Mapping[str, str] = field(default_factory=dict)
@@ -77,6 +85,10 @@ class Progress:
     choices: Mapping[str, Any] = field(default_factory=dict)
     # What it computes and sends in, and how it is split, by the keys of MLPerf.
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    flops_per_sample: float | None = None  # Model FLOPs of training on one of ``batch_unit``
+    # ``seconds`` of each part of rank 0's start, up to the clock, and the ``budget`` of each on eight GPUs
+    startup: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    trained: tuple[float, int] = (0.0, 0)  # Seconds and steps between reports, without evaluations, since the start
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began
 
@@ -93,6 +105,12 @@ class Progress:
         if last_time - first_time < 1.0:
             return None
         return (last_step - first_step) * self.global_batch_size / (last_time - first_time)
+
+    @property
+    def trained_per_second(self) -> float | None:
+        """Samples per second over the whole training, without evaluations and what is around them."""
+        seconds, steps = self.trained
+        return steps * self.global_batch_size / seconds if seconds > 0 else None
 
     @property
     def seconds_to_go(self) -> float | None:
@@ -116,6 +134,9 @@ class Progress:
             self.epoch = self.step // max(self.steps_per_epoch, 1)
         elif kind == "step":
             self.epoch, self.step, self.loss = record["epoch"], record["step"], record["loss"]
+            if self._times:
+                (seconds, steps), (before, step) = self.trained, self._times[-1]
+                self.trained = (seconds + record["time"] - before, steps + self.step - step)
             self._times.append((record["time"], self.step))
         elif kind == "eval":
             self.qualities, self.evaluated_epoch = record["qualities"], record["epoch"]
@@ -129,3 +150,31 @@ def read_progress(path: Path) -> Progress:
     for record in Tail(path).read():
         progress.add(record)
     return progress
+
+
+SLOW_SECONDS = 5.0  # Between two looks for a slow rank
+SUSPENDED_SECONDS, SUSPENDED_SECONDS_ELSEWHERE = 5.0, 90.0  # A rank that lives renews its heartbeat in half a second
+
+
+def slow_rank(experiment: Path) -> str:
+    """Return which rank of a running experiment the others wait for, and how long; empty where there is none."""
+    beats = processes.heartbeats(experiment / "heartbeat")
+    newest = max((beat.alive for beat in beats), default=0.0)
+    for beat in beats:
+        limit = SUSPENDED_SECONDS if beat.host == platform.node() else SUSPENDED_SECONDS_ELSEWHERE
+        if newest - beat.alive > limit:
+            silent = newest - beat.alive
+            return f"rank {beat.rank} is slow (process {beat.pid} on {beat.host}): no heartbeat for {silent:.0f} s"
+    return str(steps.slow_rank(steps.windows_of(experiment, recent=True), time.time()) or "")
+
+
+class SlowRankWatch:
+    """Looks for a slow rank of an experiment now and then."""
+
+    def __init__(self, experiment: Path) -> None:
+        self._experiment, self._next, self._last = experiment, time.monotonic() + SLOW_SECONDS, ""
+
+    def look(self) -> str:
+        if time.monotonic() >= self._next:
+            self._last, self._next = slow_rank(self._experiment), time.monotonic() + SLOW_SECONDS
+        return self._last

@@ -114,7 +114,7 @@ class RunFolder:
                 hint="use the version of Encore that made it",
             )
         missing = [name for name in NEEDED if name not in content]
-        if missing or content["sha256"] != _checksum(content):
+        if missing or content["sha256"] != checksum(content):
             raise EncoreError(
                 f"{path} lacks {', '.join(missing)}" if missing else f"{path} was changed after it was written",
                 expected="the passport of a run, as Encore wrote it",
@@ -166,13 +166,13 @@ class RunFolder:
             )
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def checksum(content: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def write_passport(folder: Path, content: Mapping[str, Any]) -> None:
-    write_json(folder / "run.json", {**content, "sha256": _checksum(content)})
+    write_json(folder / "run.json", {**content, "sha256": checksum(content)})
 
 
 def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:

@@ -4,20 +4,20 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from encore import data as data_sets
-from encore import environment, files, paths
+from encore import environment, files, paths, peaks
 from encore.containers import checks, engines, renderers, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
-from encore.machine import fitness, links, node, on_node, preflight
+from encore.machine import fitness, links, node, on_node, openmetrics, preflight
 from encore.machine.fitness import Need
-from encore.run import follow, hints, ownership, passport, run_folder, status
+from encore.run import compiled, follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.supervise import Limits, Outcome, Signals, launcher_output, run
@@ -66,7 +66,10 @@ def render(plan: Plan, output: Path) -> Command:
     if not job.launch.outer:
         return command
     # srun makes files, but no folders; horovodrun and torchrun make both.
-    return replace(command, rank_folders=tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks)))
+    folders = tuple(output / "ranks" / f"rank.{rank}" for rank in range(job.ranks))
+    nodes, telemetry = plan.configuration.nodes, output / "telemetry.jsonl"
+    away = step.samplers(plan.allocation, nodes, telemetry) if plan.allocation else ()
+    return replace(command, rank_folders=folders, samplers=away)
 
 
 def dry_run_command(plan: Plan) -> Command:
@@ -177,14 +180,20 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     A task of a Slurm array runs the experiment of its own number alone.
     """
     mine = experiments_of(folder, plan.allocation)
+    gpus = [f"{each.name}, {each.driver}" for each in plan.machine.gpus]
+    key = compiled.key_of(plan.configuration, folder.passport()["image"], plan.python, gpus)
+    if plan.cluster.textfile is not None:
+        os.environ.setdefault(openmetrics.VARIABLE, str(plan.cluster.textfile))
     with Signals() as signals:
         for experiment in mine:
             if experiment.state().status in run_folder.FINISHED:
                 continue
             with ownership.owned(experiment, plan.allocation.name if plan.allocation else "") as owner:
+                found = compiled.give(key, experiment.folder)
                 outcome = _run_experiment(plan, experiment, hooks, signals, limits, owner)
+                compiled.keep(key, experiment.folder)
             if experiment.number == 0 or len(mine) > 1:  # One writer, where the tasks of an array share the folder.
-                _note_ranks(folder, experiment, hooks)
+                _note_ranks(plan, folder, experiment, hooks, {"key": key, "found": found} if key else {})
             hooks.ended(experiment, outcome)
             if outcome.status == "failed":
                 return Ending(ExitCode.FAILED, _requeue(plan, outcome, signals, hooks), outcome.is_final)
@@ -194,14 +203,29 @@ def execute(plan: Plan, folder: RunFolder, hooks: Hooks, limits: Limits) -> Endi
     return Ending(ExitCode.REACHED if reached else ExitCode.NOT_REACHED)
 
 
-def _note_ranks(folder: RunFolder, experiment: Experiment, hooks: Hooks) -> None:
+def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Hooks, kept: Mapping[str, Any]) -> None:
     # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
         seen = follow.read_progress(experiment.metrics)
-        reported = {"choices": seen.choices, "evidence": seen.evidence}
+        reported = {
+            "choices": seen.choices,
+            "evidence": seen.evidence,
+            "utilization": _utilization(plan, seen),
+            "startup": seen.startup,
+            "compiled": kept,
+        }
         folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
+
+
+def _utilization(plan: Plan, seen: follow.Progress) -> dict[str, Any]:
+    configuration, speed = plan.configuration, seen.trained_per_second
+    if seen.flops_per_sample is None or speed is None:
+        return {}
+    gpu = plan.machine.gpus[0].name if configuration.get("device") == "gpu" and plan.machine.gpus else ""
+    precision = peaks.computed_in(configuration.plain())
+    return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, precision, configuration.ranks)
 
 
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:

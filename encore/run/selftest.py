@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from encore import catalogue, configuration, data, environment, files, launchers, names
+from encore import catalogue, configuration, data, environment, files, launchers, names, peaks
 from encore.configuration import Configuration
 from encore.containers import renderers, runtimes
 from encore.errors import EncoreError
@@ -274,9 +274,15 @@ def speed_row(name: str, result: Mapping[str, Any], choice: catalogue.Choice, gp
         found += f"{result['input_share']:.0%} of the time waiting"
     else:
         published = published_speed.next_to_published(choice.benchmark.name, gpu, speeds[loop])
-        found = f"{speeds[loop]:,.0f} samples/s: {result['title']}{published}"
+        found = f"{speeds[loop]:,.0f} samples/s: {result['title']}{published}{_share_of_sheet(result, loop, gpu)}"
     is_slow, before = published_speed.compare_measured(choice, gpu, loop, speeds[loop])
     return replace(row, result="FAIL" if is_slow or starves else "OK", found=found + before)
+
+
+# The MFU of a step by its model FLOPs and the data sheet of its GPU; empty where one of them is not known.
+def _share_of_sheet(result: Mapping[str, Any], loop: str, gpu: str) -> str:
+    flops, peak = result["measured"][loop].get("flops_per_second"), peaks.peak_of(gpu, result["precision"])
+    return f"; MFU {flops / peak[0]:.1%} by the data sheet" if flops and peak else ""
 
 
 def all_reduce_row(place: Place, server: links.Server, machine: node.Node, seconds: float, row: Row) -> Row:

@@ -16,7 +16,7 @@ from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
 from encore.results.logs.run_log import read_run
-from encore.run import hints, judge, ownership, run_folder
+from encore.run import follow, hints, judge, ownership, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
@@ -82,6 +82,7 @@ class Row:
     benchmark: str = ""
     partition: str = ""  # Where its job runs; empty outside of Slurm
     forecast: "Forecast | None" = None  # When a running experiment reaches its target
+    slow: str = ""  # Which rank of a running experiment the others wait for
 
     def as_json(self) -> dict[str, Any]:
         run, forecast = str(self.run) if self.run else None, self.forecast.as_json() if self.forecast else None
@@ -226,8 +227,9 @@ def _progress(row: Row) -> Row:
         seen = judge.judge_experiment(experiment, catalogue.choose(RunFolder(row.run).passport()["name"]).benchmark)
         if seen.planned_epochs:
             row = replace(row, epoch=seen.epochs, epochs=seen.planned_epochs)
-            forecast = forecast_of(experiment) if row.state == "running" else None
-            return replace(row, qualities=seen.qualities, targets=seen.targets, forecast=forecast)
+            row = replace(row, qualities=seen.qualities, targets=seen.targets)
+            if row.state == "running":
+                row = replace(row, forecast=forecast_of(experiment), slow=follow.slow_rank(experiment.folder))
     return row
 
 

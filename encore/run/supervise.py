@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,8 +18,7 @@ import psutil
 from encore.containers import engines
 from encore.files import text_of
 from encore.job import Command
-from encore.machine import processes
-from encore.machine.telemetry import Telemetry
+from encore.machine import processes, telemetry
 from encore.run import follow, ownership
 from encore.run.run_folder import FINISHED, Experiment, Status
 
@@ -87,6 +86,19 @@ def run(
 ) -> Outcome:
     """Execute ``command`` for ``experiment``, which ``owner`` owns; return when no process of it is left."""
     processes.adopt_orphans()
+    with telemetry.sampled(experiment.folder / "telemetry.jsonl", command.samplers) as samplers:
+        return _run(command, experiment, owner, signals, on_progress, limits, samplers)
+
+
+def _run(
+    command: Command,
+    experiment: Experiment,
+    owner: ownership.Owner,
+    signals: Signals,
+    on_progress: Callable[[follow.Progress], None],
+    limits: Limits,
+    samplers: Sequence[int],
+) -> Outcome:
     others = {process.pid for process in processes.family(os.getpid())}
     ranks = experiment.folder / "ranks"
     ranks.mkdir(exist_ok=True)
@@ -104,8 +116,6 @@ def run(
         output.flush()
         child = processes.start(command, output)
         watch = HangWatch(experiment.folder / "heartbeat", limits.hang_seconds)
-        telemetry = Telemetry(experiment.folder / "telemetry.jsonl")
-        telemetry.start()
         try:
             processes.note_launcher(experiment.folder, child.pid)
             outcome = _watch(
@@ -113,12 +123,12 @@ def run(
             )
             return _engine_failure(command, child, experiment) or outcome
         finally:
+            others |= {process.pid for sampler in samplers for process in processes.family(sampler)}
             if _leave_none(child, experiment, others):
                 # What the engine was asked for before its client was killed may come about a moment later.
                 processes.clean_up(command)
                 time.sleep(POLL_SECONDS)
             processes.clean_up(command)
-            telemetry.stop()
             (experiment.folder / processes.LAUNCHER).unlink(missing_ok=True)
 
 
@@ -141,13 +151,14 @@ def _watch(
     watch: "HangWatch",
     stop_seconds: float,
 ) -> Outcome:
-    progress = follow.Progress()
+    progress, slow = follow.Progress(), follow.SlowRankWatch(experiment.folder)
     stop_at: float | None = None
     stale, kills = _being_written(experiment), processes.kills_for_memory()
     while True:
         ended = child.poll() is not None
         for record in tail.read():
             progress.add(record)
+        progress.slow = slow.look()
         on_progress(progress)
         if ended:
             return _conclude(child, progress, experiment, signals, kills)

@@ -54,6 +54,7 @@ class Cluster(Strict):
     python: dict[str, Path] = Field(default_factory=dict)
     data: Path | None = None  # folder with a data set per benchmark: DATA/resnet
     results: Path | None = None
+    textfile: Path | None = None  # folder of node_exporter's textfile collector on every node
     network_interface: str = ""  # empty: found on the node
     cpu_bind: str = "auto"  # value of srun --cpu-bind; auto: each rank to the cores of its GPU, where Slurm can bind
     mpi: str = "pmix"  # plugin of srun --mpi for Horovod

@@ -11,10 +11,10 @@ from encore import catalogue, names
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.files import existing
-from encore.machine import processes
+from encore.machine import gate, processes
 from encore.machine.preflight import Check, Level, check_data_sets
 from encore.slurm import cluster as clusters
-from encore.slurm import commands
+from encore.slurm import commands, queue
 from encore.slurm.cluster import Cluster
 from encore.slurm.script import Submission, clock, gpu_option
 
@@ -183,7 +183,9 @@ def _partition(cluster: Cluster, known: dict[str, Partition]) -> list[Check]:
             found = Check("FAIL", "partition", f"{each.name}: no node is up", "see why with: sinfo -R")
         checks.append(found)
     for nodes, reason in unusable(",".join(each.name for each in chosen)).items():
-        checks.append(Check("WARN", "nodes", f"{nodes} {reason}", "ask who runs the cluster: scontrol show node"))
+        gates = [f"; the gate found {name} {seen}" for name in queue.expand(nodes) if (seen := gate.kept(name))]
+        hint = "ask who runs the cluster: scontrol show node"
+        checks.append(Check("WARN", "nodes", f"{nodes} {reason}{''.join(gates)}", hint))
     return [*checks, *_gpus(cluster, chosen[0])]
 
 

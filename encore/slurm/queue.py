@@ -82,6 +82,14 @@ class Allocation:
         }
 
 
+# The nodes of this job that a run does without: what failed the gate (encore/run/gate.py).
+LEFT_OUT = "ENCORE_LEFT_OUT"
+
+
+def left_out(environment: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(filter(None, environment.get(LEFT_OUT, "").split(",")))
+
+
 def this_allocation(environment: Mapping[str, str]) -> Allocation | None:
     job, node_list, array = (environment.get(f"SLURM_{each}") for each in ("JOB_ID", "JOB_NODELIST", "ARRAY_JOB_ID"))
     if not job or not node_list:
@@ -96,7 +104,7 @@ def this_allocation(environment: Mapping[str, str]) -> Allocation | None:
     )
     return Allocation(
         job=job,
-        nodes=expand(node_list),
+        nodes=tuple(name for name in expand(node_list) if name not in left_out(environment)),
         gpus_per_node=number("GPUS_ON_NODE"),
         tasks_per_node=number("NTASKS_PER_NODE"),
         # A shell of salloc is on no node: it has the list for all nodes, such as 64(x4).

@@ -5,6 +5,7 @@ Its time limit comes from the published time of its configuration.
 
 import math
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,7 @@ def render(submission: Submission, cluster: Cluster) -> str:
         *header,
         "set -euo pipefail",
         f"export ENCORE_ROOT={shlex.quote(str(paths.ROOT))}",
+        *([f"export ENCORE_PROGRAM={shlex.quote(sys.argv[0])}"] if paths.IS_INSTALLED else []),
         f"exec {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ All nodes are taken to be alike.
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,10 +19,10 @@ from encore import paths
 from encore.configuration import Configuration
 from encore.errors import EncoreError
 from encore.launchers import HOROVOD_BY_MPI, Launch, by_horovod
-from encore.machine import binding, fitness, network
+from encore.machine import binding, fitness, network, node
 from encore.machine.fitness import Need
 from encore.machine.preflight import Check
-from encore.slurm import commands
+from encore.slurm import commands, queue
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
 
@@ -79,6 +80,7 @@ def launch(
         f"--error={logs}/rank.%t/stderr",
         *(["--overcommit"] if crowded else []),
         *cpu_binding(cluster, allocation, per_node),
+        *_without(),
     )
     passed = {name: value for name, value in caller.items() if name.startswith("SLURM_")}
     meeting = HOROVOD_BY_MPI if horovod else _rendezvous(allocation)
@@ -95,8 +97,26 @@ def launch(
 
 def once_a_node(nodes: int) -> tuple[str, ...]:
     """Return the srun line of a short step next to the ranks, one process on each node."""
-    size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none", "--input=none")
-    return ("srun", *size, "--overlap", "--export=ALL", "--cpu-bind=none", "--quiet")
+    return (*_beside(nodes), "--input=none")
+
+
+def _beside(nodes: int) -> tuple[str, ...]:
+    size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none")
+    return ("srun", *size, "--overlap", "--export=ALL", "--cpu-bind=none", "--quiet", *_without())
+
+
+def _without() -> tuple[str, ...]:
+    excluded = queue.left_out(os.environ)
+    return (f"--exclude={','.join(excluded)}",) if excluded else ()
+
+
+def samplers(allocation: Allocation, nodes: int, telemetry: Path) -> tuple[tuple[str, ...], ...]:
+    """Return the srun line that samples the nodes but for this one, next to its file ``telemetry``."""
+    others = tuple(name for name in allocation.nodes[:nodes] if name != node.name())
+    if not (others and allocation.is_real):
+        return ()
+    program = (sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
+    return ((*_beside(len(others)), f"--nodelist={','.join(others)}", *program),)
 
 
 def spool_folder() -> str:

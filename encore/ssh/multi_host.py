@@ -26,11 +26,11 @@ from pathlib import Path
 
 import psutil
 
-from encore import catalogue, environment, names
+from encore import catalogue, environment, names, paths
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.launchers import HOROVOD_BY_GLOO, HOROVOD_BY_MPI, Launch
-from encore.machine import binding, fitness, network, processes
+from encore.machine import binding, fitness, network, openmetrics, processes
 from encore.machine.fitness import SHARE, Need, question
 from encore.machine.preflight import Check
 from encore.ssh import each_host
@@ -201,7 +201,22 @@ def launch(launcher: str, hosts: tuple[Host, ...], output: str, extra: Mapping[s
 def complete(command: Command, hosts: tuple[Host, ...], output: Path, caller: Mapping[str, str]) -> Command:
     """Return the command with the caller's keys, and with the end of what it may leave on the hosts."""
     variables = {**command.environment, **({AGENT: caller[AGENT]} if AGENT in caller else {})}
-    return replace(command, environment=variables, cleanup=cleanup(output, hosts[1:]) if hosts[1:] else ())
+    left = cleanup(output, hosts[1:]) if hosts[1:] else ()
+    return replace(
+        command, environment=variables, cleanup=left, samplers=samplers(hosts[1:], output / "telemetry.jsonl")
+    )
+
+
+def by_shell(host: str) -> tuple[str, ...]:
+    """Return ssh to a host in the checkout there; a command for its shell follows, as one word."""
+    return ("ssh", "-o", "BatchMode=yes", *SOON, host, f"cd {shlex.quote(str(paths.ROOT))} && exec")
+
+
+def samplers(hosts: Sequence[Host], telemetry: Path) -> tuple[tuple[str, ...], ...]:
+    """Return a command for each host that is another machine, which samples it next to the file ``telemetry``."""
+    named = os.environ.get(openmetrics.VARIABLE, "")
+    argv = ("env", f"{openmetrics.VARIABLE}={named}", sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
+    return tuple((*by_shell(host.name), shlex.join(argv)) for host in hosts if not is_here(host.name))
 
 
 def interface(hosts: tuple[Host, ...], extra: Mapping[str, str]) -> str:

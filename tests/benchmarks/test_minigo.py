@@ -14,6 +14,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.minigo import events, examples, models, schedule
 from benchmarks.minigo.engine import Game
 from benchmarks.minigo.examples import GoGames
+from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError
@@ -317,3 +318,11 @@ def test_exported_model_wins_the_games_that_the_run_evaluated(encore: Encore, br
     stored = np.load(tmp_path / "exported" / "example.npz")
     assert stored["planes"].shape[1:] == (5, 5, 17)
     assert stored["policy"].sum(axis=1) == pytest.approx(1)
+
+
+def test_model_flops_are_those_of_the_weights() -> None:
+    # Two for each weight and point of a convolution; the first layer has no gradient by its input
+    config = SimpleNamespace(board_size=9, features="agz", conv_width=16, trunk_layers=3, fc_width=24)
+    shapes = models.weight_shapes(models.Shape.of(config))
+    forward = [2 * np.prod(shape) * (81 if len(shape) == 4 else 1) for shape in shapes.values() if len(shape) > 1]
+    assert training_flops(config) == 3 * sum(forward) - forward[0]

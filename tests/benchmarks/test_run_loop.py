@@ -13,9 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import psutil
 import pytest
 
-from benchmarks.common.run import checkpoints, choices, evidence
+from benchmarks.common.run import checkpoints, choices, evidence, startup
 from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import MLLog, Wording
 from benchmarks.common.run.run import Run
@@ -244,9 +245,38 @@ def test_evidence_is_derived_from_every_configuration(recorded: Callable[[str, o
             assert [derived[key] for key in evidence.PARALLELISM] == [1] * 4
     recorded("evidence.json", found)
     bert = importlib.import_module("benchmarks.bert.pytorch.config").Config(
-        fp8=True, precision="bf16", batch_size=32, accumulation=4
+        fp8="scaled_mm", precision="bf16", batch_size=32, accumulation=4
     )
     assert list(evidence.of(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
+
+
+def test_parts_of_the_start_add_up_to_it(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        clock = {"now": 100.0}
+        patch.setattr(startup, "_age", lambda: clock["now"])
+        patch.setattr(startup.time, "perf_counter", lambda: clock["now"])
+        startup.begin()
+        with startup.part("ranks"):
+            clock["now"] += 3
+        clock["now"] += 0.5
+        with startup.part("network"):
+            clock["now"] += 2
+            with startup.part("compile"):
+                clock["now"] += 7
+                with pytest.raises(ValueError, match="no kernel"), startup.part("kernels"):
+                    clock["now"] += 1
+                    raise ValueError("no kernel")
+            clock["now"] += 4
+        assert startup.taken() == {
+            "imports": 100.0, "ranks": 3.0, "network": 6.0, "kernels": 1.0, "compile": 7.0, "rest": 0.5,
+        }  # fmt: skip
+    assert sum(startup.BUDGET.values()) == 60
+    Training(tmp_path, by_epochs(1), {"accuracy": 0.1}).go(lambda weight: {"accuracy": 0.2})
+    (start,) = records(tmp_path / "metrics.jsonl", "start")
+    seconds = start["startup"]["seconds"]
+    # Of this test's process, whose start is by another clock than its parts.
+    began = psutil.Process().create_time()
+    assert sum(seconds.values()) == pytest.approx(start["time"] - began, abs=1.0)
 
 
 def test_a_round_that_asks_for_evidence_has_it_in_the_log(tmp_path: Path) -> None:
@@ -257,6 +287,7 @@ def test_a_round_that_asks_for_evidence_has_it_in_the_log(tmp_path: Path) -> Non
     (start,) = records(tmp_path / "metrics.jsonl", "start")
     events = [(each["key"], each["value"]) for each in logged(tmp_path / "result.txt")]
     assert [each for each in events if each[0] in start["evidence"]] == list(start["evidence"].items())
+    assert start["flops_per_sample"] == 5e6
     assert start["evidence"]["lowest_numerical_precision_in_linear"] == "tf32"
 
 

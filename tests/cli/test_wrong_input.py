@@ -34,6 +34,7 @@ CASES = {
     "follow DAMAGED": "DAMAGED/run.json cannot be read",
     "cancel DAMAGED": "does not run: damaged",
     "doctor --cluster EMPTY": "--cluster without --slurm",
+    "doctor --quick": "without --nodes",
     "selftest --device tpu": "'tpu' is not one of",
     "images convert resnet --runtime docker": "'docker' is not one of",
     "score BINARY": "no MLPerf log in BINARY",

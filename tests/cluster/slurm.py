@@ -102,8 +102,9 @@ class Cluster:
         pairs = (word.partition("=") for word in self.call("scontrol", "show", "job", job).split())
         return next((value for key, _, value in pairs if key == name), "")
 
-    def start_node(self, node: str) -> None:
-        self._daemon(node, ["slurmd", "-D", "-N", node])
+    def start_node(self, node: str, under: Sequence[str] = ()) -> None:
+        """Start a node's slurmd, ``under`` a command that harms all that it starts."""
+        self._daemon(node, [*under, "slurmd", "-D", "-N", node])
 
     def kill_node(self, node: str) -> None:
         """Kill a node's slurmd and all that runs under it, as a power cut would."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from encore import paths
@@ -119,7 +120,21 @@ ANSWERS: dict[str, Callable[..., object]] = {
     "nvmlDeviceGetNvLinkRemotePciInfo": lambda handle, link: SimpleNamespace(busId=f"00000000:0{1 - handle}:00.0"),
     "nvmlDeviceGetPcieThroughput": lambda handle, counter: 1000 * (counter + 1) + handle,
     "nvmlDeviceGetFieldValues": traffic,
+    "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: 4 * handle,
+    "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 10 * kind + handle,
+    "nvmlEventSetCreate": lambda: EVENTS,
+    "nvmlEventSetFree": lambda events: events.clear(),
+    "nvmlDeviceRegisterEvents": lambda handle, types, events: None,
+    "nvmlEventSetWait": lambda events, milliseconds: next_event(events),
+    "nvmlDeviceGetIndex": lambda handle: handle,
 }
+EVENTS: list[SimpleNamespace] = []
+
+
+def next_event(events: list[SimpleNamespace]) -> SimpleNamespace:
+    if events:
+        return events.pop()
+    raise Library.NVMLError("Timeout")
 
 
 class Library:
@@ -129,6 +144,7 @@ class Library:
     NVML_NVLINK_MAX_LINKS = 3
     NVML_SUCCESS = 0
     NVML_CLOCK_SM = NVML_CLOCK_MEM = NVML_TEMPERATURE_GPU = NVML_PCIE_UTIL_TX_BYTES = 0
+    NVML_VOLATILE_ECC, nvmlEventTypeXidCriticalError = 0, 8
     NVML_PCIE_UTIL_RX_BYTES, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 1, 138, 139
 
     def __getattr__(self, name: str) -> object:
@@ -152,9 +168,13 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     assert [telemetry.sample_gpu(handle) for handle in (0, 1)] == [
         {**nothing, "pcie_sent_kib_s": 1000, "pcie_received_kib_s": 2000, "nvlink_sent_kib": 1380,
-         "nvlink_received_kib": 1390},
-        {**nothing, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001},
+         "nvlink_received_kib": 1390, "throttle": 0, "ecc_corrected": 0, "ecc_uncorrected": 10},
+        {**nothing, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001, "throttle": 4, "ecc_corrected": 1,
+         "ecc_uncorrected": 11},
     ]  # fmt: skip
+    EVENTS.extend([SimpleNamespace(device=1, eventData=79), SimpleNamespace(device=0, eventData=48)])
+    with telemetry.xid_events([0, 1]) as read:
+        assert (read(), read()) == ([[0, 48], [1, 79]], [])
     assert binding.near_gpus(node.busses()) == () and node.gpus() == ()
     named = {"nvmlDeviceGetName": lambda handle: b"NVIDIA GB10", "nvmlSystemGetDriverVersion": lambda: "580.1"}
     for name, answer in named.items():
@@ -171,8 +191,21 @@ def test_telemetry_is_sampled_until_it_is_stopped(tmp_path: Path, monkeypatch: p
     sampled.stop()
     lines = path.read_text(encoding="utf-8").splitlines()
     times = [json.loads(line)["time"] for line in lines]
-    assert times == sorted(times) and set(json.loads(lines[0])) == {*telemetry.sample_host(), "gpus"}
+    assert times == sorted(times) and set(json.loads(lines[0])) == {*telemetry.sample_host(), "gpus", "xids"}
     assert "telemetry" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_other_nodes_are_sampled_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    away = [(sys.executable, "-m", "encore.machine.telemetry", str(path)), (str(tmp_path / "no_program"),)]
+    away.append((sys.executable, "-c", "raise SystemExit('cannot start')"))
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    with telemetry.sampled(path, away) as numbers:
+        wait_until(lambda: text_of(tmp_path / "telemetry.n2.jsonl").count("\n") > 0, "a sample", seconds=60)
+        assert len(numbers) == 2
+    assert not [number for number in numbers if psutil.pid_exists(number)]
+    assert {json.loads(line)["node"] for line in text_of(tmp_path / "telemetry.n2.jsonl").splitlines()} == {"n2"}
+    assert text_of(path) and "cannot start" in text_of(tmp_path / "telemetry.txt")
 
 
 ETH = Interface("eno1", ETHERNET, 10_000, True)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from encore import catalogue, files
+from encore import catalogue, files, peaks
+from encore.cli import live
 from encore.cli.jobs import describe
 from encore.cli.live import facts
 from encore.results.words import against_targets, with_names
@@ -66,6 +67,55 @@ def test_live_line_says_of_each_figure_what_it_is() -> None:
         # 20 of 120 steps and an evaluation took 100 s.
         "loss 0.5000  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go"
     )
+
+
+def test_a_training_is_held_against_the_data_sheet_of_its_gpus() -> None:
+    begun = {**start({"accuracy": 0.95}), "time": 100.0, "flops_per_sample": 24.5e9}
+    steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
+    later = [{"kind": "step", "time": at, "epoch": 2, "step": n, "loss": 0.5} for at, n in ((195.0, 12), (200.0, 20))]
+    progress = progress_of(begun, *steps, evaluated(1, accuracy=0.5), *later)
+    # Steps 2 to 10 in 8 s and 12 to 20 in 5 s: neither the evaluation nor what is before the first report.
+    assert progress.trained_per_second == pytest.approx(16 * 64 / 13)
+    assert progress.flops_per_sample == 24.5e9
+    assert progress_of(start({})).trained_per_second is None
+    found = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
+    assert found["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
+    assert peaks.sentence(found) == (
+        "24.5 GFLOP a sample x 63,601 samples/s = 1.56 PFLOP/s: MFU 19.7% of the 7.92 PFLOP/s of NVIDIA H100 and H200 "
+        "data sheets, SXM"
+    )
+    on_cpu = peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)
+    assert peaks.sentence(on_cpu) == (
+        "1.2 MFLOP a token position x 50.0 token positions/s = 60 MFLOP/s; no data sheet of the device is known"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "tflops"),
+    [
+        ("NVIDIA GB200", "fp8", 5000),
+        ("NVIDIA B200", "bf16", 2250),
+        ("NVIDIA H100 80GB HBM3", "tf32", 494.5),
+        ("NVIDIA H100 PCIe", "fp16", 756.5),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312),
+        ("Tesla V100-SXM2-32GB", "fp16", 125),
+        ("Tesla V100-SXM2-32GB", "bf16", None),
+        ("NVIDIA H100 NVL", "fp16", None),
+        ("NVIDIA GeForce RTX 4090", "fp16", None),
+    ],
+)
+def test_a_data_sheet_is_that_of_the_very_gpu(gpu: str, precision: str, tflops: float | None) -> None:
+    found = peaks.peak_of(gpu, precision)
+    assert (found and found[0]) == (None if tflops is None else 1e12 * tflops)
+
+
+def test_a_start_says_which_part_took_longer_than_planned() -> None:
+    startup = {
+        "seconds": {"imports": 8.0, "compile": 52.04},
+        "budget": {"imports": 12.0, "compile": 10.0, "rest": 38.0},
+    }
+    assert live.start(startup) == "start took 60.0 s (60 s are planned): compile 52.0 s of 10 s"
+    assert live.start({**startup, "seconds": {"imports": 8.0}}) == "start took 8.0 s (60 s are planned)"
 
 
 def test_live_line_has_every_quality_by_name() -> None:

@@ -29,7 +29,8 @@ from benchmarks.common.torch import lamb
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT
 from benchmarks.language.arrays import DataSet, open_data
 from benchmarks.language.flops import pretraining_flops
-from benchmarks.language.pytorch.encoder import lengths_of, shape_of
+from benchmarks.language.pytorch import attention
+from benchmarks.language.pytorch.encoder import Rows, lengths_of, shape_of
 from benchmarks.language.pytorch.plain import PlainEncoder, plain_step
 
 TITLES = {
@@ -67,6 +68,20 @@ def lamb_loops(training: Training) -> Dict[str, bench.Loop]:
     return loops
 
 
+def attention_loops(config: Config, ranks: Ranks, rows: Rows) -> Dict[str, bench.Loop]:
+    # Attend forward and backward in the sequences of ``rows``, by each implementation that this device has.
+    size, dtype = config.width // config.heads, pytorch.DTYPES[config.precision]
+    dropout = config.attention_dropout
+    given = torch.randn(3, len(rows.tokens), config.heads, size, device=ranks.context).to(dtype).requires_grad_()
+
+    def attended(name: str) -> None:
+        attend = attention.IMPLEMENTATIONS[name]
+        attend(*given.unbind(0), rows.offsets, rows.longest, dropout).float().sum().backward()
+
+    names = attention.available(ranks.context, dtype, size, dropout)
+    return {f"attention {name}": bench.repeated(partial(attended, name)) for name in names}
+
+
 def endless(data: DataSet, config: Config, ranks: Ranks, inputs: ExitStack) -> Callable[[], Batch]:
     return partial(next, inputs.enter_context(closing(training_input(config, data.train, ranks, 0))))
 
@@ -93,7 +108,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     network = model.Network(shape_of(config, training.vocabulary), "padded")
     network.encoder = PlainEncoder(config, training.vocabulary)
     # Read before the clock: the plain loop is not charged with its input.
-    take = endless(data, replace(config, cuda_graph=False, fp8=False), ranks, inputs)
+    take = endless(data, replace(config, cuda_graph=False, fp8="none"), ranks, inputs)
     batches = [[everywhere(part) for part in take()] for _ in range(8)]
     rows = [part.rows for batch in batches for part in batch]
     share = 1 - sum(len(each.tokens) for each in rows) / sum((len(each.offsets) - 1) * each.longest for each in rows)
@@ -104,19 +119,30 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         "input": bench.repeated(endless(data, config, ranks, inputs)),
         bench.EVALUATION: bench.repeated(lambda: evaluated(training, sample)),
         **lamb_loops(training),
+        **attention_loops(config, ranks, synthetic[0].rows),
     }
     title = (
         f"BERT, {config.layers} layers, width {config.width}, {data.vocabulary.size:,} entries, {config.batch_size} "
         f"samples, {share:.0%} padding in the plain loop, {config.precision}, one {config.device}"
     )
+    attentions = [name for name in loops if name.startswith("attention ")]
     samples = {**dict.fromkeys(LAMBS, 1), bench.EVALUATION: config.eval_batch_size}
-    against = dict.fromkeys(LAMBS, "lamb by tensors")
+    samples.update(dict.fromkeys(attentions, config.batch_size // config.accumulation))
+    against = {**dict.fromkeys(LAMBS, "lamb by tensors"), **dict.fromkeys(attentions, attentions[-1])}
+    titles = {name: f"{name}, one layer there and back, sequences/s, next to padded" for name in attentions}
     flops = sum(
         pretraining_flops(config, data.vocabulary.size, lengths_of(part.rows), int((part.labels != NO_WORD).sum()))
         for part in synthetic
     )
     return bench.Subject(
-        title, config.batch_size, loops, TITLES, samples, against, inputs.close, flops={"synthetic": flops}
+        title,
+        config.batch_size,
+        loops,
+        {**TITLES, **titles},
+        samples,
+        against,
+        inputs.close,
+        flops={"synthetic": flops},
     )
 
 

@@ -11,6 +11,9 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, fraction, refuse, too_few
 
+Attention = Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"]
+Float8 = Literal["none", "auto", "scaled_mm", "transformer_engine"]
+
 
 @dataclass(frozen=True)
 class Config:
@@ -72,17 +75,17 @@ class Config:
     eval_batch_size: int = 16  # samples per rank
 
     # How it runs
-    attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # see benchmarks/language/pytorch/attention.py
+    attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
-    fp8: bool = False  # products of the layers in FP8 by TransformerEngine, where the image has it
+    fp8: Float8 = "none"  # products of the layers in FP8, see benchmarks/language/pytorch/fp8.py
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
 
     @property
     def fills_rows(self) -> bool:
-        return self.cuda_graph or self.fp8
+        return self.cuda_graph or self.fp8 != "none"
 
     @property
     def targets(self) -> Dict[str, float]:
@@ -103,18 +106,28 @@ class Config:
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu has no tf32: set precision=fp32", on_cpu and self.precision == "tf32"),
             ("device=cpu has no apex: set optimizer_kernel=auto", on_cpu and self.optimizer_kernel == "apex"),
-            ("device=cpu has no flash attention: set attention=auto", on_cpu and self.attention == "flash"),
+            (
+                f"device=cpu has no {self.attention} attention: set attention=auto",
+                on_cpu and self.attention in ("flash", "cudnn", "varlen"),
+            ),
             ("device=cpu is not compiled for: set compile=false", on_cpu and self.compile),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", on_cpu and self.cuda_graph),
             (
                 "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
                 self.cuda_graph and self.attention == "grouped",
             ),
-            ("device=cpu has no FP8: set fp8=false", on_cpu and self.fp8),
-            ("fp8 needs precision=bf16 for all but the products", self.fp8 and self.precision != "bf16"),
             (
-                "fp8 has no CUDA graph and is not compiled: set cuda_graph=false and compile=false",
-                self.fp8 and (self.cuda_graph or self.compile),
+                "attention=varlen has no dropout: set attention_dropout=0",
+                self.attention == "varlen" and self.attention_dropout > 0,
+            ),
+            ("fp8 needs precision=bf16 for all but the products", self.fp8 != "none" and self.precision != "bf16"),
+            (
+                "fp8=transformer_engine is for GPUs, has no CUDA graph and is not compiled: set fp8=scaled_mm",
+                self.fp8 == "transformer_engine" and (on_cpu or self.cuda_graph or self.compile),
+            ),
+            (
+                f"inner_width={self.inner_width} must be a multiple of 16 for fp8",
+                self.fp8 != "none" and self.inner_width % 16 != 0,
             ),
             (f"token_bucket={self.token_bucket} must be a multiple of 16", self.token_bucket % 16 != 0),
             (

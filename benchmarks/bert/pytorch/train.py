@@ -7,7 +7,7 @@ OUT gets result.txt (MLPerf log), metrics.jsonl, heartbeat/ and checkpoint/; a r
 resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
 """
 
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
@@ -23,10 +23,11 @@ from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import abilities, lamb
+from benchmarks.common.torch import abilities, lamb, low_precision
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
 from benchmarks.language.arrays import DataSet, Samples, open_data
+from benchmarks.language.flops import of_sample
 from benchmarks.language.pytorch import attention, checkpoint, fp8
 from benchmarks.language.pytorch.encoder import shape_of
 from benchmarks.language.pytorch.graphs import captured
@@ -58,7 +59,7 @@ class Training:
         if weights is not None:
             checkpoint.fill(checkpoint.places_of(network.state_dict()), checkpoint.read(weights), weights)
         self.network = network.to(ranks.context)
-        self.in_fp8 = fp8.use(network.encoder, fp8.find()) if config.fp8 else nullcontext
+        self.in_fp8, self.kept = fp8.set_up(network.encoder, config, ranks)
         self.optimizer = flat_optimizer(network, config, ranks, kernel or config.optimizer_kernel)
         # Forward and backward of a micro-batch, the last of a step or not: by a CUDA graph where there is one.
         self.micro_step: Callable[[MicroBatch, bool], torch.Tensor] = partial(micro_step, self)
@@ -128,6 +129,7 @@ def build(
     warm_up(training)
     if saved:
         training.restore(saved)
+    low_precision.refresh(training.kept)
     return training
 
 
@@ -149,6 +151,7 @@ def train_step(
     if training.done < len(batch):
         return None
     training.optimizer.step(rate, 1.0)
+    low_precision.refresh(training.kept)
     loss = training.loss * training.ranks.size
     training.loss.zero_()
     training.done = 0
@@ -218,8 +221,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.initialization():
         training = run.open(lambda: build(config, data, ranks, saved, weights))
     run.log(events.hyperparameters(config, ranks.size, data.max_predictions))
+    flops = partial(of_sample, config, data.vocabulary.size, data.train)
     # No sample is read before run_start.
-    with run.timed(events.timeline(config, ranks.size)) as timeline:
+    with run.timed(events.timeline(config, ranks.size), flops) as timeline:
         optimizer = training.optimizer
         batches = training_input(config, data.train, ranks, run.position + optimizer.uncounted)
         run.register_state(training.state_dict, training.rank_state_dict)

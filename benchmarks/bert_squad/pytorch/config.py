@@ -12,6 +12,8 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, refuse, too_few
 
+Attention = Literal["auto", "flash", "cudnn", "varlen", "grouped", "padded"]
+
 
 @dataclass(frozen=True)
 class Config:
@@ -67,7 +69,7 @@ class Config:
     longest_answer: int = 30  # tokens
 
     # How it runs
-    attention: Literal["auto", "flash", "grouped", "padded"] = "auto"  # auto: flash where a GPU has it
+    attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward as one graph for each length of row
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
@@ -97,14 +99,18 @@ class Config:
                 self.device == "cpu" and self.optimizer_kernel == "apex",
             ),
             (
-                "device=cpu has no flash attention: set attention=auto",
-                self.device == "cpu" and self.attention == "flash",
+                f"device=cpu has no {self.attention} attention: set attention=auto",
+                self.device == "cpu" and self.attention in ("flash", "cudnn", "varlen"),
             ),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
             ("device=cpu has no CUDA graphs: set cuda_graph=false", self.device == "cpu" and self.cuda_graph),
             (
                 "attention=grouped reads lengths, which a CUDA graph cannot: set attention=auto or cuda_graph=false",
                 self.cuda_graph and self.attention == "grouped",
+            ),
+            (
+                "attention=varlen has no dropout: set attention_dropout=0",
+                self.attention == "varlen" and self.attention_dropout > 0,
             ),
             (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),
             (

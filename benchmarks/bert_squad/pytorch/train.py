@@ -38,6 +38,7 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.flat_optimizer import ALIGNMENT, FlatOptimizer, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
+from benchmarks.language.flops import of_window
 from benchmarks.language.pytorch import attention
 from benchmarks.language.pytorch.checkpoint import load_weights
 from benchmarks.language.pytorch.graphs import captured
@@ -190,7 +191,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     run.log(events.hyperparameters(config, ranks.size))
     timeline = events.timeline(config, steps)
     # No window is read before run_start.
-    with run.timed(timeline):
+    with run.timed(timeline, partial(of_window, config, data.train)):
         batches = training_input(config, data, steps, ranks, run.position)
         questions = data.passport["facts"]["questions"]
         run.log(samples(questions["train"], questions["test"]))

@@ -193,6 +193,7 @@ def _main(
         "measured": measured,
         "input_share": share,
         "device": config.device,
+        "precision": "fp8" if getattr(config, "fp8", "none") != "none" else getattr(config, "precision", "fp32"),
         "peak_flops_per_second": peak,
     }
     framework.finish()

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.checks import measured_peaks
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.stopping import end_process
@@ -28,9 +29,10 @@ SIZES = {"cuda": (1 << 16, 1 << 20, 1 << 24, 1 << 28), "cpu": (1 << 14, 1 << 18,
 BYTES_A_MEASUREMENT = 1 << 28
 _MOST_CALLS = 200
 REPEATS = 3
+PEAK_SECONDS = 0.3  # of each of the GEMMs and the copies
 
 
-def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
+def measure(ranks: Ranks, sizes: List[int], between_pairs: bool = True) -> Dict[str, Any]:
     """Measure on all ranks; the result is rank 0's."""
     device: torch.device = ranks.context
     rows: List[Dict[str, Any]] = []
@@ -48,7 +50,8 @@ def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
             rows.append({"kind": kind, "bytes": size, "seconds": seconds, "rate": shares[kind] * size / seconds})
     everyone = range(ranks.size)
     can_access = torch.cuda.can_device_access_peer
-    matrix = [[_pair(ranks, sizes[-1], sender, receiver) for receiver in everyone] for sender in everyone]
+    pairs = everyone if between_pairs else ()
+    matrix = [[_pair(ranks, sizes[-1], sender, receiver) for receiver in pairs] for sender in pairs]
     return {
         "device": device.type,
         "backend": dist.get_backend(),
@@ -61,6 +64,19 @@ def measure(ranks: Ranks, sizes: List[int]) -> Dict[str, Any]:
         if device.type == "cuda"
         else None,
     }
+
+
+def peaks(ranks: Ranks) -> List[Dict[str, float]]:
+    """Return what each rank's device computes and copies while all of them do, in operations and bytes per second."""
+    device: torch.device = ranks.context
+    precision, side = ("bf16", 0) if device.type == "cuda" else ("fp32", 1024)
+    pytorch.barrier()
+    flops = measured_peaks.flops_per_second(device, precision, side, PEAK_SECONDS)
+    copied = measured_peaks.bytes_per_second(device, 0 if device.type == "cuda" else 1 << 23, PEAK_SECONDS)
+    mine = torch.tensor([flops, copied["copy"]], dtype=torch.float64, device=device)
+    found = [torch.empty_like(mine) for _ in range(ranks.size)]
+    dist.all_gather(found, mine)
+    return [{"flops_per_second": float(each[0]), "bytes_per_second": float(each[1])} for each in found]
 
 
 # Return bytes per second from one rank to another, None for a rank and itself; the others wait.
@@ -97,13 +113,17 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     parser.add_argument("--output", type=Path, required=True, help="file for the result (JSON)")
     parser.add_argument("--most-bytes", type=int, default=1 << 40, help="largest array; default: all sizes")
+    parser.add_argument("--peaks", action="store_true", help="also measure GEMMs and copies of each rank")
+    parser.add_argument("--no-pairs", action="store_true", help="measure the collectives alone")
     arguments = parser.parse_args(argv)
     ranks = pytorch.start(SimpleNamespace(device=arguments.device, precision="fp32"))
     sizes = [size for size in SIZES[ranks.context.type] if size <= arguments.most_bytes]
     if ranks.size < 2 or not sizes:
         print("one rank sends nothing: start two or more, with at least one size", file=sys.stderr)
         return 2
-    result = measure(ranks, sizes)
+    result = measure(ranks, sizes, not arguments.no_pairs)
+    if arguments.peaks:
+        result["peaks"] = peaks(ranks)
     pytorch.finish()
     if ranks.rank == 0:
         arguments.output.write_text(json.dumps(result), encoding="utf-8")

@@ -35,7 +35,7 @@ PLAIN: Dict[str, List[Any]] = {
     "compile": ["none", False],
     "cuda_graph": [False],
     "kernels": ["plain"],
-    "fp8": [False],
+    "fp8": ["none"],
     "split_optimizer": [False],
 }
 REPEATS = 5

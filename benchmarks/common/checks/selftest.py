@@ -166,16 +166,21 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
     types = get_type_hints(suite.config_class)
     for entry, tolerance in suite.varied.items():
         name, _, text = entry.partition("=")
-        values: Tuple[Any, ...] = (types[name](text),) if text else alternatives(suite.config_class, name)
+        choice = text in get_args(types[name])
+        values: Tuple[Any, ...] = alternatives(suite.config_class, name)
+        if text:
+            values = (text if choice else types[name](text),)
         for value in values:
             label = f"{name}={str(value).lower() if isinstance(value, bool) else value}"
             if value != base[name] and label not in suite.left_out:
-                found[label] = ({name: value, **scaling(suite, name, value)}, tolerance)
+                found[label] = ({name: value, **needed(suite, name, value)}, tolerance)
     return found
 
 
-def scaling(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
-    """Return what fp16 needs as well: the gradients of a small network underflow without a factor."""
+def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
+    """Return what a value needs as well: fp16 a factor, without which a small network's gradients underflow."""
+    if name == "fp8":
+        return {"precision": "bf16"}
     return {"loss_scale": defaults(suite)["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
 
 
@@ -186,7 +191,7 @@ def defaults(suite: Suite) -> Dict[str, Any]:
 def with_defaults(suite: Suite) -> Dict[str, Any]:
     """Return all varied fields, each with its default; a submitted system pins what is "auto" here."""
     settings = {name: value for name, value in defaults(suite).items() if name in suite.varied}
-    return {**settings, **scaling(suite, "precision", settings.get("precision"))}
+    return {**settings, **needed(suite, "precision", settings.get("precision"))}
 
 
 def as_on_gpus(bench: Bench) -> Result:

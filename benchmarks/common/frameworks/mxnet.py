@@ -1,5 +1,6 @@
 """MXNet with Horovod: start-up, small sums over all ranks that nobody waits for, checkpoint files, an orderly end."""
 
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 import mxnet as mx
@@ -60,6 +61,14 @@ def finish() -> None:
     """Wait for all work and leave Horovod; without it MXNet's exit hook raises."""
     mx.nd.waitall()
     hvd.shutdown()
+
+
+def load_compiled(path: Path, ranks: Ranks) -> None:
+    """Take nothing: what this framework compiles cannot be kept in a file."""
+
+
+def save_compiled(path: Path, ranks: Ranks) -> None:
+    """Keep nothing; see ``load_compiled``."""
 
 
 def synchronize() -> None:

@@ -9,9 +9,11 @@ import datetime
 import inspect
 import os
 import random
+import sys
 import tempfile
 import weakref
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import (
     Any,
@@ -32,6 +34,7 @@ from typing import (
 import torch
 import torch.distributed as dist
 
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.run.ranks import CONNECTING, Lagged, Ranks
 from benchmarks.common.run.timing import InputWait
 
@@ -104,6 +107,30 @@ def set_caches(environment: MutableMapping[str, str]) -> None:
     folder = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     folder = Path(environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder)))
     environment.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def load_compiled(path: Path, ranks: Ranks) -> None:
+    """Put what an earlier run has compiled into the caches of this node; since PyTorch 2.6, and only if there is any.
+
+    Inductor takes from it what has the same code, sizes, device and release, and compiles the rest. One rank of a node
+    reads it, before the node's first one compiles (abilities.compile_in_turns).
+    """
+    load = getattr(getattr(torch, "compiler", None), "load_cache_artifacts", None)
+    if load is not None and ranks.local_rank == 0 and path.is_file():
+        load(path.read_bytes())
+
+
+def save_compiled(path: Path, ranks: Ranks) -> None:
+    """Write what torch.compile has compiled or taken from a cache in this process, if it was used."""
+    save = getattr(getattr(torch, "compiler", None), "save_cache_artifacts", None)
+    # Else the question would load the compiler.
+    if save is None or ranks.rank != 0 or "torch._inductor.compile_fx" not in sys.modules:
+        return
+    found = save()
+    if found is not None:
+        # It only saves time: a full disk does not fail the run.
+        with suppress(OSError), in_one_step(path) as file:
+            file.write(found[0])
 
 
 def new_group(ranks: Sequence[int]) -> Any:
@@ -196,6 +223,7 @@ class StreamWait:
     def __init__(self) -> None:
         self._fetches: Deque[Tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._milliseconds = 0.0
+        self.total = 0.0  # seconds of all fetches whose events have come
 
     def fetch(self, call: Callable[[], T]) -> T:
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -216,7 +244,9 @@ class StreamWait:
 
     def _count(self) -> None:
         before, after = self._fetches.popleft()
-        self._milliseconds += before.elapsed_time(after)
+        milliseconds = before.elapsed_time(after)
+        self._milliseconds += milliseconds
+        self.total += milliseconds / 1000
 
 
 def autocast(device: torch.device, precision: str) -> ContextManager[Any]:

@@ -2,6 +2,7 @@
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 # Before the import: TensorFlow reports every library that it finds or misses otherwise.
@@ -82,6 +83,14 @@ def arithmetic(ranks: Ranks) -> Dict[str, Any]:
 def finish() -> None:
     _sender.shutdown()
     hvd.shutdown()
+
+
+def load_compiled(path: Path, ranks: Ranks) -> None:
+    """Take nothing: what this framework compiles cannot be kept in a file."""
+
+
+def save_compiled(path: Path, ranks: Ranks) -> None:
+    """Keep nothing; see ``load_compiled``."""
 
 
 def synchronize() -> None:

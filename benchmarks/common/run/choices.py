@@ -10,7 +10,7 @@ from typing import Any, Dict, Mapping, TypeVar
 T = TypeVar("T")
 
 # Keys of configurations that say how something is computed, with the same result but for rounding.
-KEYS = ("attention", "compile", "cuda_graph", "first_layer", "kernels", "optimizer_kernel", "xla")
+KEYS = ("attention", "compile", "cuda_graph", "first_layer", "fp8", "kernels", "optimizer_kernel", "xla")
 
 
 class UnavailableError(ValueError):

@@ -21,7 +21,7 @@ def of(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
     """
     kind = _computed(config, choices.get("tf32"))
     return {
-        "lowest_numerical_precision_in_linear": "fp8" if getattr(config, "fp8", False) else kind,
+        "lowest_numerical_precision_in_linear": kind if getattr(config, "fp8", "none") == "none" else "fp8",
         "lowest_numerical_precision_in_attn": kind,
         "lowest_numerical_precision_in_comm": _sent(config),
         **{name: getattr(config, name, 1) for name in PARALLELISM},

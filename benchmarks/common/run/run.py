@@ -28,16 +28,18 @@ from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common.data.problem import FAILED, REFUSED, Problem
-from benchmarks.common.run import choices, configuration, evidence
+from benchmarks.common.run import choices, configuration, evidence, startup
 from benchmarks.common.run.checkpoints import Checkpoints, Content
 from benchmarks.common.run.metrics import MetricsStream, StepReports, library_environment
 from benchmarks.common.run.mllog import Wording, log_of
 from benchmarks.common.run.pending import Begun, PendingEvaluations, Result, pause
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.step_times import StepTimes, threads
 from benchmarks.common.run.stopping import Heartbeat, StopRequest, leaving_together
 from benchmarks.common.run.timeline import Timeline
 
 T = TypeVar("T")
+COMPILED = "compiled.bin"  # in the output folder: what the framework has compiled, for a later run, and of an earlier
 
 
 class Run:
@@ -49,8 +51,13 @@ class Run:
         """Join the other ranks and find out where the run is; the signals come first."""
         self._stop = StopRequest()
         choices.forget()
+        startup.begin()
         self._framework, self.data, self.output = framework, data, output
-        self.ranks: Ranks = framework.start(config)
+        before = threads()
+        with startup.part("ranks"):
+            self.ranks: Ranks = framework.start(config)
+            self._communicating = threads() - before if config.device == "cpu" else None
+            framework.load_compiled(output / COMPILED, self.ranks)
         self.open(lambda: configuration.refuse_misfits(config, data, self.ranks.size))
         self._heartbeat = Heartbeat(output / "heartbeat", self.ranks.rank)
         self._wording, self._paths = wording, (output / "result.txt", output / "metrics.jsonl")
@@ -119,7 +126,9 @@ class Run:
         state.update(losses=self._reports.losses, inside_step=self._inside_step)
         state["choices"] = self.choices
         state["pending"] = self._pending.saved() if self._evaluates_later else []
+        began = time.time()
         self._checkpoints.save(self.position, state, self._shared, self._own, kind)
+        self._metrics.write("checkpoint", step=self.position, seconds=round(time.time() - began, 3))
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
@@ -133,7 +142,8 @@ class Run:
         if self._logs_events:
             self._log.init_start(self.config.seed)
         try:
-            yield
+            with startup.part("network"):
+                yield
         except choices.UnavailableError as problem:  # raised on all ranks together
             print(problem, file=sys.stderr)
             with leaving_together(self._framework):
@@ -144,20 +154,26 @@ class Run:
             self._log.init_stop(self.choices)
 
     @contextmanager
-    def timed(self, timeline: Union[Timeline, Callable[[], Timeline]]) -> Iterator[Timeline]:
+    def timed(
+        self, timeline: Union[Timeline, Callable[[], Timeline]], flops: Optional[Callable[[], float]] = None
+    ) -> Iterator[Timeline]:
         """Let the clock run for what is inside: reading the data set and training (MLPerf training rules, "timing").
 
         It starts when all ranks are connected and their devices idle, and no rank passes before rank 0 has logged it;
         it stops when all ranks and devices are done. Yields the timeline; one that depends on the data set is made by
-        a function, after the clock has started.
+        a function, after the clock has started. So are the model FLOPs that training on a sample takes
+        (benchmarks/common/flops.py), of the unit in which the timeline counts a batch.
         """
-        self._framework.connect(self.ranks)
-        self._framework.synchronize()
-        self._framework.barrier()
+        with startup.part("connect"):
+            self._framework.connect(self.ranks)
+            self._framework.synchronize()
+            self._framework.barrier()
+        self._startup = {"seconds": startup.taken(), "budget": startup.BUDGET}
         if self._logs_events:
             self._log.run_start()
         self._framework.barrier()
         self._timeline = timeline if isinstance(timeline, Timeline) else timeline()
+        self._flops = flops() if flops is not None and self.ranks.rank == 0 else None
         try:
             yield self._timeline
             self._end()
@@ -190,6 +206,7 @@ class Run:
             raise SystemExit(problem.code) from None
 
     def finish(self) -> int:
+        self._framework.save_compiled(self.output / COMPILED, self.ranks)
         self._framework.finish()
         return 0
 
@@ -226,9 +243,12 @@ class Run:
             environment=library_environment(),
             choices=self.choices,
             evidence=evidence.of(self.config, self.choices),
+            flops_per_sample=self._flops,
+            startup=self._startup,
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
+        self._times = StepTimes(self.output / "steps", self.ranks, wait, self._communicating)
         self._logs_events = True
         self._checkpoints.mark_logs()
         self._stop.arm()
@@ -239,6 +259,7 @@ class Run:
             if self._evaluation_is_due() and not self._ended:
                 raise RuntimeError("the evaluation of this block was not reported")
         self._wait_for_results()
+        self._times.end()
 
     def steps(self) -> Iterator[int]:
         for steps in self.step_ranges(1):
@@ -256,6 +277,7 @@ class Run:
             yield self._current
             if self._inside_step:
                 self._part_is_open = False
+                self._times.stop()
                 with leaving_together(self._framework):
                     self._reports.end(self.epoch)
                 self._checkpoints.mark_logs()
@@ -279,6 +301,7 @@ class Run:
         if loss is None:
             self._inside_step = True
             return
+        self._times.add(self._current)
         with leaving_together(self._framework):
             stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
@@ -293,7 +316,8 @@ class Run:
         self._skipped = skipped
 
     def wait_for(self, call: Callable[[], T]) -> T:
-        return self._reports.wait_for(call)
+        with self._times.fetching():
+            return self._reports.wait_for(call)
 
     def stage(self, name: str) -> ContextManager[None]:
         return self._reports.stage(name)
@@ -313,10 +337,12 @@ class Run:
             self._log.epoch_start(epoch)
         self._inside_step = False
         self._reports.start()
+        self._times.start()
 
     # End a part of an epoch: at the epoch's end, at an evaluation, or when the run is to stop.
     def _close_part(self) -> None:
         self._part_is_open = False
+        self._times.stop()
         epoch, done = divmod(self.position - 1, self._timeline.steps_per_epoch)
         with leaving_together(self._framework):
             if self._reports.end(epoch) and not self._ended:

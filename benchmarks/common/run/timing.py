@@ -28,6 +28,7 @@ class InputWait:
         self._finish = finish
         self._watch: Optional[threading.Thread] = None
         self._idle_since = self._seconds = 0.0
+        self.total = 0.0  # seconds of all fetches so far
         self._error: Optional[Exception] = None
 
     def fetch(self, call: Callable[[], T]) -> T:
@@ -39,7 +40,9 @@ class InputWait:
             self._watch.start()
         fetched = call()
         if not self._is_watching():
-            self._seconds += time.perf_counter() - max(started, self._idle_since)
+            waited = time.perf_counter() - max(started, self._idle_since)
+            self._seconds += waited
+            self.total += waited
         return fetched
 
     def take(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, TypeVar
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run import choices, stopping
+from benchmarks.common.run import choices, startup, stopping
 from benchmarks.common.run.ranks import Ranks
 
 T = TypeVar("T")
@@ -44,6 +44,12 @@ def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
     """
     if ranks.size == 1:
         return
+    with startup.part("compile"):
+        _compile_in_turns(compiles, ranks)
+    stopping.progress()
+
+
+def _compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     folder.mkdir(parents=True, exist_ok=True)
     job = f"{os.environ.get('MASTER_ADDR', '')}_{os.environ.get('MASTER_PORT', '')}".replace("/", "_")
@@ -64,7 +70,6 @@ def compile_in_turns(compiles: Callable[[], Any], ranks: Ranks) -> None:
             # Not by closing it: processes that the compiler has forked keep the file open.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)
-    stopping.progress()
 
 
 def _choose(key: str, asked: Any, best: Any, off: Any, ranks: Ranks) -> Any:

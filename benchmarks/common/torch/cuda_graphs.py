@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterator, Optional, Sequence
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run import stopping
+from benchmarks.common.run import startup, stopping
 
 
 @lru_cache(maxsize=None)
@@ -50,15 +50,16 @@ class Captured:
         # A replay reads and writes what the function works on: it must live as long as the graph.
         self._function = function
         self._held = [tensor.clone() for tensor in example]
-        with on_side_stream():
-            warm_up(*self._held)
-        pytorch.barrier()
-        stopping.progress()
-        self._graph = torch.cuda.CUDAGraph()
-        pool = pool_of._graph.pool() if pool_of is not None else None
-        # thread_local: what other threads ask of the device meanwhile does not end the capture.
-        with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
-            self._result = function(*self._held)
+        with startup.part("capture"):
+            with on_side_stream():
+                warm_up(*self._held)
+            pytorch.barrier()
+            stopping.progress()
+            self._graph = torch.cuda.CUDAGraph()
+            pool = pool_of._graph.pool() if pool_of is not None else None
+            # thread_local: what other threads ask of the device meanwhile does not end the capture.
+            with torch.cuda.graph(self._graph, pool=pool, stream=side_stream(), capture_error_mode="thread_local"):
+                self._result = function(*self._held)
         pytorch.register(self)
         stopping.progress()
 

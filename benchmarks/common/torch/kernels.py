@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 
 from benchmarks.common.frameworks import pytorch
-from benchmarks.common.run import choices, stopping
+from benchmarks.common.run import choices, startup, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.timing import seconds_of
 
@@ -144,6 +144,7 @@ def clock(captured: bool) -> Time:
     return seconds_on_device if captured else seconds
 
 
+@startup.part("kernels")
 def fastest(measures: Mapping[str, Callable[[], float]], device: torch.device) -> Tuple[str, Dict[str, str]]:
     """Return the name with the least seconds on rank 0, for all ranks, and what each measurement found.
 

@@ -21,6 +21,7 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch.cuda_graphs import Captured, repeated
 from benchmarks.dlrm import events
+from benchmarks.dlrm.flops import training_flops
 from benchmarks.dlrm.placement import Placement
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
@@ -137,7 +138,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     steps_per_epoch = -(-data.train_rows // (config.batch_size * ranks.size))
     # No row is read before run_start: the clock starts before any part of the system touches the data set.
     batches = training_batches(config, data, training.tables.mine, ranks, run.position)
-    with closing(batches), run.timed(events.timeline(config, steps_per_epoch)):
+    flops = partial(training_flops, config, len(data.table_sizes))
+    with closing(batches), run.timed(events.timeline(config, steps_per_epoch), flops):
         evaluation = EvaluationInput(config, data, training.tables.mine, ranks)
         run.log(samples(data.train_rows, data.val_rows))
         # All ranks have the same MLPs, and tables of their own.

@@ -23,11 +23,13 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
 from benchmarks.gnmt import events
+from benchmarks.gnmt.flops import training_flops
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape
 from benchmarks.gnmt.pytorch.model import GNMT, decode
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
+from benchmarks.translation.flops import of_pair
 from benchmarks.translation.pytorch import evaluation, operators
 from benchmarks.translation.pytorch.batches import Batch, synthetic_batch, training_input
 from benchmarks.translation.pytorch.state import Training, adam
@@ -92,7 +94,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     run.log(events.hyperparameters(config, ranks.size))
     orders = order_of(config, data, ranks)
     # No sentence, nor the length of one, is read before run_start.
-    with run.timed(lambda: events.timeline(config, run.open(lambda: orders(0)).steps)):
+    with run.timed(
+        lambda: events.timeline(config, run.open(lambda: orders(0)).steps),
+        lambda: of_pair(training_flops, config, data, orders(0)),
+    ):
         batches = training_input(data.train, orders, ranks, run.position, shape(config), config.prefetch)
         run.log(samples(len(orders(0).sentences), len(data.test)))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)

@@ -5,10 +5,13 @@ All implementations compute softmax(q k' / sqrt(size)) v within each sequence (a
 dropout on the weights:
 
 ``flash``    PyTorch's flash attention for sequences of any length in one kernel (arXiv 2205.14135): GPUs, fp16 and bf16
+``cudnn``    the same by cuDNN, through PyTorch
+``varlen``   torch.nn.attention.varlen, since PyTorch 2.10: without dropout
 ``grouped``  one call for all neighbours of equal length: batches sorted by length have few groups
 ``padded``   every sequence padded to the longest, with a mask: the equal path where neither can run
 """
 
+import importlib
 import sys
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -95,9 +98,37 @@ def flash(
     dropout: float,
 ) -> torch.Tensor:
     # Attend in all sequences by one kernel; its gradient is PyTorch's own.
-    # Not torch.nn.attention.varlen (since 2.10): it has no dropout.
     operator: Any = torch.ops.aten._flash_attention_forward
     return operator(queries, keys, values, offsets, offsets, longest, longest, dropout, False, False)[0]
+
+
+def cudnn(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: int,
+    dropout: float,
+) -> torch.Tensor:
+    # Attend by the operator that PyTorch calls for nested tensors; the sums of the softmax are for its gradient.
+    operator: Any = torch.ops.aten._cudnn_attention_forward
+    return operator(queries, keys, values, None, offsets, offsets, longest, longest, True, dropout)[0]
+
+
+def varlen(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    longest: int,
+    dropout: float,
+) -> torch.Tensor:
+    # Attend by PyTorch's public operator for such rows.
+    if dropout:
+        raise ValueError(f"attention=varlen has no dropout ({dropout}): set attention_dropout=0")
+    operator: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    attended: torch.Tensor = operator(queries, keys, values, offsets, offsets, longest, longest)
+    return attended
 
 
 def table(
@@ -110,42 +141,52 @@ def table(
     return attended.transpose(1, 2).reshape(-1, heads, size)
 
 
-IMPLEMENTATIONS: Dict[str, Attention] = {"flash": flash, "grouped": grouped, "padded": padded, "table": table}
+KERNELS: Dict[str, Attention] = {"flash": flash, "cudnn": cudnn, "varlen": varlen}  # of GPUs alone
+IMPLEMENTATIONS: Dict[str, Attention] = {**KERNELS, "grouped": grouped, "padded": padded, "table": table}
 
 
 def choose(wanted: str, device: torch.device, dtype: torch.dtype, size: int, rank: int = 0) -> str:
     """Return the implementation for activations of ``dtype`` with heads of ``size``; rank 0 prints a GPU's.
 
     "auto" is ``grouped`` on a CPU, and on a GPU ``flash`` where the kernel is there and right, else ``padded``. Raises
-    ValueError where flash is wanted and cannot run.
+    UnavailableError where a kernel is wanted and cannot run.
     """
     if device.type != "cuda":
-        if wanted == "flash":
-            raise choices.UnavailableError("attention=flash: a kernel for GPUs alone; use attention=auto")
+        if wanted in KERNELS:
+            raise choices.UnavailableError(f"attention={wanted}: a kernel for GPUs alone; use attention=auto")
         choices.record("attention", "grouped" if wanted == "auto" else wanted)
         return "grouped" if wanted == "auto" else wanted
-    reason = pytorch.agreed(why_no_flash(device, dtype, size)) if wanted in ("auto", "flash") else ""
-    if wanted == "flash" and reason:
-        raise choices.UnavailableError(f"attention=flash: {reason}; use attention=auto")
-    chosen = wanted if wanted != "auto" else "padded" if reason else "flash"
+    kernel = "flash" if wanted == "auto" else wanted
+    reason = pytorch.agreed(why_not(kernel, device, dtype, size)) if kernel in KERNELS else ""
+    if reason and wanted != "auto":
+        raise choices.UnavailableError(f"attention={wanted}: {reason}; use attention=auto")
+    chosen = "padded" if reason else kernel
     choices.record("attention", chosen)
     if rank == 0:
         print(f"attention: {chosen}" + (f" ({reason})" if reason else ""), file=sys.stderr, flush=True)
     return chosen
 
 
-def why_no_flash(device: torch.device, dtype: torch.dtype, size: int) -> str:
-    # Return why this PyTorch cannot run ``flash`` on this GPU, found by asking it; empty where it can.
+def why_not(kernel: str, device: torch.device, dtype: torch.dtype, size: int) -> str:
+    # Return why this PyTorch cannot run a kernel on this GPU, found by asking it; empty where it can.
     if dtype not in (torch.float16, torch.bfloat16):
-        return "flash attention has fp16 and bf16"
-    if not hasattr(torch.ops.aten, "_flash_attention_forward"):
-        return f"PyTorch {torch.__version__} has no flash attention for sequences of any length"
+        return f"{kernel} attention has fp16 and bf16"
     try:
-        error = difference(flash, device, dtype, size)
+        error = difference(KERNELS[kernel], device, dtype, size)
+    except (AttributeError, ImportError):
+        return f"PyTorch {torch.__version__} has no {kernel} attention for sequences of any length"
     # What this release, GPU or head size refuses has no type of its own.
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
     return "" if error < 0.03 else f"wrong by {error:.3g} of the largest value"
+
+
+def available(device: torch.device, dtype: torch.dtype, size: int, dropout: float) -> List[str]:
+    """Return the names of what can train here on rows of any length, for a comparison of speeds."""
+    if device.type != "cuda":
+        return ["grouped", "padded"]
+    kernels = [name for name in KERNELS if not why_not(name, device, dtype, size)]
+    return [name for name in kernels if not (name == "varlen" and dropout)] + ["padded"]
 
 
 def difference(attention: Attention, device: torch.device, dtype: torch.dtype, size: int) -> float:

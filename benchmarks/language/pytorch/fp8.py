@@ -1,22 +1,78 @@
-"""The products of BERT's layers in FP8, by NVIDIA's TransformerEngine, where the image has it.
+"""The products of BERT's layers in FP8 or with kept 16-bit weights: ``fp8`` of a configuration.
 
-Its Linear multiplies in E4M3, the gradients in E5M2, each tensor scaled by the largest value of its last calls (delayed
-scaling: its documentation, "Using FP8"; arXiv 2209.05433). Weights, sums and everything between the products stay as
-they are, and so do the names of the weights. Rows must be a multiple of 16 tokens long.
+``scaled_mm``           PyTorch's own kernel, compiled and in CUDA graphs too (common/torch/low_precision.py)
+``transformer_engine``  NVIDIA's TransformerEngine, where the image has it, without either
+``auto``                the first of the two that runs here
+
+Both multiply in E4M3, gradients in E5M2 (arXiv 2209.05433); TransformerEngine scales each tensor by the largest value
+of its last calls (delayed scaling: its documentation, "Using FP8"). Weights, sums and everything between the products
+stay as they are, and so do the names of the weights. Rows must be a multiple of 16 tokens long.
 """
 
 import importlib
+import sys
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, Callable, ContextManager, Tuple
+from typing import Any, Callable, ContextManager, List, Tuple
 
 import torch
 from torch import nn
 
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import choices
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import low_precision
 from benchmarks.language.pytorch.encoder import Encoder
 
 PRODUCTS = ("qkv", "out", "inner", "outer")
 HISTORY = 16  # calls of which the largest value counts
+
+
+def set_up(encoder: Encoder, config: Any, ranks: Ranks) -> Tuple[Callable[[], ContextManager[Any]], List[Any]]:
+    """Let the encoder's layers multiply as ``config`` has it.
+
+    Returns:
+        What makes the context of a forward pass, and the products whose copies ``low_precision.refresh`` makes anew
+        after each update: in FP8, and in 16 bits where a step has several passes, which share the copies.
+
+    Raises:
+        Problem: FP8 is asked for and is not here.
+    """
+    if config.fp8 != "none":
+        chosen = _choose(config, ranks)
+        choices.record("fp8", chosen)
+        if ranks.rank == 0:
+            print(f"fp8: {chosen}", file=sys.stderr, flush=True)
+        if chosen == "transformer_engine":
+            return use(encoder, find()), []
+        return nullcontext, _keep(encoder, getattr(torch, low_precision.INPUTS))
+    if config.accumulation > 1 and config.precision in ("fp16", "bf16"):
+        return nullcontext, _keep(encoder, pytorch.DTYPES[config.precision])
+    return nullcontext, []
+
+
+def _choose(config: Any, ranks: Ranks) -> str:
+    if config.fp8 == "transformer_engine":
+        return "transformer_engine"
+    reason = pytorch.agreed(low_precision.why_no_fp8(ranks.context))
+    if not reason:
+        return "scaled_mm"
+    if config.fp8 == "auto" and not (config.compile or config.cuda_graph or config.device == "cpu"):
+        return "transformer_engine"
+    raise Problem(f"fp8={config.fp8}: {reason}", "PyTorch 2.5 or newer, on a GPU with FP8", "set fp8=none")
+
+
+def _keep(encoder: Encoder, kind: torch.dtype) -> List[Any]:
+    for layer in encoder.layers:
+        layer.product = _kept_product
+    return low_precision.keep(list(encoder.layers), PRODUCTS, kind)
+
+
+def _kept_product(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    kept: Any = linear
+    product: torch.Tensor = kept.product(hidden)
+    return product
 
 
 def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
@@ -25,19 +81,17 @@ def find(name: str = "transformer_engine.pytorch") -> Tuple[Any, Any]:
     Raises:
         Problem: the image has none, or this GPU no FP8.
     """
-    hint = "set fp8=false, or take an NGC image from 22.10 on, on a GPU with FP8 (H100 or later)"
+    hint = "set fp8=none, or take an NGC image from 22.10 on, on a GPU with FP8 (H100 or later)"
     try:
         engine = importlib.import_module(name)
         recipes = importlib.import_module(f"{name.partition('.')[0]}.common.recipe")
     except ImportError as error:
-        raise Problem(
-            f"no TransformerEngine in this Python ({error})", "transformer_engine for fp8=true", hint
-        ) from None
+        raise Problem(f"no TransformerEngine in this Python ({error})", "transformer_engine for fp8", hint) from None
     # Where a release has no such question, its first product asks it.
     asked = getattr(getattr(engine, "fp8", None), "check_fp8_support", None)
     there, reason = asked() if asked is not None else (True, "")
     if not there:
-        raise Problem(f"no FP8 on this GPU: {reason}", "a GPU with FP8 for fp8=true", hint)
+        raise Problem(f"no FP8 on this GPU: {reason}", "a GPU with FP8", hint)
     return engine, recipes
 
 

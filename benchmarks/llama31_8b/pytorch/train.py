@@ -18,6 +18,7 @@ from benchmarks.common.run import mllog, stopping
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
+from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.pytorch.parallel import loss_context, sum_of
@@ -96,11 +97,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     run = Run.start(Config, pytorch, __doc__, argv, events.WORDING, reshards=True)
     config, ranks = run.config, run.ranks
     data = run.open(lambda: open_data(run.data))
+    vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
-        training = build(config, data.padded_vocabulary(config.vocabulary_multiple), ranks, run.saved)
+        training = build(config, vocabulary, ranks, run.saved)
+    flops = partial(training_flops, config, vocabulary, config.sequence_length)
     run.log(events.hyperparameters(config, ranks.size))
     # No token is read before run_start, nor the length of a document.
-    with run.timed(events.timeline(config, ranks.size)) as timeline:
+    with run.timed(events.timeline(config, ranks.size), flops) as timeline:
         samples = training_order(config, data, run)
         evaluated = evaluated_samples(config, data)
         batches = training_input(config, data.train, samples, ranks, range(run.position, timeline.steps))

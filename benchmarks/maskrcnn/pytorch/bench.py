@@ -21,6 +21,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import open_data
 from benchmarks.detection.pytorch.boxes import Found
 from benchmarks.maskrcnn.events import Rates
+from benchmarks.maskrcnn.flops import training_flops
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, EvaluationBatch, Orders, evaluation_input, training_input
 from benchmarks.maskrcnn.pytorch.evaluation import in_images
@@ -85,7 +86,15 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
         f"{config.batch_size}, {config.precision}, one {config.device}"
     )
     return bench.Subject(
-        title, config.batch_size, loops, TITLES, samples={"evaluation": len(some[0].positions)}, close=opened.close
+        title,
+        config.batch_size,
+        loops,
+        TITLES,
+        samples={"evaluation": len(some[0].positions)},
+        close=opened.close,
+        flops=dict.fromkeys(
+            ("bare", "synthetic"), config.batch_size * training_flops(config, classes, *batch.images.shape[2:])
+        ),
     )
 
 

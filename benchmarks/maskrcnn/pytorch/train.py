@@ -30,6 +30,7 @@ from benchmarks.detection.detections import Detections
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.maskrcnn import events
 from benchmarks.maskrcnn.events import Rates
+from benchmarks.maskrcnn.flops import of_image
 from benchmarks.maskrcnn.order import Shape, all_shapes
 from benchmarks.maskrcnn.pytorch.config import Config
 from benchmarks.maskrcnn.pytorch.data import Batch, Orders, synthetic_batch, training_input
@@ -207,8 +208,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = run.open(lambda: build(config, len(data.categories) + 1, ranks, run.saved, trained))
     run.log(events.hyperparameters(config, ranks.size))
     orders = Orders(config, data.train, ranks)
+    flops = partial(of_image, config, len(data.categories) + 1, orders.resized)
     # No image, nor the size of one, is read before run_start.
-    with ExitStack() as owned, run.timed(lambda: events.timeline(config, orders.steps)):
+    with ExitStack() as owned, run.timed(lambda: events.timeline(config, orders.steps), flops):
         batches = owned.enter_context(closing(training_input(orders, ranks, run.position)))
         run.log(samples(len(data.train.with_objects), len(data.val)))
         run.register_state(partial(state_dict, training))

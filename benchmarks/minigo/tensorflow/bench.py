@@ -21,6 +21,7 @@ from benchmarks.common.tensorflow.layers import use_keras_policy
 from benchmarks.minigo import models
 from benchmarks.minigo.engine import Games
 from benchmarks.minigo.examples import GoGames
+from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.schedule import rules_of, search_of
 from benchmarks.minigo.selfplay import batch_of
 from benchmarks.minigo.tensorflow import data as tensors
@@ -117,7 +118,8 @@ def prepare(config: Config, ranks: Ranks, data: Path) -> bench.Subject:
     size = f"{config.board_size} x {config.board_size}, {config.trunk_layers} blocks of {config.conv_width}"
     title = f"Minigo {size}, {config.precision}, {compiled}, batch {config.batch_size}"
     samples = {"evaluation": config.inference_batch, "selfplay": config.inference_batch}
-    return bench.Subject(title, config.batch_size, loops, titles, samples, {"selfplay": "evaluation"})
+    flops = dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * training_flops(config))
+    return bench.Subject(title, config.batch_size, loops, titles, samples, {"selfplay": "evaluation"}, flops=flops)
 
 
 if __name__ == "__main__":

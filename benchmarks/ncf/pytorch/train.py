@@ -21,6 +21,7 @@ from benchmarks.common.run.stopping import end_process
 from benchmarks.common.torch import optimizers
 from benchmarks.common.torch.cuda_graphs import Captured
 from benchmarks.ncf import events
+from benchmarks.ncf.flops import training_flops
 from benchmarks.ncf.pytorch import data, model
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import Sampler
@@ -165,7 +166,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         training = build(config, data_set.users, data_set.items, sampler, ranks, run.saved)
     run.log(events.data(data_set.facts, len(data_set.train_users), sampler.global_batch_size))
     run.log(events.hyperparameters(config, data_set.facts))
-    with run.timed(events.timeline(config, sampler.steps_per_epoch)):
+    with run.timed(events.timeline(config, sampler.steps_per_epoch), partial(training_flops, config)):
         data_set = data.load(run.data, data_set)
         sampler.index()
         candidates = Candidates(data_set, config, ranks)

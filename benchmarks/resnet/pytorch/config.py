@@ -10,7 +10,7 @@ from benchmarks.resnet.config import Hyperparameters
 @dataclass(frozen=True)
 class Config(Hyperparameters):
     bucket_mb: int = 25  # megabytes of gradients that DistributedDataParallel sums in one all-reduce
-    kernels: Literal["auto", "plain", "triton"] = "auto"  # without compile; auto: measured before the first step
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured without compile, else plain
     compile: Literal["auto", "none", "default", "max-autotune-no-cudagraphs"] = "auto"  # mode of torch.compile
     cuda_graph: Literal["auto", True, False] = "auto"  # replay the whole step as one graph: no launches by the CPU
     # "auto" is default and true with device=gpu, as far as the installed PyTorch has them, else none and false.

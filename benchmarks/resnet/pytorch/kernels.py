@@ -15,8 +15,8 @@ from benchmarks.common.torch.kernels import OPTIONS, Specification
 from benchmarks.resnet.pytorch import operators
 
 PIXELS, CHANNELS, WARPS = 32, 64, 4  # block of a program: 16 numbers a thread, rows of 128 bytes in 16 bits
-# Shares of the pixels in the two kernels that sum: with 256 channels 256 programs, two for each part of an H100.
-MOST_SHARES = 64
+# Programs of the two kernels that sum, about four for each part of an H100, however many channels there are.
+SUMMING = 512
 
 
 @triton.jit
@@ -124,10 +124,67 @@ def _launch(kernel: Any, shares: int, *arguments: Any, **constants: Any) -> None
 def _summed(kernel: Any, *tensors: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     channels = tensors[0].shape[1]
     pixels = tensors[0].numel() // channels
-    shares = min(MOST_SHARES, triton.cdiv(pixels, PIXELS))
+    shares = min(max(1, SUMMING // triton.cdiv(channels, CHANNELS)), triton.cdiv(pixels, PIXELS))
     sums = torch.empty(2, shares, channels, dtype=torch.float32, device=tensors[0].device)
     _launch(kernel, shares, *tensors, sums[0], sums[1], pixels, channels)
     return sums[0].sum(0), sums[1].sum(0)
+
+
+def _forward(
+    images: torch.Tensor, shortcut: Optional[torch.Tensor], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # What is passed on, and mean and variance of the batch.
+    channels = images.shape[1]
+    pixels = images.numel() // channels
+    shift = images[0, :, 0, 0].float()
+    total, square = _summed(norm_statistics, images, shift)
+    from_shift = total / pixels
+    variance = (square / pixels - from_shift * from_shift).clamp_min(0.0)
+    mean = shift + from_shift
+    scale = gamma * torch.rsqrt(variance + epsilon)
+    passed = torch.empty_like(images)
+    tensors = (images, images if shortcut is None else shortcut, scale, beta - mean * scale, passed)
+    _launch(norm_forward, triton.cdiv(pixels, PIXELS), *tensors, pixels, channels, ADDS=shortcut is not None)
+    return passed, mean, variance
+
+
+def _backward(
+    images: torch.Tensor, passed: torch.Tensor, gradient: torch.Tensor, gamma: torch.Tensor, mean: torch.Tensor,
+    variance: torch.Tensor, epsilon: float, adds: bool,
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    # Gradients of images, of the shortcut, which is empty where none was added, of gamma and of beta.
+    channels = images.shape[1]
+    pixels = images.numel() // channels
+    total, product = _summed(norm_gradient_sums, images, passed, gradient, mean)
+    # Ioffe and Szegedy 2015, section 3: the gradient less its mean and its part along the normalised values.
+    inverse = torch.rsqrt(variance + epsilon)
+    factor = gamma * inverse
+    slope = -factor * inverse * inverse * product / pixels
+    constant = -factor * total / pixels - slope * mean
+    of_images = torch.empty_like(images)
+    of_shortcut = torch.empty_like(images) if adds else images.new_empty(0)
+    tensors = (images, passed, gradient, factor, slope, constant, of_images, of_shortcut if adds else of_images)
+    _launch(norm_backward, triton.cdiv(pixels, PIXELS), *tensors, pixels, channels, ADDS=adds)
+    return of_images, of_shortcut, product * inverse, total
+
+
+# Since PyTorch 2.4 torch.compile leaves both as they are and compiles what is around them; before, it is refused.
+forward_operator: Any = _forward
+backward_operator: Any = _backward
+if hasattr(torch.library, "custom_op"):
+    forward_operator = torch.library.custom_op("encore::norm_relu", mutates_args=())(_forward)
+    backward_operator = torch.library.custom_op("encore::norm_relu_backward", mutates_args=())(_backward)
+
+    @forward_operator.register_fake
+    def _(images: Any, shortcut: Any, gamma: Any, beta: Any, epsilon: Any) -> Any:
+        return torch.empty_like(images), torch.empty_like(gamma), torch.empty_like(gamma)
+
+    @backward_operator.register_fake
+    def _(
+        images: Any, passed: Any, gradient: Any, gamma: Any, mean: Any, variance: Any, epsilon: Any, adds: Any
+    ) -> Any:
+        of_shortcut = torch.empty_like(images) if adds else images.new_empty(0)
+        return torch.empty_like(images), of_shortcut, torch.empty_like(gamma), torch.empty_like(gamma)
 
 
 # See operators.norm_relu.
@@ -135,45 +192,22 @@ class _NormRelu(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, images: torch.Tensor, shortcut: Optional[torch.Tensor], gamma: torch.Tensor, beta: torch.Tensor,
-        norm: nn.BatchNorm2d,
-    ) -> torch.Tensor:  # fmt: skip
-        channels = images.shape[1]
-        pixels = images.numel() // channels
-        shift = images[0, :, 0, 0].float()
-        total, square = _summed(norm_statistics, images, shift)
-        from_shift = total / pixels
-        variance = (square / pixels - from_shift * from_shift).clamp_min(0.0)
-        mean = shift + from_shift
-        inverse = torch.rsqrt(variance + norm.eps)
-        if norm.running_mean is not None and norm.momentum is not None:
-            norm.running_mean.lerp_(mean, norm.momentum)
-            norm.running_var.lerp_(variance * (pixels / max(pixels - 1, 1)), norm.momentum)
-        scale = gamma * inverse
-        passed = torch.empty_like(images)
-        tensors = (images, images if shortcut is None else shortcut, scale, beta - mean * scale, passed)
-        blocks = triton.cdiv(pixels, PIXELS)
-        _launch(norm_forward, blocks, *tensors, pixels, channels, ADDS=shortcut is not None)
-        ctx.save_for_backward(images, passed, gamma, mean, inverse)
-        ctx.adds = shortcut is not None
-        return passed
+        epsilon: float,
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+        passed, mean, variance = forward_operator(images, shortcut, gamma, beta, epsilon)
+        ctx.save_for_backward(images, passed, gamma, mean, variance)
+        ctx.adds, ctx.epsilon = shortcut is not None, epsilon
+        ctx.mark_non_differentiable(mean, variance)
+        return passed, mean, variance
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[Any, ...]:
-        images, passed, gamma, mean, inverse = ctx.saved_tensors
-        channels = images.shape[1]
-        pixels = images.numel() // channels
+        images, passed, gamma, mean, variance = ctx.saved_tensors
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
-        total, product = _summed(norm_gradient_sums, images, passed, gradient, mean)
-        # Ioffe and Szegedy 2015, section 3: the gradient less its mean and its part along the normalised values.
-        factor = gamma * inverse
-        slope = -factor * inverse * inverse * product / pixels
-        constant = -factor * total / pixels - slope * mean
-        of_images = torch.empty_like(images)
-        of_shortcut = torch.empty_like(images) if ctx.adds else None
-        tensors = (images, passed, gradient, factor, slope, constant, of_images)
-        written = of_images if of_shortcut is None else of_shortcut
-        _launch(norm_backward, triton.cdiv(pixels, PIXELS), *tensors, written, pixels, channels, ADDS=ctx.adds)
-        return of_images, of_shortcut, product * inverse, total, None
+        of_images, of_shortcut, of_gamma, of_beta = backward_operator(
+            images, passed, gradient, gamma, mean, variance, ctx.epsilon, ctx.adds
+        )
+        return of_images, of_shortcut if ctx.adds else None, of_gamma, of_beta, None
 
 
 def norm_relu(norm: nn.BatchNorm2d, images: torch.Tensor, shortcut: Optional[torch.Tensor] = None) -> torch.Tensor:
@@ -181,7 +215,13 @@ def norm_relu(norm: nn.BatchNorm2d, images: torch.Tensor, shortcut: Optional[tor
     tensors = [images] if shortcut is None else [images, shortcut]
     if not norm.training or not all(each.is_contiguous(memory_format=torch.channels_last) for each in tensors):
         return operators.norm_relu(norm, images, shortcut)
-    return _NormRelu.apply(images, shortcut, norm.weight, norm.bias, norm)
+    passed, mean, variance = _NormRelu.apply(images, shortcut, norm.weight, norm.bias, norm.eps)
+    if norm.running_mean is not None and norm.momentum is not None:
+        pixels = images.numel() // images.shape[1]
+        with torch.no_grad():
+            norm.running_mean.lerp_(mean, norm.momentum)
+            norm.running_var.lerp_(variance * (pixels / max(pixels - 1, 1)), norm.momentum)
+    return passed
 
 
 def specifications() -> List[Specification]:

@@ -77,9 +77,14 @@ PLAIN = Chosen({"norm relu": "plain"})
 def choose(config: Config, ranks: Ranks, saved: Optional[Mapping[str, str]] = None) -> Chosen:
     """Choose by measuring at the end of the first stage's blocks; ``saved`` is a checkpoint's choice.
 
-    torch.compile fuses by itself, and in NCHW a channel's numbers are not neighbours: both have the plain path.
+    torch.compile fuses by itself, and has the plain path unless the kernels are asked for; in NCHW a channel's numbers
+    are not neighbours.
     """
-    if config.compile != "none" or config.layout != "NHWC":
+    compiles = config.compile != "none"
+    if compiles and config.kernels == "triton" and not hasattr(torch.library, "custom_op"):
+        found = f"PyTorch {torch.__version__} has no operators of one's own in what it compiles, which came with 2.4"
+        raise choices.UnavailableError(f"kernels=triton with compile={config.compile}: {found}; use kernels=auto")
+    if (compiles and config.kernels != "triton") or config.layout != "NHWC":
         choices.record("kernels", "plain")
         return PLAIN
     side = max(1, config.image_size // 4)

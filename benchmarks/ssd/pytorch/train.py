@@ -26,6 +26,7 @@ from benchmarks.detection.detections import Detections, empty, joined
 from benchmarks.detection.evaluator import Evaluator
 from benchmarks.detection.pytorch.boxes import gathered
 from benchmarks.ssd import events
+from benchmarks.ssd.flops import training_flops
 from benchmarks.ssd.pytorch import model, norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, EvaluationInput, TrainingInput, steps_per_epoch, synthetic_batch
@@ -158,8 +159,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     with run.initialization():
         training = run.open(lambda: build(config, len(data.categories) + 1, ranks, saved, backbone))
     run.log(events.hyperparameters(config, ranks.size))
+    flops = partial(training_flops, config, len(data.categories) + 1)
     # No object is counted before run_start.
-    with run.timed(lambda: events.timeline(config, ranks.size, steps_per_epoch(data.train, config, ranks))):
+    with run.timed(lambda: events.timeline(config, ranks.size, steps_per_epoch(data.train, config, ranks)), flops):
         batches = TrainingInput(config, data.train, ranks, saved)
         evaluation = EvaluationInput(config, data.val, ranks)
         steps = steps_per_epoch(data.train, config, ranks)

@@ -24,11 +24,13 @@ from benchmarks.common.torch import abilities
 from benchmarks.common.torch.flat_optimizer import Rate, Rates, ScaleRule
 from benchmarks.common.torch.generators import drawn_from, seed_dropout, without_trace
 from benchmarks.transformer import events
+from benchmarks.transformer.flops import training_flops
 from benchmarks.transformer.pytorch.config import Config
 from benchmarks.transformer.pytorch.data import evaluation_input, order_of
 from benchmarks.transformer.pytorch.model import Network, Norm, decode
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import fairseq_score, plain_score, sacrebleu_score, tokenized_score
+from benchmarks.translation.flops import of_position
 from benchmarks.translation.pytorch import evaluation, operators
 from benchmarks.translation.pytorch.batches import Batch, synthetic_batch, training_input
 from benchmarks.translation.pytorch.state import Training, adam
@@ -112,7 +114,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     run.log(events.hyperparameters(config, ranks.size))
     orders = order_of(config, data, ranks)
     # No sentence, nor the length of one, is read before run_start.
-    with run.timed(lambda: events.timeline(config, run.open(lambda: orders(0)).steps)):
+    with run.timed(
+        lambda: events.timeline(config, run.open(lambda: orders(0)).steps),
+        lambda: of_position(training_flops, config, data, orders(0), ranks.size),
+    ):
         batches = training_input(data.train, orders, ranks, run.position, ahead=config.prefetch)
         run.log(samples(len(data.train), len(data.test)))
         run.register_state(training.state_dict, training.optimizer.rank_state_dict)

@@ -70,15 +70,9 @@ def describe(machine: Node, ranks: int, on_step: Callable[[str], None], python: 
     return Machine(server, measure(machine, ranks, on_step, python), nccl_tests(ranks) if machine.gpus else {})
 
 
-def own_framework() -> str:
-    """Return the framework whose library measures machines and counts steps: the one that brings its own launcher."""
-    frameworks = sorted({choice.implementation.framework for choice in catalogue.choices().values()})
-    return next(name for name in frameworks if not launchers.by_horovod(name))
-
-
 def measure(machine: Node, ranks: int, on_step: Callable[[str], None], python: Path | None = None) -> dict[str, Any]:
     """Start ranks that exchange data; on a machine without GPUs they are on the CPU."""
-    framework = own_framework()
+    framework = launchers.own_framework()
     program = python or environment.ensure_environment(framework, on_step)
     threads = {} if machine.gpus else {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(prefix="encore-links-") as folder:

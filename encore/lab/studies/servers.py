@@ -6,7 +6,6 @@ for table in tables(load_runs(["a=results/a", "b=results/b"]), base=None):
 report = servers_report(["a=results/a", "b=results/b"], base="a")
 """
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +33,7 @@ from encore.machine.links import from_json
 from encore.names import unknown
 from encore.results.compare.sides import Side, load_sides
 from encore.results.logs.run_log import RunLog
+from encore.results.logs.telemetry import by_node
 from encore.results.published.published import load_figures
 from encore.results.published.systems import family
 from encore.results.report.figures import Figure, bars, efficiency, quality_curves, time_over_gpus
@@ -340,7 +340,6 @@ def _fewest(points: dict[int, float], limit: float) -> tuple[Cell, ...]:
 
 # -- how busy a machine was while a run's clock was running, from the telemetry of its run folder -------------------
 
-TELEMETRY = "telemetry.jsonl"
 _KIB_PER_MIB = 1024.0
 # Columns, and what a reading calls them: of the machine, then of one GPU; counters run on.
 _OF_MACHINE = {"CPU %": "cpu_percent", "memory MiB": "memory_used_mib"}
@@ -354,7 +353,8 @@ _COLUMNS = ("minutes", *_OF_MACHINE, "GPUs", *_OF_GPUS, *_COUNTERS)
 
 def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
     """Return the means over the timed part of a set of runs, by column; empty where nothing was read meanwhile."""
-    parts = [_timed(log) for log in logs]
+    nodes = [by_node(log) for log in logs]
+    parts = [part for each in nodes for part in each.values()]
     readings = [reading for part in parts for reading in part]
     if not readings:
         return {}
@@ -363,10 +363,10 @@ def utilisation_of(logs: Sequence[RunLog]) -> dict[str, Cell]:
     for column, name in _OF_GPUS.items():
         mean = _mean(each.get(name) for each in cards)
         means[column] = mean / _KIB_PER_MIB if mean is not None and name.endswith("_kib_s") else mean
-    seconds = sum((log.elapsed_minutes or 0.0) * 60 for log in logs if _telemetry(log) and log.start_s is not None)
+    seconds = sum((log.elapsed_minutes or 0.0) * 60 for log, found in zip(logs, nodes, strict=True) if found)
     return {
         "minutes": seconds / 60,
-        "GPUs": max(len(reading.get("gpus", ())) for reading in readings),
+        "GPUs": max(sum(max(len(r.get("gpus", ())) for r in part) for part in each.values()) for each in nodes if each),
         **means,
         **{column: _rate(parts, name) for column, name in _COUNTERS.items()},
     }
@@ -384,27 +384,6 @@ def utilisation_table(runs: Iterable[ServerRun]) -> Table:
         note="Means of the samples between run_start and run_stop, one a second; of a GPU the mean over all; traffic "
         "in MiB/s per GPU. GPU %: share of the time in which a kernel ran, not of its units that were busy.",
     )
-
-
-def _telemetry(run: RunLog) -> Path | None:
-    # Next to the log, or in the experiment's folder that its number names.
-    places = (run.path.parent, run.path.parent / f"experiment_{run.path.stem.rpartition('_')[2]}")
-    return next((place / TELEMETRY for place in places if (place / TELEMETRY).is_file()), None)
-
-
-def _timed(run: RunLog) -> list[dict[str, Any]]:
-    # The readings while the clock was running.
-    path, found = _telemetry(run), []
-    if path is None or run.start_s is None:
-        return []
-    stop = run.stop_s if run.stop_s is not None else float("inf")
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        # The last line of a run that was killed may be cut.
-        with suppress(ValueError, KeyError, TypeError):
-            reading = json.loads(line)
-            if run.start_s <= reading["time"] <= stop:
-                found.append(reading)
-    return found
 
 
 def _mean(values: Iterable[Any]) -> float | None:

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from encore import catalogue
+from encore.results.compare.causes import causes_of
 from encore.results.compare.sides import Side, first_step_seconds, scaling_factors
 from encore.results.published.published import PublishedResult, System
 from encore.results.published.systems import family, framework_of
 
-Area = Literal["score", "phases", "hyperparameters", "software", "topology", "environment", "configuration"]
+Area = Literal["cause", "score", "phases", "hyperparameters", "software", "topology", "environment", "configuration"]
 
 _SAME_TIME = 0.02
 _SAME_SHARE = 0.0005  # Share of their time; what is below is printed as 0.0 %
@@ -42,6 +43,7 @@ _PARTS = {
 }
 _PART_WEIGHT = 0.5  # A part of a phase that is listed itself: shown below it, not next to it
 _OFF_THE_CLOCK_WEIGHT = 0.01
+_CAUSE_WEIGHT = 10.0
 
 # What settings of a kind do to a run at their most. Two settings of one weight: in the order of their names.
 _HYPERPARAMETERS: tuple[tuple[str, float], ...] = (
@@ -113,6 +115,7 @@ class Explanation:
 
 def explain(ours: Side, theirs: Side) -> Explanation:
     found = [
+        *_causes(ours, theirs),
         *_scaling(ours, theirs),
         *_phases(ours, theirs),
         *_hyperparameters(ours, theirs),
@@ -138,6 +141,19 @@ def _unknown(ours: Side, theirs: Side) -> Iterator[str]:
         ]
         if lacking:
             yield f"not known of {whose}: {', '.join(lacking)}"
+
+
+# What the records of both machines say of slower runs, before all that merely differs.
+def _causes(ours: Side, theirs: Side) -> Iterator[Difference]:
+    for cause in causes_of(ours, theirs):
+        yield Difference(
+            area="cause",
+            name=cause.name,
+            ours="",
+            theirs="",
+            weight=_CAUSE_WEIGHT + cause.share,
+            sentence=f"{cause.sentence}: {cause.share:+.1%} of their time",
+        )
 
 
 # Yield the factors of the official scores, which the times that were measured do not have.

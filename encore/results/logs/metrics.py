@@ -26,6 +26,15 @@ class Record(BaseModel):
     steps_per_epoch: int = Field(0, ge=0, lt=1 << 53)
 
 
+def experiment_of(log: Path) -> Path | None:
+    """Return the folder of the experiment that a log is of, None of a log that is not Encore's.
+
+    It is next to the log, or named by the log's number: ``experiment_0`` of ``result_0.txt``.
+    """
+    places = (log.parent, log.parent / f"experiment_{log.stem.rpartition('_')[2]}")
+    return next((place for place in places if any(place.glob("*.jsonl"))), None)
+
+
 def lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a stream, none where it cannot be read; a line too long for a record comes in pieces."""
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:

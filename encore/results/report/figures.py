@@ -14,6 +14,7 @@ from typing import Any
 
 from encore.results.compare.compare import Factor
 from encore.results.compare.sides import Side
+from encore.results.logs.steps import Window, late_shares
 from encore.results.logs.timing import Curve
 from encore.results.report.measurements import (
     Measurement,
@@ -259,6 +260,38 @@ def phase_bars(ours: Side, theirs: Side | None) -> Plot | None:
         "Where the time went",
         panel.svg(f"Where the time went; {'; '.join(words)}"),
         "From left to right: start, train, evaluate; means of the runs that the score counts.",
+    )
+
+
+_MOST_RANKS = 32  # Rows of a heat map: of more ranks those that are waited for most
+_CELL = 14
+_SHADES = 5
+
+
+def steps_map(windows: Mapping[int, Sequence[Window]], file: str) -> Plot | None:
+    """Return how much longer the others waited than each rank, over time: a dark row is a slow rank."""
+    known = {rank: each for rank, each in windows.items() if any(w.waiting is not None for w in each)}
+    if len(known) < 2:
+        return None
+    begin = min(each[0].time - each[0].window for each in known.values())
+    end = max(each[-1].time for each in known.values())
+    edges = [begin + (end - begin) * number / _MOST_BARS for number in range(_MOST_BARS + 1)]
+    lateness = late_shares(known, edges)
+    worst = sorted(lateness, key=lambda rank: -sum(lateness[rank]))[:_MOST_RANKS]
+    panel = Panel(_SET_WIDTH, _CELL * len(worst) + 48, left=58, top=6)
+    panel.axes((0.0, (end - begin) / 60), None, "minutes since the first step")
+    for row, rank in enumerate(sorted(worst)):
+        top = panel.top + _CELL * row
+        panel.text(0, top + 11, f"rank {rank}")
+        for (left, right), share in zip(itertools.pairwise(edges), lateness[rank], strict=True):
+            span = ((left - begin) / 60, (right - begin) / 60)
+            panel.bar(span, top + 1, _CELL - 2, f"heat{min(_SHADES, round(share * 2 * _SHADES))}")
+    slowest = worst[0]
+    late = sum(lateness[slowest]) / len(lateness[slowest])
+    return Plot(
+        f"Ranks that others waited for, {file}",
+        panel.svg(f"Ranks over time; rank {slowest} was waited for most, {late:.0%} of the time"),
+        "Dark: the others waited for this rank for half of the time or more.",
     )
 
 

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from encore import __version__
+from encore import __version__, peaks
 from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 from encore.results.audit.judge import audit_scores
@@ -21,10 +21,22 @@ from encore.results.compare.sides import Side, side_of
 from encore.results.compliance.compliance import score_and_check
 from encore.results.compliance.convergence import Convergence, convergence_of, report_of
 from encore.results.findings import ComplianceReport, Finding
+from encore.results.logs import goodput
+from encore.results.logs import steps as rank_steps
+from encore.results.logs.metrics import experiment_of
 from encore.results.logs.parallel import OnRead
 from encore.results.logs.timing import length_of
 from encore.results.published.published import load_published, load_studies
-from encore.results.report.figures import Figure, Plot, all_figures, phase_bars, quality_plots, ratio_line, run_dots
+from encore.results.report.figures import (
+    Figure,
+    Plot,
+    all_figures,
+    phase_bars,
+    quality_plots,
+    ratio_line,
+    run_dots,
+    steps_map,
+)
 from encore.results.report.measurements import Measurement, all_tables, of_published, of_side, of_study, title_of
 from encore.results.report.shown import (
     KEY,
@@ -75,6 +87,7 @@ class Section:
     plots: tuple[Plot, ...]  # Quality over minutes, and enlarged at the target; losses and wins over generations
     bars: tuple[Plot, ...]  # The time of each run, and where it went
     sentences: tuple[str, ...]
+    machine: tuple[Table, ...]  # Goodput, and the steps of the ranks of each run
     choices: Table | None  # What the runs took where their configuration leaves it open
     translations: Table | None  # A few of a run that translates
     detections: tuple[Detected, ...]  # A few images of a run that detects objects
@@ -142,7 +155,9 @@ def section(
         )  # fmt: skip
     ours, theirs = compared.ours, compared.theirs
     explanation = explain(ours, theirs) if theirs is not None else None
-    bars = (run_dots(ours, theirs, compared.within), phase_bars(ours, theirs))
+    steps = {log.path.name: rank_steps.windows_of(place) for log in ours.logs if (place := experiment_of(log.path))}
+    heat = (steps_map(windows, file) for file, windows in steps.items())
+    bars = (run_dots(ours, theirs, compared.within), phase_bars(ours, theirs), *heat)
     return Section(
         title=title_of(ours),
         ruling=SMALL if small else compared.verdict.value,
@@ -184,7 +199,8 @@ def section(
         else None,
         plots=(*quality_plots(ours, theirs), *generation_plots(ours.folder)),
         bars=tuple(plot for plot in bars if plot is not None),
-        sentences=tuple(certainty(compared)),
+        sentences=(*certainty(compared), *_utilization(ours)),
+        machine=tuple(_machine(ours, steps)),
         choices=Table(title="What the runs took", columns=("key", "choice"), rows=tuple(ours.choices.items()))
         if ours.choices
         else None,
@@ -193,6 +209,21 @@ def section(
         generations=generations_table(ours.folder),
         game=game_of(ours.folder),
     )
+
+
+# What each run made of its devices, as run.json has it.
+def _utilization(ours: Side) -> Iterable[str]:
+    found = ours.passport.get("utilization")
+    for number, each in (found if isinstance(found, dict) else {}).items():
+        yield f"Run {int(number) + 1}: {peaks.sentence(each)}."
+
+
+def _machine(ours: Side, steps: Mapping[str, Mapping[int, Sequence[rank_steps.Window]]]) -> Iterable[Table]:
+    if (table := goodput.table_of(ours.logs)) is not None:
+        yield table
+    for file, windows in steps.items():
+        if len(windows) > 1:
+            yield rank_steps.table_of(windows, file)
 
 
 def is_small(compared: Comparison) -> bool:

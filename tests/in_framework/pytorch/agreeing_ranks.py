@@ -61,7 +61,7 @@ def test_an_optimizer_is_one_that_every_rank_has():
 
 
 def test_attention_and_compiler(monkeypatch):
-    monkeypatch.setattr(attention, "why_no_flash", lambda *_: "no flash attention" if lacks else "")
+    monkeypatch.setattr(attention, "why_not", lambda *_: "no flash attention" if lacks else "")
     gpu = (SimpleNamespace(type="cuda"), torch.float16, 64, ranks.rank)
     assert attention.choose("auto", *gpu) == "padded"
     with pytest.raises(ValueError, match="attention=flash: n") as refused:

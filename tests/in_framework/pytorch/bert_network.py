@@ -312,7 +312,8 @@ def test_filled_rows_train_like_those_without_padding(implementation):
     full = [filled(each, CONFIG) for each in plain]
     for a, b in zip(plain, full):
         assert largest(gradients(training, b), gradients(training, a)) < 1e-6
-        assert torch.equal(training.network.figures(a), training.network.figures(b))
+        # A CPU's product of more rows may add in another order.
+        assert training.network.figures(a).tolist() == pytest.approx(training.network.figures(b).tolist(), rel=1e-6)
     assert sorted({len(each.rows.tokens) for each in full}) == [48, 64, 80]
     assert 0 < max(len(b.rows.tokens) - len(a.rows.tokens) for a, b in zip(plain, full)) < 16
     nothing_missing = data.filled_to(plain[0], len(plain[0].rows.tokens), CONFIG)
@@ -369,7 +370,9 @@ def fp8_autocast(enabled, fp8_recipe):
 def test_fp8_is_used_where_it_is_found_and_refused_elsewhere(monkeypatch):
     recipes = SimpleNamespace(DelayedScaling=dict, Format=SimpleNamespace(HYBRID="E4M3 and E5M2"))
     engine = SimpleNamespace(Linear=FakeLinear, fp8_autocast=fp8_autocast)
-    config = SimpleNamespace(**{**dataclasses.asdict(CONFIG), "fp8": True, "fills_rows": True, "token_bucket": 32})
+    config = SimpleNamespace(
+        **{**dataclasses.asdict(CONFIG), "fp8": "transformer_engine", "fills_rows": True, "token_bucket": 32}
+    )
     batch = [data.ready(micro_batch(number), config, CPU, 10) for number in range(2)]
     plain, rounded = (Training(CONFIG, 61, CPU) for _ in range(2))
     rounded.in_fp8 = fp8.use(rounded.network.encoder, (engine, recipes))
@@ -379,10 +382,10 @@ def test_fp8_is_used_where_it_is_found_and_refused_elsewhere(monkeypatch):
     losses = [[float(train_step(each, batch, 0.01)) for _ in range(10)] for each in (plain, rounded)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3) and losses[1] != losses[0]
     assert losses[1][-1] < 0.9 * losses[1][0]
-    with pytest.raises(Problem, match=r"no TransformerEngine in this Python(.|\n)*hint: set fp8=false"):
+    with pytest.raises(Problem, match=r"no TransformerEngine in this Python(.|\n)*hint: set fp8=none"):
         fp8.find("nowhere.pytorch")
     engine.fp8 = SimpleNamespace(check_fp8_support=lambda: (False, "compute capability 9.x is needed"))
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
     monkeypatch.setitem(sys.modules, "transformer_engine.common.recipe", recipes)
-    with pytest.raises(Problem, match=r"compute capability 9.x is needed(.|\n)*hint: set fp8=false"):
+    with pytest.raises(Problem, match=r"compute capability 9.x is needed(.|\n)*hint: set fp8=none"):
         fp8.find()

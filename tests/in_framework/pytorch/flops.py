@@ -21,6 +21,9 @@ from benchmarks.llama import flops as of_llama
 from benchmarks.llama.pytorch.network import Network as Llama
 from benchmarks.llama31_8b.pytorch.config import Config as LlamaConfig
 from benchmarks.llama31_8b.pytorch.model import shape_of as llama_shape
+from benchmarks.maskrcnn import flops as of_maskrcnn
+from benchmarks.maskrcnn.pytorch import model as maskrcnn
+from benchmarks.maskrcnn.pytorch.config import Config as MaskRCNNConfig
 from benchmarks.ncf import flops as of_ncf
 from benchmarks.ncf.pytorch.config import Config as NcfConfig
 from benchmarks.ncf.pytorch.model import NeuMF
@@ -73,6 +76,27 @@ def test_gradients_have_the_size_that_the_model_of_their_sum_takes():
     assert trained(ssd.SSD(SsdConfig(**EAGER), 81, norms.norm_of(None, CPU))) == 19_972_534
     with torch.device("meta"):
         assert trained(bert.Network(shape_of(BertConfig(**PLAIN), 30528), "padded")) == 336_232_258
+
+
+@pytest.mark.parametrize(("frozen", "in_1x1"), [(2, True), (0, False), (4, True)])
+def test_maskrcnn(frozen, in_1x1):
+    """Backbone, pyramid, proposals, and both heads on all slots; the mask of a RoI's own class alone."""
+    config = MaskRCNNConfig(**PLAIN, compile="none", cuda_graph=False, kernels="plain", stages=(2, 1, 2, 1),
+                            stem_width=16, fpn_width=24, box_width=40, mask_width=8, mask_layers=2, rois_per_image=12,
+                            frozen_stages=frozen, stride_in_1x1=in_1x1)  # fmt: skip
+    classes, (height, width) = 5, (128, 192)  # the fifth level has whole sides
+    with torch.device("meta"):
+        network, images = maskrcnn.MaskRCNN(config, classes), torch.empty(2, 3, height, width)
+        boxes = torch.empty(2 * 12, 24, 7, 7, requires_grad=True)
+        masks = torch.empty(2 * 3, 24, 14, 14, requires_grad=True)
+        labels = torch.zeros(len(masks), dtype=torch.int64)
+
+    def forward():
+        levels, scored = network(images)
+        found = [*levels, *scored.scores, *scored.offsets, *network.boxes(boxes), network.masks(masks, labels)]
+        return torch.stack([each.sum() for each in found])
+
+    assert counted(forward) == 2 * of_maskrcnn.training_flops(config, classes, height, width)
 
 
 def rows_of(length, sequences):

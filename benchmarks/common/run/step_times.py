@@ -1,0 +1,153 @@
+"""How long this rank's steps take and how long it waits for others: a line a minute, by which a slow rank is found.
+
+Synchronous ranks all take as long as the slowest: its steps show nothing, its waiting does. A rank on a CPU waits where
+none of its own threads runs, is ready or reads a file, and no batch is being fetched. What communication libraries have
+threads for does not count: they may spin. A rank on a GPU queues its work, so that its threads say nothing.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Collection, Dict, Iterator, List, Optional, Set
+
+from benchmarks.common.run.ranks import Ranks
+
+TASKS = "/proc/self/task"
+WINDOW_SECONDS = 60.0  # of a line; the first ones are shorter, so that a slow rank is known soon
+FIRST_SECONDS = 5.0
+SAMPLE_SECONDS = 0.25  # A minute has 240 samples: a share of waiting is known to 3 points
+
+
+def threads() -> Set[str]:
+    with suppress(OSError):
+        return set(os.listdir(TASKS))  # noqa: PTH208
+    return set()
+
+
+def read(thread: str, name: str) -> bytes:
+    """Return what the kernel says of a thread; empty of one that has ended. Path.read_text takes 3 times as long."""
+    try:
+        file = os.open(f"{TASKS}/{thread}/{name}", os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(file, 512)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
+
+
+def is_working(others: Collection[str]) -> bool:
+    """Return whether a thread of this process but for ``others`` runs, is ready to, or waits for a disk."""
+    return any(read(name, "stat").rpartition(b") ")[2][:1] in (b"R", b"D") for name in threads() if name not in others)
+
+
+def delays() -> Dict[str, float]:
+    """Return the seconds that each thread has been ready without a core (the kernel's schedstat)."""
+    fields = {name: read(name, "schedstat").split() for name in threads()}
+    return {name: int(each[1]) / 1e9 for name, each in fields.items() if len(each) == 3}
+
+
+class StepTimes:
+    """Appends lines to ``folder``/rank_N.jsonl from a thread that also looks at what the others of this rank do."""
+
+    def __init__(self, folder: Path, ranks: Ranks, input_wait: Any, communicating: Optional[Collection[str]]) -> None:
+        """Begin to look; ``input_wait`` is the framework's, as of StepReports.
+
+        Of a rank on a CPU, ``communicating`` names the threads of the libraries that it communicates by.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = open(folder / f"rank_{ranks.rank}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self._place = {"node": node, "local_rank": ranks.local_rank}
+        self._input_wait = input_wait
+        self._others = None if communicating is None else set(communicating)
+        self._began = time.time()
+        self._since: Optional[float] = None  # The end of the last step; None outside of the training
+        self._fetching = False
+        self._lock = threading.Lock()
+        self._step = 0
+        self._open_window()
+        threading.Thread(target=self._follow, name="step-times", daemon=True).start()
+
+    def start(self) -> None:
+        """Begin a part of the training: its first step begins now."""
+        self._since = time.time()
+
+    def add(self, steps: range) -> None:
+        now = time.time()
+        if self._since is not None:
+            with self._lock:
+                self._seconds += [(now - self._since) / len(steps)] * len(steps)
+                self._step = steps.stop
+        self._since = now
+
+    def stop(self) -> None:
+        self._since = None
+
+    def end(self) -> None:
+        """Write what no line has yet."""
+        self.stop()
+        self._write()
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Fetch a batch inside: whatever is waited for is none of the other ranks."""
+        self._fetching = True
+        try:
+            yield
+        finally:
+            self._fetching = False
+
+    def _open_window(self) -> None:
+        self._opened = time.time()
+        self._seconds: List[float] = []
+        self._sampled = self._waited = 0.0
+        self._stalled: float = self._input_wait.total
+        self._cpu, self._delays = time.process_time(), delays()
+
+    def _follow(self) -> None:
+        if self._others is not None:
+            self._others.add(str(threading.get_native_id()))
+        last = time.time()
+        while True:
+            time.sleep(SAMPLE_SECONDS)
+            now, before = time.time(), last
+            last = now
+            if self._since is not None:
+                self._sampled += now - before
+                # Of a rank that was stopped, or had no core, the time between two samples is longer: it did not wait.
+                if self._others is not None and not self._fetching and not is_working(self._others):
+                    self._waited += min(now - before, 1.5 * SAMPLE_SECONDS)
+            if now - self._opened >= min(WINDOW_SECONDS, max(FIRST_SECONDS, (self._opened - self._began) / 2)):
+                self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            steps = sorted(self._seconds)
+            if not steps:
+                return
+            is_known, ready = self._others is not None and self._sampled > 0, delays()
+            line: Dict[str, Any] = {
+                "time": round(time.time(), 3),
+                **self._place,
+                "step": self._step,
+                "steps": len(steps),
+                "window": round(time.time() - self._opened, 3),
+                "median": round(steps[len(steps) // 2], 6),
+                "p99": round(steps[min(len(steps) - 1, int(0.99 * len(steps)))], 6),
+                "waiting": round(self._waited / self._sampled, 4) if is_known else None,
+                "input": round((self._input_wait.total - self._stalled) / max(sum(steps), 1e-9), 4),
+                "cpu": round(time.process_time() - self._cpu, 3),
+                "delayed": round(sum(max(0.0, ready[each] - self._delays.get(each, 0.0)) for each in ready), 3),
+            }
+            self._open_window()
+        # A full disk is reported by what writes records and checkpoints.
+        with suppress(OSError, ValueError):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()

@@ -1,0 +1,164 @@
+"""Products in FP8 by PyTorch's own kernel, and weights in 16 or 8 bits that are kept from one update to the next.
+
+FP8 (arXiv 2209.05433): inputs and weights in E4M3, gradients in E5M2, each tensor with one scale by its own largest
+value. Nothing is kept of earlier calls, so that a resumed run goes on with the same bits. All of it is on the device: a
+CUDA graph holds it, and torch.compile makes one kernel of a cast.
+"""
+
+from typing import Any, Callable, List, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+ROWS = 16  # rows of an input must be a multiple of it, and so must both sides of a weight (cuBLASLt)
+INPUTS, GRADIENTS = "float8_e4m3fn", "float8_e5m2"
+_SMALLEST = 1e-12  # largest value below which a tensor counts as zero
+
+
+def cast(tensor: torch.Tensor, kind: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return the tensor in ``kind``, times what makes its largest value the largest of the type; and the inverse."""
+    largest = torch.linalg.vector_norm(tensor, float("inf"), dtype=torch.float32).clamp_min(_SMALLEST)
+    most = torch.finfo(kind).max
+    return (tensor.float() * (most / largest)).to(kind), largest / most
+
+
+def multiply(
+    left: torch.Tensor, left_scale: torch.Tensor, right: torch.Tensor, right_scale: torch.Tensor, kind: torch.dtype,
+    fast: bool,
+) -> torch.Tensor:  # fmt: skip
+    """(M, K) times the transposed of (N, K), both in FP8 and row after row, as (M, N) in ``kind``.
+
+    ``fast``: sums inside of the tensor cores, which TransformerEngine takes for forward passes alone.
+    """
+    operator: Any = torch._scaled_mm
+    return operator(left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=kind, use_fast_accum=fast)
+
+
+class _Float8Product(torch.autograd.Function):
+    # Hidden states (T, in) by a weight (out, in), of which FP8 copies row by row and column by column are given.
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor,
+        scale: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        inputs, input_scale = cast(hidden, rows.dtype)
+        # What the gradient of the weight reads: by columns.
+        ctx.save_for_backward(inputs.t().contiguous(), input_scale, columns, scale)
+        ctx.weight_type = weight.dtype
+        return multiply(inputs, input_scale, rows, scale, hidden.dtype, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, input_scale, columns, scale = ctx.saved_tensors
+        (gradient,) = gradients
+        rounded, gradient_scale = cast(gradient, getattr(torch, GRADIENTS))
+        by_input = multiply(rounded, gradient_scale, columns, scale, gradient.dtype, fast=False)
+        by_weight = multiply(rounded.t().contiguous(), gradient_scale, inputs, input_scale, ctx.weight_type, fast=False)
+        return by_input, by_weight, None, None, None
+
+
+class _Kept(torch.autograd.Function):
+    # A weight in the type of its kept copy; the gradient goes to the weight.
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+        ctx.weight_type = weight.dtype
+        return copy.view_as(copy)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0].to(ctx.weight_type), None
+
+
+class KeptLinear(nn.Module):
+    """A Linear's product with a copy of its weight in 16 or 8 bits, which ``refresh`` makes anew after an update.
+
+    The parameters are the Linear's own, by the same names; the copies are in no checkpoint.
+    """
+
+    def __init__(self, linear: nn.Linear, kind: torch.dtype) -> None:
+        """Take the weight (out, in) and bias of ``linear``; ``kind`` is float8_e4m3fn, or the type of the inputs."""
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.in_fp8 = kind == getattr(torch, INPUTS, None)
+        self.register_buffer("rows", torch.empty_like(self.weight, dtype=kind), persistent=False)
+        if self.in_fp8:
+            columns = torch.empty_like(self.rows.t(), memory_format=torch.contiguous_format)
+            self.register_buffer("columns", columns, persistent=False)
+            self.register_buffer("scale", self.weight.new_ones(()), persistent=False)
+
+    def product(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(T, in) to (T, out) in the type of the copy, in bf16 where that is FP8; without the bias."""
+        if not self.in_fp8:
+            return functional.linear(hidden, _Kept.apply(self.weight, self.rows))
+        given = hidden.to(torch.bfloat16)
+        product: torch.Tensor = _Float8Product.apply(given, self.weight, self.rows, self.columns, self.scale)
+        return product
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if not self.in_fp8:
+            # Under autocast, as the Linear: the bias is added before the sum is rounded.
+            return functional.linear(hidden, _Kept.apply(self.weight, self.rows), self.bias)
+        product = self.product(hidden)
+        return product + self.bias.to(product.dtype)
+
+
+@torch.no_grad()
+def refresh(kept: Sequence[KeptLinear]) -> None:
+    """Copy the weights again, in place, since a graph may hold these very tensors."""
+    for each in kept:
+        if not each.in_fp8:
+            each.rows.copy_(each.weight)
+            continue
+        rounded, scale = cast(each.weight, each.rows.dtype)
+        each.rows.copy_(rounded)
+        each.columns.copy_(rounded.t())
+        each.scale.copy_(scale)
+
+
+def why_no_fp8(device: torch.device) -> str:
+    """Return why this PyTorch cannot multiply in FP8 on ``device``, found by asking it; empty where it can."""
+    if not (hasattr(torch, INPUTS) and hasattr(torch, "_scaled_mm")):
+        return f"PyTorch {torch.__version__} has no FP8, which came with 2.1"
+    try:
+        error = _error(device)
+    # What this release or GPU refuses has no type of its own.
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem) else ''}"
+    return "" if error < 0.1 else f"wrong by {error:.3g} of the largest value"
+
+
+# The largest error of a product and its gradients next to the plain one, as a share of the largest value.
+def _error(device: torch.device) -> float:
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(3 * ROWS, 4 * ROWS, generator=generator)
+    linear = nn.Linear(4 * ROWS, 2 * ROWS)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(linear.weight.shape, generator=generator))
+    linear = linear.to(device)
+    kept = KeptLinear(linear, getattr(torch, INPUTS))
+    refresh([kept])
+
+    def results(multiplied: Callable[[torch.Tensor], torch.Tensor]) -> List[torch.Tensor]:
+        hidden = given.to(device, torch.bfloat16).requires_grad_()
+        value = multiplied(hidden)
+        value.float().square().sum().backward()
+        found: List[Any] = [value.detach(), hidden.grad, linear.weight.grad]
+        linear.weight.grad = None
+        return [each.float() for each in found]
+
+    plain = results(lambda hidden: functional.linear(hidden, linear.weight.bfloat16(), linear.bias.bfloat16()))
+    return max(float((ours - its).abs().max() / its.abs().max()) for ours, its in zip(results(kept), plain))
+
+
+def keep(modules: Sequence[nn.Module], names: Sequence[str], kind: torch.dtype) -> List[KeptLinear]:
+    """Let the Linears called ``names`` of all ``modules`` keep copies of their weights, and return them."""
+    found = []
+    for module in modules:
+        for name in names:
+            found.append(KeptLinear(getattr(module, name), kind))
+            setattr(module, name, found[-1])
+    refresh(found)
+    return found

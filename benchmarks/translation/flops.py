@@ -1,0 +1,22 @@
+"""Model FLOPs of training on a data set's pairs of sentences, in the mean: benchmarks/common/flops.py."""
+
+from typing import Any, Callable
+
+import numpy as np
+
+from benchmarks.common.flops import evenly
+from benchmarks.translation.arrays import DataSet
+from benchmarks.translation.orders import Order
+
+
+def of_pair(training_flops: Callable[..., Any], config: Any, data: DataSet, order: Order) -> float:
+    """FLOPs of a pair of sentences by the formula ``training_flops``, the mean over a share of those in ``order``."""
+    chosen = order.sentences[evenly(len(order.sentences))]
+    source, target = (side.lengths[chosen].astype(np.float64) for side in (data.train.source, data.train.target))
+    return float(np.mean(training_flops(config, data.vocabulary.size, 1, source, target)))
+
+
+def of_position(training_flops: Callable[..., Any], config: Any, data: DataSet, order: Order, ranks: int) -> float:
+    """FLOPs of an epoch over the token positions of its batches, ``batch_size`` on each of the ``ranks`` a step."""
+    pairs = len(order.sentences) * of_pair(training_flops, config, data, order)
+    return pairs / (order.steps * config.batch_size * ranks)

@@ -1,0 +1,149 @@
+"""What two files of one run say of the same thing, and must say alike: log, metrics, configuration, telemetry, system.
+
+Whoever changes one of them has to change the others with it, to the second and the last digit.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from encore.files import read_json
+from encore.results.logs.run_log import RunLog, read_run
+from encore.run.run_folder import FINISHED, checksum
+
+Contradiction = tuple[str, str, str]  # what contradicts, what one file says, what the other says
+
+_CLOCKS = 5.0  # seconds by which times of one event may differ: the launcher's, rank 0's and telemetry's
+_GAP = 15.0  # seconds without a reading of telemetry, which is one a second: a busy machine misses some
+
+
+def contradictions(folder: Path) -> Iterator[Contradiction]:
+    """Yield what contradicts in a run folder, or in what of it a bundle has."""
+    passport = _object(folder / "run.json")
+    yield from _of_passport(folder, passport)
+    for place in sorted(folder.glob("experiment_*")):
+        with suppress(ValueError):
+            yield from _of_experiment(folder, place, int(place.name.partition("_")[2]), passport)
+
+
+def _of_passport(folder: Path, passport: dict[str, Any]) -> Iterator[Contradiction]:
+    if checksum(passport) != passport.get("sha256"):
+        yield "run.json was changed", str(passport.get("sha256")), checksum(passport)
+    data, manifest = passport.get("data", {}), _object(folder / "dataset.json")
+    if manifest and manifest.get("id") != data.get("id"):
+        yield "dataset.json", f"{data.get('id')} (run.json)", str(manifest.get("id"))
+    node, system = passport.get("node", {}), _object(folder / "system.json")
+    gpus = node.get("gpus", [])
+    on_gpu = _value(passport, "device") == "gpu"
+    for key, said in {
+        "number_of_nodes": str(passport.get("nodes")),
+        "host_processor_model_name": node.get("cpu", ""),
+        "host_processor_vcpu_count": str(node.get("cores", "")),
+        "accelerators_per_node": str(passport.get("ranks_per_node") if on_gpu and gpus else 0),
+        "accelerator_model_name": gpus[0]["name"] if on_gpu and gpus else "",
+        "operating_system": node.get("operating_system", ""),
+    }.items():
+        if system.get(key) != said:
+            yield f"system.json, {key}", f"{said} (run.json)", str(system.get(key))
+
+
+def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, Any]) -> Iterator[Contradiction]:
+    config, state = _object(place / "config.json"), _object(place / "state.json")
+    for key in sorted(config.keys() | passport.get("configuration", {}).keys()):
+        wanted = passport["seeds"][number] if key == "seed" else _value(passport, key)
+        if config.get(key) != wanted:
+            yield f"{place.name}/config.json, {key}", f"{wanted} (run.json)", str(config.get(key))
+    published = folder / f"result_{number}.txt"
+    if not published.exists():
+        return
+    if published.read_bytes() != (place / "result.txt").read_bytes():
+        yield f"{published.name} is not {place.name}/result.txt", "one log", "two"
+    log = read_run(published)
+    if log.seeds and config.get("seed") not in log.seeds:
+        yield f"{published.name}, seed", f"{config.get('seed')} (config.json)", str(log.seeds[0])
+    if log.start_s is None or log.stop_s is None:
+        if state.get("status") in FINISHED:
+            yield f"{published.name}, its clock", f"a start and an end: {state['status']} (state.json)", log.explanation
+        return
+    yield from _of_times(place, state, log, log.start_s, log.stop_s)
+    yield from _of_metrics(place, log, log.start_s, log.stop_s)
+
+
+def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
+    began, ended = (_seconds(state.get(name)) for name in ("started", "ended"))
+    if began is None or ended is None or not (began - _CLOCKS <= start <= stop <= ended + _CLOCKS):
+        yield (
+            f"{log.path.name}, its clock",
+            f"{state.get('started')} to {state.get('ended')} (state.json)",
+            f"{start:.0f} to {stop:.0f}",
+        )
+    for path in sorted(place.glob("telemetry*.jsonl")):
+        times = [time for line in _lines(path) if isinstance(time := line.get("time"), int | float)]
+        inside = [start, *(time for time in times if start < time < stop), stop]
+        gap = max(later - earlier for earlier, later in itertools.pairwise(inside))
+        if gap > _GAP or times != sorted(times):
+            yield (
+                f"{place.name}/{path.name} while the clock ran",
+                f"a reading each second, at most {_GAP:.0f} s apart",
+                f"{gap:.0f} s without one",
+            )
+
+
+# Rank 0 writes each evaluation to the log and to the metrics, with the times of both.
+def _of_metrics(place: Path, log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
+    records = list(_lines(place / "metrics.jsonl"))
+    ends = [each for each in records if each.get("kind") == "end"]
+    if not ends or not isinstance(ends[-1].get("time"), int | float) or abs(ends[-1]["time"] - stop) > _CLOCKS:
+        yield (
+            f"{place.name}/metrics.jsonl, its end",
+            f"{stop:.0f} (the log)",
+            str(ends[-1].get("time") if ends else "none"),
+        )
+    begins = [each["time"] for each in records if each.get("kind") == "start" and each.get("resumed_step") == 0]
+    if not begins or abs(begins[-1] - start) > 6 * _CLOCKS:
+        yield f"{place.name}/metrics.jsonl, its start", f"{start:.0f} (the log)", str(begins[-1] if begins else "none")
+    evaluated = [each.get("qualities", {}) for each in records if each.get("kind") == "eval"]
+    qualities = sorted(float(value) for each in evaluated for value in each.values())
+    logged = sorted(value for quality in log.quality for value in quality.values.values())
+    if len(qualities) != len(logged) or not all(map(_alike, qualities, logged)):
+        yield f"{place.name}/metrics.jsonl, qualities", f"{logged[-3:]} (the log)", f"{qualities[-3:]}"
+    reached = bool(ends) and ends[-1].get("outcome") == "reached"
+    if reached != log.converged:
+        yield (
+            f"{place.name}/metrics.jsonl, outcome",
+            f"{'reached' if log.converged else 'not reached'} (the log)",
+            "another",
+        )
+
+
+def _alike(one: float, other: float) -> bool:
+    # A log has shares or percentages, as its round wants them, and fewer digits.
+    return any(math.isclose(factor * one, other, rel_tol=1e-3, abs_tol=1e-3) for factor in (1.0, 100.0, 0.01))
+
+
+def _value(passport: dict[str, Any], key: str) -> Any:
+    return passport.get("configuration", {}).get(key, {}).get("value")
+
+
+def _seconds(text: Any) -> float | None:
+    with suppress(TypeError, ValueError):
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    return None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = read_json(path) if path.exists() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                yield found

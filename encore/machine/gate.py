@@ -1,0 +1,371 @@
+"""Whether each node is fit for a job: by what it says of itself, by data sheets, and by the other nodes.
+
+    from encore.machine.gate import judge
+    for verdict in judge({"n1": facts_of_n1, "n2": None}):
+        print(verdict.node, verdict.level, verdict.reasons)
+
+Facts are what :mod:`encore.machine.health` returns of a node, None of one that did not answer.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore import paths
+from encore.errors import EncoreError
+from encore.files import read_json, utc_now, write_json
+from encore.machine.links import PCIE_LANE_RATES
+from encore.machine.preflight import Check, Level
+
+Facts = Mapping[str, Any]
+Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bytes per second of each collective between two nodes
+
+# Errors after which NVIDIA asks for a reset or an exchange (docs.nvidia.com/deploy/xid-errors); others are mostly a
+# program's: GPU stopped, double-bit error, row remapping and its failure, NVLink, off the bus, contained and
+# uncontained memory errors, GSP's time-outs.
+HARDWARE_XIDS = (46, 48, 63, 64, 74, 79, 94, 95, 119, 120)
+# Bits of nvml.h's reasons for lower clocks that no idle and healthy GPU has.
+SLOWED = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+
+CLOCK_SECONDS = 1.0  # Records of nodes are merged by time, and files of the future break builds and caches
+BUSY = 0.25  # Share of the cores that other programs may take
+FREE_GIB = 1.0
+SHARE_OF_LINE = 0.5  # A collective between two nodes reaches at least this share of the line's rate
+MEMORY_TOLERANCE = 0.03  # Firmware and kernel keep some for themselves
+_FAR = 4.0  # Median absolute deviations
+
+
+@dataclass(frozen=True)
+class Equal:
+    """What is the same on all nodes; of ``ordered`` values the lower one is at fault where no majority is."""
+
+    key: str
+    title: str
+    level: Level = "FAIL"
+    ordered: bool = True
+
+
+OF_NODES = (
+    Equal("cpu", "processor", ordered=False),
+    Equal("sockets", "sockets"),
+    Equal("cores", "cores"),
+    Equal("numa_nodes", "NUMA nodes"),
+    Equal("kernel", "kernel", "WARN", ordered=False),
+    Equal("governors", "CPU governor", "WARN", ordered=False),
+    Equal("shared_memory_mib", "shared memory, MiB"),
+    Equal("megabits", "network, Mbit/s"),
+    Equal("ports", "InfiniBand and RoCE ports", ordered=False),
+)
+OF_GPUS = (
+    Equal("name", "GPU", ordered=False),
+    Equal("driver", "driver", ordered=False),
+    Equal("vbios", "VBIOS", "WARN", ordered=False),
+    Equal("sm_mhz_max", "largest SM clock, MHz"),
+    Equal("power_limit", "power limit, W"),
+    Equal("pcie_width", "PCIe lanes"),
+    Equal("pcie_generation_max", "PCIe generation"),
+    Equal("nvlinks", "active NVLinks"),
+)
+# Name, title, unit, and the share of the others' median by which a healthy node may be slower.
+MEASURED = (
+    ("cpu_rate", "SHA-256 on all cores", 1e9, "GB/s", 0.4),
+    ("memory_rate", "memory copies on all cores", 1e9, "GB/s", 0.4),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    node: str
+    checks: tuple[Check, ...]
+
+    @property
+    def level(self) -> Level:
+        levels = {check.level for check in self.checks}
+        return "FAIL" if "FAIL" in levels else "WARN" if "WARN" in levels else "OK"
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{check.name}: {check.found}" for check in self.checks if check.level == self.level != "OK"]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"node": self.node, "level": self.level, "checks": [vars(check) for check in self.checks]}
+
+
+def judge(answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: str = "no answer") -> list[Verdict]:
+    """Return the verdict of each node; ``why`` is what is said of one that did not answer."""
+    known = {node: facts for node, facts in answers.items() if facts is not None}
+    found: dict[str, list[Check]] = {node: [] for node in answers}
+    for node in answers:
+        if node not in known:
+            found[node].append(Check("FAIL", "answer", why, "see its slurmd or sshd: scontrol show node"))
+        else:
+            found[node] += [*_own(known[node]), *_gpus_of(known[node])]
+    for node, check in (*_equal(known), *_measured(known), *_between(known, pairs or {})):
+        found[node].append(check)
+    return [
+        Verdict(node, tuple(checks) or (Check("OK", "node", _summary(known[node])),)) for node, checks in found.items()
+    ]
+
+
+def _summary(facts: Facts) -> str:
+    gpus = Counter(str(gpu["name"]) for gpu in facts["gpus"])
+    cards = ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "no GPU"
+    return f"{facts['cores']} cores, {cards}; no problem found"
+
+
+# -- by itself --------------------------------------------------------------------------------------------------
+
+
+def _own(facts: Facts) -> Iterator[Check]:
+    offset = facts.get("clock_offset")
+    if offset is not None and abs(offset) > CLOCK_SECONDS:
+        yield Check("FAIL", "clock", f"{offset:+.1f} s from the first node's", "synchronize it: chronyc makestep")
+    if facts["busy"] > BUSY:
+        yield Check("WARN", "load", f"other programs take {facts['busy']:.0%} of the cores", "see which: top")
+    for folder, disk in facts.get("disks", {}).items():
+        if "problem" in disk:
+            yield Check("FAIL", "disk", f"{folder} cannot be written: {disk['problem']}", "see: df, mount, dmesg")
+        elif disk["free_gib"] < FREE_GIB:
+            yield Check("FAIL", "disk", f"{folder} has {disk['free_gib']:g} GiB free", "free some space")
+    if facts["pci_gpus"] > len(facts["gpus"]):
+        found = f"{facts['pci_gpus']} on the PCI bus, the driver answers for {len(facts['gpus'])}"
+        yield Check("FAIL", "GPUs", found, "see: dmesg | grep -i nvrm")
+    hardware = sorted({xid for xid in facts["xids"] or () if xid in HARDWARE_XIDS})
+    others = sorted({xid for xid in facts["xids"] or () if xid not in HARDWARE_XIDS})
+    if hardware:
+        hint = "look it up: docs.nvidia.com/deploy/xid-errors; reset the GPU or the node"
+        yield Check("FAIL", "Xid", f"{', '.join(map(str, hardware))} in the kernel's log", hint)
+    if others:
+        yield Check("WARN", "Xid", f"{', '.join(map(str, others))} in the kernel's log", "mostly a program's error")
+    if facts["xids"] is None and facts["gpus"]:
+        yield Check("WARN", "Xid", "this user may not read the kernel's log", "kernel.dmesg_restrict=0, or as root")
+    problem = facts.get("framework", {}).get("problem")
+    if problem:
+        yield Check("FAIL", "framework", f"the measurement failed: {problem}", "run it alone: encore study machine")
+
+
+def _gpus_of(facts: Facts) -> Iterator[Check]:
+    for number, gpu in enumerate(facts["gpus"]):
+        name = f"GPU {number}"
+        if gpu.get("ecc_uncorrected"):
+            found = f"{gpu['ecc_uncorrected']} uncorrectable memory errors since the driver was loaded"
+            yield Check("FAIL", name, found, "drain the node and reset the GPU")
+        _, uncorrectable, pending, failed = gpu.get("remapped") or (0, 0, 0, 0)
+        if failed or pending:
+            what = "row remapping has failed" if failed else "rows wait to be remapped"
+            yield Check("FAIL", name, what, "exchange the GPU" if failed else "reset the GPU")
+        elif uncorrectable:
+            yield Check("WARN", name, f"{uncorrectable} rows remapped after uncorrectable errors")
+        slowed = [reason for bit, reason in SLOWED.items() if (gpu.get("throttle") or 0) & bit]
+        if slowed:
+            yield Check(
+                "FAIL", name, f"its clocks are lowered: {', '.join(slowed)}", "see: nvidia-smi -q -d PERFORMANCE"
+            )
+        width, most = gpu.get("pcie_width"), gpu.get("pcie_width_max")
+        if width and most and width < most:
+            lane = PCIE_LANE_RATES.get(gpu.get("pcie_generation_max") or 0)
+            rate = f", {width * lane:.1f} instead of {most * lane:.1f} GB/s" if lane else ""
+            yield Check("FAIL", name, f"PCIe x{width} instead of x{most}{rate}", "reseat it, or its riser")
+        limit, default = gpu.get("power_limit"), gpu.get("power_limit_default")
+        if limit and default and limit < default:
+            yield Check("WARN", name, f"power limit {limit:g} W, its default is {default:g} W", "nvidia-smi -pl")
+
+
+# -- by the others ----------------------------------------------------------------------------------------------
+
+
+def _equal(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+    for each in OF_NODES:
+        yield from _odd(each, {node: facts[each.key] for node, facts in known.items()})
+    yield from _odd(Equal("gpus", "number of GPUs"), {node: len(facts["gpus"]) for node, facts in known.items()})
+    for each in OF_GPUS:
+        # The lowest of a node's GPUs, or all of their names.
+        values = {node: [gpu.get(each.key) for gpu in facts["gpus"]] for node, facts in known.items()}
+        plain = {node: [value for value in found if value is not None] for node, found in values.items()}
+        for node, found in plain.items():
+            if len(set(found)) > 1:
+                yield node, Check(each.level, each.title, f"its GPUs differ: {', '.join(map(str, sorted(set(found))))}")
+        lowest = {node: min(found) for node, found in plain.items() if found}
+        yield from _odd(each, lowest)
+    memory = {node: facts["memory_gib"] for node, facts in known.items()}
+    most = statistics.median_high(memory.values()) if memory else 0.0
+    for node, has in memory.items():
+        if has < most * (1 - MEMORY_TOLERANCE):
+            yield (
+                node,
+                Check("FAIL", "memory", f"{has:g} GiB, others have {most:g}", "see its modules: dmidecode -t memory"),
+            )
+
+
+def _odd(each: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
+    # Nodes whose value is not that of most; of two, or without a majority, the lower one, else all.
+    counted = Counter(map(repr, values.values())).most_common()
+    if len(counted) < 2:
+        return
+    by_majority = counted[0][1] > sum(count for _, count in counted[1:])
+    if by_majority:
+        usual = next(value for value in values.values() if repr(value) == counted[0][0])
+    elif each.ordered:
+        usual = max(value for value in values.values() if value is not None)
+    else:
+        shown = ", ".join(f"{node} {_text(value)}" for node, value in list(values.items())[:4])
+        yield from ((node, Check("WARN", each.title, f"the nodes differ: {shown}")) for node in values)
+        return
+    for node, value in values.items():
+        if repr(value) != repr(usual):
+            # More than the others have slows nobody down.
+            level: Level = "WARN" if each.ordered and value is not None and value > usual else each.level
+            yield node, Check(level, each.title, f"{_text(value)}, others have {_text(usual)}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name} {rate:g}" for name, rate in value.items()) or "none"
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, list)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def slow_ones(values: Mapping[str, float], tolerance: float) -> dict[str, float]:
+    """Return the share of the others' median that each slow one reaches.
+
+    It is slow by more than ``tolerance`` and, where there are enough others, by far more than they differ.
+    """
+    found = {}
+    for name, value in values.items():
+        others = [other for key, other in values.items() if key != name]
+        if not others:
+            continue
+        middle = statistics.median(others)
+        spread = statistics.median(abs(other - middle) for other in others) if len(others) > 2 else 0.0
+        if middle > 0 and value < middle * (1 - tolerance) and value < middle - _FAR * spread:
+            found[name] = value / middle
+    return found
+
+
+def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+    for key, title, unit, word, tolerance in MEASURED:
+        yield from _slow({node: facts[key] for node, facts in known.items()}, title, unit, word, tolerance)
+    for folder in dict.fromkeys(folder for facts in known.values() for folder in facts.get("disks", {})):
+        for rate in ("write_rate", "read_rate"):
+            disks = {node: facts["disks"].get(folder, {}).get(rate) for node, facts in known.items()}
+            speeds = {node: speed for node, speed in disks.items() if speed is not None}
+            # Other jobs and caches make disks differ by half.
+            yield from _slow(speeds, f"{rate.split('_')[0]} of {folder}", 1e6, "MB/s", 0.7)
+    measured = {node: facts["framework"] for node, facts in known.items() if facts.get("framework", {}).get("peaks")}
+    for rate, title, unit, word in (
+        ("flops_per_second", "GEMMs", 1e12, "TFLOP/s"),
+        ("bytes_per_second", "copies", 1e9, "GB/s"),
+    ):
+        devices = {
+            f"{node} {number}": peak[rate]
+            for node, speeds in measured.items()
+            for number, peak in enumerate(speeds["peaks"])
+        }
+        for name, share in slow_ones(devices, 0.15 if _on_gpus(measured) else 0.4).items():
+            node, _, number = name.rpartition(" ")
+            shown = f"{devices[name] / unit:.3g} {word}, {share:.0%} of the others' median"
+            yield node, Check("FAIL", f"{title} of device {number}", shown)
+    for kind in ("all-reduce", "all-to-all"):
+        rates = {node: _largest(speeds, kind) for node, speeds in measured.items()}
+        yield from _slow(rates, f"{kind} within the node", 1e9, "GB/s", 0.2 if _on_gpus(measured) else 0.5)
+        for node, facts in known.items():
+            least = facts.get("floor")
+            if kind == "all-reduce" and least and node in rates and rates[node] < least:
+                shown = f"{rates[node] / 1e9:.3g} GB/s, its links allow {least / 1e9:.3g} at least"
+                yield (
+                    node,
+                    Check("FAIL", f"{kind} within the node", shown, "see: nvidia-smi topo -m, nvidia-smi nvlink -s"),
+                )
+
+
+def _on_gpus(measured: Mapping[str, Facts]) -> bool:
+    return any(speeds["device"] == "cuda" for speeds in measured.values())
+
+
+def _largest(speeds: Facts, kind: str) -> float:
+    rows = [row for row in speeds["collectives"] if row["kind"] == kind]
+    return float(max(rows, key=lambda row: row["bytes"])["rate"]) if rows else 0.0
+
+
+def _slow(
+    values: Mapping[str, float], title: str, unit: float, word: str, tolerance: float
+) -> Iterator[tuple[str, Check]]:
+    for node, share in slow_ones(values, tolerance).items():
+        yield node, Check("FAIL", title, f"{values[node] / unit:.3g} {word}, {share:.0%} of the others' median")
+
+
+# -- between nodes ------------------------------------------------------------------------------------------------
+
+
+def rounds_of(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """Return pairs of neighbours in a ring, in rounds of which each has a node once: two or three, of any number.
+
+    Two pairs of each node show which of two is slow, and do not take longer where there are more nodes.
+    """
+    ring = [(a, b) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True) if a != b] if len(nodes) > 1 else []
+    if len(nodes) == 2:
+        return [ring[:1]]
+    last = [ring.pop()] if len(ring) % 2 else []
+    return [each for each in (ring[::2], ring[1::2], last) if each]
+
+
+def _between(known: Mapping[str, Facts], pairs: Pairs) -> Iterator[tuple[str, Check]]:
+    for kind in ("all-reduce", "all-to-all"):
+        rates = {pair: rate[kind] for pair, rate in pairs.items() if kind in rate and {*pair} <= {*known}}
+        # A node's faster pair: the slow one may be the other's fault.
+        best: dict[str, float] = {}
+        for pair, rate in rates.items():
+            for node in pair:
+                best[node] = max(rate, best.get(node, 0.0))
+        if len(best) > 2:
+            yield from _slow(best, f"{kind} between nodes", 1e9, "GB/s", 0.3)
+        for pair, rate in rates.items():
+            lines = [line for node in pair if (line := _line(known[node]))]
+            # A pair's all-reduce and all-to-all: what a node sends per second, at most what its line carries.
+            if len(lines) == 2 and rate < SHARE_OF_LINE * min(lines):
+                shown = f"{rate / 1e9:.3g} GB/s between {' and '.join(pair)}, the line carries {min(lines) / 1e9:.3g}"
+                hint = "see NCCL_DEBUG=INFO for NET/Socket (TCP), and NCCL_IB_HCA"
+                yield from ((node, Check("FAIL", f"{kind} between nodes", shown, hint)) for node in pair)
+    for pair, found in pairs.items():
+        if not found:
+            yield from (
+                (node, Check("FAIL", "between nodes", f"{' and '.join(pair)} exchange nothing")) for node in pair
+            )
+
+
+def _line(facts: Facts) -> float:
+    # Bytes per second of all ports together, else of the interface; 0 where the kernel does not know it.
+    return float((sum(facts["ports"].values()) * 1e9 or facts["megabits"] * 1e6) / 8)
+
+
+# -- what was found before ----------------------------------------------------------------------------------------
+
+
+def folder() -> Path:
+    return paths.cache_folder() / "gate"
+
+
+def keep(verdicts: Sequence[Verdict]) -> None:
+    """Keep the verdict of each node in the cache, for ``encore doctor --slurm``; a cache that is full keeps none."""
+    with suppress(OSError):
+        folder().mkdir(parents=True, exist_ok=True)
+        for each in verdicts:
+            write_json(folder() / f"{each.node}.json", {"time": utc_now(), **each.as_json()})
+
+
+def kept(name: str) -> str:
+    """Return what the gate found of a node when it was asked last, and when; empty where it never was."""
+    with suppress(EncoreError, KeyError, TypeError):
+        content = read_json(folder() / f"{name}.json")
+        worst = [f"{each['name']}: {each['found']}" for each in content["checks"] if each["level"] == content["level"]]
+        return f"{content['level']} at {content['time']}: {'; '.join(worst)}"
+    return ""

@@ -1,0 +1,330 @@
+"""What a node is and how fast it is, asked of each node before a job: JSON in lines that srun keeps whole.
+
+    $ srun --ntasks-per-node=1 python -m encore.machine.health '{"disks": ["/results"], "clock": "n1:20000"}'
+
+:mod:`encore.machine.gate` compares the answers with each other and with data sheets. Without a framework it takes about
+five seconds; ``python`` names one whose PyTorch then measures GEMMs, copies and collectives of this node.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from encore import paths
+from encore.files import existing, text_of
+from encore.machine import links, network, node
+
+SECONDS = 0.2  # Of each measurement of the CPU and its memory
+REPEATS = 5
+COPIED = 1 << 26  # Bytes that a thread copies at once, far above its share of a cache
+HASHED = 1 << 20
+WRITTEN = 1 << 26  # Bytes of the file that a disk writes and reads
+FRAMEWORK_SECONDS = 150.0
+PINGS = 8
+NVIDIA = "0x10de"
+XID_SECONDS = 86400.0  # What is older has been seen, and a reset since leaves it in the log
+
+
+def facts(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return everything; ``disks``: folders to write to, ``clock``: HOST:PORT, ``python``: of the framework."""
+    machine = node.this_node()
+    psutil.cpu_percent(None)
+    time.sleep(0.5)
+    busy = psutil.cpu_percent(None) / 100
+    cards = gpus()
+    return {
+        "node": node.name(),
+        **{name: getattr(machine, name) for name in ("kernel", "cpu", "sockets", "cores", "memory_gib")},
+        "busy": busy,
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+        "governors": sorted({text_of(path).strip() for path in _cpus("cpufreq/scaling_governor")} - {""}),
+        "shared_memory_mib": shutil.disk_usage("/dev/shm").total >> 20 if Path("/dev/shm").is_dir() else 0,
+        "pci_gpus": pci_gpus(),
+        "gpus": cards,
+        "xids": xids(),
+        **_interfaces(),
+        "cpu_rate": on_all_cores(hashing),
+        "memory_rate": on_all_cores(copying),
+        "disks": {folder: disk(Path(folder)) for folder in wanted.get("disks", ())},
+        "floor": floor() if cards else None,
+        "clock_offset": clock_offset(wanted.get("clock", "")),
+        "framework": framework(wanted.get("python", ""), len(cards)),
+    }
+
+
+# -- what it is ---------------------------------------------------------------------------------------------
+
+
+def _cpus(name: str) -> Iterator[Path]:
+    return Path("/sys/devices/system/cpu").glob(f"cpu[0-9]*/{name}")
+
+
+def _interfaces() -> dict[str, Any]:
+    found = network.read()
+    best = network.best_interface(found.interfaces)
+    return {
+        "interface": best,
+        "megabits": next((each.megabits for each in found.interfaces if each.name == best), 0),
+        "ports": {str(each): each.gigabits for each in network.best_ports(found.ports)},
+    }
+
+
+def pci_gpus() -> int:
+    """Return how many GPUs of NVIDIA's are on the PCI bus, whether or not the driver answers for them."""
+    devices = Path("/sys/bus/pci/devices").glob("*")
+    # Class 0x0300 is a VGA controller, 0x0302 a 3D controller.
+    return sum(
+        text_of(each / "vendor").strip() == NVIDIA and text_of(each / "class").startswith(("0x0300", "0x0302"))
+        for each in devices
+    )
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Return what NVML says of each GPU; None for what it does not know. It takes MHz, watts, and counts."""
+    with node.devices() as handles:
+        return [_gpu(handle) for handle in handles]
+
+
+def _gpu(handle: Any) -> dict[str, Any]:
+    import pynvml
+
+    name = "nvmlDeviceGetCurrentClocks{}Reasons"
+    reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
+    readings: dict[str, Callable[[], Any]] = {
+        "name": lambda: node.text(pynvml.nvmlDeviceGetName(handle)),
+        "driver": lambda: node.text(pynvml.nvmlSystemGetDriverVersion()),
+        "vbios": lambda: node.text(pynvml.nvmlDeviceGetVbiosVersion(handle)),
+        "compute_capability": lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
+        "ecc_corrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, pynvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, pynvml.NVML_VOLATILE_ECC),
+        # Rows by correctable errors, by uncorrectable ones, whether a reset is pending, whether it has failed.
+        "remapped": lambda: [int(each) for each in pynvml.nvmlDeviceGetRemappedRows(handle)],
+        "sm_mhz_max": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "power_limit": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "power_limit_default": lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000,
+        "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "throttle": lambda: reasons(handle),
+        "pcie_width": lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        "pcie_width_max": lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
+        "pcie_generation_max": lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),
+        "nvlinks": lambda: sum(
+            node.known(lambda number=number: pynvml.nvmlDeviceGetNvLinkState(handle, number)) or 0  # type: ignore[misc]
+            for number in range(pynvml.NVML_NVLINK_MAX_LINKS)
+        ),
+    }
+    return {key: node.known(read) for key, read in readings.items()}
+
+
+def xids(log: str | None = None, uptime: float | None = None) -> list[int] | None:
+    """Return the numbers of the critical errors of the last day in the kernel's log; None where it may not be read.
+
+    A line without its seconds since boot counts, too.
+    """
+    if log is None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=10, check=False, errors="replace")
+            log = done.stdout if done.returncode == 0 else None
+    now = uptime if uptime is not None else time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = re.findall(r"^(?:\[ *([\d.]+)\])?.*NVRM: Xid \([^)]*\): (\d+)", log or "", re.MULTILINE)
+    return None if log is None else [int(xid) for when, xid in found if now - float(when or now) < XID_SECONDS]
+
+
+# -- how fast it is -----------------------------------------------------------------------------------------
+
+
+def on_all_cores(prepare: Callable[[], Callable[[], int]]) -> float:
+    """Return bytes per second of a call on a thread for each core, in the fastest of several measurements.
+
+    ``prepare`` returns a thread's own call, which returns its bytes and lets the others run.
+    """
+    calls = [prepare() for _ in range(node.cores())]
+    return max(_together(calls) for _ in range(REPEATS))
+
+
+def _together(calls: Sequence[Callable[[], int]]) -> float:
+    done, end = [0] * len(calls), time.perf_counter() + SECONDS
+
+    def repeat(number: int) -> None:
+        while time.perf_counter() < end:
+            done[number] += calls[number]()
+
+    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(len(calls))]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.perf_counter() - began)
+
+
+def hashing() -> Callable[[], int]:
+    data = bytes(HASHED)
+
+    def call() -> int:
+        hashlib.sha256(data)
+        return HASHED
+
+    return call
+
+
+def copying() -> Callable[[], int]:
+    source, target = (ctypes.create_string_buffer(COPIED) for _ in range(2))
+
+    def call() -> int:
+        ctypes.memmove(target, source, COPIED)
+        return 2 * COPIED  # Read and written
+
+    return call
+
+
+def disk(folder: Path) -> dict[str, Any]:
+    """Return bytes per second of a file written to a disk and read from it, and what is free; else the problem."""
+    there = existing(folder)
+    found: dict[str, Any] = {"free_gib": round(shutil.disk_usage(there).free / 2**30, 2)}
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            data, began = os.urandom(WRITTEN), time.perf_counter()
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            found["write_rate"] = WRITTEN / (time.perf_counter() - began)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.seek(0)
+            began = time.perf_counter()
+            file.read()
+            found["read_rate"] = WRITTEN / (time.perf_counter() - began)
+    except OSError as error:
+        found["problem"] = error.strerror or str(error)
+    return found
+
+
+def framework(python: str, cards: int) -> dict[str, Any]:
+    """Return what benchmarks/common/checks/link_speeds.py measures on this node, or the problem; empty without one."""
+    if not python:
+        return {}
+    ranks, device = (cards, "gpu") if cards else (2, "cpu")
+    variables = {**os.environ, "PYTHONPATH": str(paths.ROOT), **({} if cards else {"OMP_NUM_THREADS": "1"})}
+    for name in [name for name in variables if name.startswith(("SLURM_", "MASTER_", "PMI"))]:
+        del variables[name]
+    with tempfile.TemporaryDirectory(prefix="encore-health-") as folder:
+        result = Path(folder) / "speeds.json"
+        argv = [
+            python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--no-python", python,
+            "-m", "benchmarks.common.checks.link_speeds", "--device", device, "--output", str(result), "--peaks",
+            *(() if cards else ("--most-bytes", str(1 << 22))),
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(
+                argv, cwd=paths.ROOT, env=variables, capture_output=True, text=True, timeout=FRAMEWORK_SECONDS,
+                check=False,
+            )  # fmt: skip
+            if done.returncode != 0:
+                said = [line for line in done.stderr.splitlines() if line.strip()]
+                return {"problem": said[-1] if said else f"exit code {done.returncode}"}
+            measured: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            return {"problem": str(error)}
+    return measured
+
+
+def floor() -> float | None:
+    """Return what the links of this node's GPUs allow an all-reduce at least, in bytes per second; None if unknown."""
+    machine = node.this_node()
+    capability = machine.gpus[0].compute_capability if machine.gpus else None
+    found = links.all_reduce_floor(links.this_server(machine), capability)
+    return found[0] if found else None
+
+
+# -- its clock ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def clock_served() -> Iterator[int]:
+    """Answer the questions for the time on a port, which is given, while entered."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as service:
+        service.bind(("", 0))
+        service.settimeout(0.2)
+        ended = threading.Event()
+
+        def answer() -> None:
+            while not ended.is_set():
+                with suppress(OSError):
+                    data, sender = service.recvfrom(64)
+                    service.sendto(data + f" {time.time():.6f}".encode(), sender)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        try:
+            yield service.getsockname()[1]
+        finally:
+            ended.set()
+            thread.join()
+
+
+def clock_offset(server: str) -> float | None:
+    """Return how many seconds this node's clock is ahead of HOST:PORT's, by the fastest of some answers.
+
+    None where none came. The error is at most half of the way there and back, as of NTP.
+    """
+    host, _, port = server.rpartition(":")
+    found = []
+    with suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(0.5)
+        for number in range(PINGS if host else 0):
+            asked = time.time()
+            client.sendto(str(number).encode(), (host, int(port)))
+            answered, _ = client.recvfrom(64)
+            came = time.time()
+            mark, _, theirs = answered.decode().partition(" ")
+            if mark == str(number):
+                found.append((came - asked, (asked + came) / 2 - float(theirs)))
+    return round(min(found)[1], 6) if found else None
+
+
+# -- its answer ---------------------------------------------------------------------------------------------
+
+# srun hands on longer lines in pieces, between which another node's may come.
+PIECE = 600
+
+
+def lines_of(answer: dict[str, Any]) -> list[str]:
+    """Return the lines in which a node answers: its name, the number of the piece, how many there are, the piece."""
+    text = json.dumps(answer)
+    pieces = [text[begin : begin + PIECE] for begin in range(0, len(text), PIECE)]
+    return [f"{answer['node']} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
+
+
+def parsed(output: str) -> dict[str, dict[str, Any]]:
+    """Return the answers in the output of some nodes, by node; those that are whole."""
+    pieces: dict[str, dict[int, str]] = {}
+    for match in re.finditer(r"^(\S+) (\d+) (\d+) (.*)$", output, re.MULTILINE):
+        pieces.setdefault(match[1], {-1: match[3]})[int(match[2])] = match[4]
+    found = {}
+    for name, each in pieces.items():
+        with suppress(ValueError, KeyError):
+            found[name] = json.loads("".join(each[number] for number in range(int(each[-1]))))
+    return found
+
+
+def main() -> int:
+    print("\n".join(lines_of(facts(json.loads(sys.argv[1])))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

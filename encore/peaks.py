@@ -1,0 +1,62 @@
+"""What GPUs can compute by their data sheets, and what a training made of it: MFU (arXiv 2204.02311, appendix B)."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from encore.catalogue import read_toml
+
+_SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+@cache
+def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
+    """Return the FLOP/s of a GPU by the driver's name for it, and the source; None where no data sheet has it."""
+    for sheet in read_toml(Path(__file__).with_suffix(".toml"))["gpus"]:
+        if re.search(sheet["name"], gpu):
+            tflops = sheet["tflops"].get(precision)
+            return None if tflops is None else (1e12 * tflops, sheet["source"])
+    return None
+
+
+def computed_in(settings: Mapping[str, Any]) -> str:
+    """Return the numerical precision of a configuration's products."""
+    return str(settings.get("precision")) if settings.get("fp8", "none") == "none" else "fp8"
+
+
+def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str, gpus: int) -> dict[str, Any]:
+    """Return what a training reached, as run.json has it.
+
+    Args:
+        flops: model FLOPs of a sample.
+        speed: samples per second.
+        unit: what they are, such as ``samples``.
+        gpu: the driver's name of its GPUs; empty of a run on CPUs.
+        precision: of its products.
+        gpus: on which it trains.
+    """
+    found: dict[str, Any] = {
+        "unit": unit, "flops_per_sample": flops, "samples_per_second": speed, "flops_per_second": flops * speed,
+    }  # fmt: skip
+    if gpu and (peak := peak_of(gpu, precision)):
+        found.update(peak_flops_per_second=gpus * peak[0], peak_source=peak[1], mfu=flops * speed / (gpus * peak[0]))
+    return found
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Return ``24.5 GFLOP a sample x 7,950 samples/s = 195 TFLOP/s: MFU 19.7% of the 990 TFLOP/s of ...``."""
+    unit = str(found["unit"]).removesuffix("s")
+    speed = f"{found['samples_per_second']:,.{0 if found['samples_per_second'] >= 100 else 1}f}"
+    text = f"{written(found['flops_per_sample'])} a {unit} x {speed} {unit}s/s = {written(found['flops_per_second'])}/s"
+    if "mfu" not in found:
+        return f"{text}; no data sheet of the device is known"
+    return (
+        f"{text}: MFU {found['mfu']:.1%} of the {written(found['peak_flops_per_second'])}/s of {found['peak_source']}"
+    )
+
+
+def written(flops: float) -> str:
+    size, name = next((each for each in _SIZES if flops >= each[0]), _SIZES[-1])
+    return f"{flops / size:.3g} {name}FLOP"

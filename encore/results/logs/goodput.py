@@ -1,0 +1,128 @@
+"""Goodput: the share of a run's wall clock that trained, and what the rest was.
+
+    from encore.results.logs.goodput import goodput_of
+    print(goodput_of(read_run("RUN/result_0.txt")).share)
+
+The wall clock is that of the experiment, from the start of its launcher to its end, pauses included; of another log,
+from its first event to its last. Training repeated after a resume does not count as training.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from encore.results.logs.metrics import experiment_of, lines_of
+from encore.results.logs.run_log import RunLog
+from encore.results.logs.telemetry import energy_of
+from encore.results.logs.timing import phases_of
+from encore.results.table import Table
+
+PARTS = ("training", "data stall", "evaluation", "checkpoints", "start", "stopped or repeated", "end")
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Seconds of the wall clock, and of each of PARTS; they add up to it."""
+
+    wall: float
+    parts: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        return self.parts["training"] / self.wall
+
+
+def goodput_of(run: RunLog) -> Goodput | None:
+    """Return where the wall clock went; None of a log without a start of the training, or without an end."""
+    begun, ended = _bounds(run)
+    stop = run.stop_s if run.stop_s is not None else run.last_s
+    phases = phases_of(replace(run, stop_s=stop))
+    if begun is None or ended is None or stop is None or "train_s" not in phases or ended <= begun:
+        return None
+    records = _records(run.path)
+    trained = phases["train_s"]
+    lost = min(_lost(records), trained)
+    saved = sum(float(each["seconds"]) for each in records if each["kind"] == "checkpoint" and each["time"] <= stop)
+    saved = min(saved, trained - lost)
+    shares = [float(each.get("input_share", 0.0)) for each in records if each["kind"] == "epoch"]
+    stall = (trained - lost - saved) * (sum(shares) / len(shares) if shares else 0.0)
+    parts = {
+        "training": trained - lost - saved - stall,
+        "data stall": stall,
+        "evaluation": phases.get("evaluate_s", 0.0),
+        "checkpoints": saved,
+        "stopped or repeated": lost,
+        "end": max(0.0, ended - stop),
+    }
+    parts["start"] = max(0.0, ended - begun - sum(parts.values()))
+    return Goodput(sum(parts.values()), {name: parts[name] for name in PARTS})
+
+
+def _bounds(run: RunLog) -> tuple[float | None, float | None]:
+    # By state.json, in whole seconds, which the log's own times widen; else by the log.
+    first = min((phase.time_s for phase in run.phases), default=run.start_s)
+    last = run.last_s if run.last_s is not None else run.stop_s
+    experiment = experiment_of(run.path)
+    state: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        state = json.loads((experiment / "state.json").read_text("utf-8")) if experiment else {}
+    started, ended = (_unix(state.get(name)) for name in ("started", "ended"))
+    return (
+        min((each for each in (first, started) if each is not None), default=None),
+        max((each for each in (last, ended) if each is not None), default=None),
+    )
+
+
+def _unix(text: object) -> float | None:
+    with suppress(TypeError, ValueError):
+        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+    return None
+
+
+def _records(log: Path) -> list[dict[str, Any]]:
+    experiment, found = experiment_of(log), []
+    for line in lines_of(experiment / "metrics.jsonl") if experiment else ():
+        with suppress(ValueError, TypeError, KeyError):
+            record = json.loads(line)
+            record["kind"], float(record["time"])
+            found.append(record)
+    return found
+
+
+def _lost(records: Sequence[dict[str, Any]]) -> float:
+    # From the last record that a checkpoint kept to the first of the run that continued from it.
+    return sum(
+        max(0.0, float(later["time"]) - float(earlier["time"]))
+        for earlier, later in itertools.pairwise(records)
+        if later["kind"] == "start" and later.get("resumed_step")
+    )
+
+
+def table_of(runs: Sequence[RunLog]) -> Table | None:
+    """Return goodput and GPU energy of each run of Encore; None where there is none."""
+    rows = tuple(_rows(runs))
+    if not rows:
+        return None
+    columns = ("file", "wall minutes", "goodput", *PARTS[1:], "GPU energy kJ")
+    return Table(
+        title="Goodput",
+        columns=columns,
+        rows=rows,
+        formats={"wall minutes": ".2f", **dict.fromkeys(columns[2:-1], ".1%"), "GPU energy kJ": ".1f"},
+        note="Goodput: the share of the wall clock that trained; the other columns are what the rest was. GPU energy: "
+        "of all nodes, between run_start and run_stop, by NVML; for information.",
+    ).filled()
+
+
+def _rows(runs: Sequence[RunLog]) -> Iterator[tuple[str | float | None, ...]]:
+    for run in runs:
+        found = goodput_of(run) if experiment_of(run.path) else None
+        if found is not None:
+            energy = energy_of(run)
+            shares = (found.parts[name] / found.wall or None for name in PARTS[1:])
+            yield run.path.name, found.wall / 60, found.share, *shares, energy.kilojoules if energy else None

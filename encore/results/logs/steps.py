@@ -1,0 +1,151 @@
+"""The step times of every rank of an experiment, and which of them the others wait for.
+
+    from encore.results.logs.steps import slow_rank, windows_of
+    print(slow_rank(windows_of(Path("RUN/experiment_0"))))
+
+benchmarks/common/run/step_times.py writes them. All ranks of a synchronous training take as long as the slowest one,
+so that it shows by waiting less than the others.
+"""
+
+import itertools
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from encore.results.table import Table
+
+FOLDER = "steps"
+_LAST_BYTES = 4096  # About a dozen lines
+RECENT_SECONDS = 90.0  # What is older than a line is to come says nothing of now
+# Shares of their time by which the others wait longer than a slow rank: of 2 ranks on 2 shared cores no unharmed run
+# came to it (tools/slowdowns), and below it nothing is to be gained.
+LEAST_WAIT = 0.15
+_FAR = 4.0  # Median absolute deviations, where there are ranks enough to have some
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """About a minute of one rank; shares are of its training time."""
+
+    rank: int
+    time: float  # Its end, in Unix seconds
+    node: str
+    local_rank: int
+    step: int
+    steps: int
+    window: float  # Seconds
+    median: float  # Seconds of a step
+    p99: float
+    waiting: float | None  # Share in which nothing of it ran: it waited for other ranks; None on a GPU
+    input: float | None  # Share in which its device waited for its next batch
+    cpu: float  # Seconds of all its threads
+    delayed: float  # Seconds in which its threads were ready and had no core
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRank:
+    rank: int
+    node: str
+    local_rank: int
+    waiting: float  # Its own share
+    others: float  # The median of the others' shares
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} is slow ({self.node}, device {self.local_rank}): "
+            f"the others wait {self.others:.0%} of their time, it {self.waiting:.0%}"
+        )
+
+
+def windows_of(experiment: Path, recent: bool = False) -> dict[int, list[Window]]:
+    """Return the windows of each rank in order; ``recent``: the last ones alone, for which little is read."""
+    found = {}
+    for path in sorted((experiment / FOLDER).glob("rank_*.jsonl")):
+        with suppress(OSError, ValueError):
+            rank = int(path.stem[5:])
+            found[rank] = list(_windows(rank, _lines(path, recent)))
+    return dict(sorted(found.items()))
+
+
+def _lines(path: Path, recent: bool) -> list[str]:
+    with path.open("rb") as file:
+        if recent:
+            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+        return file.read().decode("utf-8", "replace").splitlines()
+
+
+def _windows(rank: int, lines: Iterable[str]) -> Iterable[Window]:
+    names = {field.name for field in fields(Window)}
+    for line in lines:
+        # The first line may be cut where the end alone is read, the last one where it is being written.
+        with suppress(ValueError, TypeError, AttributeError):
+            yield Window(rank=rank, **{name: value for name, value in json.loads(line).items() if name in names})
+
+
+def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None) -> SlowRank | None:
+    """Return the rank that the others wait for at the end of ``windows``, or at ``now``; None if there is none."""
+    end = now or max((each[-1].time for each in windows.values() if each), default=0.0)
+    recent = {rank: [w for w in each if end - RECENT_SECONDS < w.time <= end + 1] for rank, each in windows.items()}
+    shares = {rank: share for rank, each in recent.items() if (share := waiting_of(each)) is not None}
+    if len(shares) < 2 or len(shares) < len(windows):
+        return None
+    slow = min(shares, key=lambda rank: shares[rank])
+    others = [share for rank, share in shares.items() if rank != slow]
+    middle = statistics.median(others)
+    spread = statistics.median([abs(share - middle) for share in others])
+    if middle - shares[slow] < max(LEAST_WAIT, _FAR * spread):
+        return None
+    last = recent[slow][-1]
+    return SlowRank(rank=slow, node=last.node, local_rank=last.local_rank, waiting=shares[slow], others=middle)
+
+
+def waiting_of(windows: Sequence[Window]) -> float | None:
+    """Return the share of the time in which a rank waited for others; None where it is not known."""
+    known = [(each.waiting, each.window) for each in windows if each.waiting is not None]
+    total = sum(seconds for _, seconds in known)
+    return sum(share * seconds for share, seconds in known) / total if total else None
+
+
+def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float]) -> dict[int, list[float]]:
+    """Return for each rank the share of each interval of time by which the others waited longer than it."""
+    found: dict[int, list[float]] = {rank: [] for rank in windows}
+    for begin, end in itertools.pairwise(edges):
+        within = {
+            rank: waiting_of([w for w in each if w.time > begin and w.time - w.window < end])
+            for rank, each in windows.items()
+        }
+        for rank, share in within.items():
+            others = [other for key, other in within.items() if key != rank and other is not None]
+            late = statistics.median(others) - share if others and share is not None else 0.0
+            found[rank].append(max(0.0, late))
+    return found
+
+
+def table_of(windows: Mapping[int, Sequence[Window]], file: str) -> Table:
+    """Return each rank's steps over the whole run, whose log is called ``file``."""
+    columns = ("rank", "node", "device", "steps", "median s", "p99 s", "waits for others", "waits for data", "no core")
+    return Table(
+        title=f"Steps of the ranks, {file}",
+        columns=columns,
+        formats={"median s": ".4f", "p99 s": ".4f", **dict.fromkeys(columns[-3:], ".1%")},
+        rows=tuple(
+            (
+                rank,
+                each[-1].node,
+                each[-1].local_rank,
+                sum(w.steps for w in each),
+                statistics.median(w.median for w in each),
+                max(w.p99 for w in each),
+                waiting_of(each),
+                statistics.fmean([w.input for w in each if w.input is not None] or [0.0]),
+                sum(w.delayed for w in each) / max(sum(w.window for w in each), 1e-9),
+            )
+            for rank, each in windows.items()
+            if each
+        ),
+        note="Median of the windows' medians, largest 99th percentile of a window. A rank that waits less than the "
+        "others is the slow one. No core: seconds in which its threads were ready to run, per second.",
+    )

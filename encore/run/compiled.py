@@ -1,0 +1,57 @@
+"""What a training compiled, kept in the user's cache for the next run of the same kind.
+
+It crosses in the experiment's folder, ``compiled.bin``, so that every runtime and node has it without a further mount.
+"""
+
+import hashlib
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from encore import paths
+from encore.configuration import Configuration
+
+FILE = "compiled.bin"
+
+
+def key_of(configuration: Configuration, image: dict[str, Any] | None, python: Path | None, gpus: list[str]) -> str:
+    """Return the key of a run; empty where nothing is compiled.
+
+    In it is what changes all that is compiled: image or Python, implementation, GPUs with their driver, and
+    configuration but for the seed. The compiler looks at the code itself, and takes what still fits.
+    """
+    settings = configuration.plain()
+    if settings.get("device") != "gpu" or settings.get("compile", "none") in ("none", False):
+        return ""
+    settings.pop("seed", None)
+    parts = [configuration.choice.implementation.module, image, str(python), sorted(set(gpus)), settings]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def give(key: str, folder: Path) -> bool:
+    """Copy what an earlier run has kept into an experiment's folder; return whether there was any."""
+    kept = _place(key)
+    if not key or not kept.exists():
+        return False
+    with suppress(OSError):  # It only saves time
+        shutil.copyfile(kept, folder / FILE)
+        return True
+    return False
+
+
+def keep(key: str, folder: Path) -> None:
+    """Move what an experiment has compiled into the cache, over what was there."""
+    made, kept = folder / FILE, _place(key)
+    with suppress(OSError):
+        if key and made.exists():
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            partial = kept.with_name(f"{kept.name}.{folder.parent.name}")
+            shutil.copyfile(made, partial)
+            partial.replace(kept)
+        made.unlink(missing_ok=True)
+
+
+def _place(key: str) -> Path:
+    return paths.cache_folder() / "compiled" / f"{key}.bin"

@@ -1,0 +1,195 @@
+"""The gate before a job: ask every node of a Slurm job or a host list, measure pairs of them, keep the verdicts.
+
+from encore.run.gate import Place, check
+verdicts = check(of_job(allocation, cluster), Asked(disks=(results,)))
+"""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from encore import environment, launchers, paths
+from encore.errors import EncoreError
+from encore.machine import gate, health, node
+from encore.machine.gate import Verdict
+from encore.slurm import queue, step
+from encore.slurm.cluster import Cluster
+from encore.slurm.queue import Allocation
+from encore.ssh import multi_host
+from encore.ssh.hosts import Host
+
+NODE_SECONDS = 180.0  # With the framework's measurements; 5 minutes with those between nodes
+PAIR_SECONDS = 60.0
+FIRST_PORT = 31000  # Of a pair's rendezvous, below the ports of outgoing connections
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    disks: tuple[Path, ...] = ()  # Folders that every node must be able to write to
+    python: Path | None = None  # Has PyTorch; None: no GEMMs, copies and collectives
+    between: bool = True  # Whether to measure between nodes, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Nodes, and the commands by which they are asked: all of ``everywhere``'s at once, and a pair's ranks."""
+
+    nodes: tuple[str, ...]
+    everywhere: tuple[tuple[str, ...], ...]
+    clock: str  # Name of this machine, as the nodes know it
+    # The command and the variables of some ranks on each of two nodes; None: pairs are not measured here
+    pair: Callable[[tuple[str, str], int, tuple[str, ...]], tuple[tuple[str, ...], Environment]] | None = None
+    rounds: Callable[[Sequence[str]], list[list[tuple[str, str]]]] = gate.rounds_of
+
+
+def here() -> Place:
+    return Place(nodes=(node.name(),), everywhere=((),), clock="localhost")
+
+
+def of_job(allocation: Allocation, cluster: Cluster) -> Place:
+    """Return the nodes of the Slurm job that this process runs in."""
+
+    def pair(nodes: tuple[str, str], ranks: int, program: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+        port = FIRST_PORT + allocation.nodes.index(nodes[0]) % 1000
+        meeting = {"MASTER_ADDR": step.address(nodes[0]), "MASTER_PORT": str(port)}
+        # Slurm's own variables would give the ranks the whole job's number of tasks.
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_NTASKS")}
+        size = ("--nodes=2", f"--ntasks={2 * ranks}", f"--ntasks-per-node={ranks}", f"--nodelist={','.join(nodes)}")
+        command = ("srun", *size, "--mpi=none", "--overlap", "--cpu-bind=none", "--quiet", "--input=none")
+        return (*command, *program), {**plain, **step.interfaces(cluster, allocation, 2), **meeting}
+
+    names = allocation.nodes
+    once = (*step.once_a_node(len(names)), f"--nodelist={','.join(names)}")
+    return Place(nodes=names, everywhere=(once,), clock=platform.node(), pair=pair)
+
+
+def of_hosts(hosts: Sequence[Host]) -> Place:
+    """Return hosts that ssh reaches, of which the first is this machine; nothing is measured between them."""
+    commands = [() if multi_host.is_here(each.name) else multi_host.by_shell(each.name) for each in hosts]
+    first = multi_host.for_launcher(tuple(hosts))[0].name
+    return Place(nodes=tuple(each.name for each in hosts), everywhere=tuple(commands), clock=first)
+
+
+def check(place: Place, asked: Asked, on_step: Callable[[str], None] = lambda text: None) -> list[Verdict]:
+    """Ask all nodes, then pairs of them; return the verdict of each. It takes up to five minutes."""
+    on_step(f"asking {len(place.nodes)} node{'s' * (len(place.nodes) > 1)}")
+    with health.clock_served() as port:
+        question = {
+            "disks": list(map(str, asked.disks)),
+            "clock": f"{place.clock}:{port}" if len(place.nodes) > 1 else "",
+            "python": str(asked.python or ""),
+        }
+        program = (sys.executable, "-m", "encore.machine.health", json.dumps(question))
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            answered = list(pool.map(lambda command: _ask(command, program), place.everywhere))
+    found: dict[str, Any] = dict.fromkeys(place.nodes)
+    for position, (answers, _) in enumerate(answered):
+        # A host answers by its own name, and is known here by the one that ssh has.
+        by_ssh = len(place.everywhere) > 1
+        found.update({place.nodes[position] if by_ssh else name: facts for name, facts in answers.items()})
+    reasons = [reason for answers, reason in answered if reason]
+    pairs = _pairs(place, asked, found, on_step) if asked.between and asked.python else {}
+    return gate.judge(found, pairs, reasons[0] if reasons else f"no answer within {NODE_SECONDS:g} s")
+
+
+def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, Any], str]:
+    # The facts by node that one command brings, and why some are missing.
+    argv = [*command, *program] if not command or command[0] == "srun" else [*command, shlex.join(program)]
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=paths.ROOT
+        )
+    except OSError as error:
+        return {}, f"{argv[0]}: {error.strerror}"
+    try:
+        output, errors = process.communicate(timeout=NODE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # srun then ends its tasks; killed, it would leave them
+        output, errors = process.communicate()
+    said = [line.removeprefix("srun: error: ") for line in errors.splitlines() if line.strip()]
+    reason = (said or [f"exit code {process.returncode}"])[-1] if process.returncode else ""
+    return health.parsed(output), reason
+
+
+def _pairs(
+    place: Place, asked: Asked, found: Mapping[str, Any], on_step: Callable[[str], None]
+) -> dict[tuple[str, str], dict[str, float]]:
+    names = [name for name in place.nodes if found[name] is not None]
+    if place.pair is None or len(names) < 2:
+        return {}
+    measured: dict[tuple[str, str], dict[str, float]] = {}
+    cards = min(len(found[name]["gpus"]) for name in names)
+    size = ("--device", "gpu") if cards else ("--device", "cpu", "--most-bytes", str(1 << 22))
+    program = (str(asked.python), "-m", "benchmarks.common.checks.link_speeds", *size)
+    for pairs in place.rounds(names):
+        on_step(f"measuring between {', '.join('-'.join(pair) for pair in pairs)}")
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            commands = [
+                place.pair(pair, cards or 1, (*program, "--no-pairs", "--output", "/dev/stdout")) for pair in pairs
+            ]
+            measured.update(zip(pairs, pool.map(lambda each: _rates(*each), commands), strict=True))
+    return measured
+
+
+def _rates(argv: tuple[str, ...], variables: Environment) -> dict[str, float]:
+    # Bytes per second of each collective with the largest array; empty where the ranks did not come to an end.
+    with suppress(OSError, ValueError, KeyError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv, env=dict(variables), stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=paths.ROOT,
+            timeout=PAIR_SECONDS, check=False,
+        )  # fmt: skip
+        result = json.loads(done.stdout[done.stdout.index("{") :])
+        rows = sorted(result["collectives"], key=lambda row: int(row["bytes"]))
+        return {row["kind"]: float(row["rate"]) for row in rows}
+    return {}
+
+
+def own_python(named: Path | None) -> Path | None:
+    """Return the Python of the framework that measures: the one named, else Encore's own if it has been made."""
+    if named is not None:
+        return named.expanduser().absolute()
+    with suppress(EncoreError):
+        made = environment.describe(launchers.own_framework())
+        return made.python if made.is_ready else None
+    return None
+
+
+# -- a run in a job with spare nodes --------------------------------------------------------------------------
+
+
+def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_step: Callable[[str], None]) -> None:
+    """Leave nodes of this Slurm job that fail the gate out of the run, by ENCORE_LEFT_OUT in this environment.
+
+    Raises:
+        EncoreError: outside of a Slurm job, or where fewer nodes pass than are ``wanted`` (None: all of them).
+    """
+    allocation = queue.this_allocation(os.environ)
+    if allocation is None:
+        raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
+    verdicts = check(of_job(allocation, cluster), Asked(disks=(results,)), on_step)
+    gate.keep(verdicts)
+    failed = {each.node: "; ".join(each.reasons) for each in verdicts if each.level == "FAIL"}
+    told = [f"{name}: {reason}" for name, reason in failed.items()]
+    needed = wanted or len(allocation.nodes)
+    if len(allocation.nodes) - len(failed) < needed:
+        raise EncoreError(
+            f"{len(failed)} of {len(allocation.nodes)} nodes failed the gate: {' | '.join(told)}",
+            expected=f"{needed} that pass",
+            hint=f"allocate spare nodes, sbatch -N {needed + len(failed)} ... --nodes {needed} --gate; or leave them "
+            f"out: sbatch --exclude={','.join(failed)}",
+        )
+    for line in told:
+        on_step(f"left out by the gate: {line}")
+    if failed:
+        os.environ[queue.LEFT_OUT] = ",".join(failed)
