@@ -81,7 +81,8 @@ def distribute(network: Network, ranks: Ranks, place: Place, types: Types, compi
     mesh = init_device_mesh(kind, (ranks.size // place.tensor, place.tensor), mesh_dim_names=("shard", "tensor"))
     if place.tensor > 1:
         split_products(network, mesh["tensor"])
-    policy = MixedPrecisionPolicy(param_dtype=types.computed, reduce_dtype=types.summed)
+    # The rotation of the positions stays in fp32: the only input of a layer that is not in the type of the weights.
+    policy = MixedPrecisionPolicy(types.computed, types.summed, cast_forward_inputs=False)
     for layer in network.layers:
         fully_shard(layer, mesh=mesh["shard"], mp_policy=policy)
     fully_shard(network, mesh=mesh["shard"], mp_policy=policy)

@@ -232,6 +232,13 @@ def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
     _, _, expected = trained(CONFIG, alone)
     assert losses == pytest.approx(expected, rel=0.02)
     assert losses != expected
+    # The rotation of the positions is not rounded: at 8,192 of them it would be of no use.
+    training, seen = Training(config, VOCABULARY, ranks), []
+    training.network.layers[0].self_attn.register_forward_pre_hook(
+        lambda module, inputs: seen.append((inputs[0].dtype, inputs[1][0].dtype))
+    )
+    train_step(training, batch_of(config, training.place, ranks, 0), 0.0)
+    assert set(seen) == {(torch.bfloat16, torch.float32)}
 
 
 def test_the_fused_optimizer_of_a_gpu_updates_alike(ranks):
