@@ -129,8 +129,13 @@ EVERY = {
 }
 # A CPU without instructions for bf16 takes many times as long for it: images of a quarter.
 SCALED = {
-    **EVERY, "accumulation_steps": "2", "precision": "bf16", "loss_scale": "128", "image_size": "16", "eval_resize": "16",
-}  # fmt: skip
+    **EVERY,
+    "accumulation_steps": "2",
+    "precision": "bf16",
+    "loss_scale": "128",
+    "image_size": "16",
+    "eval_resize": "16",
+}
 OPTIONS = {
     "resnet": {
         **EVERY, "schedule": "step", "decay_epochs": "[1]", "gradient_groups": "3", "depth": "50",
