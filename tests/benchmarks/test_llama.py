@@ -280,6 +280,11 @@ def test_two_ranks_train_like_one_in_every_split(runs: BareRuns) -> None:
         assert losses(two / "metrics.jsonl") == pytest.approx(first, rel=1e-4), settings
         pairs = zip(evaluations(two / "metrics.jsonl"), evaluations(one / "metrics.jsonl"), strict=True)
         assert all(quality(here) == pytest.approx(quality(there), rel=1e-4) for here, there in pairs), settings
+        values = {each["key"]: each["value"] for each in _logged(two / "result.txt")}
+        assert [
+            f"{key}={values[key]}" for key in ("tensor_parallelism", "context_parallelism") if values[key] != 1
+        ] == [*settings]
+        assert (values["global_batch_size"], values["micro_batch_size"]) == (GLOBAL_BATCH, 2)
 
 
 def test_stopped_and_resumed_run_is_an_uninterrupted_one(runs: BareRuns, tmp_path: Path) -> None:

@@ -134,6 +134,12 @@ def test_a_target_is_reached_or_exceeded_as_submitted(tmp_path: Path) -> None:
     assert resnet.timeline(config, 4).target_is_exceeded and dlrm.timeline(config, 4).target_is_exceeded
 
 
+def test_a_loss_reaches_its_target_from_above(tmp_path: Path) -> None:
+    training = Training(tmp_path, replace(by_epochs(9), lower_is_better=True), {"log_perplexity": 3.3})
+    found = {3: {"log_perplexity": 3.4}, 6: {"log_perplexity": 3.3}}
+    assert (training.go(found.__getitem__), training.evaluated) == ("reached", [3, 6])
+
+
 def test_the_start_notes_what_the_libraries_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of a launcher's variables that differ from rank to rank, and no secret."""
     seen = {"NCCL_DEBUG": "WARN", "HOROVOD_CYCLE_TIME": "0.1", "OMPI_MCA_btl": "^openib"}

@@ -234,6 +234,20 @@ def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
     assert losses != expected
 
 
+def test_the_fused_optimizer_of_a_gpu_updates_alike(ranks):
+    """Here on a CPU, which has it too."""
+    config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size)
+    found = []
+    for device in ("cpu", "gpu"):
+        training = Training(config, VOCABULARY, ranks)
+        training.optimizer = adamw(training.parameters, dataclasses.replace(config, device=device))
+        for step in range(3):
+            train_step(training, batch_of(config, training.place, ranks, step), 0.01)
+        found.append(whole(training))
+    for name, each in found[0].items():
+        torch.testing.assert_close(found[1][name], each, rtol=1e-5, atol=1e-6)
+
+
 def test_norms_do_not_decay():
     network = Network(SHAPE)
     groups = adamw(dict(network.named_parameters()), CONFIG).param_groups
