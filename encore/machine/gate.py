@@ -9,11 +9,11 @@ Facts are what :mod:`encore.machine.health` returns of a node, None of one that 
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from encore import paths
 from encore.errors import EncoreError
@@ -21,6 +21,7 @@ from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES
 from encore.machine.preflight import Check, Level
 
+Key = TypeVar("Key", bound=Hashable)
 Facts = Mapping[str, Any]
 Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bytes per second of each collective between two nodes
 
@@ -104,7 +105,8 @@ def judge(answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: 
             found[node].append(Check("FAIL", "answer", why, "see its slurmd or sshd: scontrol show node"))
         else:
             found[node] += [*_own(known[node]), *_gpus_of(known[node])]
-    for node, check in (*_equal(known), *_measured(known), *_between(known, pairs or {})):
+    compared = (*_equal(known), *_measured(known), *_pairs_of_gpus(known), *_between(known, pairs or {}))
+    for node, check in compared:
         found[node].append(check)
     return [
         Verdict(node, tuple(checks) or (Check("OK", "node", _summary(known[node])),)) for node, checks in found.items()
@@ -234,7 +236,7 @@ def _text(value: Any) -> str:
     )
 
 
-def slow_ones(values: Mapping[str, float], tolerance: float) -> dict[str, float]:
+def slow_ones(values: Mapping[Key, float], tolerance: float) -> dict[Key, float]:
     """Return the share of the others' median that each slow one reaches.
 
     It is slow by more than ``tolerance`` and, where there are enough others, by far more than they differ.
@@ -285,6 +287,21 @@ def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
                     node,
                     Check("FAIL", f"{kind} within the node", shown, "see: nvidia-smi topo -m, nvidia-smi nvlink -s"),
                 )
+
+
+# Pairs of GPUs, each among those of all nodes that are linked alike.
+def _pairs_of_gpus(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
+    alike: dict[str, dict[tuple[str, int, int], float]] = {}
+    for node, facts in known.items():
+        rows = facts.get("framework", {}).get("pairs") or []
+        for i, row in enumerate(rows if len(rows) == len(facts.get("links", ())) else ()):
+            for j, rate in enumerate(row):
+                if rate is not None:
+                    alike.setdefault(facts["links"][i][j], {})[node, i, j] = rate
+    for word, rates in alike.items():
+        for (node, i, j), share in slow_ones(rates, 0.2).items():
+            shown = f"{rates[node, i, j] / 1e9:.3g} GB/s, {share:.0%} of the median of {word} pairs"
+            yield node, Check("FAIL", f"from GPU {i} to GPU {j}", shown, "see: nvidia-smi nvlink -s, lspci -vv")
 
 
 def _on_gpus(measured: Mapping[str, Facts]) -> bool:

@@ -61,7 +61,7 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
         "cpu_rate": on_all_cores(hashing),
         "memory_rate": on_all_cores(copying),
         "disks": {folder: disk(Path(folder)) for folder in wanted.get("disks", ())},
-        "floor": floor() if cards else None,
+        **(connections() if cards else {"links": [], "floor": None}),
         "clock_offset": clock_offset(wanted.get("clock", "")),
         "framework": framework(wanted.get("python", ""), len(cards)),
     }
@@ -242,12 +242,13 @@ def framework(python: str, cards: int) -> dict[str, Any]:
     return measured
 
 
-def floor() -> float | None:
-    """Return what the links of this node's GPUs allow an all-reduce at least, in bytes per second; None if unknown."""
+def connections() -> dict[str, Any]:
+    """Return the words of the links between this node's GPUs, and what they allow an all-reduce at least (bytes/s)."""
     machine = node.this_node()
-    capability = machine.gpus[0].compute_capability if machine.gpus else None
-    found = links.all_reduce_floor(links.this_server(machine), capability)
-    return found[0] if found else None
+    server = links.this_server(machine)
+    least = links.all_reduce_floor(server, machine.gpus[0].compute_capability if machine.gpus else None)
+    words = [[server.link(one, other) for other in server.gpus] for one in server.gpus]
+    return {"links": words, "floor": least[0] if least else None}
 
 
 # -- its clock ----------------------------------------------------------------------------------------------

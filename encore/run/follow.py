@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from encore.machine import processes
-from encore.results.logs import steps
+from encore.results.logs import steps, telemetry
 
 LAST_BYTES = 256  # More than a record's kind and time, which no two records share
 
@@ -157,7 +157,7 @@ SUSPENDED_SECONDS, SUSPENDED_SECONDS_ELSEWHERE = 5.0, 90.0  # A rank that lives 
 
 
 def slow_rank(experiment: Path) -> str:
-    """Return which rank of a running experiment the others wait for, and how long; empty where there is none."""
+    """Return which rank or GPU of a running experiment the others wait for, and how long; empty if there is none."""
     beats = processes.heartbeats(experiment / "heartbeat")
     newest = max((beat.alive for beat in beats), default=0.0)
     for beat in beats:
@@ -165,7 +165,8 @@ def slow_rank(experiment: Path) -> str:
         if newest - beat.alive > limit:
             silent = newest - beat.alive
             return f"rank {beat.rank} is slow (process {beat.pid} on {beat.host}): no heartbeat for {silent:.0f} s"
-    return str(steps.slow_rank(steps.windows_of(experiment, recent=True), time.time()) or "")
+    now = time.time()
+    return str(steps.slow_rank(steps.windows_of(experiment, recent=True), now) or telemetry.slow_gpu(experiment, now))
 
 
 class SlowRankWatch:

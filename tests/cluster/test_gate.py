@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,17 @@ class Harmed:
         self._cluster, self._folder = cluster, folder
         self.disk = folder / "disk"
         self.disk.mkdir()
+        self.said = ""
 
-    def start(self, setup: str = ":", under: tuple[str, ...] = (), gpus: list[dict[str, Any]] | None = None) -> None:
+    def start(
+        self,
+        setup: str = ":",
+        under: tuple[str, ...] = (),
+        gpus: Sequence[dict[str, Any]] = (GPU, GPU),
+        others: Sequence[dict[str, Any]] = (GPU, GPU),
+    ) -> None:
         for node in ("n1", SECOND):
-            cards = gpus if node == SECOND and gpus is not None else [GPU, GPU]
+            cards = list(gpus if node == SECOND else others)
             fake = self._folder / f"nvml_{node}.py"
             fake.write_text(textwrap.dedent(NVML).format(gpus=json.dumps(cards)), encoding="utf-8")
             # Python would take the module that it compiled for the harm before, and leave this one's to others.
@@ -79,8 +86,8 @@ class Harmed:
         wait_for(self._cluster.is_idle, "the nodes are idle again")
         time.sleep(1)  # slurmd refuses the credential of a step that it ended in the same second
 
-    def gate(self) -> dict[str, gate.Verdict]:
-        encore = (sys.executable, "-m", "encore.cli.app", "doctor", "--nodes", "--quick", "--json")
+    def gate(self, *options: str) -> dict[str, gate.Verdict]:
+        encore = (sys.executable, "-m", "encore.cli.app", "doctor", "--nodes", *(options or ("--quick",)), "--json")
         done = subprocess.run(
             ["salloc", "--quiet", "--nodes=2", "--exclusive", *encore, "--disk", str(self.disk)],
             env={**self._cluster.environment, "XDG_CACHE_HOME": str(self._folder), "PYTHONPATH": str(paths.ROOT)},
@@ -90,6 +97,7 @@ class Harmed:
             gate.Verdict(each["node"], tuple(gate.Check(**check) for check in each["checks"]))
             for each in json.loads(done.stdout)["nodes"]
         ]
+        self.said = done.stderr
         assert done.returncode == (2 if any(each.level == "FAIL" for each in found) else 0), done.stderr
         return {each.node: each for each in found}
 
@@ -140,6 +148,15 @@ def test_two_nodes_that_are_well_pass(harmed: Harmed) -> None:
     harmed.start()
     levels = [[each.level for each in harmed.gate().values()] for _ in range(3)]
     assert "FAIL" not in {level for each in levels for level in each}
+
+
+def test_a_framework_measures_within_and_between_nodes(harmed: Harmed, pytorch_python: Path) -> None:
+    # Two nodes that share two cores are as fast as the other lets them be: that they were measured is what counts.
+    harmed.start(gpus=[], others=[])
+    found = harmed.gate("--python", str(pytorch_python))
+    assert "measuring between n1-n2" in harmed.said
+    problems = {check.name for each in found.values() for check in each.checks if check.level == "FAIL"}
+    assert not problems & {"answer", "framework", "between nodes"}, found
 
 
 @pytest.mark.parametrize("name", HARMS)

@@ -29,6 +29,7 @@ SPEEDS = {
         {"kind": "all-reduce", "bytes": 1 << 28, "rate": 4e11},
         {"kind": "all-to-all", "bytes": 1 << 28, "rate": 3e11},
     ],
+    "pairs": [[None, 1.5e11], [1.5e11, None]],
     "peaks": [{"flops_per_second": 6e14, "bytes_per_second": 2.8e12}] * 2,
 }
 FACTS: dict[str, Any] = {
@@ -36,7 +37,7 @@ FACTS: dict[str, Any] = {
     "governors": ["performance"], "shared_memory_mib": 1000, "pci_gpus": 2, "gpus": [GPU, GPU], "xids": [],
     "interface": "eth0", "megabits": 100_000, "ports": {"mlx5_0:1": 400.0}, "cpu_rate": 5e10, "memory_rate": 2e11,
     "disks": {"/results": {"free_gib": 900.0, "write_rate": 1e9, "read_rate": 2e9}}, "clock_offset": 0.0001,
-    "framework": SPEEDS, "floor": 1.9e11,
+    "framework": SPEEDS, "links": [["X", "NV18"], ["NV18", "X"]], "floor": 1.9e11,
 }  # fmt: skip
 
 
@@ -70,6 +71,11 @@ HARMS = [
     ("pci_gpus", 3, "GPUs: 3 on the PCI bus, the driver answers for 2"),
     ("xids", [13, 79], "Xid: 79 in the kernel's log"),
     ("framework", {"problem": "no CUDA"}, "framework: the measurement failed: no CUDA"),
+    (
+        "framework.pairs",
+        [[None, 1.5e11], [6e10, None]],
+        "from GPU 1 to GPU 0: 60 GB/s, 40% of the median of NV18 pairs",
+    ),
     ("gpus.1.ecc_uncorrected", 2, "GPU 1: 2 uncorrectable memory errors"),
     ("gpus.0.remapped", [0, 1, 1, 0], "GPU 0: rows wait to be remapped"),
     ("gpus.0.remapped", [0, 1, 0, 1], "GPU 0: row remapping has failed"),
@@ -222,6 +228,13 @@ def test_facts_of_this_machine_are_all_that_is_judged(monkeypatch: pytest.Monkey
     facts = json.loads(json.dumps(health.facts({"disks": [str(tmp_path)]})))
     assert {*FACTS} <= {*facts} and facts["cpu_rate"] > 0 < facts["memory_rate"]
     assert judge({"here": facts})[0].node == "here"
+
+
+def test_a_framework_measures_this_node(pytorch_python: Path) -> None:
+    found = health.framework(str(pytorch_python), 0)
+    assert (found["device"], len(found["peaks"]), len(found["pairs"])) == ("cpu", 2, 2), found
+    assert all(each["flops_per_second"] > 1e8 < each["bytes_per_second"] for each in found["peaks"])
+    assert "problem" in health.framework("/bin/false", 0)
 
 
 # -- who is asked ----------------------------------------------------------------------------------------

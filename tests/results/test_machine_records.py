@@ -108,6 +108,27 @@ def test_energy_is_that_of_all_nodes_while_the_clock_ran(tmp_path: Path) -> None
     assert found is not None and found.unseen == pytest.approx((30 + 1 - 2.5) / 120, abs=0.01)
 
 
+def cards(second: float, node: str, *clocks: float, use: int = 99, throttle: int = 0) -> dict[str, Any]:
+    gpus = [{"sm_mhz": each, "use_percent": use, "throttle": throttle if each < 1500 else 0} for each in clocks]
+    return {"time": START + second, "node": node, "gpus": gpus}
+
+
+def test_a_gpu_with_low_clocks_is_named_with_its_node_and_the_reason(tmp_path: Path) -> None:
+    write(tmp_path / "telemetry.jsonl", [cards(each, "n1", 1980, 1965) for each in range(100)])
+    second = tmp_path / "telemetry.n2.jsonl"
+    write(second, [cards(each, "n2", 1950, 1410, throttle=0x44) for each in range(100)], '{"time": 17')
+    found = telemetry.slow_gpu(tmp_path, START + 100)
+    assert found == "GPU 1 of n2 is slow: 1410 MHz, the others 1965 (power cap, heat (hardware))"
+    assert telemetry.slow_gpu(tmp_path, START + 500) == "", "long ago"
+    write(second, [cards(each, "n2", 1950, 1800) for each in range(100)])
+    assert telemetry.slow_gpu(tmp_path, START + 100) == "", "GPUs differ by as much"
+    write(second, [cards(each, "n2", 1950, 210, use=0) for each in range(100)])
+    assert telemetry.slow_gpu(tmp_path, START + 100) == "", "idle"
+    write(second, [cards(each, "n2", 300) for each in range(100)])
+    (tmp_path / "telemetry.jsonl").unlink()
+    assert telemetry.slow_gpu(tmp_path, START + 100) == "", "one alone"
+
+
 def test_no_power_is_no_energy(tmp_path: Path) -> None:
     folder = experiment(tmp_path)
     write(folder / "telemetry.jsonl", [{"time": START + 1, "gpus": []}, {"time": START + 2, "gpus": [{}]}])

@@ -9,6 +9,7 @@ encore/machine/telemetry.py writes a file per node.
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ Reading = dict[str, Any]
 THROTTLE = {
     0x04: "power cap", 0x08: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake",
 }  # fmt: skip
+RECENT_SECONDS = 30.0  # Readings that say how a GPU is now
+_LAST_BYTES = 1 << 17  # As many of 8 GPUs
+_IN_USE = 50  # Percent of the time in which a kernel ran
+_SLOW_CLOCK = 0.9  # Of the others' median: GPUs of one kind differ by less
 _GAP_SECONDS = 2.5  # Between two readings of one a second: more is a gap, whose energy is a guess
 
 
@@ -61,6 +66,40 @@ def _readings(path: Path) -> Iterator[Reading]:
 def merged(nodes: Mapping[str, Sequence[Reading]]) -> list[Reading]:
     """Return the readings of all nodes by time."""
     return sorted(itertools.chain.from_iterable(nodes.values()), key=lambda reading: float(reading["time"]))
+
+
+def slow_gpu(experiment: Path, now: float) -> str:
+    """Return which GPU of a running experiment has far lower clocks than the others, and why; empty if none has.
+
+    All ranks of a synchronous training wait for it. Those that are not in use say nothing.
+    """
+    clocks: dict[tuple[str, int], list[float]] = {}
+    reasons: dict[tuple[str, int], int] = {}
+    for path in files_of(experiment):
+        for reading in _recent(path, now):
+            for number, gpu in enumerate(reading.get("gpus", ())):
+                if gpu.get("sm_mhz") and (gpu.get("use_percent") or 0) >= _IN_USE:
+                    place = str(reading["node"]), number
+                    clocks.setdefault(place, []).append(float(gpu["sm_mhz"]))
+                    reasons[place] = reasons.get(place, 0) | (gpu.get("throttle") or 0)
+    means = {place: sum(each) / len(each) for place, each in clocks.items()}
+    slow = min(means, key=lambda place: means[place], default=None)
+    others = [mean for place, mean in means.items() if place != slow]
+    if slow is None or not others or means[slow] > _SLOW_CLOCK * statistics.median(others):
+        return ""
+    why = ", ".join(reason for bit, reason in THROTTLE.items() if reasons[slow] & bit)
+    clock = f"{means[slow]:.0f} MHz, the others {statistics.median(others):.0f}"
+    return f"GPU {slow[1]} of {slow[0]} is slow: {clock}" + (f" ({why})" if why else "")
+
+
+def _recent(path: Path, now: float) -> Iterator[Reading]:
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+        for line in file.read().decode("utf-8", "replace").splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                reading = json.loads(line)
+                if now - RECENT_SECONDS < float(reading["time"]) and "node" in reading:
+                    yield reading
 
 
 @dataclass(frozen=True, kw_only=True)
