@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import operator
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -333,7 +334,9 @@ def _main(description: Optional[str], config_class: Any, tools: Tools, prepare: 
         config = configuration.load(config_class, arguments.experiment / "config.json")
         state, saved = read(arguments.experiment, tools.module)
         quality = evaluated(arguments.experiment, state)
-        reached = bool(quality) and all(quality.get(name, -np.inf) >= goal for name, goal in config.targets.items())
+        # As Timeline has it; a quality that was not measured is none that reaches its target.
+        meets = operator.le if getattr(config, "lower_is_better", False) else operator.ge
+        reached = all(name in quality and meets(quality[name], goal) for name, goal in config.targets.items())
         if arguments.through is None and not (arguments.below_target or reached):
             measured, wanted = (
                 ", ".join(f"{name} {values[name]:.5g}" for name in config.targets if name in values)

@@ -102,6 +102,11 @@ class Config:
         # Target of each quality, by the names of benchmark.toml.
         return {"log_perplexity": self.quality_target}
 
+    @property
+    def lower_is_better(self) -> bool:
+        # A loss reaches its target from above.
+        return True
+
     def __post_init__(self) -> None:
         """Refuse what cannot work; ValueError says which keys contradict each other."""
         precision_on_cpu(self, "fp32", "bf16")
