@@ -226,7 +226,7 @@ def test_a_run_leaves_out_the_node_that_failed(harmed: Harmed, jobs: Jobs) -> No
 
 
 def test_telemetry_and_step_times_of_both_nodes(harmed: Harmed, jobs: Jobs) -> None:
-    harmed.start()
+    harmed.start(gpus=[], others=[])  # One rank a node
     job = jobs.submit("--system", "cpu", "--runtime", "host")
     jobs.wait_for_state(job, "COMPLETED", "FAILED")
     assert jobs.cluster.state(job) == "COMPLETED", jobs.log(job)
@@ -235,12 +235,10 @@ def test_telemetry_and_step_times_of_both_nodes(harmed: Harmed, jobs: Jobs) -> N
     for path in folder.glob("telemetry*.jsonl"):
         readings = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         (name,) = {each["node"] for each in readings}
-        nodes[name] = (path.name, len(readings), len(readings[0]["gpus"]))
-    assert {name: (file, cards) for name, (file, _, cards) in nodes.items()} == {
-        "n1": ("telemetry.jsonl", 2),
-        "n2": ("telemetry.n2.jsonl", 2),
-    }
-    assert min(count for _, count, _ in nodes.values()) > 5, nodes
+        nodes[name] = (path.name, len(readings))
+    files = {name: file for name, (file, _) in nodes.items()}
+    assert files == {"n1": "telemetry.jsonl", "n2": "telemetry.n2.jsonl"}
+    assert min(count for _, count in nodes.values()) > 5, nodes
     lines = [only_line(folder / "steps" / f"rank_{rank}.jsonl") for rank in (0, 1)]
     assert [each["node"] for each in lines] == ["n1", "n2"] and all(each["waiting"] is not None for each in lines)
     commands = (" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
