@@ -110,13 +110,15 @@ def choose(
     dtype: torch.dtype,
     saved: Mapping[str, str],
     found: Optional[Mapping[str, Any]] = None,
+    known: Mapping[str, kernels.Operator] = OPERATORS,
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
     """Return name and implementation of each operator of ``sizes``, the sizes of a step.
 
-    ``saved`` are the names of a checkpoint, ``found`` apex's modules (default: those that the image has).
+    ``saved`` are the names of a checkpoint, ``found`` apex's modules (default: those that the image has), ``known`` the
+    operators of the network.
     Raises ValueError where ``wanted`` names what is not there.
     """
     theirs = apex_operators(find_apex() if found is None else found)
     apex = kernels.Library("apex", theirs, "the image has no apex, or one without its CUDA parts")
-    operators = {name: OPERATORS[name] for name in sizes}
+    operators = {name: known[name] for name in sizes}
     return kernels.choose_with(apex, operators, wanted, ranks, dtype, sizes, saved)
