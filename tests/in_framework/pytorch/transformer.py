@@ -85,6 +85,30 @@ def test_logits_and_gradients_are_those_of_pytorchs_modules(norm, attention):
         assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_packed_rows_give_what_padded_ones_do_and_take_no_padding(norm):
+    network = network_of(norm=norm).double()
+    network.dtype = torch.float64
+    source, target = sentences(9, 4, 7, 1), sentences(5, 8, 2, 8)
+    rows = [(ids != PAD).flatten().nonzero().squeeze(1) for ids in (source, target)]
+    sizes = set()
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, found: sizes.add(found.shape[:-1].numel()))
+        for module in network.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    packed = network(source, target, rows=rows)
+    assert sizes == {21, 23}, "tokens of source and target"
+    for hook in hooks:
+        hook.remove()
+    results = []
+    for hidden in (packed, network(source, target).flatten(0, 1)[rows[1]]):
+        gradients = torch.autograd.grad(hidden.square().sum(), list(network.parameters()))
+        results.append([hidden.detach(), *gradients])
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours - theirs).abs().max() < 1e-12 * theirs.abs().max()
+
+
 @pytest.mark.parametrize(("precision", "most"), [("fp32", 1e-4), ("bf16", 0.2)])
 @torch.no_grad()
 def test_decoding_with_a_cache_is_decoding_from_the_start(precision, most):
