@@ -35,6 +35,7 @@ class Config:
     # Self-play
     games: int = 8192  # of a generation, over all ranks; submitted: min_games_per_iteration
     concurrent_games: int = 384  # that a rank plays at once; submitted: games a thread x threads x processes a GPU
+    selfplay_groups: int = 1  # of these games: one is searched while another one's positions are evaluated
     selfplay_threads: int = 6  # of the search on each rank
     inference_batch: int = 256  # positions of a pass of the network; submitted: trt_max_batch_size
     readouts: int = 800  # of a search; submitted: num_readouts
@@ -103,7 +104,17 @@ class Config:
         return tuple(float(f"{self.learning_rate * factor:.6g}") for factor in self.rate_factors)
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "games", "concurrent_games", "selfplay_threads", "inference_batch", "readouts")
+        at_least(
+            self,
+            1,
+            "epochs",
+            "games",
+            "concurrent_games",
+            "selfplay_groups",
+            "selfplay_threads",
+            "inference_batch",
+            "readouts",
+        )
         at_least(self, 1, "parallel_leaves", "conv_width", "trunk_layers", "fc_width", "window", "batch_size")
         at_least(
             self,

@@ -25,6 +25,7 @@ class Config:
     layers: Tuple[int, ...] = (256, 256, 128, 64)  # the MLP: both its embeddings concatenated, then each layer
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
     loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
+    tables: Literal["fp32", "16-bit"] = "fp32"  # what a step looks up: the tables, or copies made once a step
     first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
 
     # The optimizer
@@ -41,6 +42,7 @@ class Config:
     eval_batch_size: int = 1048576  # users times candidates scored at once, per rank
 
     # How it runs
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # of the draws; auto: measured before the first step
     cuda_graph: bool = True  # replay each epoch as one graph on a GPU
     log_interval: int = 100  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal
@@ -60,6 +62,10 @@ class Config:
             (
                 "device=cpu has no apex: set optimizer_kernel=auto",
                 self.device == "cpu" and self.optimizer_kernel == "apex",
+            ),
+            (
+                f"tables=16-bit are of the type of the activations: {self.precision} is none of 16 bits",
+                self.tables == "16-bit" and self.precision not in ("fp16", "bf16"),
             ),
             ("layers needs at least two values, all at least 1", len(self.layers) < 2 or min(self.layers) < 1),
             ("the first of layers must be even: two embeddings share it", self.layers[0] % 2 == 1),

@@ -3,7 +3,7 @@
 from contextlib import closing
 from functools import partial
 from itertools import count
-from typing import Any, Callable, Generator, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Generator, Iterator, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     all_tokens: int  # the same of all ranks
     sentences: int  # pairs of all ranks
     all_source_tokens: int = 0  # of ``source`` of all ranks, without padding
-    source_rows: Optional[torch.Tensor] = None  # as ``rows``, of ``source``
+    source_rows: torch.Tensor = torch.empty(0)  # as ``rows``, of ``source``
 
 
 class SourceBatch(NamedTuple):

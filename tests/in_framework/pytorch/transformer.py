@@ -9,8 +9,8 @@ from torch import nn
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.model import Network, State, decode
-from benchmarks.translation.pytorch.batches import SourceBatch
+from benchmarks.transformer.pytorch.model import Network, State, decode, packed_rows
+from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
 NONE = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
@@ -128,6 +128,22 @@ def test_decoding_with_a_cache_is_decoding_from_the_start(precision, most):
         state.select(rows)
         places = places[kept]
         tokens = torch.cat((tokens[rows], torch.randint(4, WORDS, (len(rows), 1))), 1)
+
+
+def test_a_batch_without_much_padding_is_not_packed():
+    def batch(*lengths):
+        ids = sentences(*lengths)
+        rows = (ids != PAD).flatten().nonzero().squeeze(1)
+        return Batch(ids, torch.tensor(lengths), ids, ids, rows, len(rows), len(rows), len(ids), source_rows=rows)
+
+    assert packed_rows(batch(9, 9, 9, 6)) is None
+    padded = batch(9, 4, 7)
+    assert [len(rows) for rows in packed_rows(padded)] == [20, 20]
+    network = network_of(precision="fp32")
+    other = Network(dataclasses.replace(network.config, packed=False), WORDS).eval()
+    other.load_state_dict(network.state_dict())
+    losses = [float(each.loss_sum(padded)) for each in (network, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] > 0
 
 
 def test_a_batch_is_translated_as_its_sentences_are():
