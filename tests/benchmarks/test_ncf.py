@@ -251,7 +251,6 @@ def test_a_changed_data_set_is_refused_before_the_start(encore: Encore, pytorch_
         ({"layers": (2,)}, "at least two values"),
         ({"layers": (2, 0)}, "at least two values"),
         ({"layers": (3, 2)}, "must be even"),
-        ({"tables": "16-bit"}, "tables=16-bit are of the type of the activations: fp32 is none of 16 bits"),
         ({"precision": "bf16", "factors": 0}, "factors must be at least 1"),
         ({"optimizer_kernel": "apex"}, "device=cpu has no apex"),
     ],

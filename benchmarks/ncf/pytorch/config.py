@@ -25,7 +25,7 @@ class Config:
     layers: Tuple[int, ...] = (256, 256, 128, 64)  # the MLP: both its embeddings concatenated, then each layer
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
     loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
-    tables: Literal["fp32", "16-bit"] = "fp32"  # what a step looks up: the tables, or copies made once a step
+    tables: Literal["fp32", "16-bit"] = "fp32"  # what a step looks up; 16-bit: copies for such a precision
     first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
 
     # The optimizer
@@ -62,10 +62,6 @@ class Config:
             (
                 "device=cpu has no apex: set optimizer_kernel=auto",
                 self.device == "cpu" and self.optimizer_kernel == "apex",
-            ),
-            (
-                f"tables=16-bit are of the type of the activations: {self.precision} is none of 16 bits",
-                self.tables == "16-bit" and self.precision not in ("fp16", "bf16"),
             ),
             ("layers needs at least two values, all at least 1", len(self.layers) < 2 or min(self.layers) < 1),
             ("the first of layers must be even: two embeddings share it", self.layers[0] % 2 == 1),
