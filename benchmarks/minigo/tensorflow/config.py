@@ -58,6 +58,7 @@ class Config:
     trunk_layers: int = 6  # residual blocks
     fc_width: int = 64  # units of the value head's hidden layer
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of products; weights and statistics stay fp32
+    inference_precision: Literal["same", "fp16", "bf16", "tf32", "fp32"] = "same"  # of the network that plays
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
 
     # Training
@@ -132,6 +133,10 @@ class Config:
         fraction(self, "quality_target", "sample_share")
         precision_on_cpu(self, "fp32", "bf16")
         refuse(
+            (
+                "device=cpu plays in fp32 or bf16: set inference_precision=same",
+                self.device == "cpu" and self.inference_precision not in ("same", "fp32", "bf16"),
+            ),
             (
                 "rate_factors needs one value more than rate_boundaries",
                 len(self.rate_factors) != len(self.rate_boundaries) + 1,
