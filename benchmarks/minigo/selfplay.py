@@ -1,8 +1,10 @@
 """One rank's games of a generation: the engine searches, the network evaluates, whole games go to a file."""
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -16,15 +18,43 @@ SLICE_SECONDS = 0.25  # Between two moments at which the ranks ask each other wh
 Array = Any
 
 
-def play_for(
-    seconds: float, games: Games, evaluators: Sequence[Evaluate], planes: Array, is_done: Callable[[], bool]
-) -> Iterator[Game]:
-    """Play for a while, or until all is done, and yield the games that end; each player has an evaluator."""
+def play_for(seconds: float, turn: Callable[[], Iterator[Game]], is_done: Callable[[], bool]) -> Iterator[Game]:
+    """Take turns for a while, or until all is done, and yield the games that end."""
     until = time.monotonic() + seconds
     while not is_done() and time.monotonic() < until:
-        for player, evaluate in enumerate(evaluators):
-            count = games.leaves(planes, player)
-            yield from games.answer(*evaluate(planes[:count]), player)
+        yield from turn()
+
+
+def match_turn(games: Games, evaluators: Sequence[Evaluate], planes: Array) -> Iterator[Game]:
+    """Search and evaluate the games of each player, who has an evaluator, and yield those that end."""
+    for player, evaluate in enumerate(evaluators):
+        count = games.leaves(planes, player)
+        yield from games.answer(*evaluate(planes[:count]), player)
+
+
+class Groups:
+    """Groups of one player's games in turn: while a thread evaluates the leaves of one, the next one is searched.
+
+    Leaves wait for their answer from one turn to the next, so that what is played does not depend on time.
+    """
+
+    def __init__(self, games: Games, evaluate: Evaluate, planes: Sequence[Array]) -> None:
+        """Begin with games that have as many groups as there are ``planes``, batches of leaves."""
+        self._games, self._evaluate, self._planes = games, evaluate, planes
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: "Dict[int, Future[Any]]" = {}
+
+    def turn(self) -> Iterator[Game]:
+        """Answer, then search each group, and yield the games that end."""
+        for group, planes in enumerate(self._planes):
+            if group in self._waiting:
+                policy, value = self._waiting.pop(group).result()
+                yield from self._games.answer(policy, value, group=group)
+            count = self._games.leaves(planes, group=group)
+            self._waiting[group] = self._thread.submit(self._evaluate, planes[:count])
+
+    def close(self) -> None:
+        self._thread.shutdown()
 
 
 def batch_of(config: Any) -> Array:
@@ -43,17 +73,24 @@ class Worker:
         self._file = GameFile(generation_folder(output, generation) / f"worker_{part:04d}.games")
         numbers = schedule.game_numbers(config, generation, part, parts)
         self._left = set(numbers) - done
-        self._evaluate, self._planes = evaluate, batch_of(config)
+        self._groups: Optional[Groups] = None
         if self._left:
-            self._games = Games(
+            at_once = min(config.concurrent_games, len(self._left))
+            groups = min(config.selfplay_groups, at_once)
+            games = Games(
                 rules_of(config),
                 [search_of(config, schedule.readouts(config, generation))],
-                games=min(config.concurrent_games, len(self._left)),
+                games=at_once,
+                groups=groups,
                 seed=config.seed,
                 first=min(self._left),
                 threads=config.selfplay_threads,
                 count=numbers.stop - min(self._left),
             )
+            self._turn: Callable[[], Iterator[Game]] = partial(match_turn, games, [evaluate], batch_of(config))
+            if groups > 1:
+                self._groups = Groups(games, evaluate, [batch_of(config) for _ in range(groups)])
+                self._turn = self._groups.turn
 
     @property
     def missing(self) -> int:
@@ -61,12 +98,14 @@ class Worker:
 
     def play(self, seconds: float = SLICE_SECONDS) -> None:
         if self._left:
-            for game in play_for(seconds, self._games, [self._evaluate], self._planes, lambda: not self._left):
+            for game in play_for(seconds, self._turn, lambda: not self._left):
                 if game.number in self._left:
                     self._file.add([game])
                     self._left.remove(game.number)
 
     def close(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
         self._file.close()
 
 
@@ -84,11 +123,11 @@ class MatchWorker:
     """Plays its share of a match between two networks, each of which has black in every other game."""
 
     def __init__(self, config: Any, evaluators: Tuple[Evaluate, Evaluate], games: range, seed: int) -> None:
-        self._evaluators, self._planes, self._count = evaluators, batch_of(config), len(games)
+        self._count = len(games)
         # Games that are over, and those of them that the first network won; a draw counts half
         self.played, self.wins = 0, 0.0
         if games:
-            self._games = Games(
+            played = Games(
                 rules_of(config),
                 [match_search(config)] * 2,
                 games=min(config.concurrent_games, len(games)),
@@ -97,6 +136,7 @@ class MatchWorker:
                 threads=config.selfplay_threads,
                 count=len(games),
             )
+            self._turn = partial(match_turn, played, evaluators, batch_of(config))
 
     @property
     def missing(self) -> int:
@@ -104,6 +144,6 @@ class MatchWorker:
 
     def play(self, seconds: float = SLICE_SECONDS) -> None:
         if self.missing:
-            for game in play_for(seconds, self._games, self._evaluators, self._planes, lambda: not self.missing):
+            for game in play_for(seconds, self._turn, lambda: not self.missing):
                 self.played += 1
                 self.wins += 0.5 + 0.5 * (game.outcome if game.black == 0 else -game.outcome)

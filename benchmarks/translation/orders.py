@@ -15,6 +15,7 @@ from benchmarks.common.data.problem import Problem
 BUCKETS = 5  # ``--num-buckets`` of GNMT's train.py (v0.5 to v0.7); no configuration sets another number
 # GNMT counts BOS and EOS where it compares a length with the longest (seq2seq/data/config.py, tokenizer.py).
 GNMT_MARKS = 2
+WIDTH_CLASS = 8  # target lengths that ``by_shards`` takes for alike, so that source lengths of a batch can be so too
 MOST_PADDING = 0.4  # share of a batch of ``by_tokens`` that is padding, at most
 MARKS = 1  # positions that EOS (source, target_out) or BOS (target_in) takes in a batch
 
@@ -82,12 +83,14 @@ def by_shards(
     seed: int,
     epoch: int,
     longest: int,
-    shard_size: int,
+    shard_size: int = 0,
 ) -> Order:
     """Return batches of ``batch_size`` pairs of like lengths, as GNMT's submission of v0.5 has them (sampler.py).
 
     All pairs are shuffled; each ``shard_size`` steps of them are sorted by the sum of both lengths; then the steps are
-    shuffled. Pairs longer than ``longest``, BOS and EOS included, are left out, and so is what does not fill a step.
+    shuffled. With ``shard_size`` 0, which no submission has, the whole epoch is sorted by classes of WIDTH_CLASS target
+    lengths, and in each by the source's, up and down in turn: both sides of a step then have little padding. Pairs
+    longer than ``longest``, BOS and EOS included, are left out, and so is what does not fill a step.
 
     Raises:
         Problem: the pairs do not fill a step.
@@ -103,10 +106,14 @@ def by_shards(
             "take a smaller batch, fewer ranks, or more data",
         )
     taken = random.permutation(fitting)[: steps * step_size]
-    lengths = source.astype(np.int64) + target
-    for begin in range(0, len(taken), shard_size * step_size):
-        shard = taken[begin : begin + shard_size * step_size]
-        shard[:] = shard[np.argsort(lengths[shard], kind="stable")]
+    if shard_size:
+        keys = [source.astype(np.int64) + target]
+    else:
+        classes = target.astype(np.int64) // WIDTH_CLASS
+        keys = [source * (1 - 2 * (classes % 2)), classes]  # the last key comes first
+    for begin in range(0, len(taken), (shard_size or steps) * step_size):
+        shard = taken[begin : begin + (shard_size or steps) * step_size]
+        shard[:] = shard[np.lexsort([key[shard] for key in keys])]
     sentences = taken.reshape(steps, step_size)[random.permutation(steps)].reshape(-1)
     return Order(sentences, np.arange(0, len(sentences) + 1, batch_size), steps)
 

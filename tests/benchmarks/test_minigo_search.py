@@ -1,6 +1,7 @@
 """Minigo's search: what its games depend on, games as the reference plays them, its speed and its build."""
 
 import shutil
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.common.data.problem import Problem
 from benchmarks.minigo.engine import Game, Games, Position, Rules, Search, bench, build
 from benchmarks.minigo.schedule import match_search, rules_of
+from benchmarks.minigo.selfplay import Groups
 from tests.benchmarks.test_minigo import config_of
 
 # -- search -----------------------------------------------------------------------------------------------
@@ -64,6 +66,48 @@ VARIED = replace(PLAIN, parallel_leaves=4, cache_entries=5000, fastplay_frequenc
 def one_by_one() -> list[Game]:
     # Games played alone, one leaf at a time
     return twelve(PLAIN, at_once=1, batch=1)
+
+
+def in_groups(search: Search, at_once: int, batch: int, groups: int, threads: int = 1) -> list[Game]:
+    games = Games(RULES, [search], games=at_once, seed=5, threads=threads, count=12, groups=groups)
+    together = Groups(games, Net(RULES), [np.zeros((batch, 5, 5, 17), np.uint8) for _ in range(groups)])
+    found: list[Game] = []
+    while games.running:
+        found += together.turn()
+    together.close()
+    return sorted(found, key=lambda game: game.number)
+
+
+@pytest.mark.slow
+def test_games_in_groups_are_those_of_one_group(one_by_one: list[Game]) -> None:
+    for at_once, batch, groups, threads in ((12, 6, 2, 1), (5, 64, 2, 1), (12, 3, 3, 2)):
+        found = in_groups(PLAIN, at_once, batch, groups, threads)
+        assert content(found) == content(one_by_one), (at_once, batch, groups)
+    assert content(in_groups(VARIED, 12, 48, 2)) == content(in_groups(VARIED, 12, 48, 2)), "with a cache, by one thread"
+    with pytest.raises(Problem, match="games 1, threads 1"):
+        Games(RULES, [PLAIN], games=1, seed=0, groups=2)
+
+
+def test_a_group_is_searched_while_another_one_is_evaluated() -> None:
+    # An evaluation that waits for the next group's leaves: it would never end if they were asked for after it.
+    net, games, searched = Net(RULES), Games(RULES, [PLAIN], games=4, seed=5, groups=2), threading.Event()
+    leaves = games.leaves
+
+    def search(planes: np.ndarray, player: int = 0, group: int = 0) -> int:
+        found = leaves(planes, player, group)
+        if group == 1:
+            searched.set()
+        return found
+
+    def evaluate(planes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert searched.wait(60)
+        return net(planes)
+
+    games.leaves = search  # type: ignore[method-assign]
+    together = Groups(games, evaluate, [np.zeros((4, 5, 5, 17), np.uint8) for _ in range(2)])
+    for _ in range(3):
+        list(together.turn())
+    together.close()
 
 
 @pytest.mark.slow

@@ -371,6 +371,7 @@ ORDERS: dict[str, tuple[Callable[..., orders.Order], dict[str, int]]] = {
     "buckets, 1 rank": (orders.by_sentences, {"batch_size": 16, "ranks": 1, "longest": 75}),
     "buckets, 3 ranks": (orders.by_sentences, {"batch_size": 16, "ranks": 3, "longest": 75}),
     "shards": (orders.by_shards, {"batch_size": 16, "ranks": 2, "longest": 50, "shard_size": 10}),
+    "lengths": (orders.by_shards, {"batch_size": 16, "ranks": 2, "longest": 50}),
     "tokens, multiples": (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "length_multiple": 2}),
     "tokens": (orders.by_tokens, {"tokens": 1024, "ranks": 2, "longest": 80, "multiple": 1}),
 }
@@ -379,6 +380,7 @@ RECORDED: dict[str, tuple[int, int, str]] = {
     "buckets, 1 rank": (243, 3888, "1242cc62d78b717c57f07ac2b4a63ab7"),
     "buckets, 3 ranks": (79, 3792, "498cc30bb11c8713abb16da88e4dee5b"),
     "shards": (113, 3616, "1649b337930feda1f1d0af51624f8d6c"),
+    "lengths": (113, 3616, "bd405363fa7d6a390b6077459f699eaa"),
     "tokens, multiples": (64, 3915, "c8d4c4e48cbd0f7e71a9a73129e41f57"),
     "tokens": (59, 3926, "7cfab288dccb1f0c24c0da3fff7dca81"),
 }
@@ -400,6 +402,14 @@ def test_orders_are_the_recorded_ones_with_every_pair_once(name: str) -> None:
     )
     assert np.maximum(source, target)[first.sentences].max() == how["longest"] - (1 if "tokens" in how else 2)
     assert np.mean(padding(first, source, target)) < (0.15 if "tokens" in how else 0.4)
+
+
+def test_pairs_sorted_by_both_lengths_have_little_padding_on_either_side() -> None:
+    # Lengths that have nothing to do with each other, as in the set that the speed of a step is measured on.
+    source, target = np.random.RandomState(0).randint(4, 50, (2, 1 << 14)).astype(np.int32)
+    size = {"batch_size": 256, "ranks": 2, "seed": 0, "epoch": 0, "longest": 75}
+    made = (rule(source, target, **size) for rule in (orders.by_sentences, orders.by_shards))
+    assert [np.mean(padding(order, source, target)) for order in made] == pytest.approx([0.32, 0.12], abs=0.02)
 
 
 def test_no_batch_of_tokens_is_padding_for_the_most_part() -> None:

@@ -1,28 +1,34 @@
-"""Normalized Bahdanau attention (arXiv 1409.0473; the norm: arXiv 1602.07868): how the scores are computed.
+"""Normalized Bahdanau attention (arXiv 1409.0473; the norm: arXiv 1602.07868): how the weights are computed.
 
-score[b, t, s] = sum over w of v[w] * tanh(q[b, t, w] + k[b, s, w]). Written down as PyTorch's operators this keeps
-several tensors (B, T, S, W) for the backward pass; ``chunked`` holds some target positions at a time and computes their
-tanh again in the backward pass.
+score[b, t, s] = sum over w of v[w] * tanh(q[b, t, w] + k[b, s, w]); weights are their softmax over the s that are no
+padding. Written down as PyTorch's operators this keeps several tensors (B, T, S, W) for the backward pass; ``chunked``
+holds some target positions at a time and computes their tanh again in the backward pass. kernels.py does so in Triton.
 """
 
 from typing import Any, Callable, Tuple
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-# (B, T, S) of queries (B, T, W), keys (B, S, W) and v (W,).
-Scores = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# (B, T, S), float32 or wider, of queries (B, T, W), keys (B, S, W), v (W,) and padding, bool (B, S).
+Weights = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # Bytes of tanh that are held at once: what stays in a CPU's caches; on a GPU enough to fill it.
 CHUNK_BYTES = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
-def plain(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    return torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1)) @ vector
+def plain(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    return _softmax(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1)) @ vector, padding)
 
 
-def chunked(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+def chunked(queries: torch.Tensor, keys: torch.Tensor, vector: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
     # Return the same, without a tensor (B, T, S, W).
-    return _Chunked.apply(queries, keys, vector)
+    return _softmax(_Chunked.apply(queries, keys, vector), padding)
+
+
+def _softmax(scores: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    scores = scores.masked_fill(padding.unsqueeze(1), float("-inf"))
+    return functional.softmax(scores, dim=2, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 class _Chunked(torch.autograd.Function):

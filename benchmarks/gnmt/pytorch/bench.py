@@ -38,7 +38,7 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     length = round(float((mean + MARKS) / 2))
     at_once = config.eval_batch_size if config.device == "gpu" else min(DECODED, config.eval_batch_size)
     plain = GNMT(config, words).to(ranks.context)
-    plain.decoder.attention.scores = attention.plain
+    plain.decoder.attention.weigh = attention.plain
     return subject(
         training,
         data,

@@ -40,7 +40,7 @@ class Config:
     # The optimizer
     batch_size: int = 256  # sentence pairs per rank and step
     optimizer: Literal["adam"] = "adam"  # Kingma and Ba 2015
-    kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of the loss; auto: measured before the first step
+    kernels: Literal["auto", "plain", "triton", "apex"] = "auto"  # of loss and attention; auto: measured at start
     optimizer_kernel: Literal["auto", "apex", "fused", "plain"] = "auto"  # auto: the fastest that is there
     split_optimizer: bool = False  # each rank updates its share of the weights, the others get them from it
     bucket_mb: int = 25  # megabytes of gradients in an all-reduce, begun in the backward pass; 0: one, after it
@@ -58,9 +58,10 @@ class Config:
 
     # The input
     max_length_train: int = 75  # tokens of a side, BOS and EOS included; pairs with a longer one are left out
-    batching: Literal["buckets", "shards"] = "buckets"  # shards: random ones, each sorted by length, as v0.5
+    batching: Literal["buckets", "shards", "lengths"] = "buckets"  # shards: as v0.5; lengths: sorted by both sides
     buckets: int = 5  # for buckets: classes of lengths, from each of which batches are drawn
     shard_size: int = 80  # for shards: global batches per shard
+    length_multiple: int = 0  # lengths of batches are multiples of this; 0: of 8 in fp16 and bf16, else of 1
     prefetch: int = 4  # batches read ahead by a thread
 
     # Evaluation
@@ -101,6 +102,7 @@ class Config:
             "decay_steps",
             "warm_up_steps",
             "loss_chunk",
+            "length_multiple",
             "prefetch",
         )
         at_least(self, 0, "bucket_mb", "checkpoint_interval", "length_penalty", "length_constant", "coverage_penalty")

@@ -17,8 +17,8 @@ MULTIPLES = {"fp16": 8, "bf16": 8}  # the positions of a batch are a multiple, a
 
 def order_of(config: Config, data: DataSet, ranks: Ranks) -> Callable[[int], orders.Order]:
     rule: Callable[..., orders.Order] = partial(orders.by_sentences, buckets=config.buckets)
-    if config.batching == "shards":
-        rule = partial(orders.by_shards, shard_size=config.shard_size)
+    if config.batching != "buckets":
+        rule = partial(orders.by_shards, shard_size=config.shard_size if config.batching == "shards" else 0)
     size = {"batch_size": config.batch_size, "ranks": ranks.size, "longest": config.max_length_train}
 
     @lru_cache(maxsize=2)
@@ -35,4 +35,4 @@ def evaluation_input(config: Config, data: DataSet, ranks: Ranks) -> Iterator[So
 
 def shape(config: Config) -> Shape:
     # Return how batches are laid out: GNMT's source has a BOS.
-    return Shape(source_bos=True, multiple=MULTIPLES.get(config.precision, 1))
+    return Shape(source_bos=True, multiple=config.length_multiple or MULTIPLES.get(config.precision, 1))

@@ -131,7 +131,7 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Parts:
     encoder = serving.without(network, "classifier", "decoder.first", "decoder.layers")
     decoder = serving.without(network, "encoder")
     # In chunks the scores are found by a loop, whose length would be that of the example.
-    decoder.decoder.attention.scores = attention.plain
+    decoder.decoder.attention.weigh = attention.plain
     return Parts(
         {"encoder": _encoder(encoder, network, data), "decoder": _decoder(config, decoder, network)},
         lambda infer: evaluate(config, data, infer),

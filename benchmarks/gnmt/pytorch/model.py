@@ -35,7 +35,7 @@ class Attention(nn.Module):
         self.vector = nn.Parameter(torch.empty(width).uniform_(-(width**-0.5), width**-0.5))
         self.scale = nn.Parameter(torch.full((1,), width**-0.5))
         self.bias = nn.Parameter(torch.zeros(width))
-        self.scores: attention.Scores = attention.chunked
+        self.weigh: attention.Weights = attention.chunked
 
     def encoded(self, context: torch.Tensor, padding: torch.Tensor) -> Encoded:
         # Project ``context`` (B, S, width) once for all target positions.
@@ -45,9 +45,8 @@ class Attention(nn.Module):
         # Return the context (B, T, width) for ``queries`` (B, T, width), and the weights (B, T, S).
         projected = self.query(queries)
         vector = self.scale * self.vector / self.vector.norm()
-        scores = self.scores(projected, encoded.keys.to(projected.dtype), vector.to(projected.dtype))
-        scores = scores.masked_fill(encoded.padding.unsqueeze(1), float("-inf"))
-        weights = functional.softmax(scores, dim=2, dtype=wide(scores))
+        keys = encoded.keys.to(projected.dtype)
+        weights = self.weigh(projected, keys, vector.to(projected.dtype), encoded.padding)
         return torch.bmm(weights.to(encoded.context.dtype), encoded.context), weights
 
 

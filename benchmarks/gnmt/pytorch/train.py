@@ -27,6 +27,7 @@ from benchmarks.gnmt.flops import training_flops
 from benchmarks.gnmt.pytorch.config import Config
 from benchmarks.gnmt.pytorch.data import evaluation_input, order_of, shape
 from benchmarks.gnmt.pytorch.model import GNMT, decode
+from benchmarks.gnmt.pytorch.operators import OPERATORS
 from benchmarks.translation.arrays import DataSet, open_data
 from benchmarks.translation.bleu import sacrebleu_score
 from benchmarks.translation.flops import of_pair
@@ -44,10 +45,15 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
     padded = -(-words // config.vocabulary_multiple) * config.vocabulary_multiple
     with drawn_from(config.seed):
         network = GNMT(config, padded).to(ranks.context)
-    sizes = {"loss": {"rows": operators.LOSS_ROWS, "vocabulary": padded}}
+    length = config.max_length_train // 2
+    sizes = {
+        "loss": {"rows": operators.LOSS_ROWS, "vocabulary": padded},
+        "attention": {"sentences": config.batch_size, "targets": length, "sources": length, "width": config.width},
+    }
     dtype = pytorch.DTYPES[config.precision]
-    kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
-    network.row_loss = chosen["loss"]
+    known = {**operators.OPERATORS, **OPERATORS}
+    kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}), known=known)
+    network.row_loss, network.decoder.attention.weigh = chosen["loss"], chosen["attention"]
     scale = ScaleRule(config.loss_scale, config.loss_scale_interval, config.loss_scale_limit)
     training = Training(config, ranks, words, network, adam(network, config, ranks, saved, scale), kernels)
     pytorch.broadcast(network.parameters())

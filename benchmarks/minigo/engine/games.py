@@ -121,21 +121,24 @@ class Games:
         first: int = 0,
         threads: int = 1,
         count: Optional[int] = None,
+        groups: int = 1,
     ) -> None:
         """Prepare ``games`` games at once, numbered from ``first``; they start with the first ``leaves``.
 
         Two ``searches`` are those of player 0 and player 1, each with a tree of its own: player ``number & 1`` is
         black, and resignation follows the first (cc/eval.cc, v0.7). ``count`` games are played; None: without end.
+        Of the ``groups``, which a single player can have, one is searched while another's leaves are evaluated.
         """
-        if games < 1 or threads < 1:
-            raise Problem(f"games {games}, threads {threads}", "at least one of each", "set them")
+        if games < max(1, groups) or threads < 1:
+            found, wanted = f"games {games}, threads {threads}", "at least one of each"
+            raise Problem(found, f"{wanted}, and as many games as groups" if groups > 1 else wanted, "set them")
         self.rules, self._leaves = rules, [search.parallel_leaves for search in searches]
-        self._rows = [0] * len(searches)
+        self._rows = {(player, group): 0 for player in range(len(searches)) for group in range(groups)}
         native = (NativeSearch * len(searches))(*[search.native(rules.size) for search in searches])
         start = Position(rules)
         self._handle = engine().minigo_pool(
             rules.native(), native, len(searches), games, seed & (1 << 64) - 1, first, threads,
-            start.start.ctypes.data, start.first,
+            groups, start.start.ctypes.data, start.first,
         )  # fmt: skip
         if count is not None:
             engine().minigo_pool_stop(self._handle, first + count)
@@ -149,24 +152,24 @@ class Games:
     def running(self) -> bool:
         return bool(engine().minigo_pool_running(self._handle))
 
-    def leaves(self, planes: Array, player: int = 0) -> int:
+    def leaves(self, planes: Array, player: int = 0, group: int = 0) -> int:
         """Fill rows of ``planes``, uint8 or float32 [batch, N, N, planes], and return how many need an evaluation.
 
-        They are of the games in which ``player`` is to move. The batch holds at least ``parallel_leaves`` rows; where
-        it has no room for all games they are served in turn. 0 where the cache or the rules answered everything: then
-        ``answer`` returns the games that ended.
+        They are of the games of a ``group`` in which ``player`` is to move. The batch holds at least
+        ``parallel_leaves`` rows; where it has no room for all games they are served in turn. 0 where the cache or the
+        rules answered everything: then ``answer`` returns the games that ended.
         """
         floats = checked_planes(planes, (self.rules.size, self.rules.size, self.rules.planes))
         if len(planes) < self._leaves[player]:
             wanted = f"at least the {self._leaves[player]} leaves that one game searches at once"
             raise Problem(f"a batch of {len(planes)}", wanted, "make the batch larger, or set fewer parallel_leaves")
-        arguments = (player, planes.ctypes.data, len(planes), floats)
-        self._rows[player] = int(engine().minigo_pool_leaves(self._handle, *arguments))
-        return self._rows[player]
+        arguments = (player, group, planes.ctypes.data, len(planes), floats)
+        self._rows[player, group] = int(engine().minigo_pool_leaves(self._handle, *arguments))
+        return self._rows[player, group]
 
-    def answer(self, policy: Array, value: Array, player: int = 0) -> List[Game]:
+    def answer(self, policy: Array, value: Array, player: int = 0, group: int = 0) -> List[Game]:
         """Take policies float32 [n, moves] and values float32 [n] of the side to move; return the games that ended."""
-        rows, self._rows[player] = self._rows[player], 0
+        rows, self._rows[player, group] = self._rows[player, group], 0
         policy = np.ascontiguousarray(policy, np.float32).reshape(-1, self.rules.moves)
         value = np.ascontiguousarray(value, np.float32).reshape(-1)
         if len(policy) < rows or len(value) < rows:
@@ -174,7 +177,7 @@ class Games:
             raise Problem(found, "an evaluation for each leaf", "evaluate the rows that leaves() filled")
         if not (np.isfinite(policy[:rows]).all() and np.isfinite(value[:rows]).all()):
             raise Problem("an evaluation that is not finite", "numbers", "see why the network returns NaN or infinity")
-        count = engine().minigo_pool_answer(self._handle, player, policy.ctypes.data, value.ctypes.data)
+        count = engine().minigo_pool_answer(self._handle, player, group, policy.ctypes.data, value.ctypes.data)
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Game:

@@ -23,7 +23,7 @@ from benchmarks.minigo.engine import Games
 from benchmarks.minigo.examples import GoGames
 from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.schedule import rules_of, search_of
-from benchmarks.minigo.selfplay import batch_of
+from benchmarks.minigo.selfplay import Groups, batch_of, match_turn
 from benchmarks.minigo.tensorflow import data as tensors
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.data import Batch, synthetic_batch
@@ -82,15 +82,24 @@ def self_play(config: Config, evaluate: Evaluator) -> Callable[[], Any]:
         config.concurrent_games,
         config.seed,
         threads=config.selfplay_threads,
+        groups=config.selfplay_groups,
     )
-    planes = batch_of(config)
+    evaluated = 0
+
+    def counted(planes: Any) -> Any:
+        nonlocal evaluated
+        evaluated += len(planes)
+        return evaluate(planes)
+
+    turn: Callable[[], Any] = partial(match_turn, games, [counted], batch_of(config))
+    if config.selfplay_groups > 1:
+        turn = Groups(games, counted, [batch_of(config) for _ in range(config.selfplay_groups)]).turn
 
     def play() -> None:
+        nonlocal evaluated
         evaluated = 0
         while evaluated < config.inference_batch:
-            count = games.leaves(planes)
-            games.answer(*evaluate(planes[:count]))
-            evaluated += count
+            list(turn())
 
     return play
 

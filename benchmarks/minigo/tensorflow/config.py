@@ -35,6 +35,7 @@ class Config:
     # Self-play
     games: int = 8192  # of a generation, over all ranks; submitted: min_games_per_iteration
     concurrent_games: int = 384  # that a rank plays at once; submitted: games a thread x threads x processes a GPU
+    selfplay_groups: int = 1  # of these games: one is searched while another one's positions are evaluated
     selfplay_threads: int = 6  # of the search on each rank
     inference_batch: int = 256  # positions of a pass of the network; submitted: trt_max_batch_size
     readouts: int = 800  # of a search; submitted: num_readouts
@@ -57,6 +58,7 @@ class Config:
     trunk_layers: int = 6  # residual blocks
     fc_width: int = 64  # units of the value head's hidden layer
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of products; weights and statistics stay fp32
+    inference_precision: Literal["same", "fp16", "bf16", "tf32", "fp32"] = "same"  # of the network that plays
     xla: Literal["auto", True, False] = "auto"  # compile forward, backward and update; auto: with device=gpu
 
     # Training
@@ -103,7 +105,17 @@ class Config:
         return tuple(float(f"{self.learning_rate * factor:.6g}") for factor in self.rate_factors)
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "epochs", "games", "concurrent_games", "selfplay_threads", "inference_batch", "readouts")
+        at_least(
+            self,
+            1,
+            "epochs",
+            "games",
+            "concurrent_games",
+            "selfplay_groups",
+            "selfplay_threads",
+            "inference_batch",
+            "readouts",
+        )
         at_least(self, 1, "parallel_leaves", "conv_width", "trunk_layers", "fc_width", "window", "batch_size")
         at_least(
             self,
@@ -121,6 +133,10 @@ class Config:
         fraction(self, "quality_target", "sample_share")
         precision_on_cpu(self, "fp32", "bf16")
         refuse(
+            (
+                "device=cpu plays in fp32 or bf16: set inference_precision=same",
+                self.device == "cpu" and self.inference_precision not in ("same", "fp32", "bf16"),
+            ),
             (
                 "rate_factors needs one value more than rate_boundaries",
                 len(self.rate_factors) != len(self.rate_boundaries) + 1,

@@ -14,7 +14,7 @@ order of the network (model_inference_fn in dual_net.py); momenta are theirs wit
 import json
 import struct
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
 
@@ -169,6 +169,10 @@ class Evaluator:
 
     def __init__(self, network: Union[model.Network, FrozenNetwork], batch: int) -> None:
         size, planes = network.shape.board_size, models.PLANES[network.shape.features]
+        if isinstance(network, model.Network) and network.config.inference_precision != "same":
+            # The same variables, another way through them.
+            other = replace(network.config, precision=network.config.inference_precision)
+            network = replace(network, config=other)
         self._filled = np.zeros((batch, size, size, planes), np.uint8)
 
         def evaluate(planes: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:

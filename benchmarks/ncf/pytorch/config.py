@@ -25,6 +25,7 @@ class Config:
     layers: Tuple[int, ...] = (256, 256, 128, 64)  # the MLP: both its embeddings concatenated, then each layer
     precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of activations; weights and Adam stay in fp32
     loss_scale: float = 8192.0  # factor on the loss so that fp16 gradients do not underflow
+    tables: Literal["fp32", "16-bit"] = "fp32"  # what a step looks up; 16-bit: copies for such a precision
     first_layer: Literal["auto", "tables", "rows"] = "auto"  # tables: multiply each user and item once a step
 
     # The optimizer
@@ -41,6 +42,7 @@ class Config:
     eval_batch_size: int = 1048576  # users times candidates scored at once, per rank
 
     # How it runs
+    kernels: Literal["auto", "plain", "triton"] = "auto"  # of the draws; auto: measured before the first step
     cuda_graph: bool = True  # replay each epoch as one graph on a GPU
     log_interval: int = 100  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # epochs between checkpoints; 0 keeps none but on a signal

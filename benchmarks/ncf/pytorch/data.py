@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.ncf.pytorch import operators
 
 
 class DataSet(NamedTuple):
@@ -67,12 +68,12 @@ class Sampler:
 
     Sample number n of an epoch belongs to training pair n % pairs; the first ``pairs`` samples are the pairs
     themselves, the others pair their user with an item that the user does not train on, drawn evenly and with
-    replacement (input_hp_sample_train_replacement). All ranks draw the same numbers and take their own part
-    of each batch, so that the number of ranks changes nothing.
+    replacement (input_hp_sample_train_replacement). A rank draws its own part of each batch alone, as a function of the
+    samples' places, so that the number of ranks changes nothing (operators.py).
     """
 
     def __init__(self, data: DataSet, batch_size: int, negatives: int, ranks: Ranks) -> None:
-        self._data, self._negatives, self._pairs = data, negatives, len(data.train_users)
+        self._data, self._pairs = data, len(data.train_users)
         self.samples = self._pairs * (1 + negatives)
         self.global_batch_size = batch_size * ranks.size
         # This rank's part of each global batch, the last of which is shorter.
@@ -82,23 +83,19 @@ class Sampler:
             first, last = (begin + size * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
             self._bounds.append((first, last))
         self.steps_per_epoch = len(self._bounds)
-        device = data.train_users.device
-        self._first = torch.zeros(data.users, dtype=torch.int64, device=device)
-        self._not_met = torch.zeros(data.users, dtype=torch.float64, device=device)
-        self._keys = torch.zeros(self._pairs, dtype=torch.int64, device=device)
+        self.draws: Any = operators.samples  # the implementation that a run has chosen
+        self._index = self._indexed()
         self._drawn = -1
-        self.index()
 
     def index(self) -> None:
         """Take in the pairs of the data set, in place: again when they have changed."""
-        users, items = self._data.train_users.long(), self._data.items
-        met = torch.bincount(users, minlength=self._data.users)
-        self._first.copy_(torch.cumsum(met, 0) - met)
-        self._not_met.copy_(items - met)
-        # Of n items met, sorted as p_0 < p_1 ..., the r-th item not met is r plus the number of j with
-        # p_j - j <= r: no draw is thrown away, so nothing depends on what was drawn.
-        place = torch.arange(self._pairs, device=users.device) - self._first[users]
-        self._keys.copy_(users * items + self._data.train_items - place)
+        for kept, new in zip(self._index, self._indexed()):
+            if torch.is_tensor(kept):
+                kept.copy_(new)
+
+    def _indexed(self) -> operators.Index:
+        data = self._data
+        return operators.index_of(data.train_users, data.train_items, data.users, data.items)
 
     def draw_epoch(self, seed: int) -> None:
         if seed != self._drawn:
@@ -107,22 +104,11 @@ class Sampler:
             self.draw()
 
     def draw(self) -> None:
-        """Draw order and negatives of a whole epoch and put this rank's samples in their order."""
+        """Draw this rank's samples of a whole epoch, in their order; the device's generator gives the epoch's keys."""
         device = self._data.train_users.device
-        order = torch.randperm(self.samples, device=device)
-        mine = torch.cat([order[first:last] for first, last in self._bounds])
-        draws = torch.rand(self._pairs * self._negatives, device=device)
-        pair = mine % self._pairs
-        users = self._data.train_users[pair].long()
-        is_positive = mine < self._pairs
-        # For each user an item that the user does not train on, by a number uniform in [0, 1). In fp64: 24 bits of a
-        # draw times the number of items must not round up to all of them.
-        number = (draws[(mine - self._pairs).clamp_(min=0)].double() * self._not_met[users]).long()
-        below = torch.searchsorted(self._keys, users * self._data.items + number, right=True)
-        drawn = number + below - self._first[users]
-        self._users = users
-        self._items = torch.where(is_positive, self._data.train_items[pair].long(), drawn)
-        self._labels = is_positive.float()
+        keys = torch.randint(1 << 32, (operators.ROUNDS + 1,), device=device)
+        places = torch.cat([torch.arange(first, last, device=device) for first, last in self._bounds])
+        self._users, self._items, self._labels = self.draws(places, self.samples, keys, self._index)
 
     def batch(self, step: int) -> Batch:
         """The pairs of ``step`` (counted from 0 in the epoch)."""

@@ -4,11 +4,12 @@ score(u, i) = w_g . (p_u * q_i) + w_m . MLP([r_u, s_i]) + b        equations 8 t
 """
 
 import math
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
 
+from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run import choices
 from benchmarks.ncf.pytorch.config import Config
 
@@ -20,13 +21,22 @@ class NeuMF(torch.nn.Module):
 
     The first layer sees [r_u, s_i], so its product is W_u r_u + W_i s_i. With ``by_tables`` both parts are
     computed for every user and item once and then looked up, which is less work where a batch has more
-    pairs than there are users and items. The result is the same up to rounding.
+    pairs than there are users and items. The result is the same up to rounding. ``read_as`` is the type of the tables'
+    copies, made once a step, whose rows are looked up; None: the tables themselves.
     """
 
-    def __init__(self, users: int, items: int, factors: int, layers: Tuple[int, ...], by_tables: bool) -> None:
+    def __init__(
+        self,
+        users: int,
+        items: int,
+        factors: int,
+        layers: Tuple[int, ...],
+        by_tables: bool,
+        read_as: Optional[torch.dtype] = None,
+    ) -> None:
         super().__init__()
         width = layers[0] // 2
-        self.by_tables = by_tables
+        self.by_tables, self.read_as = by_tables, read_as
         self.gmf_users = _embedding(users, factors)
         self.gmf_items = _embedding(items, factors)
         self.mlp_users = _embedding(users, width)
@@ -42,12 +52,13 @@ class NeuMF(torch.nn.Module):
 
     def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """(n,) scores before the sigmoid of the pairs ``users`` (n,), ``items`` (n,)."""
-        score = dot(rows(self.gmf_users, users) * rows(self.gmf_items, items), self.out_gmf)  # (n,)
+        read_as = self.read_as
+        score = dot(rows(self.gmf_users, users, read_as) * rows(self.gmf_items, items, read_as), self.out_gmf)  # (n,)
         if self.by_tables:
             of_users, of_items = self.first_layer_tables()
-            hidden = F.relu(rows(of_users, users) + rows(of_items, items))  # (n, layers[1])
+            hidden = F.relu(rows(of_users, users, None) + rows(of_items, items, None))  # (n, layers[1])
         else:
-            both = torch.cat((rows(self.mlp_users, users), rows(self.mlp_items, items)), dim=1)
+            both = torch.cat((rows(self.mlp_users, users, read_as), rows(self.mlp_items, items, read_as)), dim=1)
             hidden = F.relu(F.linear(both, self.weights[0], self.biases[0]))
         return score + dot(self._upper_layers(hidden), self.out_mlp) + self.out_bias
 
@@ -82,22 +93,23 @@ class NeuMF(torch.nn.Module):
         return hidden
 
 
-# (n, width): rows of a table (rows, width) at an index (n,); gradients add up in fp32, whatever the table's type.
+# (n, width): rows of a table (rows, width) at an index (n,), or of its copy in another type; gradients add up in fp32,
+# whatever the type.
 # A popular item is in thousands of pairs of a batch: a sum in 16 bits would stop growing. Nothing here waits for the
 # device, so it can be part of a CUDA graph.
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, table: torch.Tensor, index: torch.Tensor, read_as: Optional[torch.dtype]) -> torch.Tensor:
         ctx.save_for_backward(index)
         ctx.shape, ctx.dtype = table.shape, table.dtype
-        return table.index_select(0, index)
+        return table.to(read_as or table.dtype).index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
         (index,) = ctx.saved_tensors
         dtype = torch.promote_types(gradient.dtype, torch.float32)
         total = torch.zeros(ctx.shape, dtype=dtype, device=gradient.device)
-        return total.index_add_(0, index, gradient.to(dtype)).to(ctx.dtype), None
+        return total.index_add_(0, index, gradient.to(dtype)).to(ctx.dtype), None, None
 
 
 rows = _Rows.apply
@@ -120,4 +132,5 @@ def _uniform(limit: float, *shape: int) -> torch.nn.Parameter:
 def build(config: Config, users: int, items: int) -> NeuMF:
     by_tables = config.first_layer == "tables" or (config.first_layer == "auto" and config.batch_size >= users + items)
     choices.record("first_layer", "tables" if by_tables else "rows")
-    return NeuMF(users, items, config.factors, config.layers, by_tables)
+    read_as = pytorch.DTYPES[config.precision] if config.tables == "16-bit" else None
+    return NeuMF(users, items, config.factors, config.layers, by_tables, read_as)

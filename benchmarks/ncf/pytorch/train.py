@@ -18,16 +18,17 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
-from benchmarks.common.torch import optimizers
+from benchmarks.common.torch import kernels, optimizers
 from benchmarks.common.torch.cuda_graphs import Captured
 from benchmarks.ncf import events
 from benchmarks.ncf.flops import training_flops
-from benchmarks.ncf.pytorch import data, model
+from benchmarks.ncf.pytorch import data, model, operators
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.data import Sampler
 from benchmarks.ncf.pytorch.evaluation import Candidates, gains
 from benchmarks.ncf.pytorch.model import NeuMF
 
+MEASURED = 1 << 20  # training pairs on which implementations of the draws are measured
 WARMUP_STEPS = 3  # before a capture, as PyTorch's notes on CUDA graphs ask for
 
 
@@ -35,6 +36,7 @@ class Training(NamedTuple):
     network: NeuMF
     optimizer: torch.optim.Optimizer
     kernel: str  # name of the optimizer's implementation
+    kernels: Mapping[str, str]  # names of the operators' implementations
     gradients: torch.Tensor  # of all parameters, flat
     sampler: Sampler
     losses: torch.Tensor  # (steps of an epoch,): this rank's part of each step's mean loss
@@ -46,7 +48,7 @@ def build(config: Config, users: int, items: int, sampler: Sampler, ranks: Ranks
     """Build with what ``state_dict`` saved, or with rank 0's fresh weights; capture an epoch on a GPU."""
     torch.manual_seed(config.seed)
     network = model.build(config, users, items).to(ranks.context)
-    training = assemble(config, network, sampler, ranks, saved.get("kernel"))
+    training = assemble(config, network, sampler, ranks, saved)
     if saved:
         network.load_state_dict(saved["network"])
     else:
@@ -58,8 +60,17 @@ def build(config: Config, users: int, items: int, sampler: Sampler, ranks: Ranks
     return training
 
 
-def assemble(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, kernel: Optional[str] = None) -> Training:
-    """Optimizer, gradients and losses for ``network``; ``kernel`` is what a checkpoint names, None if fresh."""
+def assemble(
+    config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, saved: Optional[Mapping[str, Any]] = None
+) -> Training:
+    """Optimizer, gradients and losses for ``network``, the sampler's kernel; ``saved`` is a checkpoint's content."""
+    saved = saved or {}
+    sizes = {"samples": {"users": network.gmf_users.shape[0], "items": network.gmf_items.shape[0], "pairs": MEASURED}}
+    clock = kernels.clock(config.cuda_graph)
+    names = kernels.choose(
+        operators.OPERATORS, config.kernels, ranks, torch.float32, sizes, saved.get("kernels"), clock
+    )
+    sampler.draws = kernels.implementation(operators.OPERATORS["samples"], names["samples"])
     candidates = optimizers.adam_candidates(
         config.learning_rate,
         (config.beta1, config.beta2),
@@ -68,9 +79,9 @@ def assemble(config: Config, network: NeuMF, sampler: Sampler, ranks: Ranks, ker
         capturable=config.device == "gpu",
     )
     parameters = list(network.parameters())
-    name, optimizer = optimizers.choose(candidates, parameters, kernel or config.optimizer_kernel)
+    name, optimizer = optimizers.choose(candidates, parameters, saved.get("kernel", config.optimizer_kernel))
     losses = torch.zeros(sampler.steps_per_epoch, device=ranks.context)
-    return Training(network, optimizer, name, pytorch.flat_gradients(parameters), sampler, losses, config)
+    return Training(network, optimizer, name, names, pytorch.flat_gradients(parameters), sampler, losses, config)
 
 
 def train_step(training: Training, step_in_epoch: int) -> None:
@@ -154,6 +165,7 @@ def state_dict(training: Training) -> Dict[str, Any]:
         "network": training.network.state_dict(),
         "optimizer": training.optimizer.state_dict(),
         "kernel": training.kernel,
+        "kernels": training.kernels,
     }
 
 

@@ -48,6 +48,7 @@ class Config:
     batch_size: int = 10240  # positions per rank and step: sentences times the longest of them, on the longer side
     max_length: int = 64  # tokens, end included; pairs with a longer side are not trained on
     length_multiple: int = 2  # lengths of batches are multiples of this
+    packed: bool = True  # compute no padding but in the attentions, in batches that have a tenth or more of it
     prefetch: int = 4  # batches built ahead by a thread
 
     # The optimizer

@@ -20,7 +20,9 @@ from benchmarks.transformer.pytorch.model import (
     Layer,
     Memories,
     Network,
+    Norm,
     State,
+    Stream,
     mask_of,
     plain_attention,
     search,
@@ -70,27 +72,32 @@ class Step(nn.Module):
         network = self.network
         values = network.place(tokens, sinusoids(1, network.config.width, FIRST_POSITION + cache.shape[POSITIONS]))
         mask, added = mask_of(source), []
-        for layer, keys_and_values, held in zip(network.decoder, parted(memory), cache.unbind(2)):
-            values, new = decode(layer, values, keys_and_values, mask, held)
+        stream, layers = (
+            network.enter(network.decoder, values),
+            network.with_norms(network.decoder, network.decoder_norm),
+        )
+        for (layer, after), keys_and_values, held in zip(layers, parted(memory), cache.unbind(2)):
+            stream, new = decode(layer, stream, keys_and_values, mask, after, held)
             added.append(new)
-        return network.log_probabilities(values), torch.stack(added, 2)
+        return network.log_probabilities(stream.entering), torch.stack(added, 2)
 
 
 def decode(
-    layer: Layer, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: torch.Tensor, held: torch.Tensor
-) -> Tuple[torch.Tensor, torch.Tensor]:
+    layer: Layer, stream: Stream, memory: Tuple[torch.Tensor, ...], mask: torch.Tensor, after: Norm, held: torch.Tensor
+) -> Tuple[Stream, torch.Tensor]:
     """A layer of the decoder on (B, K, width), with keys and values ``held`` (B, K, 2, heads, P, width / heads).
 
     What training has as rows, whose number is B * K, keeps both axes here: a shape that is computed of two others would
     be checked in each request, and differ from B for K = 1.
     """
     own = layer.own
-    projected = own.joint(layer.enter(0, values)).unflatten(2, (3, own.heads, -1))
+    projected = own.joint(stream.entering).unflatten(2, (3, own.heads, -1))
     query, new = projected[:, :, 0].unsqueeze(3), projected[:, :, 1:].unsqueeze(4)
     key, value = torch.cat((held, new), 4).unbind(2)
     found = own.output(plain_attention(query, key, value, None, 0.0, False).squeeze(3).flatten(2))
-    values = layer.leave(0, values, found)
-    return layer.feed_forward(layer.leave(1, values, layer.look(layer.enter(1, values), memory, mask))), new
+    stream = layer.leave(0, stream.values, found)
+    stream = layer.leave(1, stream.values, layer.look(stream.entering, memory, mask))
+    return layer.feed_forward(stream, after), new
 
 
 def joined(memories: Memories) -> torch.Tensor:

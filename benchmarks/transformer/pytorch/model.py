@@ -1,14 +1,15 @@
 """The network with its loss: encoder, decoder, and the decoder's state while it translates.
 
-Positions of a batch are (sentences, length), hidden states (sentences, length, width). The embeddings of both languages
-and the weights of the output are one table. The residual stream has the type of ``precision``, as in NVIDIA's
-submissions, whose whole model is in fp16; weights are in fp32.
+Positions of a batch are (sentences, length), hidden states (sentences, length, width), or (tokens, width) with packed
+rows: then the attentions alone have padding. The embeddings of both languages and the weights of the output are one
+table. The residual stream has the type of ``precision``, as in NVIDIA's submissions, whose whole model is in fp16;
+weights are in fp32.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -20,15 +21,57 @@ from benchmarks.transformer.pytorch.config import Config
 from benchmarks.translation.pytorch import beam
 from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.pytorch.loss import RowLoss, row_loss, smoothed_loss
-from benchmarks.translation.pytorch.operators import layer_norm
+from benchmarks.translation.pytorch.operators import join, layer_norm
 from benchmarks.translation.vocabulary import PAD
 
 # First position of the sinusoids: one behind fairseq's padding (modules/sinusoidal_positional_embedding.py).
 FIRST_POSITION = 2
+MOST_FILLED = 0.9  # share of a batch's positions up to which packing saves more than it costs; measured on a CPU
 GROWTH = 32  # positions by which a state grows when it is full
 
 # Booleans that broadcast to (sentences, heads, queries, keys): which keys are there; None: all.
 Mask = Optional[torch.Tensor]
+
+
+class Packing(NamedTuple):
+    # Where the tokens of a batch are in its table of sentences.
+
+    places: torch.Tensor  # int64 (tokens,), of sentences * length
+    sentences: int
+    length: int
+
+    def spread(self, tokens: torch.Tensor) -> torch.Tensor:
+        # (sentences, length, width) of (tokens, width), with zeros for padding.
+        return _Spread.apply(tokens, self.places, self.sentences * self.length).unflatten(0, self[1:])
+
+    def taken(self, values: torch.Tensor) -> torch.Tensor:
+        # (tokens, width) of (sentences, length, width).
+        return _Taken.apply(values.flatten(0, 1), self.places)
+
+
+# Each is the other's gradient. PyTorch's own would add, as if a place could have two tokens.
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return tokens.new_zeros(count, tokens.shape[1]).index_copy_(0, places, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+        return gradients[0].index_select(0, *ctx.saved_tensors), None, None
+
+
+class _Taken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        ctx.count = len(values)
+        return values.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        (places,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy_(0, places, gradient), None
 
 
 def sinusoids(length: int, width: int, first: int = FIRST_POSITION) -> torch.Tensor:
@@ -88,17 +131,25 @@ class Attention(nn.Module):
             self.joint = linear(width, 3, bias, width)
         self.output = linear(width, 1, bias, width)
 
-    def split(self, projected: torch.Tensor, count: int) -> Tuple[torch.Tensor, ...]:
+    def split(self, projected: torch.Tensor, count: int, packing: Optional[Packing] = None) -> Tuple[torch.Tensor, ...]:
         # (sentences, length, count * width) as ``count`` tensors (sentences, heads, length, width / heads).
+        projected = packing.spread(projected) if packing else projected
         sentences, length, _ = projected.shape
         return projected.view(sentences, length, count, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask = None, causal: bool = False
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: Mask = None,
+        causal: bool = False,
+        packing: Optional[Packing] = None,
     ) -> torch.Tensor:
-        # (sentences, length, width) of the heads' inputs, as ``split`` gives them.
+        # (sentences, length, width) of the heads' inputs, as ``split`` gives them; with the queries' ``packing`` of it.
         found = self.attend(query, key, value, mask, self.dropout if self.training else 0.0, causal)
-        return self.output(found.transpose(1, 2).flatten(2))
+        found = found.transpose(1, 2).flatten(2)
+        return self.output(packing.taken(found) if packing else found)
 
 
 def linear(width: int, parts: int, bias: bool, each: int) -> nn.Linear:
@@ -114,13 +165,25 @@ def linear(width: int, parts: int, bias: bool, each: int) -> nn.Linear:
 class Norm(nn.LayerNorm):
     # Layer norm that keeps its input's type; its statistics are in fp32 in any type.
 
-    compute: Any = staticmethod(layer_norm)  # the implementation that a run has chosen
+    compute: Any = staticmethod(layer_norm)  # the implementations that a run has chosen
+    compute_joined: Any = staticmethod(join)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         # (..., width).
         weight, bias = self.weight.to(values.dtype), self.bias.to(values.dtype)
         with torch.autocast(values.device.type, enabled=False):
             return self.compute(values, self.normalized_shape, weight, bias, self.eps)
+
+    def joined(self, residual: torch.Tensor, found: torch.Tensor, dropout: float) -> Tuple[torch.Tensor, torch.Tensor]:
+        # ``residual`` plus what a block ``found`` (..., width), with dropout, and the norm of it.
+        weight, bias = self.weight.to(residual.dtype), self.bias.to(residual.dtype)
+        with torch.autocast(residual.device.type, enabled=False):
+            return self.compute_joined(residual, found, weight, bias, self.eps, dropout)
+
+
+class Stream(NamedTuple):
+    values: torch.Tensor  # the residual stream (..., width)
+    entering: torch.Tensor  # what the next block takes: the norm of it, or itself where norms come behind the sums
 
 
 class Layer(nn.Module):
@@ -138,38 +201,54 @@ class Layer(nn.Module):
     def enter(self, block: int, values: torch.Tensor) -> torch.Tensor:
         return self.norms[block](values) if self.before else values
 
-    def leave(self, block: int, residual: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-        summed = residual + functional.dropout(found, self.dropout, self.training)
-        return summed if self.before else self.norms[block](summed)
+    def leave(self, block: int, residual: torch.Tensor, found: torch.Tensor, after: Optional[Norm] = None) -> Stream:
+        """Return the residual stream behind a block, and what the next block is entered with.
 
-    def feed_forward(self, values: torch.Tensor) -> torch.Tensor:
-        last = len(self.norms) - 1
-        inner = functional.dropout(torch.relu(self.inner(self.enter(last, values))), self.relu_dropout, self.training)
-        return self.leave(last, values, self.outer(inner))
+        Both are one operation, so the last block of a layer needs the norm that comes ``after`` it.
+        """
+        norm = self.norms[block] if not self.before else after if after is not None else self.norms[block + 1]
+        summed, normed = norm.joined(residual, found, self.dropout if self.training else 0.0)
+        return Stream(summed if self.before else normed, normed)
 
-    def encode(self, values: torch.Tensor, mask: Mask) -> torch.Tensor:
-        heads = self.own.split(self.own.joint(self.enter(0, values)), 3)
-        return self.feed_forward(self.leave(0, values, self.own(*heads, mask)))
+    def feed_forward(self, stream: Stream, after: Optional[Norm]) -> Stream:
+        inner = functional.dropout(torch.relu(self.inner(stream.entering)), self.relu_dropout, self.training)
+        return self.leave(len(self.norms) - 1, stream.values, self.outer(inner), after)
+
+    def encode(self, stream: Stream, mask: Mask, after: Optional[Norm], packing: Optional[Packing] = None) -> Stream:
+        heads = self.own.split(self.own.joint(stream.entering), 3, packing)
+        return self.feed_forward(self.leave(0, stream.values, self.own(*heads, mask, packing=packing)), after)
 
     def decode(
-        self, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: Mask, cache: Optional[Cache] = None
-    ) -> torch.Tensor:
+        self,
+        stream: Stream,
+        memory: Tuple[torch.Tensor, ...],
+        mask: Mask,
+        after: Optional[Norm],
+        cache: Optional[Cache] = None,
+        packing: Optional[Packing] = None,
+    ) -> Stream:
         # A layer of the decoder, over whole sentences, or over the next position of each with a ``cache``.
-        query, key, value = self.own.split(self.own.joint(self.enter(0, values)), 3)
+        query, key, value = self.own.split(self.own.joint(stream.entering), 3, packing)
         if cache is None:
-            found = self.own(query, key, value, causal=True)
+            found = self.own(query, key, value, causal=True, packing=packing)
         else:
             # All hypotheses are of one length, so there is nothing to mask.
             found = self.own(query, *cache.append(key, value))
-        values = self.leave(0, values, found)
-        return self.feed_forward(self.leave(1, values, self.look(self.enter(1, values), memory, mask)))
+        stream = self.leave(0, stream.values, found)
+        return self.feed_forward(self.leave(1, stream.values, self.look(stream.entering, memory, mask, packing)), after)
 
-    def look(self, values: torch.Tensor, memory: Tuple[torch.Tensor, ...], mask: Mask) -> torch.Tensor:
+    def look(
+        self,
+        values: torch.Tensor,
+        memory: Tuple[torch.Tensor, ...],
+        mask: Mask,
+        packing: Optional[Packing] = None,
+    ) -> torch.Tensor:
         # Attend to keys and values (sentences, heads, source, width / heads) from all rows of each sentence.
         across = self.across
-        rows = values.reshape(memory[0].shape[0], -1, values.shape[-1])
-        (query,) = across.split(across.query(rows), 1)
-        return across(query, *memory, mask).reshape(values.shape)
+        rows = values if packing else values.reshape(memory[0].shape[0], -1, values.shape[-1])
+        (query,) = across.split(across.query(rows), 1, packing)
+        return across(query, *memory, mask, packing=packing).reshape(values.shape)
 
 
 # Keys and values (sentences, heads, S, width / heads) of the source for each layer of the decoder.
@@ -208,8 +287,10 @@ class Network(nn.Module):
         ends = [Norm(config.width) if config.norm == "pre" else nn.Identity() for _ in range(2)]
         self.encoder_norm, self.decoder_norm = ends
 
-    def embed(self, tokens: torch.Tensor, first: int = 0) -> torch.Tensor:
-        # Embeddings of int64 (rows, length) with their positions, which count from ``first``.
+    def embed(self, tokens: torch.Tensor, first: int = 0, packing: Optional[Packing] = None) -> torch.Tensor:
+        # Embeddings of int64 (rows, length) with their positions, which count from ``first``; packed with ``packing``.
+        if packing:
+            return self.place(tokens.flatten()[packing.places], self.positions[packing.places % packing.length])
         end = first + tokens.shape[1]
         if end > len(self.positions):
             # What is translated may be longer than what is trained on, and nobody has looked before the clock.
@@ -225,47 +306,81 @@ class Network(nn.Module):
         # (sentences, S, width) of int64 (sentences, S).
         return self.through_encoder(self.embed(source), mask)
 
-    def through_encoder(self, values: torch.Tensor, mask: Mask) -> torch.Tensor:
-        # (sentences, S, width) of embeddings of the same shape.
-        for layer in self.encoder:
-            values = layer.encode(values, mask)
-        return self.encoder_norm(values)
+    def through_encoder(self, values: torch.Tensor, mask: Mask, packing: Optional[Packing] = None) -> torch.Tensor:
+        # (sentences, S, width) of embeddings of the same shape, or packed as these are.
+        stream = self.enter(self.encoder, values)
+        for layer, after in self.with_norms(self.encoder, self.encoder_norm):
+            stream = layer.encode(stream, mask, after, packing)
+        return stream.entering
 
-    def memories(self, encoded: torch.Tensor) -> Memories:
+    @staticmethod
+    def enter(layers: Any, values: torch.Tensor) -> Stream:
+        # Begin a stack of layers with embeddings.
+        return Stream(values, layers[0].enter(0, values))
+
+    @staticmethod
+    def with_norms(layers: Any, end: Any) -> Iterator[Tuple[Any, Any]]:
+        # Each layer with the norm behind it, where norms come before blocks: the next one's first, or the ``end``.
+        return zip(layers, (*(layer.norms[0] for layer in layers[1:]), end))
+
+    def memories(self, encoded: torch.Tensor, packing: Optional[Packing] = None) -> Memories:
         # Keys and values of the source for each layer of the decoder.
-        return [layer.across.split(layer.across.memory(encoded), 2) for layer in self.decoder]
+        return [layer.across.split(layer.across.memory(encoded), 2, packing) for layer in self.decoder]
 
-    def forward(self, source: torch.Tensor, target: torch.Tensor, padded: bool = True) -> torch.Tensor:
+    def forward(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        padded: bool = True,
+        rows: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
+    ) -> torch.Tensor:
         """Hidden states (sentences, T, width) before the output's product, of source (sentences, S) and target_in.
 
-        ``padded``: whether the source has any PAD; without it attention needs no mask.
+        Args:
+            source: int64 (sentences, S).
+            target: int64 (sentences, T).
+            padded: whether the source has any PAD; without it attention needs no mask.
+            rows: places of the tokens of source and target, int64 (tokens,): nothing but these is computed, and the
+                result has them alone, (tokens of the target, width).
         """
         mask = mask_of(source) if padded else None
-        memories = self.memories(self.encode(source, mask))
-        values = self.embed(target)
-        for layer, memory in zip(self.decoder, memories):
-            values = layer.decode(values, memory, mask)
-        return self.decoder_norm(values)
+        of_source, of_target = (
+            Packing(rows[n], *ids.shape) if rows else None for n, ids in enumerate((source, target))
+        )
+        encoded = self.through_encoder(self.embed(source, packing=of_source), mask, of_source)
+        memories = self.memories(encoded, of_source)
+        stream = self.enter(self.decoder, self.embed(target, packing=of_target))
+        for (layer, after), memory in zip(self.with_norms(self.decoder, self.decoder_norm), memories):
+            stream = layer.decode(stream, memory, mask, after, packing=of_target)
+        return stream.entering
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         config = self.config
+        rows = packed_rows(batch) if config.packed else None
         with pytorch.autocast(batch.source.device, config.precision):
-            hidden = self(batch.source, batch.target_in).flatten(0, 1)  # (sentences * T, width)
+            hidden = self(batch.source, batch.target_in, rows=rows).view(-1, config.width)
             targets = batch.target_out.flatten()
             smoothing, chunk = config.label_smoothing, config.loss_chunk or None
             return smoothed_loss(hidden, self.table.weight, None, targets, smoothing, chunk, batch.rows, self.row_loss)
 
     def next(self, tokens: torch.Tensor, position: int, state: State) -> torch.Tensor:
         # Log-probabilities (rows, vocabulary) of what follows ``tokens``, int64 (rows,), which are at ``position``.
-        values = self.embed(tokens.unsqueeze(1), position)
-        for number, (layer, memory) in enumerate(zip(self.decoder, state.memories)):
-            values = layer.decode(values, memory, state.mask, state.cache(number, position))
-        return self.log_probabilities(values.squeeze(1))
+        stream = self.enter(self.decoder, self.embed(tokens.unsqueeze(1), position))
+        layers = self.with_norms(self.decoder, self.decoder_norm)
+        for number, ((layer, after), memory) in enumerate(zip(layers, state.memories)):
+            stream = layer.decode(stream, memory, state.mask, after, state.cache(number, position))
+        return self.log_probabilities(stream.entering.squeeze(1))
 
-    def log_probabilities(self, values: torch.Tensor) -> torch.Tensor:
-        # (..., vocabulary) of the decoder's last values (..., width).
-        hidden = self.decoder_norm(values)
+    def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
+        # (..., vocabulary) of the decoder's last hidden states (..., width), normalized.
         return functional.log_softmax(functional.linear(hidden, self.table.weight).float(), dim=-1)
+
+
+def packed_rows(batch: Batch) -> Optional[Tuple[torch.Tensor, torch.Tensor]]:
+    # Return the places of the tokens of source and target, or None where the batch has hardly any padding.
+    rows = batch.source_rows, batch.rows
+    filled = sum(map(len, rows)) / (batch.source.numel() + batch.target_in.numel())
+    return rows if filled <= MOST_FILLED else None
 
 
 def mask_of(source: torch.Tensor) -> torch.Tensor:

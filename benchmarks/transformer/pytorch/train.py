@@ -46,12 +46,15 @@ def build(config: Config, words: int, ranks: Ranks, saved: Mapping[str, Any]) ->
     sizes: Dict[str, Mapping[str, Any]] = {"loss": {"rows": operators.LOSS_ROWS, "vocabulary": padded}}
     if not config.compile:  # the compiler joins a norm with its neighbours
         sizes["norm"] = {"rows": config.batch_size, "width": config.width}
+        sizes["join"] = {**sizes["norm"], "dropout": config.dropout}
     dtype = pytorch.DTYPES[config.precision]
     kernels, chosen = operators.choose(config.kernels, sizes, ranks, dtype, saved.get("kernels", {}))
     network.row_loss = chosen["loss"]
     for module in network.modules():
         if isinstance(module, Norm) and "norm" in chosen:
             module.compute = chosen["norm"]
+            plain = kernels["join"] == "plain"
+            module.compute_joined = partial(operators.join, norm=chosen["norm"]) if plain else chosen["join"]
     if config.compile:
         network.compile(dynamic=True)
     scale = ScaleRule(config.loss_scale, config.loss_scale_window)

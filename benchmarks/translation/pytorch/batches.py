@@ -31,6 +31,7 @@ class Batch(NamedTuple):
     all_tokens: int  # the same of all ranks
     sentences: int  # pairs of all ranks
     all_source_tokens: int = 0  # of ``source`` of all ranks, without padding
+    source_rows: torch.Tensor = torch.empty(0)  # as ``rows``, of ``source``
 
 
 class SourceBatch(NamedTuple):
@@ -137,6 +138,7 @@ def _build(pairs: Pairs, ranks: Ranks, shape: Shape, task: Task) -> Batch:
         all_tokens=int(pairs.target.lengths[every].sum(dtype=np.int64)) + len(every),
         sentences=len(every),
         all_source_tokens=int(pairs.source.lengths[every].sum(dtype=np.int64)) + len(every) * (1 + shape.source_bos),
+        source_rows=copy(np.flatnonzero(source.reshape(-1) != PAD)),
     )
 
 
@@ -184,5 +186,6 @@ def synthetic_batch(words: int, sentences: int, length: int, ranks: Ranks) -> Ba
         all_tokens=count * ranks.size,
         sentences=sentences * ranks.size,
         all_source_tokens=count * ranks.size,
+        source_rows=torch.arange(count),
     )
     return _arrived(batch, ranks.context)

@@ -69,7 +69,7 @@ def smoothed_loss(
     the sum are of the size of a probability, and a loss scale acts on what comes before ``hidden``.
 
     Args:
-        hidden: (N, width).
+        hidden: (N, width), or of the ``rows`` alone.
         weight: (V, width), may be the table of the embeddings.
         bias: (V,) or None.
         targets: int64 (N,); PAD counts nothing.
@@ -81,7 +81,8 @@ def smoothed_loss(
     if rows is None:
         rows = (targets != PAD).nonzero(as_tuple=True)[0]
     targets = targets.index_select(0, rows)
-    hidden = hidden.index_select(0, rows)
+    if len(hidden) > len(rows):
+        hidden = hidden.index_select(0, rows)
     # What autocast makes of a product, on any device and in any release of PyTorch.
     dtype = F.linear(hidden[:0], weight).dtype
     wide = torch.promote_types(dtype, torch.float32)

@@ -24,6 +24,20 @@ def layer_norm(
     return functional.layer_norm(values, shape, weight, bias, epsilon)
 
 
+def join(
+    residual: torch.Tensor,
+    found: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    epsilon: float,
+    dropout: float,
+    norm: Any = layer_norm,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    # The residual sum (..., width) of what a block ``found``, with dropout, and the norm of it.
+    summed = residual + functional.dropout(found, dropout)
+    return summed, norm(summed, weight.shape, weight, bias, epsilon)
+
+
 def _loss_example(
     of_rows: RowLoss, device: torch.device, dtype: torch.dtype, rows: int, vocabulary: int, smoothing: float = 0.1
 ) -> kernels.Call:
@@ -51,6 +65,21 @@ def _norm_example(norm: Any, device: torch.device, dtype: torch.dtype, rows: int
     return call
 
 
+def _join_example(
+    joined: Any, device: torch.device, dtype: torch.dtype, rows: int, width: int, dropout: float = 0.0
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    shapes = ((rows, width), (rows, width), width, width)
+    drawn = [torch.randn(size, generator=numbers, device=device).to(dtype).requires_grad_() for size in shapes]
+    upstream = [torch.randn(rows, width, generator=numbers, device=device).to(dtype) for _ in range(2)]
+
+    def call() -> kernels.Results:
+        found = joined(*drawn, 1e-5, dropout)
+        return [*(each.detach() for each in found), *torch.autograd.grad(found, drawn, upstream)]
+
+    return call
+
+
 OPERATORS = {
     "loss": kernels.Operator(
         row_loss,
@@ -61,6 +90,12 @@ OPERATORS = {
             {"rows": 3, "vocabulary": 4097, "smoothing": 0.0},
             {"rows": 1, "vocabulary": 16},
         ),
+    ),
+    "join": kernels.Operator(
+        join,
+        "benchmarks.translation.pytorch.kernels:join",
+        _join_example,
+        ({"rows": 20, "width": 48}, {"rows": 1, "width": 1024}),
     ),
     # PyTorch's own is one kernel each way, and torch.compile joins it with its neighbours.
     "norm": kernels.Operator(layer_norm, "", _norm_example, ({"rows": 7, "width": 48}, {"rows": 1, "width": 1024})),
@@ -110,13 +145,15 @@ def choose(
     dtype: torch.dtype,
     saved: Mapping[str, str],
     found: Optional[Mapping[str, Any]] = None,
+    known: Mapping[str, kernels.Operator] = OPERATORS,
 ) -> Tuple[Dict[str, str], Dict[str, Any]]:
     """Return name and implementation of each operator of ``sizes``, the sizes of a step.
 
-    ``saved`` are the names of a checkpoint, ``found`` apex's modules (default: those that the image has).
+    ``saved`` are the names of a checkpoint, ``found`` apex's modules (default: those that the image has), ``known`` the
+    operators of the network.
     Raises ValueError where ``wanted`` names what is not there.
     """
     theirs = apex_operators(find_apex() if found is None else found)
     apex = kernels.Library("apex", theirs, "the image has no apex, or one without its CUDA parts")
-    operators = {name: OPERATORS[name] for name in sizes}
+    operators = {name: known[name] for name in sizes}
     return kernels.choose_with(apex, operators, wanted, ranks, dtype, sizes, saved)

@@ -16,10 +16,19 @@ from benchmarks.dlrm.pytorch import config as dlrm_config
 from benchmarks.dlrm.pytorch import operators
 from benchmarks.dlrm.pytorch.data import Batch
 from benchmarks.dlrm.pytorch.model import Training
+from benchmarks.gnmt.pytorch import attention
+from benchmarks.gnmt.pytorch import config as gnmt_config
+from benchmarks.gnmt.pytorch import operators as gnmt_operators
+from benchmarks.gnmt.pytorch.model import GNMT
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.pytorch import config as resnet_config
 from benchmarks.resnet.pytorch import model as resnet_model
 from benchmarks.resnet.pytorch import operators as resnet_operators
+from benchmarks.transformer.pytorch import config as transformer_config
+from benchmarks.transformer.pytorch.model import Network as Transformer
+from benchmarks.transformer.pytorch.model import Norm
+from benchmarks.translation.pytorch import operators as translation_operators
+from benchmarks.translation.pytorch.batches import synthetic_batch
 
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
 SIZES = {name: operator.small[0] for name, operator in operators.OPERATORS.items()}
@@ -64,7 +73,93 @@ def resnet_gradients(wanted):
     return [*gradients, *networks.statistics(network), network.eval()(images)]
 
 
-@pytest.mark.parametrize("step", [dlrm_step, resnet_gradients])
+def gnmt_gradients(wanted):
+    """Loss of a small GNMT on sentences of several lengths, and all gradients."""
+    config = gnmt_config.Config(device="cpu", precision="fp32", width=16, layers=2, dropout=0.0, initial_weights=0.6)
+    torch.manual_seed(0)
+    network = GNMT(config, 37)
+    network.decoder.attention.weigh = kernels.implementation(gnmt_operators.OPERATORS["attention"], wanted)
+    batch = synthetic_batch(37, 3, 9, CPU)._replace(source_lengths=torch.tensor([9, 2, 6]))
+    loss = network.loss_sum(batch)
+    loss.backward()
+    return [loss, *(parameter.grad for parameter in network.parameters())]
+
+
+def transformer_gradients(wanted, **changes):
+    """Loss of a small Transformer on packed rows, and all gradients."""
+    config = transformer_config.Config(
+        device="cpu", precision="fp32", width=16, heads=2, inner_width=24, layers=2,
+        **{"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0, **changes},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = Transformer(config, 37)
+    for module in network.modules():
+        if isinstance(module, Norm):
+            module.compute_joined = kernels.implementation(translation_operators.OPERATORS["join"], wanted)
+    batch = synthetic_batch(37, 3, 9, CPU)
+    loss = network.loss_sum(batch)
+    loss.backward()
+    return [loss, *(parameter.grad for parameter in network.parameters())]
+
+
+def test_dropout_of_a_kernel_has_its_share_and_the_mask_of_its_gradient():
+    joined = kernels.implementation(translation_operators.OPERATORS["join"], "triton")
+    zeros, found = torch.zeros(200, 64), torch.ones(200, 64, requires_grad=True)
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first, second = (joined(zeros, found, torch.ones(64), torch.zeros(64), 1e-5, 0.1) for _ in range(2))
+    kept = [(summed > 0).float() for summed, _ in (first, second)]
+    assert first[0].unique().tolist() == pytest.approx([0, 1 / 0.9])
+    for values, wanted in (
+        (kept[0], 0.9), (kept[0] * kept[1], 0.81), (kept[0][1:] * kept[0][:-1], 0.81),
+        (kept[0][:, 1:] * kept[0][:, :-1], 0.81),
+    ):  # fmt: skip
+        # Four standard deviations of as many draws; neighbours and other seeds share nothing.
+        assert float(values.mean()) == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / values.numel()) ** 0.5)
+    (gradient,) = torch.autograd.grad(first[0].sum(), found)
+    assert torch.equal(gradient, first[0].detach())
+    torch.set_rng_state(state)
+    again, _ = joined(zeros, found, torch.ones(64), torch.zeros(64), 1e-5, 0.1)
+    assert torch.equal(again, first[0]), "the generator's state, which a checkpoint has, decides the mask"
+
+
+@pytest.mark.parametrize("used", [(True, True), (False, True), (True, False)])
+def test_norm_of_a_sum_is_that_of_float64_for_more_rows_than_programs(used):
+    numbers = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(size, generator=numbers) for size in ((1100, 40), (1100, 40), (40,), (40,))]
+    upstream = torch.randn(2, 1100, 40, generator=numbers)
+    results = []
+    for name, dtype in (("triton", torch.float32), ("plain", torch.float64)):
+        inputs = [each.to(dtype).requires_grad_() for each in drawn]
+        found = kernels.implementation(translation_operators.OPERATORS["join"], name)(*inputs, 1e-5, 0.0)
+        total = sum((each * given).sum() for each, given, is_used in zip(found, upstream, used, strict=True) if is_used)
+        results.append([*found, *torch.autograd.grad(total, inputs, materialize_grads=True)])
+    for ours, theirs in zip(*results, strict=True):
+        assert float((ours.double() - theirs).detach().abs().max()) <= 2e-6 * float(theirs.detach().abs().max())
+
+
+def test_attention_is_that_of_float64_also_where_tanh_is_1_and_gradients_are_lost():
+    kernel = kernels.implementation(gnmt_operators.OPERATORS["attention"], "triton")
+    numbers = torch.Generator().manual_seed(2)
+    queries, keys, vector = (torch.randn(size, generator=numbers) for size in ((3, 5, 24), (3, 19, 24), (24,)))
+    queries[0, 0] = 200.0
+    keys[1, 3] = -1e30
+    padding = torch.arange(19) >= torch.tensor([19, 17, 1]).unsqueeze(1)
+    upstream = torch.randn(3, 5, 19, generator=numbers)
+    results = []
+    for weigh, dtype in ((kernel, torch.float32), (attention.plain, torch.float64)):
+        inputs = [each.to(dtype).requires_grad_() for each in (queries, keys, vector)]
+        found = weigh(*inputs, padding)
+        results.append([found, *torch.autograd.grad(found, inputs, upstream.to(dtype), retain_graph=True)])
+        upstream[2, 4, 0] = float("nan")
+        lost = torch.autograd.grad(found, inputs, upstream.to(dtype))
+        upstream[2, 4, 0] = 0.5
+        assert [bool(each.isnan().any()) for each in lost] == [True] * 3 and not lost[0][:2].isnan().any()
+    for ours, theirs in zip(*results, strict=True):
+        assert float((ours.double() - theirs).detach().abs().max() / theirs.detach().abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("step", [dlrm_step, resnet_gradients, gnmt_gradients, transformer_gradients])
 def test_networks_with_the_kernels_train_as_without(monkeypatch, step):
     launch, launches = GridExecutor.__call__, []
 

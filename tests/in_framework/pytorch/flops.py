@@ -155,7 +155,7 @@ def test_gnmt():
     """On the meta device an LSTM is its products. Its first state has no gradient, and a vector's product no count."""
     config = GnmtConfig(**PLAIN, layers=3, width=32)
     network = gnmt.GNMT(config, 64).to("meta")
-    network.decoder.attention.scores = attention.plain
+    network.decoder.attention.weigh = attention.plain
     source, target = (torch.zeros(3, length, dtype=torch.int64, device="meta") for length in (11, 7))
     lengths = torch.zeros(3, dtype=torch.int64, device="meta")
     found = counted(lambda: network.classifier(network(source, lengths, target)))

@@ -151,16 +151,17 @@ def test_decoding_step_by_step_is_decoding_at_once(network, batch):
     assert last.shape == (1, 2, WORDS), "one sentence of the batch is left"
 
 
-def test_scores_in_chunks_are_those_at_once(monkeypatch):
+def test_weights_in_chunks_are_those_at_once(monkeypatch):
     torch.manual_seed(0)
+    padding = torch.arange(6) >= torch.tensor([6, 1, 4, 5]).unsqueeze(1)
     sizes = (4, 9, 8), (4, 6, 8), (8,)
     inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
     upstream = torch.randn(4, 9, 6, dtype=torch.float64)
-    plain = attention.plain(*inputs)
+    plain = attention.plain(*inputs, padding)
     wanted = [plain, *torch.autograd.grad(plain, inputs, upstream)]
     for limit in (1, 4000, 1 << 20):
         monkeypatch.setitem(attention.CHUNK_BYTES, "cpu", limit)
-        chunked = attention.chunked(*inputs)
+        chunked = attention.chunked(*inputs, padding)
         found = [chunked, *torch.autograd.grad(chunked, inputs, upstream)]
         assert max(float((a - b).detach().abs().max()) for a, b in zip(found, wanted, strict=True)) < 1e-12
 

@@ -78,9 +78,10 @@ def test_step_is_the_papers(first_layer, kernel):
         assert float(((parameter.detach().double() - expected).abs() * clear).max()) < 1e-5
 
 
-def test_bf16_gradients_are_those_of_fp32_roughly():
+@pytest.mark.parametrize(("by_tables", "read_as"), [(True, None), (True, torch.bfloat16), (False, torch.bfloat16)])
+def test_bf16_gradients_are_those_of_fp32_roughly(by_tables, read_as):
     torch.manual_seed(0)
-    network = model.NeuMF(USERS, ITEMS, CONFIG.factors, CONFIG.layers, by_tables=True)
+    network = model.NeuMF(USERS, ITEMS, CONFIG.factors, CONFIG.layers, by_tables)
     for parameter in network.parameters():
         parameter.data.uniform_(-0.5, 0.5)
     users, items = torch.randint(USERS, (PAIRS,)), torch.randint(ITEMS, (PAIRS,))
@@ -88,10 +89,18 @@ def test_bf16_gradients_are_those_of_fp32_roughly():
     found = []
     for precision in ("fp32", "bf16"):
         network.zero_grad()
+        network.read_as = read_as if precision == "bf16" else None
         with pytorch.autocast(torch.device("cpu"), precision):
             loss = network.loss_sum(users, items, labels)
         loss.backward()
         found.append([parameter.grad.double() for parameter in network.parameters()])
+    looked_up = model.rows(network.gmf_users, users, read_as)
+    assert torch.equal(looked_up, network.gmf_users[users].to(read_as or torch.float32))
+    # Users come many times: their gradients are summed in fp32, and reach the tables so.
+    upstream = torch.randn(PAIRS, CONFIG.factors).to(looked_up.dtype)
+    (summed,) = torch.autograd.grad(looked_up, network.gmf_users, upstream)
+    wanted = torch.zeros(USERS, CONFIG.factors, dtype=torch.float64).index_add_(0, users, upstream.double())
+    assert summed.dtype is torch.float32 and relative(summed, wanted) < 1e-6
     assert 0 < max(relative(low, exact) for exact, low in zip(*found)) < 0.05
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.ncf.interactions import draw_negatives
-from benchmarks.ncf.pytorch import data
+from benchmarks.ncf.pytorch import data, operators
 from tests.in_framework.ncf_data import HELD_OUT, ITEMS, USERS, small_data
 
 RANKS = (1, 3)
@@ -60,6 +60,49 @@ def test_samples_of_an_epoch_are_the_same_on_any_number_of_ranks(ranks):
     assert len(samples) == (1 + NEGATIVES) * len(positives)
     labels = [label for *_, label in samples]
     assert labels != sorted(labels, reverse=True)
+
+
+def test_a_rank_draws_its_own_part_alone(ranks):
+    data_set, asked = small_data(), []
+    sampler = data.Sampler(data_set, BATCH // ranks.size, NEGATIVES, ranks)
+
+    def counted(places, *others):
+        asked.append(len(places))
+        return operators.samples(places, *others)
+
+    sampler.draws = counted
+    sampler.draw_epoch(1)
+    (mine,) = asked
+    assert mine == sum(len(sampler.batch(step).users) for step in range(sampler.steps_per_epoch))
+    assert pytorch.total([float(mine)]) == [sampler.samples]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 1000, 1024, 12345])
+def test_every_order_has_each_sample_once(count, ranks):
+    seen = set()
+    for seed in range(3):
+        keys = torch.randint(1 << 32, (operators.ROUNDS + 1,), generator=torch.Generator().manual_seed(seed))
+        order = operators.shuffled(torch.arange(count), count, keys)
+        assert sorted(order.tolist()) == list(range(count))
+        # What is at a place depends on no other place.
+        some = torch.arange(count // 3, count)
+        assert torch.equal(operators.shuffled(some, count, keys), order[some])
+        seen.add(tuple(order.tolist()))
+    assert len(seen) == 3 or count < 10
+
+
+def test_orders_are_as_even_as_random_ones(ranks):
+    # A sample's place, and how far neighbours are apart: chi-squared over the degrees of freedom.
+    count, orders = 1000, 600
+    numbers = torch.Generator().manual_seed(4)
+    drawn = [torch.randint(1 << 32, (operators.ROUNDS + 1,), generator=numbers) for _ in range(orders)]
+    found = torch.stack([operators.shuffled(torch.arange(count), count, keys) for keys in drawn])
+    for values in (found[:, 500], *((found[:, lag:] - found[:, :-lag]) % count - 1 for lag in (1, 2, 32))):
+        cells = 50 if values.dim() == 1 else count - 1
+        counts = torch.bincount(values.flatten() * cells // (count if values.dim() == 1 else cells), minlength=cells)
+        even = counts.double().mean()
+        # Its standard deviation is the root of 2 / cells.
+        assert float(((counts - even) ** 2 / even).mean()) == pytest.approx(1, abs=5 * (2 / cells) ** 0.5)
 
 
 def test_negatives_fall_evenly_on_what_a_user_does_not_train_on(ranks):

@@ -9,8 +9,8 @@ from torch import nn
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.transformer.pytorch.config import Config
-from benchmarks.transformer.pytorch.model import Network, State, decode
-from benchmarks.translation.pytorch.batches import SourceBatch
+from benchmarks.transformer.pytorch.model import Network, State, decode, packed_rows
+from benchmarks.translation.pytorch.batches import Batch, SourceBatch
 from benchmarks.translation.vocabulary import BOS, EOS, PAD
 
 NONE = {"dropout": 0.0, "attention_dropout": 0.0, "relu_dropout": 0.0}
@@ -85,6 +85,30 @@ def test_logits_and_gradients_are_those_of_pytorchs_modules(norm, attention):
         assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_packed_rows_give_what_padded_ones_do_and_take_no_padding(norm):
+    network = network_of(norm=norm).double()
+    network.dtype = torch.float64
+    source, target = sentences(9, 4, 7, 1), sentences(5, 8, 2, 8)
+    rows = [(ids != PAD).flatten().nonzero().squeeze(1) for ids in (source, target)]
+    sizes = set()
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, found: sizes.add(found.shape[:-1].numel()))
+        for module in network.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    packed = network(source, target, rows=rows)
+    assert sizes == {21, 23}, "tokens of source and target"
+    for hook in hooks:
+        hook.remove()
+    results = []
+    for hidden in (packed, network(source, target).flatten(0, 1)[rows[1]]):
+        gradients = torch.autograd.grad(hidden.square().sum(), list(network.parameters()))
+        results.append([hidden.detach(), *gradients])
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours - theirs).abs().max() < 1e-12 * theirs.abs().max()
+
+
 @pytest.mark.parametrize(("precision", "most"), [("fp32", 1e-4), ("bf16", 0.2)])
 @torch.no_grad()
 def test_decoding_with_a_cache_is_decoding_from_the_start(precision, most):
@@ -104,6 +128,22 @@ def test_decoding_with_a_cache_is_decoding_from_the_start(precision, most):
         state.select(rows)
         places = places[kept]
         tokens = torch.cat((tokens[rows], torch.randint(4, WORDS, (len(rows), 1))), 1)
+
+
+def test_a_batch_without_much_padding_is_not_packed():
+    def batch(*lengths):
+        ids = sentences(*lengths)
+        rows = (ids != PAD).flatten().nonzero().squeeze(1)
+        return Batch(ids, torch.tensor(lengths), ids, ids, rows, len(rows), len(rows), len(ids), source_rows=rows)
+
+    assert packed_rows(batch(9, 9, 9, 6)) is None
+    padded = batch(9, 4, 7)
+    assert [len(rows) for rows in packed_rows(padded)] == [20, 20]
+    network = network_of(precision="fp32")
+    other = Network(dataclasses.replace(network.config, packed=False), WORDS).eval()
+    other.load_state_dict(network.state_dict())
+    losses = [float(each.loss_sum(padded)) for each in (network, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] > 0
 
 
 def test_a_batch_is_translated_as_its_sentences_are():

@@ -65,8 +65,8 @@ def expected(network, config, alone):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"split_optimizer": True, "loss_chunk": 7}, {"gradient_clip": 0.5, "norm": "post"}, {"precision": "fp16"},
-     {"precision": "bf16"}],
+    [{}, {"packed": False}, {"split_optimizer": True, "loss_chunk": 7}, {"gradient_clip": 0.5, "norm": "post"},
+     {"precision": "fp16"}, {"precision": "bf16"}],
     ids=str,
 )  # fmt: skip
 def test_steps_are_plain_ones_of_the_global_batch(changes, ranks):

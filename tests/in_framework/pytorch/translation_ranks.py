@@ -39,6 +39,7 @@ def fields(batch):
     for name in ("source", "target_in", "target_out"):
         rows[name] = [[token for token in row if token != PAD] for row in rows[name]]
     rows["rows"] = batch.target_out.flatten()[batch.rows].tolist()
+    rows["source_rows"] = batch.source.flatten()[batch.source_rows].tolist()
     return {**batch._asdict(), **rows}, (batch.source.shape[1], batch.target_in.shape[1], batch.target_out.shape[1])
 
 
@@ -57,6 +58,7 @@ def defined(order, step, ranks, shape):
         "tokens": sum(len(row) + 1 for row in targets),
         "all_tokens": sum(len(DATA.target[index]) + 1 for index in every),
         "sentences": len(every),
+        "source_rows": [token for row in source for token in row],
         "all_source_tokens": sum(len(DATA.source[index]) + 1 + shape.source_bos for index in every),
     }, tuple(
         -(-max(map(len, rows)) // shape.multiple) * shape.multiple for rows in (source, [[0, *t] for t in targets])

@@ -108,6 +108,21 @@ def test_inference_is_the_equations_in_passes_of_one_size(training, tmp_path):
         assert np.abs(found[0] - softmax(logits)).max() < 1e-5 and np.abs(found[1] - values).max() < 1e-5
 
 
+def test_a_network_plays_in_another_precision_than_it_trains_in(training):
+    other = dataclasses.replace(CONFIG, inference_precision="bf16")
+    network = dataclasses.replace(training.network, config=other)
+    evaluator, planes = Evaluator(network, 48), synthetic_batch(CONFIG)[0].numpy()[:40]
+    for _ in range(2):
+        weights = values_of(training.network)
+        logits, values = equations(weights, planes, batch=False)
+        errors = [np.abs(a - b).max() for a, b in zip(evaluator(planes), (softmax(logits), values), strict=True)]
+        assert 1e-5 < max(errors) < 0.05, "rounded, and of the weights of the moment"
+        training.network.variables["policy_dense.weight"].assign_add(weights["policy_dense.weight"].astype(np.float32))
+    assert network(planes[:1], training=False)[0].dtype == tf.float32 and training.network.config == CONFIG
+    with pytest.raises(ValueError, match="set inference_precision=same"):
+        dataclasses.replace(CONFIG, inference_precision="fp16")
+
+
 def test_a_step_is_momentum_on_the_losses_gradient(training):
     batch, weights = synthetic_batch(CONFIG), values_of(training.network)
     wanted = losses(weights, *batch)

@@ -1,0 +1,39 @@
+"""The attention's weights, with their Triton kernels: see common/torch/kernels.py, which compares and chooses."""
+
+from typing import Any
+
+import torch
+
+from benchmarks.common.torch import kernels
+from benchmarks.gnmt.pytorch import attention
+
+
+def _example(
+    weigh: Any, device: torch.device, dtype: torch.dtype, sentences: int, targets: int, sources: int, width: int
+) -> kernels.Call:
+    numbers = torch.Generator(device).manual_seed(1)
+    shapes = ((sentences, targets, width), (sentences, sources, width), (width,), (sentences, targets, sources))
+    queries, keys, vector, gradient = (torch.randn(size, generator=numbers, device=device) for size in shapes)
+    # Sentences of all lengths, one that fills its row among them.
+    lengths = sources - torch.arange(sentences, device=device) % sources
+    padding = torch.arange(sources, device=device) >= lengths.unsqueeze(1)
+    inputs = [each.to(dtype).requires_grad_() for each in (queries, keys, vector / width**0.5)]
+
+    def call() -> kernels.Results:
+        found = weigh(*inputs, padding)
+        return [found.detach(), *torch.autograd.grad(found, inputs, gradient)]
+
+    return call
+
+
+OPERATORS = {
+    "attention": kernels.Operator(
+        attention.chunked,
+        "benchmarks.gnmt.pytorch.kernels:weights",
+        _example,
+        (
+            {"sentences": 3, "targets": 9, "sources": 18, "width": 40},
+            {"sentences": 2, "targets": 1, "sources": 1, "width": 16},
+        ),
+    )
+}
