@@ -104,6 +104,14 @@ HARMS: dict[str, tuple[Records, str]] = {
         harmed(node=node(cpu_percent=75.0), rank=ranks({"delayed": 25.0}, {"delayed": 25.0})),
         "other load",
     ),
+    "other programs on all cores": (
+        harmed(node=node(cpu_percent=100.0), rank=ranks({"delayed": 90.0}, {"delayed": 90.0})),
+        "other load",
+    ),
+    "a limit on cycles next to a few other programs": (
+        harmed(node=node(cpu_percent=27.0), rank=ranks({"delayed": 90.0}, {"delayed": 90.0})),
+        "few cores",
+    ),
     "a limit on cycles": (harmed(rank=ranks({"delayed": 22.0}, {"delayed": 22.0})), "few cores"),
     "a slow link": (harmed(rank=ranks({"waiting": 0.45}, {"waiting": 0.45})), "slow link"),
     "TCP": (

@@ -24,6 +24,7 @@ from encore.results.logs.telemetry import THROTTLE, Reading
 LEAST_SLOWER = 0.05  # Share of their time: unharmed runs of one configuration differ by less
 LEAST_SHARE = 0.02  # Of a cause
 _BUSY_CORES = 0.2  # Cores of other programs: fewer are a monitor's
+_IDLE = 0.05  # Share of the cores: fewer are idle where programs compete for them
 _STALLED = 0.02  # Share of the time in which processes waited for a disk
 _READ_RATE = 2e6  # Bytes per second from disks, where data came from the page cache before
 # What a setting explains of slower steps: nothing that is measured says more than that it differs.
@@ -51,6 +52,7 @@ class Evidence:
     waiting: float | None = None  # Share in which even the rank that waits least waited
     delayed: float | None = None  # Seconds in which a rank's threads had no core, per second
     others: float | None = None  # Cores that other programs took
+    idle: float | None = None  # Share of the machines' cores that nothing used
     io_stalled: float | None = None  # Share of the time in which processes waited for a disk
     read_rate: float | None = None  # Bytes per second from disks
     sent_rate: float | None = None  # Bytes per second over networks
@@ -104,7 +106,8 @@ def _of_cores(mine: Evidence, other: Evidence, more: float, slower: float) -> Ca
     delayed, loaded = _grew(mine.delayed, other.delayed), _grew(mine.others, other.others)
     if more <= 0 or slower <= 0:
         return None
-    if loaded > _BUSY_CORES:
+    # With idle cores, programs are the cause only if they took about as many as the ranks' threads lack.
+    if loaded > _BUSY_CORES and ((mine.idle or 0.0) < _IDLE or loaded > delayed / 2):
         text = f"other load: other programs took {mine.others or 0:.1f} cores, theirs {other.others or 0:.1f}"
         return Cause("other load", more * min(1.0, max(delayed, loaded) / slower), text)
     if delayed > 0 and mine.late[0] - other.late[0] < slower / 2:
@@ -204,7 +207,17 @@ def evidence_of(logs: Sequence[RunLog]) -> Evidence:
         throttled={reason: statistics.fmean(each.throttled.get(reason, 0.0) for each in of_runs) for reason in reasons},
         **{
             name: mean(name)
-            for name in ("step", "waiting", "delayed", "others", "io_stalled", "read_rate", "sent_rate", "clock")
+            for name in (
+                "step",
+                "waiting",
+                "delayed",
+                "others",
+                "idle",
+                "io_stalled",
+                "read_rate",
+                "sent_rate",
+                "clock",
+            )
         },
     )
 
@@ -229,6 +242,7 @@ def _of_run(log: RunLog) -> Evidence | None:
         waiting=min(shares.values(), default=None),
         delayed=sum(w.delayed for w in every) / sum(w.window for w in every) if every else None,
         others=max(0.0, busy * len(nodes) - used) if busy is not None and used is not None else None,
+        idle=_mean(1 - r["cpu_percent"] / 100 for each in nodes.values() for r in each if "cpu_percent" in r),
         io_stalled=_rate_of(nodes, "io_stall_us", 1e-6),
         read_rate=_rate_of(nodes, "disk_read_bytes", 1.0),
         sent_rate=_rate_of(nodes, "network_sent_bytes", 1.0),
