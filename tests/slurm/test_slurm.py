@@ -391,7 +391,7 @@ def test_a_disk_that_is_full_at_the_end_hides_no_outcome(array_run: RunFolder, m
     said: list[str] = []
     monkeypatch.setattr(RunFolder, "note_ranks", full)
     hooks = types.SimpleNamespace(step=said.append)
-    runner._note_ranks(array_run, array_run.experiments()[0], hooks)  # type: ignore[arg-type]
+    runner._note_ranks(None, array_run, array_run.experiments()[0], hooks, {})  # type: ignore[arg-type]
     assert said == ["run.json lacks what the ranks reported, it cannot be written: No space left on device"]
     monkeypatch.setattr(runner, "_clear_remains", full)
     plan, experiment = types.SimpleNamespace(allocation=None), array_run.experiments()[0]
