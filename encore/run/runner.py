@@ -220,9 +220,10 @@ def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Ho
 
 
 def _utilization(plan: Plan, seen: follow.Progress) -> dict[str, Any]:
-    configuration, speed = plan.configuration, seen.trained_per_second
+    speed = seen.trained_per_second
     if seen.flops_per_sample is None or speed is None:
         return {}
+    configuration = plan.configuration
     gpu = plan.machine.gpus[0].name if configuration.get("device") == "gpu" and plan.machine.gpus else ""
     precision = peaks.computed_in(configuration.plain())
     return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, precision, configuration.ranks)
