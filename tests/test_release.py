@@ -150,6 +150,7 @@ def test_a_bundle_is_accepted_and_its_signer_named(signed: Path, keys: Path, run
         names = archive.getnames()
     assert names[:2] == ["bundle.json", "bundle.json.sig"]
     assert {"dataset.json", "run.json", "system.json", "result_0.txt", "experiment_0/telemetry.jsonl"} <= set(names)
+    assert {"experiment_0/steps/rank_0.jsonl", "experiment_0/steps/rank_1.jsonl"} <= set(names)
     assert not [name for name in names if "checkpoint" in name or "ranks" in name]
     done = CliRunner().invoke(app, ["verify", str(signed), "--signers", str(keys / "ours.signers"), "--json"])
     assert (done.exit_code, json.loads(done.output)["accepted"]) == (0, True)
