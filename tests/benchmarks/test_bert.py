@@ -125,7 +125,7 @@ def test_small_run_reaches_the_target_and_passes_the_checker(encore: Encore, tex
 
 def test_bench_shows_every_kind(encore: Encore, text: Path) -> None:
     found = benched(encore, "bert", text, "layers=1", "width=64", "heads=1")
-    assert found == {*BENCHED, "lamb by tensors", "lamb"}
+    assert found == {*BENCHED, "lamb by tensors", "lamb", "attention grouped", "attention padded"}
 
 
 @pytest.mark.parametrize(
