@@ -14,7 +14,7 @@ from encore.errors import EncoreError
 from tests.conftest import Encore, evaluations, logged, losses, only_run
 from tests.trainings import SEED, Started, assert_none_left, evaluated, exported, settings
 
-TARGET = "0.6"
+TARGET = "0.4"
 EPOCH = 24  # steps that go over the small data set once
 FRAMEWORKS = ("pytorch", "tensorflow")
 
