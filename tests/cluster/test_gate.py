@@ -225,11 +225,19 @@ def test_a_prolog_drains_the_node_that_it_fails_on(harmed: Harmed, cluster: Clus
 
 def test_a_run_leaves_out_the_node_that_failed(harmed: Harmed, jobs: Jobs) -> None:
     harmed.start(gpus=[GPU, {**GPU, "ecc_uncorrected": 1}])
-    refused = jobs.submit("--gate")
-    jobs.wait_for_state(refused, "FAILED", "COMPLETED")
+
+    def submitted(*options: str) -> str:
+        # Again where the other node, on the same cores as other tests, was slow at that moment
+        for _ in range(4):
+            job = jobs.submit("--gate", *options)
+            jobs.wait_for_state(job, "COMPLETED", "FAILED")
+            if "2 of 2 nodes failed" not in jobs.log(job):
+                break
+        return job
+
+    refused = submitted()
     assert jobs.cluster.state(refused) == "FAILED" and "1 of 2 nodes failed the gate: n2: GPU 1" in jobs.log(refused)
-    job = jobs.submit("--gate", "--nodes", "1", "--system", "cpu", "--runtime", "host")
-    jobs.wait_for_state(job, "COMPLETED", "FAILED")
+    job = submitted("--nodes", "1", "--system", "cpu", "--runtime", "host")
     assert jobs.cluster.state(job) == "COMPLETED", jobs.log(job)
     assert "left out by the gate: n2: GPU 1: 1 uncorrectable" in jobs.log(job)
 
