@@ -285,6 +285,19 @@ BEFORE_SIGNING: dict[str, Callable[[Files], None]] = {
 }
 
 
+# What no file that encore writes has; hashes are computed again.
+WRONG_KINDS: dict[str, Callable[[Files], None]] = {
+    "data a number": edited("run.json", rb'"data": {', b'"data": 3, "data2": {'),
+    "node a text": edited("run.json", rb'"node": {', b'"node": "x", "node2": {'),
+    "configuration a list": edited("run.json", rb'"configuration": {', b'"configuration": [], "configuration2": {'),
+    "no passport": lambda files: files.update({"run.json": b"[]"}),
+    "a deep passport": lambda files: files.update({"run.json": b"[" * 200_000}),
+    "no log of the experiment": dropped("experiment_0/result.txt"),
+    "a start without a time": edited(METRICS, rb'("kind": "start".*?)"time"', rb'\g<1>"times"'),
+    "metrics of lists": edited(METRICS, rb'"qualities": {[^}]*}', b'"qualities": [1]'),
+}
+
+
 def contents(path: Path) -> Files:
     with tarfile.open(path) as archive:
         return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
@@ -336,6 +349,26 @@ def test_what_was_changed_before_signing_contradicts(
     found = bundle.verify(tmp_path / "forged.tar.gz", keys / "ours.signers")
     assert "ours@lab" in found.signer
     assert not found.accepted, "signed, and yet its files contradict each other"
+
+
+@pytest.mark.parametrize("name", WRONG_KINDS)
+def test_values_of_the_wrong_kind_are_found(name: str, signed: Path, tmp_path: Path) -> None:
+    files = contents(signed)
+    del files["bundle.json.sig"]
+    WRONG_KINDS[name](files)
+    rehashed(files)
+    assert not bundle.verify(packed(files, tmp_path / "forged.tar.gz")).accepted
+
+
+def test_a_manifest_of_the_wrong_kinds_is_refused(signed: Path, tmp_path: Path) -> None:
+    files = contents(signed)
+    manifest = json.loads(files["bundle.json"])
+    for wrong in ({"scores": [1]}, {"files": {"a": 1}}, {"files": []}, {"name": None}, {"schema": 99}):
+        files["bundle.json"] = json.dumps({**manifest, **wrong}).encode()
+        with pytest.raises(EncoreError):
+            bundle.verify(packed(files, tmp_path / "forged.tar.gz"))
+    files["bundle.json"] = json.dumps({**manifest, "scores": [{"round": None}]}).encode()
+    assert not bundle.verify(packed(files, tmp_path / "forged.tar.gz")).accepted
 
 
 def test_signatures_of_others_are_none(signed: Path, keys: Path, tmp_path: Path) -> None:

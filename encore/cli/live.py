@@ -38,10 +38,13 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def start(startup: Mapping[str, Mapping[str, float]]) -> str:
+def start(startup: Mapping[str, Mapping[str, float]], on_gpu: bool) -> str:
     # ``start took 75 s (60 s are planned): compile 52.0 s of 10 s``, the parts that took longer than planned
     taken, budget = startup["seconds"], startup["budget"]
-    text = f"start took {sum(taken.values()):.1f} s ({sum(budget.values()):.0f} s are planned)"
+    text = f"start took {sum(taken.values()):.1f} s"
+    if not on_gpu:  # The plan is one for eight GPUs
+        return text
+    text += f" ({sum(budget.values()):.0f} s are planned)"
     late = [
         f"{name} {seconds:.1f} s of {budget[name]:.0f} s" for name, seconds in taken.items() if seconds > budget[name]
     ]

@@ -305,9 +305,11 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
         screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
     for each in judgements[:1]:
         _print_findings(screen, each)
-    for number, startup in folder.passport().get("startup", {}).items():
-        screen.print(f"run {int(number) + 1}: {live.start(startup)}", markup=False, highlight=False)
-    for number, found in folder.passport().get("utilization", {}).items():
+    passport = folder.passport()
+    on_gpu = passport["configuration"]["device"]["value"] == "gpu"
+    for number, startup in passport.get("startup", {}).items():
+        screen.print(f"run {int(number) + 1}: {live.start(startup, on_gpu)}", markup=False, highlight=False)
+    for number, found in passport.get("utilization", {}).items():
         screen.print(f"run {int(number) + 1}: {peaks.sentence(found)}", markup=False, highlight=False)
     screen.print(judge.standing(folder))
     screen.print(f"run folder: {folder.path}")

@@ -5,6 +5,7 @@ It crosses in the experiment's folder, ``compiled.bin``, so that every runtime a
 
 import hashlib
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -47,7 +48,7 @@ def keep(key: str, folder: Path) -> None:
     with suppress(OSError):
         if key and made.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
-            partial = kept.with_name(f"{kept.name}.{folder.parent.name}")
+            partial = kept.with_name(f"{kept.name}.{os.getpid()}.writing")
             shutil.copyfile(made, partial)
             partial.replace(kept)
         made.unlink(missing_ok=True)

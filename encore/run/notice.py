@@ -1,6 +1,7 @@
 """Report the end of a run to a URL or a command: ``encore run --notify``."""
 
 import json
+import shlex
 import subprocess
 import urllib.request
 from collections.abc import Mapping
@@ -10,7 +11,10 @@ SECONDS = 20.0
 
 
 def send(target: str, content: Mapping[str, Any]) -> str:
-    """POST ``content`` as JSON to a URL, or give it to a command on its input; return what went wrong, else nothing."""
+    """POST ``content`` as JSON to a URL, or give it to a command on its input; return what went wrong, else nothing.
+
+    A command is split as a shell splits words, and no shell runs it.
+    """
     body = json.dumps(content).encode()
     try:
         if target.startswith(("http://", "https://")):
@@ -18,8 +22,8 @@ def send(target: str, content: Mapping[str, Any]) -> str:
             request = urllib.request.Request(target, data=body, headers=headers, method="POST")
             with urllib.request.urlopen(request, timeout=SECONDS):
                 return ""
-        done = subprocess.run(["sh", "-c", target], input=body, capture_output=True, timeout=SECONDS, check=False)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        done = subprocess.run(shlex.split(target), input=body, capture_output=True, timeout=SECONDS, check=False)
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
         return str(error)
     said = done.stderr.decode(errors="replace").strip().splitlines()
     return "" if done.returncode == 0 else (said or [f"exit code {done.returncode}"])[-1]

@@ -114,8 +114,10 @@ def test_a_start_says_which_part_took_longer_than_planned() -> None:
         "seconds": {"imports": 8.0, "compile": 52.04},
         "budget": {"imports": 12.0, "compile": 10.0, "rest": 38.0},
     }
-    assert live.start(startup) == "start took 60.0 s (60 s are planned): compile 52.0 s of 10 s"
-    assert live.start({**startup, "seconds": {"imports": 8.0}}) == "start took 8.0 s (60 s are planned)"
+    assert live.start(startup, on_gpu=True) == "start took 60.0 s (60 s are planned): compile 52.0 s of 10 s"
+    early = {**startup, "seconds": {"imports": 8.0}}
+    assert live.start(early, on_gpu=True) == "start took 8.0 s (60 s are planned)"
+    assert live.start(early, on_gpu=False) == "start took 8.0 s"
 
 
 def test_live_line_has_every_quality_by_name() -> None:

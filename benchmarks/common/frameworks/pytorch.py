@@ -13,7 +13,7 @@ import sys
 import tempfile
 import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import (
     Any,
@@ -22,6 +22,7 @@ from typing import (
     Deque,
     Dict,
     Iterable,
+    Iterator,
     List,
     Mapping,
     MutableMapping,
@@ -117,7 +118,8 @@ def load_compiled(path: Path, ranks: Ranks) -> None:
     """
     load = getattr(getattr(torch, "compiler", None), "load_cache_artifacts", None)
     if load is not None and ranks.local_rank == 0 and path.is_file():
-        load(path.read_bytes())
+        with _only_saves_time("what an earlier run compiled cannot be loaded"):
+            load(path.read_bytes())
 
 
 def save_compiled(path: Path, ranks: Ranks) -> None:
@@ -126,11 +128,20 @@ def save_compiled(path: Path, ranks: Ranks) -> None:
     # Else the question would load the compiler.
     if save is None or ranks.rank != 0 or "torch._inductor.compile_fx" not in sys.modules:
         return
-    found = save()
-    if found is not None:
-        # It only saves time: a full disk does not fail the run.
-        with suppress(OSError), in_one_step(path) as file:
-            file.write(found[0])
+    with _only_saves_time("what was compiled cannot be kept"):
+        found = save()
+        if found is not None:
+            with in_one_step(path) as file:
+                file.write(found[0])
+
+
+@contextmanager
+def _only_saves_time(what: str) -> Iterator[None]:
+    # A full disk, a damaged file or another release of PyTorch: each raises an error of its own, and fails no run.
+    try:
+        yield
+    except Exception as error:
+        print(f"warning: {what}: {error!r}", file=sys.stderr, flush=True)
 
 
 def new_group(ranks: Sequence[int]) -> Any:

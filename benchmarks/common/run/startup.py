@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 # Seconds of each part on eight GPUs of a node, 60 in all. MLPerf's logs from init_start to run_start have 13 to 45 s in
-# v0.7 and 42 to 143 s in v4.0, imports and joining not counted.
+# v0.7 and 41 to 143 s in v4.0, imports and joining not counted.
 BUDGET = {
     "imports": 12.0,  # Python and the framework, up to the first line of the run
     "ranks": 8.0,  # finding the other ranks

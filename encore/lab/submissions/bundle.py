@@ -7,7 +7,6 @@ verified: hashes, scores and what two files say of one thing are computed again.
 
 import hashlib
 import io
-import itertools
 import json
 import re
 import subprocess
@@ -23,6 +22,7 @@ from encore.errors import EncoreError
 from encore.lab.submissions import coherence
 from encore.results.audit.judge import audit_scores
 from encore.results.findings import Finding, no_error
+from encore.results.rules import ROUNDS
 from encore.results.scores.score import Score, score_folder
 
 SCHEMA = 1
@@ -114,7 +114,8 @@ def _chosen(folder: Path) -> Iterator[tuple[str, Path]]:
         if path.is_file() and not path.is_symlink():
             yield f"results/{path.relative_to(folder).as_posix()}", path
     # results/SYSTEM/BENCHMARK and systems/SYSTEM.json, as MLPerf has them
-    described = folder.absolute().parents[2] / "systems" / f"{folder.absolute().parent.name}.json"
+    system = folder.absolute().parent
+    described = system.parent.parent / "systems" / f"{system.name}.json"
     if described.is_file():
         yield f"systems/{described.name}", described
 
@@ -177,7 +178,7 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
                 _finding("its score is not that of its logs", f"{_times(claims)}", f"{_times(manifest['scores'])}")
             )
         if (folder / "run.json").exists():
-            found += [_finding(*each) for each in coherence.contradictions(folder)]
+            found += _contradictions(folder)
             if DATA not in manifest["files"]:
                 hint = "pack it where its data set is"
                 found.append(_finding("what the run was trained on is not in it", DATA, "nothing", hint, "warning"))
@@ -188,12 +189,21 @@ def verify(bundle: Path, signers: Path | None = None, identity: str | None = Non
         )  # fmt: skip
 
 
+# A value of the wrong kind in a file of the bundle is what is wrong with it, not with this program.
+def _contradictions(folder: Path) -> Iterator[Finding]:
+    try:
+        for each in coherence.contradictions(folder):
+            yield _finding(*each)
+    except (EncoreError, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        yield _finding("its files are not those of a run", "files as encore run writes them", repr(error))
+
+
 # Logs that fit several rounds, of which a folder's name decided, are scored by the round that is claimed.
 def _scores(root: Path, claims: Sequence[Any]) -> list[Score]:
     found = score_folder(root) if root.exists() else []
-    rounds = {each.get("round") for each in claims if isinstance(each, dict)}
-    if len(rounds) == 1 and any(each.round_is_guess or each.round is None for each in found):
-        return score_folder(root, str(rounds.pop()))
+    rounds = {str(each.get("round")) for each in claims}
+    if len(rounds) == 1 and rounds < set(ROUNDS) and any(each.round_is_guess or each.round is None for each in found):
+        return score_folder(root, rounds.pop())
     return found
 
 
@@ -202,7 +212,9 @@ def _unpack(bundle: Path, folder: Path) -> Iterator[Finding]:
     folder.mkdir()
     room, seen = _MOST_BYTES, set[str]()
     with files.archive_errors(bundle), tarfile.open(bundle) as archive:
-        for member in itertools.islice(archive, _MOST_FILES):
+        for count, member in enumerate(archive):
+            if count >= _MOST_FILES:
+                raise ValueError(f"it has more than {_MOST_FILES:,} members")
             name = files.plain_path(member.name)
             content = archive.extractfile(member) if member.isreg() else None
             if name is None or name != member.name or content is None or name in seen:
@@ -222,7 +234,8 @@ def _manifest(bundle: Path, folder: Path) -> dict[str, Any]:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         whole = all(isinstance(found[name], kind) for name, kind in (("files", dict), ("scores", list), ("name", str)))
         whole = whole and all(isinstance(each, dict) and "sha256" in each for each in found["files"].values())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        whole = whole and all(isinstance(each, dict) for each in found["scores"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EncoreError(f"{bundle}: no {MANIFEST} that can be read: {error}", expected=expected) from error
     if not whole or found.get("schema") != SCHEMA:
         raise EncoreError(f"{bundle}: {MANIFEST} of schema {found.get('schema')}", expected=f"schema {SCHEMA}")

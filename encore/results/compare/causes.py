@@ -21,7 +21,7 @@ from encore.results.logs.metrics import experiment_of
 from encore.results.logs.run_log import RunLog
 from encore.results.logs.telemetry import THROTTLE, Reading
 
-LEAST_SLOWER = 0.05  # Share of their time: unharmed runs of one configuration differ by less
+LEAST_SLOWER = 0.05  # Share of their time; one of two unharmed pairs of runs on 2 shared cores differed by more
 LEAST_SHARE = 0.02  # Of a cause
 _BUSY_CORES = 0.2  # Cores of other programs: fewer are a monitor's
 _IDLE = 0.05  # Share of the cores: fewer are idle where programs compete for them

@@ -20,8 +20,8 @@ from encore.results.table import Table
 FOLDER = "steps"
 _LAST_BYTES = 4096  # About a dozen lines
 RECENT_SECONDS = 90.0  # What is older than a line is to come says nothing of now
-# Shares of their time by which the others wait longer than a slow rank: of 2 ranks on 2 shared cores no unharmed run
-# came to it (tools/slowdowns), and below it nothing is to be gained.
+# Shares of their time by which the others wait longer than a slow rank: the one unharmed run of tools/slowdowns, of 2
+# ranks on 2 shared cores, did not come to it.
 LEAST_WAIT = 0.15
 _FAR = 4.0  # Median absolute deviations, where there are ranks enough to have some
 

@@ -48,6 +48,23 @@ def test_another_process_compiles_nothing_again(tmp_path):
     assert again[3], "and is kept for the next one"
 
 
+def test_a_cache_that_cannot_be_read_or_written_fails_no_run(tmp_path, monkeypatch, capsys):
+    for damaged in (b"", b"no kernels"):
+        (tmp_path / "compiled.bin").write_bytes(damaged)
+        pytorch.load_compiled(tmp_path / "compiled.bin", RANKS)
+
+    def fail(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setitem(sys.modules, "torch._inductor.compile_fx", SimpleNamespace())
+    for name in ("load_cache_artifacts", "save_cache_artifacts"):
+        monkeypatch.setattr(torch.compiler, name, fail)
+    pytorch.load_compiled(tmp_path / "compiled.bin", RANKS)
+    assert "cannot be loaded: OSError('no space left')" in capsys.readouterr().err
+    pytorch.save_compiled(tmp_path / "compiled.bin", RANKS)
+    assert "cannot be kept: OSError('no space left')" in capsys.readouterr().err
+
+
 def test_an_older_pytorch_keeps_nothing(tmp_path, monkeypatch):
     monkeypatch.delattr(torch, "compiler")
     pytorch.load_compiled(tmp_path / "compiled.bin", RANKS)
