@@ -10,17 +10,19 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
 from encore.errors import EncoreError
 
+_UTC = "%Y-%m-%dT%H:%M:%SZ"
+
 
 def utc_now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(timezone.utc).strftime(_UTC)
 
 
 def text_of(path: Path | str) -> str:
@@ -28,6 +30,32 @@ def text_of(path: Path | str) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def lines_at_end(path: Path, size: int) -> list[str]:
+    # Those in the last ``size`` bytes, the first one perhaps cut; none of a file that cannot be read.
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def json_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    # Of JSON lines; one that is cut, damaged or no object is passed over.
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                yield found
+
+
+def unix_time(text: object) -> float | None:
+    # Of what ``utc_now`` writes.
+    with suppress(ValueError):
+        return datetime.strptime(str(text), _UTC).replace(tzinfo=timezone.utc).timestamp()
+    return None
 
 
 def existing(folder: Path) -> Path:

@@ -22,7 +22,7 @@ def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
 
 
 def computed_in(settings: Mapping[str, Any]) -> str:
-    """Return the numerical precision of a configuration's products."""
+    """Return the numerical precision of a configuration's GEMMs."""
     return str(settings.get("precision")) if settings.get("fp8", "none") == "none" else "fp8"
 
 

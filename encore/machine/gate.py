@@ -19,6 +19,7 @@ from encore import paths
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES
+from encore.machine.node import THROTTLE
 from encore.machine.preflight import Check, Level
 
 Key = TypeVar("Key", bound=Hashable)
@@ -29,8 +30,8 @@ Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bytes per second of eac
 # program's: GPU stopped, double-bit error, row remapping and its failure, NVLink, off the bus, contained and
 # uncontained memory errors, GSP's time-outs.
 HARDWARE_XIDS = (46, 48, 63, 64, 74, 79, 94, 95, 119, 120)
-# Bits of nvml.h's reasons for lower clocks that no idle and healthy GPU has.
-SLOWED = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+# No idle and healthy GPU is slowed by these.
+SLOWED = {bit: reason for bit, reason in THROTTLE.items() if reason != "power cap"}
 
 CLOCK_SECONDS = 1.0  # Records of nodes are merged by time, and files of the future break builds and caches
 BUSY = 0.25  # Share of the cores that other programs may take

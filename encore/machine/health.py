@@ -103,22 +103,18 @@ def gpus() -> list[dict[str, Any]]:
 def _gpu(handle: Any) -> dict[str, Any]:
     import pynvml
 
-    name = "nvmlDeviceGetCurrentClocks{}Reasons"
-    reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
     readings: dict[str, Callable[[], Any]] = {
         "name": lambda: node.text(pynvml.nvmlDeviceGetName(handle)),
         "driver": lambda: node.text(pynvml.nvmlSystemGetDriverVersion()),
         "vbios": lambda: node.text(pynvml.nvmlDeviceGetVbiosVersion(handle)),
         "compute_capability": lambda: ".".join(map(str, pynvml.nvmlDeviceGetCudaComputeCapability(handle))),
-        "ecc_corrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, pynvml.NVML_VOLATILE_ECC),
-        "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, pynvml.NVML_VOLATILE_ECC),
+        **node.condition(handle),
         # Rows by correctable errors, by uncorrectable ones, whether a reset is pending, whether it has failed.
         "remapped": lambda: [int(each) for each in pynvml.nvmlDeviceGetRemappedRows(handle)],
         "sm_mhz_max": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "power_limit": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
         "power_limit_default": lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000,
         "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        "throttle": lambda: reasons(handle),
         "pcie_width": lambda: pynvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
         "pcie_width_max": lambda: pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle),
         "pcie_generation_max": lambda: pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle),

@@ -15,6 +15,12 @@ from encore.files import text_of
 Value = TypeVar("Value")
 
 
+# Why a GPU's clocks are lower than they could be (nvml.h, nvmlClocksEventReason); an idle one is not slowed.
+THROTTLE = {
+    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake",
+}  # fmt: skip
+
+
 @contextmanager
 def devices() -> Iterator[list[Any]]:
     """Yield a handle of each GPU in the order of nvidia-smi; none where the library does not answer."""
@@ -38,6 +44,23 @@ def known(read: Callable[[], Value]) -> Value | None:
         return read()
     except pynvml.NVMLError:
         return None
+
+
+def condition(handle: Any) -> dict[str, Callable[[], int]]:
+    """Return what to ask a GPU of its condition, by name.
+
+    Reasons for lower clocks as a sum of THROTTLE's bits, and errors of its memory since the driver was loaded.
+    """
+    import pynvml
+
+    # Drivers before R535 have it under its older name.
+    name = "nvmlDeviceGetCurrentClocks{}Reasons"
+    reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
+    return {
+        "throttle": lambda: reasons(handle),
+        "ecc_corrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, pynvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, pynvml.NVML_VOLATILE_ECC),
+    }
 
 
 def bus(handle: Any) -> str:

@@ -6,12 +6,13 @@
 The format is OpenMetrics 1.0, of which the collector takes what Prometheus' older text format has as well.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from encore.files import json_objects, lines_at_end
 
 VARIABLE = "ENCORE_TEXTFILE"
 WRITTEN_SECONDS = 15.0  # Between two writings: a usual interval of scrapes
@@ -81,13 +82,8 @@ def _ranks(experiment: Path, node: str) -> Iterator[tuple[int, Mapping[str, Any]
 
 
 def _last(path: Path, mark: str) -> dict[str, Any]:
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        for line in reversed(file.read().decode("utf-8", "replace").splitlines()):
-            with suppress(ValueError):
-                if mark in line:
-                    return dict(json.loads(line))
-    return {}
+    lines = reversed(lines_at_end(path, _LAST_BYTES))
+    return next(json_objects(line for line in lines if mark in line), {})
 
 
 class Textfile:

@@ -35,14 +35,9 @@ def sample_gpu(handle: Any) -> dict[str, Any]:
     """Return one reading of a GPU, None for what it does not know.
 
     Percent, MiB, MHz, watts, degrees Celsius, KiB/s of PCIe, which NVML measures over 20 ms each, and KiB so far of
-    all its NVLinks together; the reasons for lower clocks as a sum of nvml.h's bits (``THROTTLE``), and the errors of
-    its memory since the driver was loaded.
+    all its NVLinks together; and what ``node.condition`` asks.
     """
     import pynvml
-
-    # Drivers before R535 have it under its older name.
-    name = "nvmlDeviceGetCurrentClocks{}Reasons"
-    reasons = getattr(pynvml, name.format("Event"), None) or getattr(pynvml, name.format("Throttle"))
 
     def nvlink(field: int) -> int | None:
         (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
@@ -59,9 +54,7 @@ def sample_gpu(handle: Any) -> dict[str, Any]:
         "pcie_received_kib_s": lambda: pynvml.nvmlDeviceGetPcieThroughput(handle, pynvml.NVML_PCIE_UTIL_RX_BYTES),
         "nvlink_sent_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX),
         "nvlink_received_kib": lambda: nvlink(pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX),
-        "throttle": lambda: reasons(handle),
-        "ecc_corrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 0, pynvml.NVML_VOLATILE_ECC),
-        "ecc_uncorrected": lambda: pynvml.nvmlDeviceGetTotalEccErrors(handle, 1, pynvml.NVML_VOLATILE_ECC),
+        **node.condition(handle),
     }
     return {name: node.known(read) for name, read in readings.items()}
 

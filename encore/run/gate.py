@@ -1,7 +1,7 @@
 """The gate before a job: ask every node of a Slurm job or a host list, measure pairs of them, keep the verdicts.
 
 from encore.run.gate import Place, check
-verdicts = check(of_job(allocation, cluster), Asked(disks=(results,)))
+verdicts = check(of_job(allocation, cluster), (results,))
 """
 
 import json
@@ -35,13 +35,6 @@ Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    disks: tuple[Path, ...] = ()  # Folders that every node must be able to write to
-    python: Path | None = None  # Has PyTorch; None: no GEMMs, copies and collectives
-    between: bool = True  # Whether to measure between nodes, too
-
-
-@dataclass(frozen=True, kw_only=True)
 class Place:
     """Nodes, and the commands by which they are asked: all of ``everywhere``'s at once, and a pair's ranks."""
 
@@ -50,7 +43,6 @@ class Place:
     clock: str  # Name of this machine, as the nodes know it
     # The command and the variables of some ranks on each of two nodes; None: pairs are not measured here
     pair: Callable[[tuple[str, str], int, tuple[str, ...]], tuple[tuple[str, ...], Environment]] | None = None
-    rounds: Callable[[Sequence[str]], list[list[tuple[str, str]]]] = gate.rounds_of
 
 
 def here() -> Place:
@@ -81,14 +73,23 @@ def of_hosts(hosts: Sequence[Host]) -> Place:
     return Place(nodes=tuple(each.name for each in hosts), everywhere=tuple(commands), clock=first)
 
 
-def check(place: Place, asked: Asked, on_step: Callable[[str], None] = lambda text: None) -> list[Verdict]:
-    """Ask all nodes, then pairs of them; return the verdict of each. It takes up to five minutes."""
+def check(
+    place: Place, disks: Sequence[Path], python: Path | None = None, on_step: Callable[[str], None] = lambda text: None
+) -> list[Verdict]:
+    """Ask all nodes, then pairs of them; return the verdict of each. It takes up to five minutes.
+
+    Args:
+        place: which nodes.
+        disks: folders that every node must be able to write to.
+        python: has PyTorch; None: no GEMMs, copies and collectives are measured.
+        on_step: told what it does.
+    """
     on_step(f"asking {len(place.nodes)} node{'s' * (len(place.nodes) > 1)}")
     with health.clock_served() as port:
         question = {
-            "disks": list(map(str, asked.disks)),
+            "disks": list(map(str, disks)),
             "clock": f"{place.clock}:{port}" if len(place.nodes) > 1 else "",
-            "python": str(asked.python or ""),
+            "python": str(python or ""),
         }
         program = (sys.executable, "-m", "encore.machine.health", json.dumps(question))
         with ThreadPoolExecutor(max_workers=32) as pool:
@@ -99,7 +100,7 @@ def check(place: Place, asked: Asked, on_step: Callable[[str], None] = lambda te
         by_ssh = len(place.everywhere) > 1
         found.update({place.nodes[position] if by_ssh else name: facts for name, facts in answers.items()})
     reasons = [reason for answers, reason in answered if reason]
-    pairs = _pairs(place, asked, found, on_step) if asked.between and asked.python else {}
+    pairs = _pairs(place, python, found, on_step) if python else {}
     return gate.judge(found, pairs, reasons[0] if reasons else f"no answer within {NODE_SECONDS:g} s")
 
 
@@ -123,7 +124,7 @@ def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, 
 
 
 def _pairs(
-    place: Place, asked: Asked, found: Mapping[str, Any], on_step: Callable[[str], None]
+    place: Place, python: Path, found: Mapping[str, Any], on_step: Callable[[str], None]
 ) -> dict[tuple[str, str], dict[str, float]]:
     names = [name for name in place.nodes if found[name] is not None]
     if place.pair is None or len(names) < 2:
@@ -131,8 +132,8 @@ def _pairs(
     measured: dict[tuple[str, str], dict[str, float]] = {}
     cards = min(len(found[name]["gpus"]) for name in names)
     size = ("--device", "gpu") if cards else ("--device", "cpu", "--most-bytes", str(1 << 22))
-    program = (str(asked.python), "-m", "benchmarks.common.checks.link_speeds", *size)
-    for pairs in place.rounds(names):
+    program = (str(python), "-m", "benchmarks.common.checks.link_speeds", *size)
+    for pairs in gate.rounds_of(names):
         on_step(f"measuring between {', '.join('-'.join(pair) for pair in pairs)}")
         with ThreadPoolExecutor(max_workers=32) as pool:
             commands = [
@@ -177,19 +178,19 @@ def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_ste
     allocation = queue.this_allocation(os.environ)
     if allocation is None:
         raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
-    verdicts = check(of_job(allocation, cluster), Asked(disks=(results,)), on_step)
+    verdicts = check(of_job(allocation, cluster), (results,), on_step=on_step)
     gate.keep(verdicts)
     failed = {each.node: "; ".join(each.reasons) for each in verdicts if each.level == "FAIL"}
-    told = [f"{name}: {reason}" for name, reason in failed.items()]
+    reasons = [f"{name}: {reason}" for name, reason in failed.items()]
     needed = wanted or len(allocation.nodes)
     if len(allocation.nodes) - len(failed) < needed:
         raise EncoreError(
-            f"{len(failed)} of {len(allocation.nodes)} nodes failed the gate: {' | '.join(told)}",
+            f"{len(failed)} of {len(allocation.nodes)} nodes failed the gate: {' | '.join(reasons)}",
             expected=f"{needed} that pass",
             hint=f"allocate spare nodes, sbatch -N {needed + len(failed)} ... --nodes {needed} --gate; or leave them "
             f"out: sbatch --exclude={','.join(failed)}",
         )
-    for line in told:
+    for line in reasons:
         on_step(f"left out by the gate: {line}")
     if failed:
         os.environ[queue.LEFT_OUT] = ",".join(failed)

@@ -98,14 +98,9 @@ def test_energy_is_that_of_all_nodes_while_the_clock_ran(tmp_path: Path) -> None
     write(folder / "telemetry.jsonl", [reading(each, "n1", 100.0, 300.0) for each in seconds])
     write(folder / "telemetry.n2.jsonl", [reading(each, "n2", 200.0, 200.0) for each in seconds], '{"time": 17')
     run = read_run(folder / "result.txt")
-    found = telemetry.energy_of(run)
-    assert found is not None and (found.nodes, found.gpus, found.unseen) == (2, 4, 0.0)
-    assert found.kilojoules == pytest.approx(800 * 60 / 1000)
-    merged = telemetry.merged(telemetry.by_node(run))
-    assert [each["node"] for each in merged[:4]] == ["n1", "n2", "n1", "n2"]
+    assert telemetry.gpu_kilojoules(run) == pytest.approx(800 * 60 / 1000)
     write(folder / "telemetry.n2.jsonl", [reading(each, "n2", 200.0, 200.0) for each in (*range(20), *range(50, 61))])
-    found = telemetry.energy_of(run)
-    assert found is not None and found.unseen == pytest.approx((30 + 1 - 2.5) / 120, abs=0.01)
+    assert telemetry.gpu_kilojoules(run) is None, "half a minute of one node is a guess"
 
 
 def cards(second: float, node: str, *clocks: float, use: int = 99, throttle: int = 0) -> dict[str, Any]:
@@ -133,7 +128,7 @@ def test_no_power_is_no_energy(tmp_path: Path) -> None:
     folder = experiment(tmp_path)
     write(folder / "telemetry.jsonl", [{"time": START + 1, "gpus": []}, {"time": START + 2, "gpus": [{}]}])
     run = read_run(folder / "result.txt")
-    assert telemetry.energy_of(run) is None and list(telemetry.by_node(run)) == ["telemetry"]
+    assert telemetry.gpu_kilojoules(run) is None and list(telemetry.by_node(run)) == ["telemetry"]
     assert telemetry.by_node(replace(run, start_s=None)) == {}
 
 

@@ -4,15 +4,14 @@ Whoever changes one of them has to change the others with it, to the second and 
 """
 
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from encore.files import read_json
+from encore.files import json_objects, read_json, unix_time
+from encore.results.logs.metrics import lines_of
 from encore.results.logs.run_log import RunLog, read_run
 from encore.run.run_folder import FINISHED, checksum
 
@@ -75,7 +74,7 @@ def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, A
 
 
 def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
-    began, ended = (_seconds(state.get(name)) for name in ("started", "ended"))
+    began, ended = (unix_time(state.get(name)) for name in ("started", "ended"))
     if began is None or ended is None or not (began - _CLOCKS <= start <= stop <= ended + _CLOCKS):
         yield (
             f"{log.path.name}, its clock",
@@ -83,7 +82,7 @@ def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, sto
             f"{start:.0f} to {stop:.0f}",
         )
     for path in sorted(place.glob("telemetry*.jsonl")):
-        times = [time for line in _lines(path) if isinstance(time := line.get("time"), int | float)]
+        times = [time for line in json_objects(lines_of(path)) if isinstance(time := line.get("time"), int | float)]
         inside = [start, *(time for time in times if start < time < stop), stop]
         gap = max(later - earlier for earlier, later in itertools.pairwise(inside))
         if gap > _GAP or times != sorted(times):
@@ -96,7 +95,7 @@ def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, sto
 
 # Rank 0 writes each evaluation to the log and to the metrics, with the times of both.
 def _of_metrics(place: Path, log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
-    records = list(_lines(place / "metrics.jsonl"))
+    records = list(json_objects(lines_of(place / "metrics.jsonl")))
     ends = [each for each in records if each.get("kind") == "end"]
     if not ends or not isinstance(ends[-1].get("time"), int | float) or abs(ends[-1]["time"] - stop) > _CLOCKS:
         yield (
@@ -130,20 +129,6 @@ def _value(passport: dict[str, Any], key: str) -> Any:
     return passport.get("configuration", {}).get(key, {}).get("value")
 
 
-def _seconds(text: Any) -> float | None:
-    with suppress(TypeError, ValueError):
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    return None
-
-
 def _object(path: Path) -> dict[str, Any]:
     found = read_json(path) if path.exists() else {}
     return found if isinstance(found, dict) else {}
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                yield found

@@ -14,12 +14,13 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from encore.machine.node import THROTTLE
 from encore.results.compare.sides import Side
 from encore.results.logs import steps, telemetry
 from encore.results.logs.goodput import goodput_of
 from encore.results.logs.metrics import experiment_of
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.telemetry import THROTTLE, Reading
+from encore.results.logs.telemetry import Reading
 
 LEAST_SLOWER = 0.05  # Share of their time; one of two unharmed pairs of runs on 2 shared cores differed by more
 LEAST_SHARE = 0.02  # Of a cause

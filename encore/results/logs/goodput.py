@@ -12,13 +12,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from encore.files import json_objects, unix_time
 from encore.results.logs.metrics import experiment_of, lines_of
 from encore.results.logs.run_log import RunLog
-from encore.results.logs.telemetry import energy_of
+from encore.results.logs.telemetry import gpu_kilojoules
 from encore.results.logs.timing import phases_of
 from encore.results.table import Table
 
@@ -71,27 +71,17 @@ def _bounds(run: RunLog) -> tuple[float | None, float | None]:
     state: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         state = json.loads((experiment / "state.json").read_text("utf-8")) if experiment else {}
-    started, ended = (_unix(state.get(name)) for name in ("started", "ended"))
+    started, ended = (unix_time(state.get(name)) for name in ("started", "ended"))
     return (
         min((each for each in (first, started) if each is not None), default=None),
         max((each for each in (last, ended) if each is not None), default=None),
     )
 
 
-def _unix(text: object) -> float | None:
-    with suppress(TypeError, ValueError):
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
-    return None
-
-
 def _records(log: Path) -> list[dict[str, Any]]:
-    experiment, found = experiment_of(log), []
-    for line in lines_of(experiment / "metrics.jsonl") if experiment else ():
-        with suppress(ValueError, TypeError, KeyError):
-            record = json.loads(line)
-            record["kind"], float(record["time"])
-            found.append(record)
-    return found
+    experiment = experiment_of(log)
+    records = json_objects(lines_of(experiment / "metrics.jsonl")) if experiment else ()
+    return [each for each in records if "kind" in each and isinstance(each.get("time"), int | float)]
 
 
 def _lost(records: Sequence[dict[str, Any]]) -> float:
@@ -123,6 +113,5 @@ def _rows(runs: Sequence[RunLog]) -> Iterator[tuple[str | float | None, ...]]:
     for run in runs:
         found = goodput_of(run) if experiment_of(run.path) else None
         if found is not None:
-            energy = energy_of(run)
             shares = (found.parts[name] / found.wall or None for name in PARTS[1:])
-            yield run.path.name, found.wall / 60, found.share, *shares, energy.kilojoules if energy else None
+            yield run.path.name, found.wall / 60, found.share, *shares, gpu_kilojoules(run)

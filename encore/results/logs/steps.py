@@ -8,13 +8,14 @@ so that it shows by waiting less than the others.
 """
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from encore.files import json_objects, lines_at_end
+from encore.results.logs.metrics import lines_of
 from encore.results.table import Table
 
 FOLDER = "steps"
@@ -66,23 +67,15 @@ def windows_of(experiment: Path, recent: bool = False) -> dict[int, list[Window]
     for path in sorted((experiment / FOLDER).glob("rank_*.jsonl")):
         with suppress(OSError, ValueError):
             rank = int(path.stem[5:])
-            found[rank] = list(_windows(rank, _lines(path, recent)))
+            found[rank] = list(_windows(rank, lines_at_end(path, _LAST_BYTES) if recent else lines_of(path)))
     return dict(sorted(found.items()))
-
-
-def _lines(path: Path, recent: bool) -> list[str]:
-    with path.open("rb") as file:
-        if recent:
-            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        return file.read().decode("utf-8", "replace").splitlines()
 
 
 def _windows(rank: int, lines: Iterable[str]) -> Iterable[Window]:
     names = {field.name for field in fields(Window)}
-    for line in lines:
-        # The first line may be cut where the end alone is read, the last one where it is being written.
-        with suppress(ValueError, TypeError, AttributeError):
-            yield Window(rank=rank, **{name: value for name, value in json.loads(line).items() if name in names})
+    for found in json_objects(lines):
+        with suppress(TypeError):
+            yield Window(rank=rank, **{name: value for name, value in found.items() if name in names})
 
 
 def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None) -> SlowRank | None:

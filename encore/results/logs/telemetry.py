@@ -1,34 +1,30 @@
-"""Telemetry of all nodes of a run: read, merged by time, and the energy of their GPUs.
+"""Telemetry of all nodes of a run, and the energy of their GPUs.
 
-    from encore.results.logs.telemetry import by_node, energy_of
-    print(energy_of(read_run("RUN/result_0.txt")))
+    from encore.results.logs.telemetry import by_node, gpu_kilojoules
+    print(gpu_kilojoules(read_run("RUN/result_0.txt")))
 
 encore/machine/telemetry.py writes a file per node.
 """
 
 import itertools
-import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from encore.results.logs.metrics import experiment_of
+from encore.files import json_objects, lines_at_end
+from encore.machine.node import THROTTLE
+from encore.results.logs.metrics import experiment_of, lines_of
 from encore.results.logs.run_log import RunLog
 
 Reading = dict[str, Any]
 
-# Why a GPU's clocks are lower than they could be (nvml.h, nvmlClocksEventReason); an idle one is not slowed.
-THROTTLE = {
-    0x04: "power cap", 0x08: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake",
-}  # fmt: skip
 RECENT_SECONDS = 30.0  # Readings that say how a GPU is now
 _LAST_BYTES = 1 << 17  # As many of 8 GPUs
 _IN_USE = 50  # Percent of the time in which a kernel ran
 _SLOW_CLOCK = 0.9  # Of the others' median: GPUs of one kind differ by less
+_LEAST_SEEN = 0.9  # Share of the time that readings are near
 _GAP_SECONDS = 2.5  # Between two readings of one a second: more is a gap, whose energy is a guess
 
 
@@ -47,25 +43,15 @@ def by_node(run: RunLog) -> dict[str, list[Reading]]:
 def readings_of(experiment: Path, start: float = 0.0, stop: float = math.inf) -> dict[str, list[Reading]]:
     found: dict[str, list[Reading]] = {}
     for path in files_of(experiment):
-        for reading in _readings(path):
+        for reading in _readings(lines_of(path)):
             if start <= reading["time"] <= stop:
                 # A file of one node's before others had any does not name it.
                 found.setdefault(str(reading.get("node", path.stem)), []).append(reading)
     return {node: sorted(each, key=lambda reading: float(reading["time"])) for node, each in sorted(found.items())}
 
 
-def _readings(path: Path) -> Iterator[Reading]:
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        # The last line of a run that was killed may be cut.
-        with suppress(ValueError, KeyError, TypeError):
-            reading = json.loads(line)
-            float(reading["time"])
-            yield reading
-
-
-def merged(nodes: Mapping[str, Sequence[Reading]]) -> list[Reading]:
-    """Return the readings of all nodes by time."""
-    return sorted(itertools.chain.from_iterable(nodes.values()), key=lambda reading: float(reading["time"]))
+def _readings(lines: Iterable[str]) -> Iterator[Reading]:
+    return (each for each in json_objects(lines) if isinstance(each.get("time"), int | float))
 
 
 def slow_gpu(experiment: Path, now: float) -> str:
@@ -93,39 +79,24 @@ def slow_gpu(experiment: Path, now: float) -> str:
 
 
 def _recent(path: Path, now: float) -> Iterator[Reading]:
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        for line in file.read().decode("utf-8", "replace").splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                reading = json.loads(line)
-                if now - RECENT_SECONDS < float(reading["time"]) and "node" in reading:
-                    yield reading
+    for reading in _readings(lines_at_end(path, _LAST_BYTES)):
+        if now - RECENT_SECONDS < float(reading["time"]) and "node" in reading:
+            yield reading
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuEnergy:
-    """By NVML, of GPUs alone; for information, and none of MLPerf's power measurements."""
+def gpu_kilojoules(run: RunLog) -> float | None:
+    """Return the energy of all GPUs of all nodes between run_start and run_stop, by NVML: none of MLPerf's power.
 
-    kilojoules: float
-    nodes: int
-    gpus: int
-    unseen: float  # Share of the time that no reading is near
-
-
-def energy_of(run: RunLog) -> GpuEnergy | None:
-    """Return the energy of all GPUs of all nodes between run_start and run_stop; None where no power was read."""
-    joules, gpus, seen, nodes = 0.0, 0, 0.0, by_node(run)
+    None where no power was read, or none during more than a tenth of the time.
+    """
+    joules, seen, nodes = 0.0, 0.0, by_node(run)
     for readings in nodes.values():
         known = [(float(r["time"]), powers) for r in readings if (powers := _powers(r))]
-        gpus += max((len(powers) for _, powers in known), default=0)
         for (begin, first), (end, last) in itertools.pairwise(known):
             joules += (end - begin) * (sum(first) + sum(last)) / 2
             seen += min(end - begin, _GAP_SECONDS)
-    if not gpus or not joules:
-        return None
     whole = (run.elapsed_minutes or 0.0) * 60 * len(nodes)
-    unseen = max(0.0, 1 - seen / whole) if whole else 0.0
-    return GpuEnergy(kilojoules=joules / 1000, nodes=len(nodes), gpus=gpus, unseen=unseen)
+    return joules / 1000 if joules and seen >= _LEAST_SEEN * whole else None
 
 
 def _powers(reading: Reading) -> list[float]:
