@@ -1,13 +1,16 @@
 """Harm trainings on two ranks of this machine, and count how often the cause is named first: a measurement, not a test.
 
-    $ .venv/bin/python -m tools.slowdowns WORK --unharmed 6              # runs of the configuration as it is
-    $ .venv/bin/python -m tools.slowdowns WORK --faults few-cores,load   # harmed ones, compared with all of those
+    $ .venv/bin/python -m tools.slowdowns WORK --unharmed 6             # runs of the configuration as it is
+    $ .venv/bin/python -m tools.slowdowns WORK --faults load-4,batch    # harmed ones, compared with all of those
 
-As root, for cgroups and network namespaces. Every run stays in WORK; without options the table of all of them is
-printed, and how often each unharmed run compared with another one gets a cause.
+As root, for cgroups, network namespaces and disks. Every run stays in WORK; without options the table of all of them is
+printed, and how often each unharmed run compared with another one gets a cause. Faults of GPUs are recordings of the
+unharmed runs into which tools/recorded_gpus.py writes GPUs.
 """
 
 import itertools
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +30,7 @@ from encore.results.compare.sides import Side, load_sides
 from tools import run
 
 BENCHMARK = ("resnet", "2", "--seed", "1", "--set", "quality_target=1.0", "--set", "epochs=2")
+PAUSED_AT = 20  # Steps of 48
 CGROUP = Path("/sys/fs/cgroup/cpu/encore-slowdowns")
 Harm = Callable[[Path, Sequence[psutil.Process]], None]
 
@@ -39,6 +43,8 @@ class Fault:
     under: tuple[str, ...] = ()
     at: str = "steps"  # When the harm begins: start, or with the steps
     load: int = 0  # Programs that compute next to the ranks
+    paused: float = 0.0  # Seconds between a stop in the middle and its resume
+    read_rate: int = 0  # Bytes per second from the disk that has the data set; 0: the folder as it is
 
 
 def duty(share: float, ranks: slice, seconds: float = 0.5) -> Harm:
@@ -105,23 +111,27 @@ def slow_link(milliseconds: float) -> tuple[str, ...]:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "load-2": Fault("other load", load=2),
-    "load-4": Fault("other load", load=4),
-    "load-8": Fault("other load", load=8),
-    "quota-all-60": Fault("few cores", harm=quota(0.6, slice(None))),
-    "quota-all-40": Fault("few cores", harm=quota(0.4, slice(None))),
-    "quota-rank-0": Fault("slow rank", harm=quota(0.25, slice(0, 1))),
-    "quota-rank-1": Fault("slow rank", harm=quota(0.2, slice(1, 2))),
-    "suspended-rank-0": Fault("slow rank", harm=duty(0.5, slice(0, 1))),
-    "suspended-rank-1": Fault("slow rank", harm=duty(0.7, slice(1, 2))),
-    "netem-2ms": Fault("slow link", under=slow_link(2)),
-    "netem-5ms": Fault("slow link", under=slow_link(5)),
-    "netem-10ms": Fault("slow link", under=slow_link(10)),
-    "slow-start-8": Fault("start", harm=at_start(8), at="start"),
-    "slow-start-15": Fault("start", harm=at_start(15), at="start"),
-    "slow-checkpoints": Fault("checkpoints", harm=while_("checkpoint/writing_*", 2.0)),
-    "batch": Fault("other hyperparameters", options=("--set", "batch_size=16")),
-    "library": Fault("another image or library", options=("--env", "DNNL_MAX_CPU_ISA=SSE41")),
+    **{f"load-{count}": Fault("other load", load=count) for count in (2, 3, 4, 6, 8)},
+    **{f"quota-all-{share}": Fault("few cores", harm=quota(share / 100, slice(None))) for share in (60, 50, 40, 30)},
+    "quota-rank-0-25": Fault("slow rank", harm=quota(0.25, slice(0, 1))),
+    "quota-rank-0-35": Fault("slow rank", harm=quota(0.35, slice(0, 1))),
+    "quota-rank-1-20": Fault("slow rank", harm=quota(0.2, slice(1, 2))),
+    "quota-rank-1-30": Fault("slow rank", harm=quota(0.3, slice(1, 2))),
+    "suspended-rank-0-40": Fault("slow rank", harm=duty(0.4, slice(0, 1))),
+    "suspended-rank-0-50": Fault("slow rank", harm=duty(0.5, slice(0, 1))),
+    "suspended-rank-1-50": Fault("slow rank", harm=duty(0.5, slice(1, 2))),
+    "suspended-rank-1-70": Fault("slow rank", harm=duty(0.7, slice(1, 2))),
+    **{f"netem-{delay}ms": Fault("slow link", under=slow_link(delay)) for delay in (2, 3, 5, 10, 20)},
+    **{f"slow-start-{seconds}": Fault("start", harm=at_start(seconds), at="start") for seconds in (8, 15, 25)},
+    **{f"slow-checkpoints-{s}": Fault("checkpoints", harm=while_("checkpoint/writing_*", s)) for s in (2, 4)},
+    "evaluation-of-1": Fault("evaluation", options=("--set", "eval_batch_size=1")),
+    **{f"paused-{seconds}": Fault("stopped or repeated", paused=seconds) for seconds in (5, 15)},
+    "batch-8": Fault("other hyperparameters", options=("--set", "batch_size=8")),
+    "batch-16": Fault("other hyperparameters", options=("--set", "batch_size=16")),
+    "deeper": Fault("other hyperparameters", options=("--set", "depth=34")),
+    "sse41": Fault("another image or library", options=("--env", "DNNL_MAX_CPU_ISA=SSE41")),
+    "avx": Fault("another image or library", options=("--env", "DNNL_MAX_CPU_ISA=AVX")),
+    **{f"disk-{rate}k": Fault("cold or slow disk", read_rate=rate * 1000) for rate in (60, 100, 150)},
 }
 
 
@@ -136,23 +146,61 @@ def loaded(count: int) -> Iterator[None]:
             each.wait()
 
 
+@contextmanager
+def slow_disk(rate: int, work: Path) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Give options for the data set on a disk of its own, and what runs a command that reads it at ``rate``."""
+    if not rate:
+        yield (), ()
+        return
+    image, folder, group = work / "disk.img", work / "disk", Path("/sys/fs/cgroup/blkio/encore-slowdowns")
+    for each in (folder, group):
+        each.mkdir(parents=True, exist_ok=True)
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run(("mkfs.ext4", "-q", "-F", str(image)), check=True)
+    for cold in (False, True):
+        subprocess.run(("mount", "-o", "loop", str(image), str(folder)), check=True)
+        if not cold:
+            shutil.copytree(paths.ROOT / "data" / BENCHMARK[0], folder / "data")
+            subprocess.run(("umount", str(folder)), check=True)
+    device = folder.stat().st_dev
+    limit = f"{os.major(device)}:{os.minor(device)} {rate}"
+    try:
+        (group / "blkio.throttle.read_bps_device").write_text(limit)
+        yield ("--data", str(folder / "data")), ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+    finally:
+        subprocess.run(("umount", str(folder)), check=True)
+        image.unlink()
+
+
 def train(fault: Fault, results: Path) -> None:
-    command = (sys.executable, "-m", "encore.cli.app", "run", *BENCHMARK, *fault.options, "--results", str(results))
-    child = subprocess.Popen(
-        [*fault.under, *command], cwd=paths.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-    )
-    with loaded(fault.load):
-        while child.poll() is None:
-            experiment = next(results.glob("[0-9]*/experiment_0"), None)
-            beats = processes.heartbeats(experiment / "heartbeat") if experiment else []
-            begun = bool(beats) and (fault.at == "start" or min(beat.step for beat in beats) >= 0)
-            if fault.harm is not None and experiment is not None and begun:
-                with suppress(psutil.Error):
-                    fault.harm(experiment, [psutil.Process(beat.pid) for beat in beats])
-            else:
-                time.sleep(0.05)
-    if child.returncode not in (0, 3):
-        raise SystemExit(f"{results.name}: exit code {child.returncode}")
+    command = (sys.executable, "-m", "encore.cli.app", "run")
+    with slow_disk(fault.read_rate, results.parent) as (options, under), loaded(fault.load):
+        first = (*command, *BENCHMARK, *fault.options, *options, "--results", str(results))
+        code = harmed(fault, results, (*fault.under, *under, *first))
+        if fault.paused:
+            time.sleep(fault.paused)
+            (begun,) = results.iterdir()
+            code = harmed(replace(fault, paused=0.0), results, (*command, "--resume", str(begun)))
+    if code not in (0, 3):
+        raise SystemExit(f"{results.name}: exit code {code}")
+
+
+def harmed(fault: Fault, results: Path, command: Sequence[str]) -> int:
+    child = subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    while child.poll() is None:
+        experiment = next(results.glob("[0-9]*/experiment_0"), None)
+        beats = processes.heartbeats(experiment / "heartbeat") if experiment else []
+        step = min((beat.step for beat in beats), default=-1)
+        if fault.paused and step >= PAUSED_AT:
+            child.terminate()
+            return child.wait()
+        if fault.harm is not None and experiment is not None and beats and (fault.at == "start" or step >= 0):
+            with suppress(psutil.Error):
+                fault.harm(experiment, [psutil.Process(beat.pid) for beat in beats])
+        else:
+            time.sleep(0.05)
+    return child.returncode
 
 
 def side_of(results: Sequence[Path]) -> Side:
