@@ -1,6 +1,7 @@
 """Recordings of runs on CPUs, edited to what a node of eight GPUs would have written: unharmed, or slowed by a fault.
 
-Nothing here was seen on a GPU. What a fault changes is stated in FAULTS; the rest is the unharmed run's own noise.
+Nothing here was seen on a GPU. What a fault changes is stated in FAULTS; the rest is the unharmed run's own noise, but
+for the time on the clock, which becomes that of longer runs, of which a GPU's differ less than those on shared cores.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 from encore.files import unix_time
 
 GPUS = 8
+SECONDS, SPREAD = 300.0, 0.01  # Of an unharmed run's clock: mean, and standard deviation as a share of it
 Line = dict[str, Any]
 
 
@@ -60,8 +62,10 @@ def record(source: Path, target: Path, fault: Recorded) -> None:
     text = (experiment / "result.txt").read_text("utf-8")
     start, stop = (float(found[1]) / 1000 for key in ("run_start", "run_stop") if (found := _event(text, key)))
 
+    factor = fault.slower * SECONDS * chance.gauss(1, SPREAD) / (stop - start)
+
     def later(time: float) -> float:
-        return time + (fault.slower - 1) * (min(max(time, start), stop) - start)
+        return time + (factor - 1) * (min(max(time, start), stop) - start)
 
     def moved(line: Line) -> Line:
         return {**line, "time": later(line["time"])}
@@ -72,7 +76,7 @@ def record(source: Path, target: Path, fault: Recorded) -> None:
         )
     _rewrite(experiment / "telemetry.jsonl", lambda line: _reading(moved(line), later(start), fault, chance))
     for path in experiment.glob("steps/*.jsonl"):
-        _rewrite(path, lambda line: _window(moved(line), fault))
+        _rewrite(path, lambda line: _window(moved(line), factor))
     share = {"input_share": fault.input_share * chance.uniform(0.8, 1.2)}
     _rewrite(experiment / "metrics.jsonl", lambda line: {**moved(line), **(share if line["kind"] == "epoch" else {})})
     state = json.loads((experiment / "state.json").read_text("utf-8"))
@@ -129,7 +133,7 @@ def _gpu(fault: Recorded, chance: random.Random) -> Line:
     }
 
 
-def _window(line: Line, fault: Recorded) -> Line:
+def _window(line: Line, factor: float) -> Line:
     # What a rank waits for others is not known where its device computes.
-    longer = {name: line[name] * fault.slower for name in ("window", "median", "p99", "cpu", "delayed")}
+    longer = {name: line[name] * factor for name in ("window", "median", "p99", "cpu", "delayed")}
     return {**line, **longer, "waiting": None}

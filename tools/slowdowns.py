@@ -3,9 +3,9 @@
     $ .venv/bin/python -m tools.slowdowns WORK --unharmed 6             # runs of the configuration as it is
     $ .venv/bin/python -m tools.slowdowns WORK --faults load-4,batch    # harmed ones, compared with all of those
 
-As root, for cgroups, network namespaces and disks. Every run stays in WORK, also one made again for other programs; without options the table of all of them is
-printed, and how often each unharmed run compared with another one gets a cause. Faults of GPUs are recordings of the
-unharmed runs into which tools/recorded_gpus.py writes GPUs.
+As root, for cgroups, network namespaces and disks. Every run stays in WORK, those that other programs slowed as well;
+without options the table of all of them is printed, and how often each unharmed run compared with another one gets a
+cause. Faults of GPUs are recordings of the unharmed runs into which tools/recorded_gpus.py writes GPUs.
 """
 
 import itertools

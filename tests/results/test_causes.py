@@ -24,7 +24,7 @@ class Records:
     seconds: float = SECONDS
     gpus: list[list[dict[str, Any]]] = field(
         default_factory=lambda: [
-            [{"sm_mhz": 1980, "power_watts": 650.0, "throttle": 0, "nvlink_sent_kib": 0} for _ in range(2)]
+            [{"sm_mhz": 1980, "power_watts": 650.0, "throttle": 0, "nvlink_sent_kib": 1e6} for _ in range(2)]
             for _ in range(2)
         ]
     )
@@ -53,7 +53,8 @@ def write(folder: Path, records: Records) -> Side:
         lines = []
         for second in range(0, int(records.seconds), 5):
             host = {name: value * second if name in counters else value for name, value in records.node.items()}
-            lines.append(json.dumps({"time": START + second, "node": f"n{number}", **host, "gpus": cards}))
+            sent = [{**card, "nvlink_sent_kib": card["nvlink_sent_kib"] * second} for card in cards]
+            lines.append(json.dumps({"time": START + second, "node": f"n{number}", **host, "gpus": sent}))
         name = "telemetry.jsonl" if number == 0 else f"telemetry.n{number}.jsonl"
         (experiment / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     for rank, given in enumerate(records.rank):
@@ -86,6 +87,7 @@ def node(**changes: float) -> dict[str, float]:
     return {**Records().node, **changes}
 
 
+UNSEEN = {"waiting": None}
 EPOCH = {"kind": "epoch", "time": START + 1}
 HARMS: dict[str, tuple[Records, str]] = {
     "power cap everywhere": (harmed(gpus=gpus({"throttle": 4}, {"throttle": 4, "sm_mhz": 1300})), "power cap"),
@@ -94,6 +96,10 @@ HARMS: dict[str, tuple[Records, str]] = {
     "power brake": (harmed(gpus=gpus({"throttle": 0x80}, {"throttle": 0x80})), "power brake"),
     "hardware slowdown": (harmed(gpus=gpus({"throttle": 8}, {"throttle": 8})), "hardware slowdown"),
     "locked clocks": (harmed(gpus=gpus({"sm_mhz": 1320}, {"sm_mhz": 1320})), "lower clocks"),
+    "locked clocks next to a power limit of one": (
+        harmed(gpus=gpus({"sm_mhz": 1320, "throttle": 4}, {"sm_mhz": 1320})),
+        "lower clocks",
+    ),
     "one GPU with low clocks": (harmed(gpus=gpus({"sm_mhz": 1300})), "slow rank"),
     "one rank that computes longer": (harmed(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})), "slow rank"),
     "one rank without a core": (
@@ -116,6 +122,14 @@ HARMS: dict[str, tuple[Records, str]] = {
     "a slow link": (harmed(rank=ranks({"waiting": 0.45}, {"waiting": 0.45})), "slow link"),
     "TCP": (
         harmed(rank=ranks({"waiting": 0.45}, {"waiting": 0.45}), node=node(network_sent_bytes=1e9)),
+        "slow link",
+    ),
+    "TCP, where GPUs wait unseen": (
+        harmed(rank=ranks(UNSEEN, UNSEEN), node=node(network_sent_bytes=1e9)),
+        "slow link",
+    ),
+    "no NVLink, where GPUs wait unseen": (
+        harmed(rank=ranks(UNSEEN, UNSEEN), gpus=gpus({"nvlink_sent_kib": 0}, {"nvlink_sent_kib": 0})),
         "slow link",
     ),
     "a loader that is slow": (harmed(metrics=[{**EPOCH, "input_share": 0.35}]), "data stall"),

@@ -30,6 +30,9 @@ _STALLED = 0.02  # Share of the time in which processes waited for a disk
 _READ_RATE = 2e6  # Bytes per second from disks, where data came from the page cache before
 # What a setting explains of slower steps: nothing that is measured says more than that it differs.
 _BY_SETTING, _BY_SOFTWARE = 0.9, 0.8
+# What other links explain where no waiting is known, as on GPUs: that their traffic moved.
+_BY_LINKS = 0.85
+_TCP_RATE = 1e7  # Bytes per second, of all nodes: less are logs and checkpoints
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Evidence:
     io_stalled: float | None = None  # Share of the time in which processes waited for a disk
     read_rate: float | None = None  # Bytes per second from disks
     sent_rate: float | None = None  # Bytes per second over networks
+    nvlink_rate: float | None = None  # Bytes per second over NVLink, of all GPUs
     clock: float | None = None  # SM clock of the GPUs, MHz
     low_clock: tuple[float, str] = (1.0, "")  # The slowest GPU's over the median of all, and which it is
     throttled: Mapping[str, float] = field(default_factory=dict)  # Share of the readings, by reason
@@ -133,23 +137,39 @@ def _of_steps(ours: Side, theirs: Side, mine: Evidence, other: Evidence, usual: 
         share, before = mine.throttled.get(reason, 0.0), other.throttled.get(reason, 0.0)
         text = f"{reason}: GPUs were slowed by it in {share:.0%} of the readings, theirs in {before:.0%}"
         yield Cause(reason, more * max(0.0, share - before), text)
-    if mine.clock and other.clock and not any(mine.throttled.values()):
+    if mine.clock and other.clock:
+        reasons = {*mine.throttled, *other.throttled}
+        grown = max((mine.throttled.get(each, 0.0) - other.throttled.get(each, 0.0) for each in reasons), default=0.0)
         text = f"lower clocks: {mine.clock:.0f} MHz, theirs {other.clock:.0f}"
-        yield Cause("lower clocks", explained(1 - mine.clock / other.clock), text)
+        yield Cause("lower clocks", explained(1 - mine.clock / other.clock) * (1 - max(0.0, grown)), text)
     late, rank, node = mine.late
     low, gpu = mine.low_clock
     if low < other.low_clock[0] - LEAST_SLOWER:
         yield Cause("slow rank", explained(1 - low), f"slow rank: the clock of {gpu} is {low:.0%} of the others'")
     text = f"slow rank: the others waited {late:.0%} of their time longer than rank {rank} on {node}"
     yield Cause("slow rank", explained(late - other.late[0]), text)
-    waited = _grew(mine.waiting, other.waiting)
-    text = (
-        f"slow link: every rank waited for others, {mine.waiting or 0:.0%} of its time, theirs {other.waiting or 0:.0%}"
-    )
-    if (mine.sent_rate or 0.0) > 2 * (other.sent_rate or 0.0) > 0:
-        text += f"; {_rate(mine.sent_rate)} over the network, theirs {_rate(other.sent_rate)}: a fallback to TCP"
-    yield Cause("slow link", explained(waited), text)
+    yield from _of_links(mine, other, more, slower)
     yield from _by_settings(ours, theirs, more)
+
+
+def _of_links(mine: Evidence, other: Evidence, more: float, slower: float) -> Iterator[Cause]:
+    moved = _moved_traffic(mine, other, slower)
+    if mine.waiting is not None and other.waiting is not None:
+        text = f"every rank waited for others, {mine.waiting:.0%} of its time, theirs {other.waiting:.0%}"
+        share = min(1.0, max(0.0, mine.waiting - other.waiting) / slower)
+        yield Cause("slow link", more * share, "; ".join(("slow link: " + text, *moved)))
+    elif moved:
+        yield Cause("slow link", more * _BY_LINKS, "; ".join((f"slow link: {moved[0]}", *moved[1:])))
+
+
+# The same steps move the same bytes, in a longer time.
+def _moved_traffic(mine: Evidence, other: Evidence, slower: float) -> list[str]:
+    moved = []
+    if (mine.sent_rate or 0.0) > max(_TCP_RATE, 2 * (other.sent_rate or 0.0)):
+        moved.append(f"{_rate(mine.sent_rate)} over TCP, theirs {_rate(other.sent_rate)}: a fallback")
+    if mine.nvlink_rate is not None and mine.nvlink_rate < (other.nvlink_rate or 0.0) * (1 - slower) / 2:
+        moved.append(f"{_rate(mine.nvlink_rate)} over NVLink, theirs {_rate(other.nvlink_rate)}")
+    return moved
 
 
 # Settings that change how long a step takes: not the seed, and not what ends a run or comes between steps.
@@ -217,6 +237,7 @@ def evidence_of(logs: Sequence[RunLog]) -> Evidence:
                 "io_stalled",
                 "read_rate",
                 "sent_rate",
+                "nvlink_rate",
                 "clock",
             )
         },
@@ -247,6 +268,7 @@ def _of_run(log: RunLog) -> Evidence | None:
         io_stalled=_rate_of(nodes, "io_stall_us", 1e-6),
         read_rate=_rate_of(nodes, "disk_read_bytes", 1.0),
         sent_rate=_rate_of(nodes, "network_sent_bytes", 1.0),
+        nvlink_rate=_rate_of(_with_nvlink(nodes), "nvlink_sent_kib", 1024.0),
         clock=_mean(gpu.get("sm_mhz") for gpu in cards),
         low_clock=_low_clock(nodes),
         throttled=_throttled(cards),
@@ -278,6 +300,16 @@ def _throttled(cards: Sequence[Mapping[str, int | None]]) -> dict[str, float]:
     known = [int(gpu["throttle"] or 0) for gpu in cards if gpu.get("throttle") is not None]
     shares = {reason: sum(bool(each & bit) for each in known) / len(known) for bit, reason in THROTTLE.items() if known}
     return {reason: share for reason, share in shares.items() if share}
+
+
+def _with_nvlink(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
+    found: dict[str, list[Reading]] = {}
+    for node, readings in nodes.items():
+        for reading in readings:
+            sent = [gpu.get("nvlink_sent_kib") for gpu in reading.get("gpus", ())]
+            if sent and None not in sent:
+                found.setdefault(node, []).append({"time": reading["time"], "nvlink_sent_kib": sum(sent)})
+    return found
 
 
 def _rate_of(nodes: Mapping[str, Sequence[Reading]], name: str, unit: float) -> float | None:
