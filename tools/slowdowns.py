@@ -107,6 +107,21 @@ def at_start(seconds: float) -> Harm:
     return harm
 
 
+def in_evaluations(seconds: float) -> Harm:
+    """Suspend all ranks once in each evaluation."""
+    done: list[int] = []
+
+    def harm(experiment: Path, found: Sequence[psutil.Process]) -> None:
+        log = experiment / "result.txt"
+        begun = log.read_text("utf-8").count('"eval_start"') if log.exists() else 0
+        if begun > len(done):
+            done.append(begun)
+            duty(1.0, slice(None), seconds)(experiment, found)
+        time.sleep(0.01)
+
+    return harm
+
+
 def slow_link(milliseconds: float) -> tuple[str, ...]:
     """Return what runs a command in a network namespace whose loopback delays each packet."""
     delay = f"ip link set lo up; tc qdisc add dev lo root netem delay {milliseconds}ms"
@@ -127,7 +142,7 @@ FAULTS: Mapping[str, Fault] = {
     **{f"netem-{delay}ms": Fault("slow link", under=slow_link(delay)) for delay in (2, 3, 5, 10, 20)},
     **{f"slow-start-{seconds}": Fault("start", harm=at_start(seconds), at="start") for seconds in (8, 15, 25)},
     **{f"slow-checkpoints-{s}": Fault("checkpoints", harm=while_("checkpoint/writing_*", s)) for s in (2, 4)},
-    "evaluation-of-1": Fault("evaluation", options=("--set", "eval_batch_size=1")),
+    **{f"slow-evaluations-{seconds}": Fault("evaluation", harm=in_evaluations(seconds)) for seconds in (3, 6)},
     **{f"paused-{seconds}": Fault("stopped or repeated", paused=seconds) for seconds in (5, 15)},
     "batch-8": Fault("other hyperparameters", options=("--set", "batch_size=8")),
     "batch-16": Fault("other hyperparameters", options=("--set", "batch_size=16")),
