@@ -9,20 +9,20 @@ Facts are what :mod:`encore.machine.health` returns of a node, None of one that 
 
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from encore import paths
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES
 from encore.machine.node import THROTTLE
+from encore.machine.outliers import slow_ones
 from encore.machine.preflight import Check, Level
 
-Key = TypeVar("Key", bound=Hashable)
 Facts = Mapping[str, Any]
 Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bytes per second of each collective between two nodes
 
@@ -38,7 +38,6 @@ BUSY = 0.25  # Share of the cores that other programs may take
 FREE_GIB = 1.0
 SHARE_OF_LINE = 0.5  # A collective between two nodes reaches at least this share of the line's rate
 MEMORY_TOLERANCE = 0.03  # Firmware and kernel keep some for themselves
-_FAR = 4.0  # Median absolute deviations
 
 
 @dataclass(frozen=True)
@@ -235,23 +234,6 @@ def _text(value: Any) -> str:
         if isinstance(value, float)
         else str(value)
     )
-
-
-def slow_ones(values: Mapping[Key, float], tolerance: float) -> dict[Key, float]:
-    """Return the share of the others' median that each slow one reaches.
-
-    It is slow by more than ``tolerance`` and, where there are enough others, by far more than they differ.
-    """
-    found = {}
-    for name, value in values.items():
-        others = [other for key, other in values.items() if key != name]
-        if not others:
-            continue
-        middle = statistics.median(others)
-        spread = statistics.median(abs(other - middle) for other in others) if len(others) > 2 else 0.0
-        if middle > 0 and value < middle * (1 - tolerance) and value < middle - _FAR * spread:
-            found[name] = value / middle
-    return found
 
 
 def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
