@@ -8,7 +8,7 @@ from encore import paths
 
 
 def _git(*arguments: str) -> str | None:
-    # What an installed wheel lies in may be another repository.
+    # An installed wheel may be inside of another repository.
     if paths.IS_INSTALLED:
         return None
     try:

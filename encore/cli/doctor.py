@@ -16,7 +16,7 @@ from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.files import existing
-from encore.machine import gate, node, preflight
+from encore.machine import node, preflight, verdict
 from encore.machine.preflight import Check
 from encore.run import gate as gates
 from encore.slurm import cluster as clusters
@@ -88,7 +88,7 @@ def _gate(
         screen.print("no framework to measure with: --python FILE, or make environments")
     folders = tuple(each.absolute() for each in disks or [settings.results or paths.default_results()])
     verdicts = gates.check(place, folders, python, lambda step: screen.print(f"[dim]{step}[/]"))
-    gate.keep(verdicts)
+    verdict.keep(verdicts)
     if as_json:
         write_json({"nodes": [each.as_json() for each in verdicts]})
     else:

@@ -1,4 +1,4 @@
-"""Products in FP8 by PyTorch's own kernel, and weights in 16 or 8 bits that are kept from one update to the next.
+"""GEMMs in FP8 by PyTorch's own kernel, and weights in 16 or 8 bits that are kept from one update to the next.
 
 FP8 (arXiv 2209.05433): inputs and weights in E4M3, gradients in E5M2, each tensor with one scale by its own largest
 value. Nothing is kept of earlier calls, so that a resumed run continues bit for bit. All of it is on the device: a

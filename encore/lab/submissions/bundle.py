@@ -120,7 +120,7 @@ def _chosen(folder: Path) -> Iterator[tuple[str, Path]]:
         yield f"systems/{described.name}", described
 
 
-# Scores without what depends on where the logs lie.
+# Scores without what depends on where the logs are.
 def _claims(scores: Sequence[Score], folder: Path) -> list[dict[str, Any]]:
     own = ({**score.as_json(), "folder": score.folder.relative_to(folder).as_posix()} for score in scores)
     return [{name: value for name, value in each.items() if name != "round_is_guess"} for each in own]

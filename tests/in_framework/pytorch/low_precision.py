@@ -1,4 +1,4 @@
-"""FP8 products and kept weights next to float64 and to autocast; on a CPU, whose PyTorch multiplies in FP8 as well."""
+"""FP8 GEMMs and kept weights next to float64 and to autocast; on a CPU, whose PyTorch multiplies in FP8 as well."""
 
 import dataclasses
 import io

@@ -1,6 +1,6 @@
 """Whether each node is fit for a job: by what it says of itself, by data sheets, and by the other nodes.
 
-    from encore.machine.gate import judge
+    from encore.machine.verdict import judge
     for verdict in judge({"n1": facts_of_n1, "n2": None}):
         print(verdict.node, verdict.level, verdict.reasons)
 
