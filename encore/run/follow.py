@@ -57,6 +57,7 @@ GIVEN_AT_START: Mapping[str, Any] = {
     "evidence": {},
     "batch_unit": "samples",
     "flops_per_sample": None,
+    "gemm_precision": "",
     "startup": {},
 }
 
@@ -86,6 +87,7 @@ class Progress:
     # What it computes and sends in, and how it is split, by the keys of MLPerf.
     evidence: Mapping[str, Any] = field(default_factory=dict)
     flops_per_sample: float | None = None  # Model FLOPs of training on one of ``batch_unit``
+    gemm_precision: str = ""  # Numerical precision of its GEMMs
     # ``seconds`` of each part of rank 0's start, up to the clock, and the ``budget`` of each on eight GPUs
     startup: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     trained: tuple[float, int] = (0.0, 0)  # Seconds and steps between reports, without evaluations, since the start

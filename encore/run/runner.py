@@ -225,8 +225,8 @@ def _utilization(plan: Plan, seen: follow.Progress) -> dict[str, Any]:
         return {}
     configuration = plan.configuration
     gpu = plan.machine.gpus[0].name if configuration.get("device") == "gpu" and plan.machine.gpus else ""
-    precision = peaks.computed_in(configuration.plain())
-    return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, precision, configuration.ranks)
+    kind = seen.gemm_precision
+    return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, kind, configuration.ranks)
 
 
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:

@@ -244,6 +244,7 @@ class Run:
             choices=self.choices,
             evidence=evidence.of(self.config, self.choices),
             flops_per_sample=self._flops,
+            gemm_precision=evidence.gemm_precision(self.config),
             startup=self._startup,
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
