@@ -172,6 +172,10 @@ def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str,
     return found
 
 
+# What other values than a field's default mean nothing without.
+NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}, "xla_parts": {"xla": True}}
+
+
 def named(config_class: Any, name: str, text: str) -> Any:
     """Return the value of a field that ``text`` stands for: a choice, or what its type makes of it."""
     wanted = get_type_hints(config_class)[name]
@@ -180,8 +184,8 @@ def named(config_class: Any, name: str, text: str) -> Any:
 
 def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
     """Return what a value needs as well: fp16 a factor, without which a small network's gradients underflow."""
-    if name == "fp8":
-        return {"precision": "bf16"}
+    if name in NEEDED:
+        return dict(NEEDED[name])
     return {"loss_scale": defaults(suite)["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
 
 

@@ -141,13 +141,12 @@ def summing(ranks: Ranks, count: int) -> Callable[[], Any]:
 
 
 def broadcast(variables: Sequence[tf.Variable]) -> None:
-    """Give all ranks the values of rank 0, by a sum to which the others add zeros (see frameworks/mxnet.py)."""
+    """Give all ranks the values of rank 0, by one sum to which the others add zeros (see frameworks/mxnet.py)."""
     if hvd.size() == 1:
         return
-    for number, variable in enumerate(variables):
-        mine = variable.read_value()
-        sent = mine if hvd.rank() == 0 else tf.zeros_like(mine)
-        variable.assign(_sum(sent, f"variable.{number}"))
+    sent = [variable.read_value() if hvd.rank() == 0 else tf.zeros_like(variable) for variable in variables]
+    for variable, value in zip(variables, hvd.grouped_allreduce(sent, op=hvd.Sum, name="variables")):
+        variable.assign(value)
 
 
 def average_variables(variables: Sequence[tf.Variable], name: str) -> None:
