@@ -248,6 +248,7 @@ def test_evidence_is_derived_from_every_configuration(recorded: Callable[[str, o
         fp8="scaled_mm", precision="bf16", batch_size=32, accumulation=4
     )
     assert list(evidence.of(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
+    assert evidence.gemm_precision(bert) == "fp8"
 
 
 def test_parts_of_the_start_add_up_to_it(tmp_path: Path) -> None:
@@ -287,7 +288,7 @@ def test_a_round_that_asks_for_evidence_has_it_in_the_log(tmp_path: Path) -> Non
     (start,) = records(tmp_path / "metrics.jsonl", "start")
     events = [(each["key"], each["value"]) for each in logged(tmp_path / "result.txt")]
     assert [each for each in events if each[0] in start["evidence"]] == list(start["evidence"].items())
-    assert start["flops_per_sample"] == 5e6
+    assert (start["flops_per_sample"], start["gemm_precision"]) == (5e6, "tf32")
     assert start["evidence"]["lowest_numerical_precision_in_linear"] == "tf32"
 
 

@@ -70,13 +70,13 @@ def test_live_line_says_of_each_figure_what_it_is() -> None:
 
 
 def test_a_training_is_held_against_the_data_sheet_of_its_gpus() -> None:
-    begun = {**start({"accuracy": 0.95}), "time": 100.0, "flops_per_sample": 24.5e9}
+    begun = {**start({"accuracy": 0.95}), "time": 100.0, "flops_per_sample": 24.5e9, "gemm_precision": "fp16"}
     steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
     later = [{"kind": "step", "time": at, "epoch": 2, "step": n, "loss": 0.5} for at, n in ((195.0, 12), (200.0, 20))]
     progress = progress_of(begun, *steps, evaluated(1, accuracy=0.5), *later)
     # Steps 2 to 10 in 8 s and 12 to 20 in 5 s: neither the evaluation nor what is before the first report.
     assert progress.trained_per_second == pytest.approx(16 * 64 / 13)
-    assert progress.flops_per_sample == 24.5e9
+    assert (progress.flops_per_sample, progress.gemm_precision) == (24.5e9, "fp16")
     assert progress_of(start({})).trained_per_second is None
     found = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
     assert found["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
