@@ -10,8 +10,6 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import tensorflow as tf
-
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run import stopping
 from benchmarks.common.run.run import Run
@@ -20,6 +18,8 @@ from benchmarks.resnet import events
 from benchmarks.resnet.inputs import Batches, EvaluationInput, opened
 from benchmarks.resnet.tensorflow import data, model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
+
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 OnePass = Callable[[tf.Tensor, tf.Tensor], Tuple[tf.Tensor, List[tf.Tensor]]]  # loss and gradients of images and labels
 
