@@ -118,7 +118,7 @@ def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds:
             if steps_so_far(metrics) >= step:
                 return metrics.parent
         assert run.poll() is None, run.communicate()[0]
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise AssertionError(f"not at step {step} within {seconds:g} s")
 
 
@@ -130,7 +130,7 @@ def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) 
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def is_told(process: psutil.Process, number: signal.Signals) -> bool:
