@@ -53,6 +53,11 @@ LONGEST = (
     "tests/cluster/test_cluster.py",
     "tests/benchmarks/test_resnet_frameworks.py",
     "tests/run/test_run.py",
+    "tests/benchmarks/test_minigo.py",
+    "tests/benchmarks/test_detectors.py",
+    "tests/benchmarks/test_translation.py",
+    "tests/benchmarks/test_llama.py",
+    "tests/run/test_selftest.py",
 )
 
 
