@@ -19,7 +19,7 @@ import pytest
 from filelock import FileLock
 from typer.testing import CliRunner
 
-from encore import data, environment, installer, paths
+from encore import catalogue, data, environment, installer, paths
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine import node
@@ -189,12 +189,22 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
 
 
 @pytest.fixture(scope="session")
-def digits(mxnet_python: Path, shared: Shared) -> Path:
-    return shared.made("digits", lambda folder: prepared("resnet", folder, mxnet_python)) / "resnet"
+def digits(mxnet_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("resnet")
 
 
 def prepared(name: str, folder: Path, python: Path) -> None:
     data.prepare(name, folder / name, data.Preparation(), python, lambda update: None)
+
+
+@pytest.fixture(scope="session")
+def toy(request: pytest.FixtureRequest, shared: Shared) -> Callable[[str], Path]:
+    # The toy data set of a benchmark, which nobody changes
+    def made(name: str) -> Path:
+        python = request.getfixturevalue(f"{catalogue.choose(name).implementation.framework}_python")
+        return shared.made(f"toy-{name}", lambda folder: prepared(name, folder, python)) / name
+
+    return made
 
 
 # Commands that read and print: as a process of its own each would take a second to import what this one has.

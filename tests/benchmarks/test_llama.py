@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.llama import megatron, order, tokenization
 from benchmarks.llama31_8b import events, noise
 from benchmarks.llama31_8b.dataset import open_data
-from encore import catalogue, configuration, data
+from encore import catalogue, configuration
 from tests import preparing
 from tests.conftest import Encore, evaluations, losses, quality
 from tests.trainings import (
@@ -35,11 +36,8 @@ prepare = partial(preparing.run, "llama31_8b")
 
 
 @pytest.fixture(scope="module")
-def python_text(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The toy data set.
-    folder = tmp_path_factory.mktemp("text") / "llama31-8b"
-    data.prepare("llama31-8b", folder, data.Preparation(), pytorch_python)
-    return folder
+def python_text(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("llama31-8b")
 
 
 # -- files and order ------------------------------------------------------------------------------------

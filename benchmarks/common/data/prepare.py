@@ -61,6 +61,8 @@ class DataSet:
     check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
     # Whether the writer looks for evaluation samples that are trained on, by ``source_checks.overlap``.
     compares: bool = True
+    # Name of the module whose ``view`` shows the prepared set as samples to mistakes.find; it may need numpy.
+    samples: str = ""
     # Benchmarks that read the same data set, this one among them; its passport has the first one's name.
     shared_with: Tuple[str, ...] = ()
 
@@ -200,6 +202,7 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
     found = passport.read(directory)
     total = passport.total_bytes(found)
     problems = problems_of(data_set, directory, quick, progress.counter("verify", total))
+    problems = problems or mistaken(data_set, directory, progress)
     if problems:
         return progress.fail(*problems)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())
@@ -207,6 +210,24 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
     text = f"{directory} is whole ({how}): {found['name']}, {counts}, {human_bytes(total)}"
     progress.end(directory / FILE_NAME, text)
     return 0
+
+
+def mistaken(data_set: DataSet, directory: Path, progress: Progress) -> Sequence[Problem]:
+    """Return the mistakes that samples of a whole data set show; reads a bounded part of it."""
+    try:
+        from benchmarks.common.data import mistakes
+    except ModuleNotFoundError as error:
+        progress.note(f"{error.name} is not installed in this Python: samples were not looked at for mistakes")
+        return []
+    module: Any = importlib.import_module(data_set.samples)
+    found = passport.read(directory)
+    try:
+        return mistakes.find(module.view(directory, found), directory, bool(found["how"].get("in_both")))
+    except Problem as problem:
+        return [problem]
+    except (IndexError, ValueError, OverflowError) as error:
+        text = f"{directory}: samples point to what is not there: {error}"
+        return [Problem(text, "arrays that belong together", passport.prepare_again(directory))]
 
 
 def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> int:
