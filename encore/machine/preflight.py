@@ -71,9 +71,14 @@ def weights_json(files: dict[str, Path]) -> dict[str, Any]:
 
 
 def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
-    """Return what a container needs besides the data folder; TensorFlow has tensors in files next to its ``.index``."""
+    """Return what a container needs besides the data folder: a file, and those next to it that have its tensors.
+
+    TensorFlow has them next to its ``.index``, Hugging Face next to the index of its ``.safetensors``.
+    """
     outside = [path for path in files.values() if data not in path.parents]
     parts = [part for path in outside if path.suffix == ".index" for part in path.parent.glob(f"{path.stem}.data-*")]
+    shards = [path for path in outside if path.name.endswith(".safetensors.index.json")]
+    parts += [part for path in shards for part in path.parent.glob("*.safetensors")]
     return tuple(Mount(path, str(path), True) for path in (*outside, *sorted(parts)))
 
 

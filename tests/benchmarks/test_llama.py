@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.llama import megatron, order, tokenization
+from benchmarks.llama.schedule import learning_rate
 from benchmarks.llama31_8b import events, noise
 from benchmarks.llama31_8b.dataset import open_data
 from encore import catalogue, configuration, data
@@ -230,7 +231,7 @@ def test_synthetic_sizes_are_those_of_c4s_vocabulary(tmp_path: Path) -> None:
 
 def test_learning_rate_and_evaluations_are_the_references() -> None:
     config = config_of("llama31-8b", "reference_h200", None, 8)
-    rates = [events.learning_rate(config, step) / 5e-4 for step in (0, 255, 512, 600_256, 1_200_000, 2_000_000)]
+    rates = [learning_rate(config, step) / 5e-4 for step in (0, 255, 512, 600_256, 1_200_000, 2_000_000)]
     assert rates == pytest.approx([1 / 513, 256 / 513, 1, 0.55, 0.1, 0.1])
     timeline = events.timeline(config, 8)
     assert [step for step in range(1, 1200) if timeline.evaluates_after(step)] == [384, 768, 1152]

@@ -12,9 +12,10 @@ from torch.nn import functional
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.pytorch import parallel
 from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
+from benchmarks.llama.pytorch.state import MOMENTS, adamw
 from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.data import synthetic_batch
-from benchmarks.llama31_8b.pytorch.model import MOMENTS, Training, adamw
+from benchmarks.llama31_8b.pytorch.model import Training
 from benchmarks.llama31_8b.pytorch.train import train_step
 
 RANKS = (1, 2)
