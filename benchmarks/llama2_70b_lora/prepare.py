@@ -17,6 +17,8 @@ from benchmarks.common.data import prepare
 
 ARRAYS = tuple(f"{part}_{each}.npy" for part in ("train", "test") for each in ("tokens", "counts"))
 
+OPTIONAL = ("tokenizer.json", "base.safetensors")
+
 
 def _add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
@@ -30,7 +32,8 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
 DATA_SET = prepare.DataSet(
     benchmark="llama2-70b-lora",
     source="folder of train and validation as .parquet or .jsonl: packed samples, or texts with summaries",
-    files=(*ARRAYS, "tokenizer.json", "base.safetensors"),
+    files=(*ARRAYS, *OPTIONAL),
+    optional=OPTIONAL,
     add_options=_add_options,
     writer="benchmarks.llama2_70b_lora.writer",
     check=prepare.opens("benchmarks.llama2_70b_lora.dataset"),

@@ -20,8 +20,8 @@ LENGTH = 256  # tokens of a sample
 ENTRIES = 1024  # of the tokenizer
 HELD_OUT = 8  # of the modules that are adapted to, one in so many is for evaluation
 LONGEST = 200  # characters of a first paragraph that is a summary
-SIZES = {"layers": 4, "width": 128, "heads": 4, "key_value_heads": 2, "inner_width": 352}  # systems/cpu_v6.1.toml
-STEPS, BATCH = 240, 8
+SIZES = {"layers": 3, "width": 96, "heads": 4, "key_value_heads": 2, "inner_width": 256}  # systems/cpu_v6.1.toml
+STEPS, BATCH = 160, 8
 RATE, WARMUP = 4e-3, 20
 SPREAD = 0.06  # of the initial weights
 

@@ -47,6 +47,15 @@ def test_tensorflows_files_are_mounted_together(tmp_path: Path) -> None:
     assert [mount.source for mount in found] == [index, tensors]
 
 
+def test_files_of_an_index_are_mounted_with_it(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    parts = [tmp_path / f"model-0000{number}.safetensors" for number in (1, 2)]
+    for path in (index, *parts, tmp_path / "model.bin"):
+        path.touch()
+    found = preflight.weight_mounts({"base": index}, tmp_path / "data")
+    assert [mount.source for mount in found] == [index, *parts]
+
+
 def submitted(name: str, *settings: str) -> configuration.Configuration:
     choice = catalogue.choose(name)
     return configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), 1, 8, list(settings))

@@ -56,6 +56,7 @@ class DataSet:
     add_options: Callable[[argparse._ArgumentGroup], None]  # add the options that this benchmark alone has
     writer: str  # name of the writer module: only this one may need more than the standard library
     check: passport.Check = lambda directory, passport: ()  # check that --verify makes in addition to sizes and hashes
+    optional: Tuple[str, ...] = ()  # of the files, those that not every source has
     folders: Tuple[str, ...] = ()  # names of folders that are written, with files that the passport need not list
     # Compares such files with what an array of the data set has of them.
     check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
@@ -362,7 +363,8 @@ def _remove_unfinished(scratch: Path) -> None:
 
 def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path, progress: Progress) -> Path:
     described = {file["name"]: file for file in content.described}
-    names = [name for name in data_set.files if name not in described]
+    left_out = {name for name in data_set.optional if not (scratch / name).exists()}
+    names = [name for name in data_set.files if name not in {*described, *left_out}]
     add = progress.counter("checksum", sum((scratch / name).stat().st_size for name in names))
     described.update((name, passport.describe_file(scratch / name, add)) for name in names)
     splits: Dict[str, Any] = {}
@@ -383,7 +385,7 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
     if why:
         progress.note(f"named {published.OWN!r}, not {content.name}: {why}")
         facts["name"] = published.OWN
-    for name in data_set.places:
+    for name in (each for each in data_set.places if each not in left_out):
         (scratch / name).replace(scratch.parent / name)
     path = passport.write(facts, scratch.parent)
     shutil.rmtree(scratch)

@@ -122,9 +122,12 @@ def split_products(network: Network, mesh: Any, more: Mapping[str, ParallelStyle
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
         **{f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")},
     }
+    frozen = [name for name, each in network.named_parameters() if not each.requires_grad]
     parallelize_module(network, mesh, around)
     for layer in network.layers:
         parallelize_module(layer, mesh, {**within, **more})
+    for name in frozen:  # SequenceParallel makes parameters anew, to be trained
+        network.get_parameter(name).requires_grad_(False)
 
 
 def loss_context(place: Place) -> ContextManager[Any]:
