@@ -75,9 +75,9 @@ def rows(path: Path) -> Iterator[Dict[str, Any]]:
 def _of_parquet(path: Path) -> Iterator[Dict[str, Any]]:
     try:
         import pyarrow.parquet
-    except ImportError:
+    except ImportError as error:
         hint = "install pyarrow into the Python that prepares, or write the rows as lines of JSON"
-        raise Problem(f"{path} needs pyarrow, which this Python lacks", "pyarrow, or a .jsonl", hint) from None
+        raise Problem(f"{path} needs pyarrow: {error}", "pyarrow, or a .jsonl", hint) from None
     try:
         for batch in pyarrow.parquet.ParquetFile(str(path)).iter_batches(TOGETHER):
             yield from batch.to_pylist()

@@ -74,6 +74,8 @@ class Lora(nn.Module):
         self.up = nn.ModuleList(linear(dropout.rule.rank, each) for each in after)
 
     def forward(self, hidden: torch.Tensor) -> List[torch.Tensor]:
+        # With tensor parallelism all ranks have the whole of it, or neighbouring values as a plain tensor.
+        hidden = hidden.to_local() if isinstance(hidden, DTensor) else hidden
         reduced = self.down(self.dropout.of(hidden, self.number, self.before))
         # In rows of positions: DTensor splits the first axis of what it multiplies.
         rows = (reduced * self.dropout.rule.scale).flatten(0, 1)
