@@ -224,7 +224,7 @@ def test_any_split_trains_as_one_rank(how, ranks, alone):
     for name, each in wanted.items():
         assert torch.equal(each, frozen[name]) == ("lora" not in name), name
         torch.testing.assert_close(
-            found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+            found[name], each, rtol=1e-4, atol=5e-6, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
