@@ -66,7 +66,7 @@ def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) ->
     from benchmarks.llama.pytorch.parallel import initialize
 
     torch.set_num_threads(1)  # several wait for each other where the machine has other work
-    shape = Shape(entries, *SIZES.values(), 10000.0, Scaling(), 1e-5)
+    shape = Shape(vocabulary=entries, rope_base=10000.0, scaling=Scaling(), epsilon=1e-5, **SIZES)
     with torch.device("meta"):
         network = Network(shape)
     initialize(network, SPREAD, 1, torch.device("cpu"))

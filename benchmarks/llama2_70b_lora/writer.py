@@ -160,8 +160,8 @@ def _checked(path: Path) -> Packed:
             hint = "write the tokens themselves as labels: they are shifted here"
             raise Problem(f"{path}, row {number:,} has labels that are not its tokens", "its tokens, or -100", hint)
         found.append((ids, counts))
-    tokens, counts = (np.array(each).reshape(len(found), length) for each in zip(*found)) if found else ([], [])
-    return Packed(tokens, counts, [source_checks.key(ids.tobytes()) for ids, _ in found], 0)
+    arrays = [np.array([row[kind] for row in found]).reshape(len(found), length) for kind in (0, 1)]
+    return Packed(arrays[0], arrays[1], [source_checks.key(ids.tobytes()) for ids, _ in found], 0)
 
 
 def _check(packed: Packed, part: str, entries: int) -> None:
