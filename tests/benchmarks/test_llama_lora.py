@@ -20,7 +20,6 @@ from tests.conftest import Encore, evaluations, losses, quality
 from tests.trainings import (
     BENCHED,
     BareRuns,
-    assert_resumed,
     bare_runs,
     benched,
     config_of,
@@ -257,28 +256,20 @@ def test_two_ranks_train_like_one_in_every_split(runs: BareRuns) -> None:
     config = json.loads((two / "adapter" / "adapter_config.json").read_text())
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
     ours, theirs = (safetensors.tensors_of(each / "adapter" / "adapter_model.safetensors") for each in (one, two))
-    assert all(np.allclose(ours[name].values, theirs[name].values, atol=1e-4) for name in theirs) and len(ours) == 32
+    assert all(np.allclose(ours[name].values, theirs[name].values, atol=1e-4) for name in theirs) and len(ours) == 24
 
 
-def test_stopped_run_resumes_as_an_uninterrupted_one_and_on_another_number_of_ranks(
-    runs: BareRuns, tmp_path: Path
-) -> None:
+def test_stopped_run_resumes_on_another_number_of_ranks_and_split(runs: BareRuns, tmp_path: Path) -> None:
     output = tmp_path / "stopped"
     metrics = output / "metrics.jsonl"
-    runs.stop(output, 2, once=lambda: steps_so_far(metrics) >= STEPS // 2)
+    runs.stop(output, 2, "tensor_parallelism=2", once=lambda: steps_so_far(metrics) >= STEPS // 2)
     (checkpoint,) = (output / "checkpoint").glob("step_*")
-    # Adapters and two moments of each, in fp32: no base.
-    assert sum(path.stat().st_size for path in checkpoint.iterdir()) < 2 * safetensors_size(runs.folder)
-    assert_resumed(runs.end(output, 2), runs.uninterrupted(2))
-    other = tmp_path / "other"
-    runs.stop(other, 2, "tensor_parallelism=2", once=lambda: steps_so_far(other / "metrics.jsonl") >= STEPS // 2)
-    ended, whole = runs.end(other, 1), runs.uninterrupted(1)
+    # Adapters and two moments of each in fp32, of both ranks, and no base.
+    written = sum(path.stat().st_size for path in checkpoint.iterdir())
+    assert written < (runs.folder / "base.safetensors").stat().st_size
+    ended, whole = runs.end(output, 1), runs.uninterrupted(1)
     ours, theirs = (losses(each / "metrics.jsonl") for each in (ended, whole))
     assert ours == pytest.approx(theirs, rel=1e-4) and len(ours) == STEPS
-
-
-def safetensors_size(folder: Path) -> int:
-    return (folder / "base.safetensors").stat().st_size
 
 
 @pytest.fixture(scope="module")
