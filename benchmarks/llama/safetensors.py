@@ -6,6 +6,7 @@ of many files has an index, NAME.safetensors.index.json, whose ``weight_map`` sa
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
@@ -67,7 +68,7 @@ def _read(path: Path, begin: int = 0, size: int = -1) -> bytes:
 def _object(content: bytes, path: Path) -> Dict[str, Any]:
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise Problem(f"{path} has no header of JSON", "a file of safetensors", HINT)
@@ -83,7 +84,7 @@ def _tensors_in(path: Path) -> Dict[str, Stored]:
         try:
             kind, shape, (begin, end) = str(each["dtype"]), tuple(map(int, each["shape"])), each["data_offsets"]
             fits = min((0, *shape)) == 0 <= begin and first + end <= size
-            whole = end - begin == int(np.prod(shape)) * np.dtype(TYPES[kind]).itemsize
+            whole = end - begin == math.prod(shape) * np.dtype(TYPES[kind]).itemsize
         except (KeyError, TypeError, ValueError):
             raise Problem(f"{path}: {name} is {each}", f"a tensor of {', '.join(TYPES)}", HINT) from None
         if not (fits and whole):

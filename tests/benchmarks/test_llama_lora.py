@@ -152,7 +152,9 @@ def test_a_file_of_tensors_is_as_safetensors_has_it(tmp_path: Path) -> None:
         ('{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]}}', "at 8 to 0"),
         ('{"a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}}', "a tensor of F64"),
         ('{"a": 3}', "a tensor of F64"),
+        ('{"a": {"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 0]}}', "at 0 to 0"),
         ("[]", "no header of JSON"),
+        ("[" * 200000, "no header of JSON"),
     ],
 )
 def test_a_damaged_file_of_tensors_is_refused(tmp_path: Path, header: str, words: str) -> None:

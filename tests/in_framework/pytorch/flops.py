@@ -150,7 +150,6 @@ def test_lora():
     tokens = torch.zeros(2, length, dtype=torch.int64)
     more = config.layers * 4 * 2 * length * length * config.width
     expected = 2 * (of_llama.adapter_flops(config, 128, length) + more)
-    # The product again: half a square is three times half of the two products, and the scores once more.
     assert counted(lambda: network(tokens, tokens)) == expected
 
 
