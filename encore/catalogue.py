@@ -61,6 +61,8 @@ class _Frameworks(RootModel[dict[str, Framework]]):
 
 
 class Implementation(Strict):
+    # Version of the schema of its config.json; a higher one where a key is removed, or has another type.
+    config_schema: int = 1
     framework: str  # Names the environment (requirements/environments.toml) and the container base
     module: str  # Python package that holds train.py, config.py and bench.py
     # The lowest versions that it was seen to train with, by their names in a system description.
@@ -175,12 +177,15 @@ class Benchmark(Strict):
         return {name: logged[log_name] for name, log_name in names.items() if log_name in logged}
 
 
+# submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
+# derived: worked out from a submission for other GPUs; small: for trying the code.
+SystemKind = Literal["submitted", "later", "study", "derived", "small"]
+
+
 class System(Strict):
     """systems/*.toml: the values of one configuration, with the place that they were read from."""
 
-    # submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
-    # derived: worked out from a submission for other GPUs; small: for trying the code.
-    kind: Literal["submitted", "later", "study", "derived", "small"]
+    kind: SystemKind
     round: str
     system: str
     submitter: str

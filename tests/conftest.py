@@ -20,9 +20,11 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from encore import data, environment, installer, paths
+from encore.cli import layout
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine import node
+from tests.json_schemas import validate
 
 # A caller may keep no bytecode: every process of a test would compile all modules again, longer than it works.
 sys.dont_write_bytecode = False
@@ -146,6 +148,20 @@ def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("ENCORE_CLUSTER", str(file))
         # Steps of several trainings on two cores can take many seconds.
         patch.setenv("ENCORE_STOP_SECONDS", "60")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def printed_json_is_as_published() -> Iterator[None]:
+    # Whatever a command of this process prints with --json is held against its schema
+    def as_text(name: str, content: object) -> str:
+        text = layout_text(name, content)
+        validate(name, json.loads(text))
+        return text
+
+    layout_text = layout.as_text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "as_text", as_text)
         yield
 
 

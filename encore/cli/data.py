@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from typer.core import TyperCommand
+from typing_extensions import TypedDict
 
 from encore import catalogue, configuration, data, environment, job, paths
 from encore.cli import layout, options
@@ -133,7 +134,7 @@ def verify(
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
         problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)
     if as_json:
-        layout.write_json(_verified(folder, problems))
+        layout.write_json("data", _verified(choice.benchmark.name, folder, problems))
     elif not problems:
         how = "quick look" if quick else "every byte"
         typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
@@ -143,9 +144,26 @@ def verify(
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _verified(folder: Path, problems: Sequence[EncoreError]) -> dict[str, Any]:
-    findings = [{"found": each.found, "expected": each.expected, "hint": each.hint} for each in problems]
-    return {"directory": str(folder), "whole": not problems, "findings": findings}
+class DataFinding(TypedDict):
+    found: str
+    expected: str
+    hint: str
+
+
+class VerifiedData(TypedDict):
+    """A data set, compared with its manifest."""
+
+    benchmark: str
+    directory: str
+    whole: bool
+    findings: list[DataFinding]
+
+
+def _verified(benchmark: str, folder: Path, problems: Sequence[EncoreError]) -> VerifiedData:
+    findings: list[DataFinding] = [
+        {"found": each.found, "expected": each.expected, "hint": each.hint} for each in problems
+    ]
+    return {"benchmark": benchmark, "directory": str(folder), "whole": not problems, "findings": findings}
 
 
 def _list_data(as_json: bool) -> None:
@@ -153,7 +171,7 @@ def _list_data(as_json: bool) -> None:
     known = data.data_folders()
     if as_json:
         found = [(name, folder, [each] if isinstance(each, EncoreError) else []) for name, folder, each in known]
-        layout.write_json([{"benchmark": name, **_verified(folder, problems)} for name, folder, problems in found])
+        layout.write_json("data", [_verified(*each) for each in found])
         return
     for benchmark, directory, state in known:
         line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"

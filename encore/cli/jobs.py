@@ -4,12 +4,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
+from typing_extensions import TypedDict
 
 from encore import paths
 from encore.cli import live, options
@@ -32,6 +33,14 @@ COLOURS: dict[State, str] = {
     "running": "cyan", "queued": "cyan", "starting": "cyan", "reached": "green", "not reached": "yellow",
     "interrupted": "yellow", "cancelled": "yellow", "not started": "yellow", "ended": "yellow",
 }  # fmt: skip
+
+
+class Status(TypedDict):
+    """Jobs and runs."""
+
+    results: str  # The folder of the run folders
+    note: str  # Why the queue cannot be seen; else empty
+    runs: list[dict[str, Any]]  # Rows, the newest first
 
 
 def _folder(results: Path | None) -> Path:
@@ -61,7 +70,8 @@ def show_status(
     seen = status.ask()
     rows = status.overview(folder, seen, None if everything else MOST)
     if as_json:
-        write_json({"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]})
+        content: Status = {"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]}
+        write_json("status", content)
         return
     screen = console(soft_wrap=not rows)
     if seen.note:

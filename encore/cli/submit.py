@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
+from typing_extensions import TypedDict
 
 from encore.cli import options
 from encore.cli.layout import console, say, write_json
@@ -17,6 +18,21 @@ from encore.run import submission as submissions
 from encore.slurm import cluster as clusters
 from encore.slurm import commands
 from encore.slurm.script import Wanted
+
+
+class Step(TypedDict):
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class Submitted(TypedDict):
+    """A batch job."""
+
+    job: str | None  # Null of a dry run
+    minutes: int | None  # Its time limit; null: the partition's
+    estimate: str  # Where that is from
+    script: str
+    step: Step  # What it starts on its first node, for each run
 
 
 def submit(
@@ -110,9 +126,14 @@ def submit(
         preflight.refuse_failed(found)
         job = submissions.submit(prepared)
     if as_json:
-        step = {"argv": prepared.step.argv, "environment": dict(prepared.step.environment)}
-        made = {"minutes": prepared.submission.minutes, "estimate": prepared.estimate.reason, "script": prepared.script}
-        write_json({"job": job, **made, "step": step})
+        content: Submitted = {
+            "job": job,
+            "minutes": prepared.submission.minutes,
+            "estimate": prepared.estimate.reason,
+            "script": prepared.script,
+            "step": {"argv": prepared.step.argv, "environment": prepared.step.environment},
+        }
+        write_json("submission", content)
     elif dry_run:
         typer.echo(prepared.script, nl=False)
         typer.echo("\n# What it starts on its first node, for each run:")

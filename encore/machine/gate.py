@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from typing_extensions import TypedDict
+
 from encore import paths
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
@@ -79,6 +81,20 @@ MEASURED = (
 )
 
 
+class NodeVerdict(TypedDict):
+    """What the gate finds of a node."""
+
+    node: str
+    level: Level  # The worst of its checks
+    checks: tuple[Check, ...]
+
+
+class KeptVerdict(NodeVerdict):
+    """A node's last verdict, in the user's cache."""
+
+    time: str  # UTC
+
+
 @dataclass(frozen=True)
 class Verdict:
     node: str
@@ -93,8 +109,8 @@ class Verdict:
     def reasons(self) -> list[str]:
         return [f"{check.name}: {check.found}" for check in self.checks if check.level == self.level != "OK"]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"node": self.node, "level": self.level, "checks": [vars(check) for check in self.checks]}
+    def as_json(self) -> NodeVerdict:
+        return {"node": self.node, "level": self.level, "checks": self.checks}
 
 
 def judge(answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: str = "no answer") -> list[Verdict]:
@@ -378,7 +394,8 @@ def keep(verdicts: Sequence[Verdict]) -> None:
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         for each in verdicts:
-            write_json(folder() / f"{each.node}.json", {"time": utc_now(), **each.as_json()})
+            content: KeptVerdict = {"time": utc_now(), **each.as_json()}
+            write_json(folder() / f"{each.node}.json", content)
 
 
 def kept(name: str) -> str:

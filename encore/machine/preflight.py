@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from typing_extensions import TypedDict
 
 from encore.catalogue import Weights
 from encore.configuration import Configuration
@@ -62,7 +63,13 @@ def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
     return ""
 
 
-def weights_json(files: dict[str, Path]) -> dict[str, Any]:
+class WeightsFile(TypedDict):
+    file: str
+    bytes: int
+    sha256: str
+
+
+def weights_json(files: dict[str, Path]) -> dict[str, WeightsFile]:
     """Return path, size and SHA-256 of each, for the passport."""
     return {
         key: {"file": str(path), "bytes": path.stat().st_size, "sha256": _digest(path, "sha256")}

@@ -10,19 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
+from encore.results.compare.expected import Forecast
 from encore.results.logs.run_log import read_run
 from encore.run import follow, hints, judge, ownership, run_folder
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
-
-if TYPE_CHECKING:
-    from encore.results.compare.forecast import Forecast
 
 State = Literal[
     "queued", "starting", "running", "reached", "not reached", "interrupted", "failed", "lost",
@@ -81,12 +79,11 @@ class Row:
     user: str = ""  # Who made the run folder, or submitted the job
     benchmark: str = ""
     partition: str = ""  # Where its job runs; empty outside of Slurm
-    forecast: "Forecast | None" = None  # When a running experiment reaches its target
+    forecast: Forecast | None = None  # When a running experiment reaches its target
     slow: str = ""  # Which rank of a running experiment the others wait for
 
     def as_json(self) -> dict[str, Any]:
-        run, forecast = str(self.run) if self.run else None, self.forecast.as_json() if self.forecast else None
-        return {**vars(self), "run": run, "job": self.job or None, "forecast": forecast}
+        return {**vars(self), "job": self.job or None}
 
 
 def ask(job: str = "") -> Queue:
@@ -233,7 +230,7 @@ def _progress(row: Row) -> Row:
     return row
 
 
-def forecast_of(experiment: Experiment) -> "Forecast | None":
+def forecast_of(experiment: Experiment) -> Forecast | None:
     """Return when a running experiment reaches its target; None where its log does not say yet how far it is."""
     # Here, since NumPy takes a tenth of a second to load, and most runs have ended.
     from encore.results.compare.forecast import forecasts_of

@@ -15,6 +15,7 @@ import pytest
 from encore import paths
 from encore.machine import processes
 from tests.conftest import TINY, Encore, Study, logged, losses, only_run, records
+from tests.json_schemas import validate, validate_run
 from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, exported, resumed_as_printed, train
 
 
@@ -26,7 +27,10 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
         "run", "resnet", "2", "--seed", "1", "--data", str(digits), "--results", str(results), "--json",
         "--env", "MY_TOKEN=hush", "--env", "NOTE=plain", code=0,
     )  # fmt: skip
-    return only_run(results), json.loads(done.stdout)
+    run, printed = only_run(results), json.loads(done.stdout)
+    validate_run(run)
+    validate("run-result", printed)
+    return run, printed
 
 
 # -- a run that reaches its target ----------------------------------------------------------------------

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common.data.problem import FAILED, REFUSED, Problem
+from benchmarks.common.records import Checkpoint, End, Evaluation, Start
 from benchmarks.common.run import choices, configuration, evidence, startup
 from benchmarks.common.run.checkpoints import Checkpoints, Content
 from benchmarks.common.run.metrics import MetricsStream, StepReports, library_environment
@@ -128,7 +129,7 @@ class Run:
         state["pending"] = self._pending.saved() if self._evaluates_later else []
         began = time.time()
         self._checkpoints.save(self.position, state, self._shared, self._own, kind)
-        self._metrics.write("checkpoint", step=self.position, seconds=round(time.time() - began, 3))
+        self._metrics.write(Checkpoint(self.position, round(time.time() - began, 3)))
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
@@ -181,7 +182,6 @@ class Run:
             self._pending.close()
 
     def _end(self) -> None:
-        outcome = "interrupted" if self.interrupted else "reached" if self._reached else "not_reached"
         if self.interrupted or self._failed:
             self._save()
         else:
@@ -194,7 +194,7 @@ class Run:
         if self._failed:
             with leaving_together(self._framework):
                 raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)
-        self._metrics.write("end", outcome=outcome)
+        self._metrics.write(End("interrupted" if self.interrupted else "reached" if self._reached else "not_reached"))
 
     def open(self, call: Callable[[], T]) -> T:
         """Return the data set that ``call`` opens; what is wrong with it is reported once, and ends all ranks."""
@@ -231,20 +231,21 @@ class Run:
         global_batch = self.config.batch_size * (timeline.training_ranks or self.ranks.size)
         self._metrics = MetricsStream(self._paths[1], self.ranks.rank)
         self._metrics.write(
-            "start",
-            ranks=self.ranks.size,
-            global_batch_size=global_batch,
-            batch_unit=timeline.batch_unit,
-            epochs=timeline.epochs,
-            steps_per_epoch=timeline.steps_per_epoch,
-            targets=self.config.targets,
-            resumed_step=self.position,
-            damaged=self._checkpoints.damaged,
-            environment=library_environment(),
-            choices=self.choices,
-            evidence=evidence.of(self.config, self.choices),
-            flops_per_sample=self._flops,
-            startup=self._startup,
+            Start(
+                ranks=self.ranks.size,
+                global_batch_size=global_batch,
+                batch_unit=timeline.batch_unit,
+                epochs=timeline.epochs,
+                steps_per_epoch=timeline.steps_per_epoch,
+                targets=self.config.targets,
+                resumed_step=self.position,
+                damaged=self._checkpoints.damaged,
+                environment=library_environment(),
+                choices=self.choices,
+                evidence=evidence.of(self.config, self.choices),
+                flops_per_sample=self._flops,
+                startup=self._startup,
+            )
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
@@ -436,7 +437,7 @@ class Run:
         if not (timeline.evaluates_inside_epochs or timeline.evaluates_concurrently):
             self._log.block_stop(timeline.first_of_block(begun.epoch - 1))
         seconds = round(time.time() - begun.started, 3)
-        self._metrics.write("eval", epoch=begun.epoch, qualities=qualities, seconds=seconds, **figures)
+        self._metrics.write(Evaluation(begun.epoch, qualities, seconds), **figures)
         reached = operator.gt if timeline.target_is_exceeded else operator.ge
         reached = operator.le if timeline.lower_is_better else reached
         return all(reached(qualities[name], target) for name, target in targets.items())
