@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +12,10 @@ from encore.cli import options
 from encore.cli.layout import console, say, write_json
 from encore.cli.run import as_request, print_checks, run
 from encore.errors import EncoreError
+from encore.kubernetes import manifests
+from encore.kubernetes.settings import volume
 from encore.machine import preflight
-from encore.run import hints, runner
+from encore.run import hints, planning, pods, run_folder, runner, workloads
 from encore.run import submission as submissions
 from encore.slurm import cluster as clusters
 from encore.slurm import commands
@@ -50,12 +53,23 @@ def submit(
         typer.Option("--require-target", help="A missed target ends the job as FAILED; else afterok: jobs start."),
     ] = False,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="OPTION", help="A further option of sbatch.")] = None,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="To a Kubernetes cluster; the GPUs in all follow the benchmark.")
+    ] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="job, jobset, trainjob or auto; default: cluster.toml's, or auto."),
+    ] = None,
+    volumes: Annotated[
+        list[str] | None,
+        typer.Option("--volume", metavar="FOLDER=CLAIM", help="Folder that a PersistentVolumeClaim has."),
+    ] = None,
     resume: options.Resume = None,
     cluster: options.Cluster = None,
     dry_run: options.DryRun = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write a batch script, check it against the cluster, and hand it to sbatch.
+    """Write a batch script or a manifest, check it, and hand it to Slurm (sbatch) or Kubernetes.
 
     Examples:
 
@@ -67,13 +81,28 @@ def submit(
 
       encore submit --resume results/20261120T101500Z-resnet-mxnet-dgxa100-job12
 
+      encore submit resnet-pytorch 16 --kubernetes --nodes 2 --system dgxa100 --volume /shared=CLAIM --dry-run
+
     All options of `encore run` may follow. What is particular to the cluster is in cluster.toml.
     """
-    kind, count = _gpus(gpus_per_node)
+    rest = tuple(context.args)
+    if kubernetes or _is_in_pods(resume):
+        _refuse_slurms(context)
+        asked = pods.Wanted(kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes)
+        if resume is not None:
+            _refuse_more(resume, benchmark, rest)
+            _send(*pods.resume(resume.absolute()))
+        else:
+            more = ("--cluster", str(cluster)) if cluster is not None else ()
+            _to_kubernetes(_run_options(_named(benchmark), (*rest, *more)), asked, dry_run, as_json)
+        return
+    if kind is not None or volumes:
+        raise EncoreError("--kind and --volume are for --kubernetes", hint="add --kubernetes, or leave them out")
+    gpu_type, count = _gpus(gpus_per_node)
     wanted = Wanted(
         nodes=nodes,
         gpus_per_node=count,
-        gpu_type=kind,
+        gpu_type=gpu_type,
         minutes=minutes,
         array=array,
         partition=partition,
@@ -88,18 +117,11 @@ def submit(
         more=tuple(sbatch or ()),
         cluster=cluster,
     )
-    rest = tuple(context.args)
     if resume is not None:
-        if benchmark is not None or rest:
-            raise EncoreError(
-                f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
-                hint=hints.command("submit", "--resume", resume),
-            )
+        _refuse_more(resume, benchmark, rest)
         prepared = submissions.prepare_resume(resume.absolute(), wanted)
-    elif benchmark is None:
-        raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
     else:
-        prepared = submissions.prepare(as_request(_run_options(benchmark, rest)), rest, wanted)
+        prepared = submissions.prepare(as_request(_run_options(_named(benchmark), rest)), rest, wanted)
     job, screen = None, console(stderr=True, soft_wrap=True)
     if dry_run:
         found = [submissions.check_partition(prepared)] if commands.is_installed() else []
@@ -123,6 +145,74 @@ def submit(
 
 
 submit.settings = {"context_settings": options.PASS_ON}  # type: ignore[attr-defined]
+
+
+# Options of this command that Kubernetes has a meaning for
+KUBERNETES = {
+    "benchmark",
+    "nodes",
+    "minutes",
+    "kubernetes",
+    "kind",
+    "volumes",
+    "resume",
+    "cluster",
+    "dry_run",
+    "as_json",
+}
+
+
+def _refuse_slurms(context: typer.Context) -> None:
+    more = sorted(options.given(context) - KUBERNETES)
+    if more:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in more)
+        raise EncoreError(
+            f"{given} with Kubernetes", expected="options of Slurm's without --kubernetes", hint="leave it out"
+        )
+
+
+def _refuse_more(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:
+    if benchmark is not None or rest:
+        raise EncoreError(
+            f"--resume takes all that is to be run from the run folder, not {shlex.join(rest) or benchmark!r}",
+            hint=hints.command("submit", "--resume", resume),
+        )
+
+
+def _named(benchmark: str | None) -> str:
+    if benchmark is None:
+        raise EncoreError("no benchmark given", expected="encore submit BENCHMARK --nodes NODES")
+    return benchmark
+
+
+def _is_in_pods(resume: Path | None) -> bool:
+    return resume is not None and workloads.is_in_pods(run_folder.open_run(resume))
+
+
+def _to_kubernetes(given: Mapping[str, Any], wanted: pods.Wanted, dry_run: bool, as_json: bool) -> None:
+    plan, estimate = pods.prepare(as_request(given), wanted)
+    screen, found = console(stderr=True, soft_wrap=True), pods.checks(plan)
+    print_checks(screen, [each for each in found if each.level in ("WARN", "FAIL")])
+    if dry_run:
+        shown = pods.shown(plan)
+        if as_json:
+            write_json({"kind": "List", "apiVersion": "v1", "items": shown})
+        else:
+            typer.echo(manifests.as_yaml(shown), nl=False)
+        return
+    preflight.refuse_failed(found)
+    assert plan.pods is not None
+    connection = pods.Connection(plan.pods.settings)
+    plan = pods.detected(plan, wanted.kind or plan.cluster.kubernetes.kind, connection)
+    say(console(), f"time limit: {estimate.reason}")
+    _send(plan, pods.create(plan), connection)
+
+
+def _send(plan: planning.Plan, folder: run_folder.RunFolder, connection: pods.Connection) -> None:
+    assert plan.pods is not None
+    for name in pods.submit(plan, folder, connection):
+        say(console(), f"submitted {manifests.API[plan.pods.kind][1]} {name} to {plan.pods.settings.namespace}")
+    say(console(), f"watch it with: {hints.follow(folder.path)}")
 
 
 def _gpus(text: str | None) -> tuple[str | None, int | None]:

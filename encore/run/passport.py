@@ -68,8 +68,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> dict[str, Any]:
-    # What the result may be called: a sentence, and the kind of system and its submission for programs.
+def submission_of(configuration: Configuration, data_set: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the result may be called: a sentence, and the kind of system and its submission for programs."""
     full = configuration.choice.benchmark.full_data.name
     system, submitted = configuration.system, False
     if configuration.get("device") == "cpu":
@@ -104,7 +104,7 @@ def describe(
         "round": configuration.system.round,
         "system": configuration.system.system,
         "system_source": configuration.system.source,
-        "submission": _submission(configuration, data_set),
+        "submission": submission_of(configuration, data_set),
         "nodes": configuration.nodes,
         "ranks_per_node": configuration.ranks_per_node,
         "runtime": runtime,

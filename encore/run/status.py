@@ -16,7 +16,7 @@ from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
 from encore.results.logs.run_log import read_run
-from encore.run import follow, hints, judge, ownership, run_folder
+from encore.run import follow, hints, judge, ownership, run_folder, workloads
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
@@ -396,6 +396,7 @@ def _is_run(path: Path) -> bool:
 def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
     """Return all that lives, and ``most`` of the rest (None: all); the newest first."""
     folders = run_folders(results)
+    jobs = in_pods(folders, jobs)
     rows = [row for folder in folders for row in rows_of(folder, jobs)]
     known = {row.job.partition("_")[0] for row in rows if row.job}
     known |= {number for folder in folders for number in _jobs_of(folder)}
@@ -421,6 +422,12 @@ def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
     rows.sort(key=lambda row: -row.when)
     shown = [row for index, row in enumerate(rows) if most is None or index < most or row.state in ALIVE]
     return [_progress(row) for row in shown]
+
+
+def in_pods(folders: Sequence[RunFolder], jobs: Queue) -> Queue:
+    """Return the queue with the workloads of runs in a Kubernetes cluster, whose states are brought up to date."""
+    more, note = workloads.jobs_of(folders)
+    return replace(jobs, jobs=(*jobs.jobs, *more), note=jobs.note or note)
 
 
 def _jobs_of(folder: RunFolder) -> set[str]:
