@@ -16,6 +16,7 @@ from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
+from encore.kubernetes.api import Connection
 from encore.results.words import against_targets
 from encore.run import control, hints, run_folder, runner, status, workloads
 from encore.run.follow import Progress, SlowRankWatch, Tail
@@ -315,7 +316,7 @@ def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder)
 def _relay(
     screen: Console,
     view: live.RunView,
-    connection: workloads.Connection,
+    connection: Connection,
     pod: str,
     progress: Progress,
     shown: dict[str, int],

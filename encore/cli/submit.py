@@ -1,5 +1,6 @@
 """``encore submit``: a batch job of `encore run`, checked before it waits in the queue."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from encore.cli.layout import console, say, write_json
 from encore.cli.run import as_request, print_checks, run
 from encore.errors import EncoreError
 from encore.kubernetes import manifests
+from encore.kubernetes.api import Connection
 from encore.kubernetes.settings import volume
 from encore.machine import preflight
 from encore.run import hints, planning, pods, run_folder, runner, workloads
@@ -87,14 +89,16 @@ def submit(
     """
     rest = tuple(context.args)
     if kubernetes or _is_in_pods(resume):
-        _refuse_slurms(context)
-        asked = pods.Wanted(kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes)
+        _refuse_others(context, KUBERNETES if resume is None else RESUMING)
+        if cluster is not None:
+            # The passport names it, and so does the command that resumes.
+            os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
         if resume is not None:
             _refuse_more(resume, benchmark, rest)
-            _send(*pods.resume(resume.absolute()))
+            _resume_in_pods(resume.absolute(), dry_run, as_json)
         else:
-            more = ("--cluster", str(cluster)) if cluster is not None else ()
-            _to_kubernetes(_run_options(_named(benchmark), (*rest, *more)), asked, dry_run, as_json)
+            asked = pods.Wanted(kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes)
+            _to_kubernetes(_run_options(_named(benchmark), rest), asked, dry_run, as_json)
         return
     if kind is not None or volumes:
         raise EncoreError("--kind and --volume are for --kubernetes", hint="add --kubernetes, or leave them out")
@@ -147,28 +151,16 @@ def submit(
 submit.settings = {"context_settings": options.PASS_ON}  # type: ignore[attr-defined]
 
 
-# Options of this command that Kubernetes has a meaning for
-KUBERNETES = {
-    "benchmark",
-    "nodes",
-    "minutes",
-    "kubernetes",
-    "kind",
-    "volumes",
-    "resume",
-    "cluster",
-    "dry_run",
-    "as_json",
-}
+RESUMING = {"kubernetes", "resume", "cluster", "dry_run", "as_json"}
+# Options of this command that mean something to Kubernetes
+KUBERNETES = RESUMING | {"benchmark", "nodes", "minutes", "kind", "volumes"}
 
 
-def _refuse_slurms(context: typer.Context) -> None:
-    more = sorted(options.given(context) - KUBERNETES)
+def _refuse_others(context: typer.Context, known: set[str]) -> None:
+    more = sorted(options.given(context) - known - {"benchmark"})
     if more:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in more)
-        raise EncoreError(
-            f"{given} with Kubernetes", expected="options of Slurm's without --kubernetes", hint="leave it out"
-        )
+        raise EncoreError(f"{given} with Kubernetes", expected="no option of Slurm's", hint="leave it out")
 
 
 def _refuse_more(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:
@@ -191,27 +183,45 @@ def _is_in_pods(resume: Path | None) -> bool:
 
 def _to_kubernetes(given: Mapping[str, Any], wanted: pods.Wanted, dry_run: bool, as_json: bool) -> None:
     plan, estimate = pods.prepare(as_request(given), wanted)
-    screen, found = console(stderr=True, soft_wrap=True), pods.checks(plan)
-    print_checks(screen, [each for each in found if each.level in ("WARN", "FAIL")])
+    found = pods.checks(plan)
+    print_checks(console(stderr=True, soft_wrap=True), [each for each in found if each.level in ("WARN", "FAIL")])
     if dry_run:
-        shown = pods.shown(plan)
-        if as_json:
-            write_json({"kind": "List", "apiVersion": "v1", "items": shown})
-        else:
-            typer.echo(manifests.as_yaml(shown), nl=False)
+        _show(pods.shown(plan), as_json)
         return
     preflight.refuse_failed(found)
-    assert plan.pods is not None
-    connection = pods.Connection(plan.pods.settings)
+    connection = pods.connect(plan)
     plan = pods.detected(plan, wanted.kind or plan.cluster.kubernetes.kind, connection)
-    say(console(), f"time limit: {estimate.reason}")
-    _send(plan, pods.create(plan), connection)
+    if not as_json:
+        say(console(), f"time limit: {estimate.reason}")
+    _send(plan, pods.create(plan), connection, as_json)
 
 
-def _send(plan: planning.Plan, folder: run_folder.RunFolder, connection: pods.Connection) -> None:
-    assert plan.pods is not None
-    for name in pods.submit(plan, folder, connection):
-        say(console(), f"submitted {manifests.API[plan.pods.kind][1]} {name} to {plan.pods.settings.namespace}")
+def _resume_in_pods(path: Path, dry_run: bool, as_json: bool) -> None:
+    if not workloads.is_in_pods(run_folder.open_run(path)):
+        raise EncoreError(f"{path.name} was not submitted to Kubernetes", hint=hints.resume(path))
+    plan, folder = pods.resumed(path)
+    if dry_run:
+        _show(pods.shown(plan, folder), as_json)
+        return
+    connection = pods.connect(plan)
+    pods.clear(plan, folder, connection)
+    _send(plan, folder, connection, as_json)
+
+
+def _show(objects: list[manifests.Manifest], as_json: bool) -> None:
+    if as_json:
+        write_json({"kind": "List", "apiVersion": "v1", "items": objects})
+    else:
+        typer.echo(manifests.as_yaml(objects), nl=False)
+
+
+def _send(plan: planning.Plan, folder: run_folder.RunFolder, connection: Connection, as_json: bool) -> None:
+    sent = pods.submit(plan, folder, connection)
+    if as_json:
+        write_json({"run": str(folder.path), "workloads": sent})
+        return
+    for name in sent:
+        say(console(), f"submitted {name}")
     say(console(), f"watch it with: {hints.follow(folder.path)}")
 
 

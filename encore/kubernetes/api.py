@@ -16,7 +16,6 @@ from encore.kubernetes.settings import Kind, Kubernetes
 
 State = Literal["waiting", "running", "succeeded", "failed", "gone"]
 CALL_SECONDS = 30  # a server that does not answer at all is given up after this long
-OTHERS = ("TrainingRuntime", "Service", "ConfigMap", "Secret")  # what goes with a workload, and is made before it
 HINTS = {
     401: "log in to the cluster again; see: kubectl auth whoami",
     403: "see what you may do: kubectl auth can-i --list; or another kubernetes.namespace in cluster.toml",
@@ -51,7 +50,7 @@ class Connection:
         self._namespace = settings.namespace
         try:
             try:
-                config.load_kube_config(context=settings.context or None)
+                config.load_kube_config(os.environ.get("KUBECONFIG") or None, settings.context or None)
             except config.ConfigException:
                 # In a pod of the cluster itself
                 if "KUBERNETES_SERVICE_HOST" not in os.environ:

@@ -201,8 +201,8 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, marks: Mappin
     volumes = Volumes(settings.volumes, output.parent.parent, *filter(None, [data]))
     mounts = [volumes.mount(each) for each in job.mounts]
     first = {"name": "experiment", "mountPath": FILES, "readOnly": True}
-    seen = (*POD, "prepare", "--files", FILES, "--output", str(output))
-    seen = (*seen, *(("--data", f"{data}/dataset.json") if data else ()))
+    passport = ("--data", f"{data}/dataset.json") if data else ()
+    prepared = (*POD, "prepare", "--files", FILES, "--output", str(output), *passport)
     inside = inside_of(job, container)
     inside.pop("CUDA_VISIBLE_DEVICES", None)  # of the machine that submits
     plain = {key: value for key, value in {**inside, **job.environment}.items() if key not in files.secrets}
@@ -222,8 +222,8 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, marks: Mappin
         },
     }
     limits = {**settings.resources, **({settings.gpu_resource: str(job.gpus)} if job.gpus else {})}
-    watched = (*POD, "run", "--output", str(output), "--stack", str(STACK_BYTES))
-    watched = (*watched, *(["--pinned"] if job.gpus else []), "--", *job.argv)
+    pinned = ["--pinned"] if job.gpus else []
+    watched = (*POD, "run", "--output", str(output), "--stack", str(STACK_BYTES), *pinned, "--", *job.argv)
     memory = [] if settings.host_ipc else [{"name": "shm", "mountPath": "/dev/shm"}]
     # What docker's --shm-size is for a single rank; several talk through it, NCCL as well as DALI's processes.
     size = {} if job.ranks > 1 else {"sizeLimit": "1Gi"}
@@ -233,7 +233,7 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, marks: Mappin
         whole = volumes.mount(Mount(volumes.root(data), str(volumes.root(data)), False))
         starts.append({"name": "data", **same, "args": [*pods.prepares], "volumeMounts": [whole]})
     results = volumes.mount(Mount(volumes.root(output), str(volumes.root(output)), False))
-    starts.append({"name": "prepare", **same, "args": [*seen], "volumeMounts": [first, results, *mounts[:1]]})
+    starts.append({"name": "prepare", **same, "args": [*prepared], "volumeMounts": [first, results, *mounts[:1]]})
     container_of = {"name": NODE, **same, "args": [*watched], "volumeMounts": [*mounts, *memory]}
     if limits:
         container_of["resources"] = {"limits": limits}

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +12,12 @@ from encore.containers.renderers import Container
 from encore.errors import EncoreError
 from encore.job import Command
 from encore.kubernetes import manifests
-from encore.kubernetes.api import OTHERS, Connection
+from encore.kubernetes.api import Connection
 from encore.kubernetes.manifests import Files, Manifest, Pods
 from encore.kubernetes.settings import Kind, Kubernetes, Volume, check_kind
 from encore.machine import preflight
 from encore.machine.node import Gpu, Node
-from encore.run import passport, planning, run_folder, runner, workloads
+from encore.run import hints, passport, planning, run_folder, runner, workloads
 from encore.run.planning import Plan, Request
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, pretended
@@ -66,8 +65,12 @@ def prepare(request: Request, wanted: Wanted) -> tuple[Plan, script.Estimate]:
         restarts=cluster.max_requeues,
         prepares=tuple(prepares) if makes else (),
     )
-    image = planning.in_image(request.image or cluster.image or building.image_name(choice))
-    return replace(plan, allocation=None, data=data, makes_small_data=False, target=image, pods=pods), estimate
+    image = request.image or cluster.image or building.image_name(choice)
+    if image.startswith(("/", ".")):
+        name = "a name in a registry, which nodes pull"
+        raise EncoreError(f"image {image}", expected=name, hint="--image HOST/TEAM/NAME:TAG")
+    target = planning.in_image(image)
+    return replace(plan, allocation=None, data=data, makes_small_data=False, target=target, pods=pods), estimate
 
 
 def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, nodes: int, minutes: int | None) -> None:
@@ -82,9 +85,8 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
         )
     if minutes is not None and not LEAST_MINUTES <= minutes <= MOST_MINUTES:
         raise EncoreError(f"--time {minutes}", expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes")
-    given = {"--runtime": request.runtime, "--python": request.python, "--hosts": request.hosts}
-    given["--drop-caches"] = request.drop_caches
-    for option, value in given.items():
+    given: dict[str, object] = {"--runtime": request.runtime, "--python": request.python, "--hosts": request.hosts}
+    for option, value in {**given, "--drop-caches": request.drop_caches}.items():
         if value:
             raise EncoreError(
                 f"{option} with --kubernetes", expected="an image, which pods run in", hint="leave it out"
@@ -118,14 +120,15 @@ def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest
     return manifests.render(job, container, plan.pods, Files(output=output, content=content, secrets=secrets))
 
 
-def shown(plan: Plan) -> list[Manifest]:
-    """Return what a submission would send, with TIME in place of its time and no secret's value."""
-    found = []
+def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
+    """Return what a submission would send, without secrets' values; TIME is in place of the time of a new run."""
+    found: list[Manifest] = []
+    path = folder.path if folder else plan.results / f"TIME-{plan.label}"
     for number, seed in enumerate(plan.seeds):
-        output = plan.results / f"TIME-{plan.label}" / f"experiment_{number}"
         config = {**plan.configuration.plain(), "seed": seed}
         # The head of the log has the time of the submission.
-        found += objects(plan, output, {"config.json": json.dumps(config, indent=2) + "\n", "result.txt": ""})
+        content = {"config.json": json.dumps(config, indent=2) + "\n", "result.txt": ""}
+        found += objects(plan, path / f"experiment_{number}", content)
     for each in (each for each in found if each["kind"] == "Secret"):
         each["stringData"] = dict.fromkeys(each["stringData"], passport.REDACTED)
     return found
@@ -142,7 +145,8 @@ def unseen(plan: Plan) -> Node:
 def checks(plan: Plan) -> list[preflight.Check]:
     """Return what can be seen from here: whether nodes can have the image, and whether results and data are there."""
     assert plan.pods is not None
-    found, data = [], plan.data
+    data = plan.data
+    found: list[preflight.Check] = []
     if plan.target.image.startswith("localhost/"):
         hint = f"make push-{plan.configuration.choice.name} REGISTRY=HOST/TEAM, and --image with what it printed"
         found.append(preflight.Check("WARN", "image", f"{plan.target.image} is on this machine alone", hint))
@@ -153,6 +157,11 @@ def checks(plan: Plan) -> list[preflight.Check]:
     if (data / data_sets.PASSPORT).exists():
         found.append(preflight.check_data_set(plan.configuration, data)[0])
     return found
+
+
+def connect(plan: Plan) -> Connection:
+    assert plan.pods is not None
+    return Connection(plan.pods.settings)
 
 
 def detected(plan: Plan, kind: str, connection: Connection) -> Plan:
@@ -209,22 +218,31 @@ def create(plan: Plan) -> RunFolder:
 
 
 def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
-    """Send the experiments that have not ended; return the names of their workloads."""
-    sent = []
+    """Send the experiments that have not ended; return their workloads, such as ``Job encore-ncf-0123abcd``."""
+    assert plan.pods is not None
+    sent, kind = [], manifests.API[plan.pods.kind][1]
     for experiment in folder.experiments():
         if experiment.state().status in run_folder.FINISHED:
             continue
         content = {path.name: path.read_text(encoding="utf-8") for path in (experiment.config, experiment.log)}
         connection.create(objects(plan, experiment.folder, content))
-        sent.append(workloads.name_of(folder, experiment))
+        sent.append(f"{kind} {workloads.name_of(folder, experiment)}")
     return sent
 
 
-def resume(path: Path) -> tuple[Plan, RunFolder, Connection]:
-    """Take an ended run's workloads out of the cluster, so that it can be submitted again; its checkpoints stay."""
+def resumed(path: Path) -> tuple[Plan, RunFolder]:
+    """Return an existing run that was submitted to Kubernetes, with its plan."""
     folder = run_folder.open_run(path)
     folder.check_whole()
-    plan, connection = planning.plan_of(folder, in_pods=True), workloads.connect(folder)
+    return planning.plan_of(folder, in_pods=True), folder
+
+
+def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
+    """Take an ended run's workloads out of the cluster, so that it can be submitted again; its checkpoints stay.
+
+    Raises:
+        EncoreError: one of them has not ended, or all experiments have.
+    """
     assert plan.pods is not None
     left = []
     for experiment in folder.experiments():
@@ -234,19 +252,16 @@ def resume(path: Path) -> tuple[Plan, RunFolder, Connection]:
             continue
         if seen.state in ("waiting", "running"):
             raise EncoreError(
-                f"{workloads.name_of(folder, experiment)} is in the cluster and has {path.name}",
+                f"{workloads.name_of(folder, experiment)} is in the cluster and has {folder.path.name}",
                 expected="a run that no workload has",
-                hint="watch it: encore follow RUN; or end it: encore cancel RUN",
+                hint=f"watch it: {hints.follow(folder.path)}; or end it: {hints.cancel(folder.path)}",
             )
         left.append(experiment)
     if not left:
-        raise EncoreError(f"{path.name} has ended: nothing is left to run", hint=f"see it: encore follow {path}")
+        raise EncoreError(
+            f"{folder.path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(folder.path)}"
+        )
     for experiment in left:
         connection.delete(plan.pods.kind, workloads.name_of(folder, experiment))
         workloads.wait_for_end(connection, folder, experiment)
         experiment.set_state(replace(experiment.state(), status="prepared", reason="", ended=""))
-    return plan, folder, connection
-
-
-def kinds(found: Sequence[Manifest]) -> str:
-    return ", ".join(f"{each['kind']} {each['metadata']['name']}" for each in found if each["kind"] not in OTHERS)

@@ -55,7 +55,7 @@ def facts() -> Dict[str, object]:
     cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     models = re.findall(r"^model name\s*: (.*)$", cpu, re.MULTILINE)
     asked = "index,name,memory.total,driver_version"
-    lines = []  # type: List[str]
+    lines: List[str] = []
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=" + asked, "--format=csv,noheader,nounits"]
         lines = subprocess.run(
