@@ -230,7 +230,7 @@ PASSING = (
     (r"─+", "─"),
 )
 # What a machine has, and what other tests leave behind
-UNRECORDED = r"encore (status|doctor|images|data verify|--version)|encore run .*--json"
+UNRECORDED = r"encore (status|doctor|images|data verify|--version)|encore run .*--json|encore submit .*--kind "
 MOST = 20_000  # Characters of one output
 
 
