@@ -88,13 +88,14 @@ def submit(
     All options of `encore run` may follow. What is particular to the cluster is in cluster.toml.
     """
     rest = tuple(context.args)
+    if resume is not None:
+        _refuse_more(resume, benchmark, rest)
     if kubernetes or _is_in_pods(resume):
         _refuse_others(context, KUBERNETES if resume is None else RESUMING)
         if cluster is not None:
             # The passport names it, and so does the command that resumes.
             os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
         if resume is not None:
-            _refuse_more(resume, benchmark, rest)
             _resume_in_pods(resume.absolute(), dry_run, as_json)
         else:
             asked = pods.Wanted(kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes)
@@ -122,7 +123,6 @@ def submit(
         cluster=cluster,
     )
     if resume is not None:
-        _refuse_more(resume, benchmark, rest)
         prepared = submissions.prepare_resume(resume.absolute(), wanted)
     else:
         prepared = submissions.prepare(as_request(_run_options(_named(benchmark), rest)), rest, wanted)
