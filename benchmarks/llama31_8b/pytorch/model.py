@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.llama.pytorch import parallel
+from benchmarks.llama.pytorch import fp8, parallel
 from benchmarks.llama.pytorch.network import How, Network, Scaling, Shape
 from benchmarks.llama31_8b.pytorch.config import Config
 
@@ -36,6 +36,8 @@ class Training:
         self.place = parallel.place_of(ranks, config.tensor_parallelism, config.context_parallelism)
         with torch.device("meta"):
             self.network = Network(shape_of(config, vocabulary), How(config.recompute, config.loss_rows))
+        if config.fp8 != "none":
+            fp8.set_up(self.network, config.fp8, ranks.context)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         parallel.distribute(self.network, ranks, self.place, types, config.compile)
         parallel.initialize(self.network, config.initial_weights, config.seed, ranks.context)

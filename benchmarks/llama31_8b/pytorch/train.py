@@ -99,7 +99,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     data = run.open(lambda: open_data(run.data))
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
-        training = build(config, vocabulary, ranks, run.saved)
+        training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
     flops = partial(training_flops, config, vocabulary, config.sequence_length)
     run.log(events.hyperparameters(config, ranks.size))
     # No token is read before run_start, nor the length of a document.
