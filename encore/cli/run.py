@@ -309,6 +309,8 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
     for number, startup in passport.get("startup", {}).items():
         on_gpu = passport["configuration"]["device"]["value"] == "gpu"
         screen.print(f"run {int(number) + 1}: {live.start(startup, on_gpu)}", markup=False, highlight=False)
+    for number, written in passport.get("checkpoints", {}).items():
+        screen.print(f"run {int(number) + 1}: {live.checkpoints(written)}", markup=False, highlight=False)
     for number, found in passport.get("utilization", {}).items():
         screen.print(f"run {int(number) + 1}: {peaks.sentence(found)}", markup=False, highlight=False)
     screen.print(judge.standing(folder))

@@ -212,6 +212,7 @@ def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Ho
             "evidence": seen.evidence,
             "utilization": _utilization(plan, seen),
             "startup": seen.startup,
+            "checkpoints": seen.written,
             "compiled": kept,
         }
         folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)

@@ -4,8 +4,10 @@ import importlib
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -19,6 +21,7 @@ import pytest
 from benchmarks.common.run import checkpoints, choices, evidence, startup
 from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import MLLog, Wording
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
 from benchmarks.dlrm import events as dlrm
@@ -329,6 +332,64 @@ def test_checkpoints_are_kept_at_their_interval_and_found(tmp_path: Path) -> Non
         names = sorted(path.name for path in each.glob("*.sha256"))
         assert names == ["rank_0.sha256", "shared.sha256", "state.json.sha256"]
         subprocess.run(["sha256sum", "--check", "--strict", *names], cwd=each, check=True, capture_output=True)
+
+
+def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is in flight at most, it is no checkpoint before its end, and the end of the run waits for the last."""
+    folder, may_write, whole = tmp_path / "checkpoint", threading.Event(), []
+
+    def write(path: Path, content: Mapping[str, Any]) -> None:
+        assert may_write.wait(60)
+        checkpoints.save_arrays(path, content)
+
+    def copied(content: Mapping[str, Any], before: Any) -> Mapping[str, Any]:
+        whole.append(names("step_*"))
+        return dict(content)
+
+    def names(pattern: str) -> list[str]:
+        return sorted(path.name for path in folder.glob(pattern))
+
+    def on_step(step: int) -> None:
+        if step == 5:
+            assert (names("step_*"), names("writing_*")) == ([], ["writing_00000003"])
+            may_write.set()
+
+    monkeypatch.setattr(FRAMEWORK, "write", write)
+    monkeypatch.setattr(FRAMEWORK, "copied", copied)
+    training = Training(tmp_path, by_epochs(3, interval=1), {"accuracy": 0.5}, async_checkpoints=True)
+    assert training.go(NEVER, on_step) == "not_reached"
+    assert whole[::2] == [[], ["step_00000003"], ["step_00000003", "step_00000006"]], "two files of each"
+    assert names("*") == ["step_00000006", "step_00000009"]
+    written = records(tmp_path / "metrics.jsonl", "checkpoint_written")
+    stopped = records(tmp_path / "metrics.jsonl", "checkpoint")
+    assert ([each["step"] for each in written], [each["step"] for each in stopped]) == ([3, 6, 9], [3, 6, 9])
+    again = Training(tmp_path, by_epochs(3, interval=1), {"accuracy": 0.5})
+    assert again.weight == 9
+
+
+def test_what_keeps_a_rank_from_writing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: Mapping[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    def saved(folder: str) -> checkpoints.Checkpoints:
+        made = checkpoints.Checkpoints(tmp_path / folder, (), FRAMEWORK, Ranks(0, 2, 0, 2, None))
+        made.begin(1, {}, dict, dict)
+        return made
+
+    for left, error in (("rank_1.failed", "rank 1 could not write its part"), ("rank_1.sha256", "")):
+        other = saved(left)
+        assert other.ended(waits=False) is None, "another rank still writes"
+        (tmp_path / left / "writing_00000001" / left).touch()
+        with pytest.raises(RuntimeError, match=error) if error else nullcontext():
+            assert other.ended(waits=True) is not None
+        assert (tmp_path / left / "step_00000001").exists() == (not error)
+        assert other.ended(waits=True) is None
+    monkeypatch.setattr(FRAMEWORK, "write", full)
+    training = Training(tmp_path, by_epochs(3, interval=1), {"accuracy": 0.5}, async_checkpoints=True)
+    with pytest.raises(OSError, match="No space left"):
+        training.go(NEVER)
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["writing_00000003"]
+    assert (tmp_path / "checkpoint" / "writing_00000003" / "rank_0.failed").exists()
 
 
 def flip(path: Path) -> None:

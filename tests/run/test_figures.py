@@ -120,6 +120,19 @@ def test_a_start_says_which_part_took_longer_than_planned() -> None:
     assert live.start(early, on_gpu=False) == "start took 8.0 s"
 
 
+def test_what_checkpoints_cost_is_added_up() -> None:
+    saves = [
+        {"kind": "checkpoint", "time": 1.0, "step": 10, "seconds": 0.25},
+        {"kind": "checkpoint_written", "time": 3.0, "step": 10, "seconds": 2.0},
+        {"kind": "checkpoint", "time": 4.0, "step": 20, "seconds": 0.5},
+        {"kind": "checkpoint_written", "time": 7.0, "step": 20, "seconds": 3.0},
+        {"kind": "checkpoint", "time": 9.0, "step": 20, "seconds": 9.0},  # what the run ended with
+    ]
+    written = progress_of(start(BOX_AND_MASK), *saves).written
+    assert live.checkpoints(written) == "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
+    assert progress_of(start(BOX_AND_MASK), *saves[:1], *saves[-1:]).written == {}
+
+
 def test_live_line_has_every_quality_by_name() -> None:
     progress = progress_of(start(BOX_AND_MASK), evaluated(4, box=0.31, mask=0.28))
     assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339 (epoch 4)"

@@ -8,7 +8,9 @@ Kinds of record, by ``kind``:
 ``epoch``  epoch, samples_per_second (training alone), input_share (of the time, in which the device was idle because
            the next batch was not there); where a training times its stages, their seconds as stages
 ``eval``   epoch, qualities (by name), seconds; a benchmark may add figures, such as log_loss
-``checkpoint``  step, seconds; one that was resumed from is not in the stream, since it holds the stream's length
+``checkpoint``  step, seconds in which training stood still; one that was resumed from is not in the stream, since it
+           holds the stream's length
+``checkpoint_written``  step, seconds of writing it behind the training, from a copy
 ``end``    outcome: reached, not_reached or interrupted
 Every record has ``time``, in Unix seconds.
 """

@@ -121,14 +121,25 @@ class Run:
         """Choices of this run where its configuration leaves them open, and the arithmetic of its device."""
         return {**choices.taken(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
 
-    def _save(self, kind: str = "step") -> None:
+    def _save(self, kind: str = "step", concurrently: bool = False) -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
         state.update(losses=self._reports.losses, inside_step=self._inside_step)
         state["choices"] = self.choices
         state["pending"] = self._pending.saved() if self._evaluates_later else []
         began = time.time()
-        self._checkpoints.save(self.position, state, self._shared, self._own, kind)
+        self._note_writing(waits=True)
+        if concurrently:
+            self._checkpoints.begin(self.position, state, self._shared, self._own)
+            self._written = self.position
+        else:
+            self._checkpoints.save(self.position, state, self._shared, self._own, kind)
         self._metrics.write("checkpoint", step=self.position, seconds=round(time.time() - began, 3))
+
+    # Note the end of the save in flight; raises what went wrong with it.
+    def _note_writing(self, waits: bool = False) -> None:
+        seconds = self._checkpoints.ended(waits)
+        if seconds is not None:
+            self._metrics.write("checkpoint_written", step=self._written, seconds=round(seconds, 3))
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
@@ -189,6 +200,7 @@ class Run:
             self._framework.barrier()
             self._log.run_stop(self._reached)
             self._pending.finish()
+            self._note_writing(waits=True)
             if self.config.checkpoint_interval:  # off the clock: what `encore export` reads
                 self._save("trained")
         if self._failed:
@@ -302,6 +314,7 @@ class Run:
             self._inside_step = True
             return
         self._times.add(self._current)
+        self._note_writing()
         with leaving_together(self._framework):
             stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
@@ -365,7 +378,7 @@ class Run:
         if stops:
             self._ended = True
         elif timeline.checkpoints_after(self.position):
-            self._save()
+            self._save(concurrently=getattr(self.config, "async_checkpoints", False))
 
     # -- evaluations -------------------------------------------------------------------------------------
 
