@@ -336,7 +336,8 @@ def test_checkpoints_are_kept_at_their_interval_and_found(tmp_path: Path) -> Non
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is in flight at most, it is no checkpoint before its end, and the end of the run waits for the last."""
-    folder, may_write, whole = tmp_path / "checkpoint", threading.Event(), []
+    folder, may_write, whole, publish = tmp_path / "checkpoint", threading.Event(), [], checkpoints.publish
+    losses: list[list[float]] = []
 
     def write(path: Path, content: Mapping[str, Any]) -> None:
         assert may_write.wait(60)
@@ -346,25 +347,31 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkey
         whole.append(names("step_*"))
         return dict(content)
 
+    def published(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
+        losses.append(state["losses"])
+        publish(temporary, final, state)
+
     def names(pattern: str) -> list[str]:
         return sorted(path.name for path in folder.glob(pattern))
 
     def on_step(step: int) -> None:
-        if step == 5:
-            assert (names("step_*"), names("writing_*")) == ([], ["writing_00000003"])
+        if step == 3:
+            assert (names("step_*"), names("writing_*")) == ([], ["writing_00000002"])
             may_write.set()
 
     monkeypatch.setattr(FRAMEWORK, "write", write)
     monkeypatch.setattr(FRAMEWORK, "copied", copied)
-    training = Training(tmp_path, by_epochs(3, interval=1), {"accuracy": 0.5}, async_checkpoints=True)
-    assert training.go(NEVER, on_step) == "not_reached"
-    assert whole[::2] == [[], ["step_00000003"], ["step_00000003", "step_00000006"]], "two files of each"
-    assert names("*") == ["step_00000006", "step_00000009"]
+    monkeypatch.setattr(checkpoints, "publish", published)
+    timeline = replace(every_two_steps(2), checkpoints_after=lambda step: step % 2 == 0)
+    training = Training(tmp_path, timeline, {"auc": 0.5}, async_checkpoints=True, log_interval=5)
+    assert training.go(lambda weight: {"auc": 0.0}, on_step) == "not_reached"
+    assert whole[::2] == [[], ["step_00000002"], ["step_00000002", "step_00000004"]], "two files of each"
+    assert names("*") == ["step_00000004", "step_00000006"]
+    assert losses == [[0.0, 1.0], [3.0], []], "those that no record had when the save began"
     written = records(tmp_path / "metrics.jsonl", "checkpoint_written")
     stopped = records(tmp_path / "metrics.jsonl", "checkpoint")
-    assert ([each["step"] for each in written], [each["step"] for each in stopped]) == ([3, 6, 9], [3, 6, 9])
-    again = Training(tmp_path, by_epochs(3, interval=1), {"accuracy": 0.5})
-    assert again.weight == 9
+    assert ([each["step"] for each in written], [each["step"] for each in stopped]) == ([2, 4, 6], [2, 4, 6])
+    assert Training(tmp_path, timeline, {"auc": 0.5}).weight == 6
 
 
 def test_what_keeps_a_rank_from_writing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ class Run:
 
     def _save(self, kind: str = "step", concurrently: bool = False) -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
-        state.update(losses=self._reports.losses, inside_step=self._inside_step)
+        state.update(losses=list(self._reports.losses), inside_step=self._inside_step)
         state["choices"] = self.choices
         state["pending"] = self._pending.saved() if self._evaluates_later else []
         began = time.time()
