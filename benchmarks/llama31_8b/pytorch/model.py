@@ -96,10 +96,9 @@ def adamw(parameters: Mapping[str, torch.nn.Parameter], config: Config) -> torch
         {"params": [each for each in parameters.values() if (each.ndim > 1) == decays], "weight_decay": decay}
         for decays, decay in ((True, config.weight_decay), (False, 0.0))
     ]
-    on_gpu = config.device == "gpu"
     rule = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
-    made = torch.optim.AdamW(groups, fused=on_gpu, foreach=not on_gpu, **rule)
+    made = torch.optim.AdamW(groups, fused=True, **rule)
     for each in parameters.values():
-        step = torch.zeros((), device=each.device if on_gpu else None)
+        step = torch.zeros((), device=each.device)
         made.state[each] = {"step": step, **{key: torch.zeros_like(each.detach()) for key in MOMENTS}}
     return made

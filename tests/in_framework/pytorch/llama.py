@@ -165,22 +165,18 @@ def trained(config, ranks, steps=3):
     return training, initial, losses
 
 
-@pytest.mark.parametrize("how", PARALLEL)
-def test_any_split_trains_as_one_rank(how, ranks, alone):
-    if ranks.size == 1 and "recompute" not in how:
-        how = {}
-    split = dataclasses.replace(CONFIG, batch_size=CONFIG.batch_size // ranks.size, **how)
-    _, initial, losses = trained(split, ranks)
-    single = dataclasses.replace(CONFIG)
-    training, wanted, expected = trained(single, alone)
-    for name, each in wanted.items():
-        assert torch.equal(initial[name], each), name
-    assert losses == pytest.approx(expected, rel=2e-6)
-    found = whole(trained(split, ranks)[0])
-    for name, each in whole(training).items():
-        torch.testing.assert_close(
-            found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
+def test_any_split_trains_as_one_rank(ranks, alone):
+    training, wanted, expected = trained(CONFIG, alone)
+    for how in PARALLEL if ranks.size > 1 else PARALLEL[-1:]:
+        split, initial, losses = trained(dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **how), ranks)
+        assert all(torch.equal(initial[name], each) for name, each in wanted.items()), how
+        assert losses == pytest.approx(expected, rel=2e-6), how
+        found = whole(split)
+        for name, each in whole(training).items():
+            note = f"{how}, {name}: "
+            torch.testing.assert_close(
+                found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, note=note: f"{note}{text}"
+            )
 
 
 def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):
@@ -195,30 +191,31 @@ def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):
     assert norms == pytest.approx([1e-3 * (1 - CONFIG.beta1)] * 2, rel=1e-3)
 
 
-@pytest.mark.parametrize("how", PARALLEL[:3])
-def test_state_of_a_checkpoint_continues_in_every_split(how, ranks, alone, tmp_path):
+def test_state_of_a_checkpoint_continues_in_every_split(ranks, alone, tmp_path):
     """To the last bit in the same one; each rank takes its part of what others wrote."""
-    config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **(how if ranks.size > 1 else {}))
-    training, _, _ = trained(config, ranks, steps=2)
-    folder = Path(os.environ.get("TOGETHER", tmp_path))
-    paths = [folder / f"{sorted(how)}-{rank}" for rank in range(ranks.size)]
-    pytorch.save(paths[ranks.rank], training.state_dict())
-    pytorch.barrier()
-    for other, by in ((how, ranks), ({}, ranks), ({"tensor_parallelism": 2}, ranks), ({}, alone)):
-        split = other if by.size > 1 else {}
-        again = Training(dataclasses.replace(CONFIG, seed=9, batch_size=4 // by.size, **split), VOCABULARY, by)
-        again.restore(map(pytorch.load, paths))
-        ours, theirs = whole(again), whole(training)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), other
-        moments = [[moments_of(each.optimizer, name, each) for name in theirs] for each in (again, training)]
-        assert all(torch.equal(one, two) for one, two in zip(*moments)), other
-        assert {float(each["step"]) for each in again.optimizer.state.values()} == {2.0}
-    again = Training(dataclasses.replace(config, seed=9), VOCABULARY, ranks)
-    again.restore(map(pytorch.load, paths))
-    for each in (training, again):
-        train_step(each, batch_of(config, each.place, ranks, 7), 0.01)
-    ours, theirs = whole(again), whole(training)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    splits = PARALLEL[:3] if ranks.size > 1 else PARALLEL[:1]
+    for how in splits:
+        config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **how)
+        training, _, _ = trained(config, ranks, steps=2)
+        theirs = whole(training)
+        folder = Path(os.environ.get("TOGETHER", tmp_path))
+        paths = [folder / f"{sorted(how)}-{rank}" for rank in range(ranks.size)]
+        pytorch.save(paths[ranks.rank], training.state_dict())
+        pytorch.barrier()
+        for other, by in (*((each, ranks) for each in splits), ({}, alone)):
+            again = Training(dataclasses.replace(CONFIG, seed=9, batch_size=4 // by.size, **other), VOCABULARY, by)
+            again.restore(map(pytorch.load, paths))
+            ours = whole(again)
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs), (how, other)
+            moments = [[moments_of(each.optimizer, name, each) for name in theirs] for each in (again, training)]
+            assert all(torch.equal(one, two) for one, two in zip(*moments)), (how, other)
+            assert {float(each["step"]) for each in again.optimizer.state.values()} == {2.0}
+            if other == how and by is ranks:
+                same = again
+        for each in (training, same):
+            train_step(each, batch_of(config, each.place, ranks, 7), 0.01)
+        ours, theirs = whole(same), whole(training)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), how
 
 
 def moments_of(optimizer, name, training):
@@ -292,20 +289,6 @@ def test_fp8_is_refused_where_it_cannot_multiply(ranks, monkeypatch):
     ):
         with pytest.raises(ValueError, match=words):
             dataclasses.replace(IN_FP8, **settings)
-
-
-def test_the_fused_optimizer_of_a_gpu_updates_alike(ranks):
-    """Here on a CPU, which has it too."""
-    config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size)
-    found = []
-    for device in ("cpu", "gpu"):
-        training = Training(config, VOCABULARY, ranks)
-        training.optimizer = adamw(training.parameters, dataclasses.replace(config, device=device))
-        for step in range(3):
-            train_step(training, batch_of(config, training.place, ranks, step), 0.01)
-        found.append(whole(training))
-    for name, each in found[0].items():
-        torch.testing.assert_close(found[1][name], each, rtol=1e-5, atol=1e-6)
 
 
 def test_norms_do_not_decay():
