@@ -208,9 +208,9 @@ class Checkpoints:
             for each, copy in self._copies.items():
                 self._framework.write(temporary / each, copy)
                 _write_digest(temporary / each)
-        except BaseException:
-            with suppress(OSError):
-                (temporary / f"rank_{self._ranks.rank}{FAILURE}").touch()
+        except BaseException as error:
+            with suppress(OSError):  # a full disk has room for its name, if not for the text
+                (temporary / f"rank_{self._ranks.rank}{FAILURE}").write_text(str(error), encoding="utf-8")
             raise
         if self._ranks.rank == 0:
             self._wait_for_ranks(temporary)
@@ -220,9 +220,9 @@ class Checkpoints:
     def _wait_for_ranks(self, temporary: Path) -> None:
         missing = set(range(self._ranks.size))
         while missing:
-            failed = [rank for rank in missing if (temporary / f"rank_{rank}{FAILURE}").exists()]
-            if failed:
-                raise RuntimeError(f"rank {failed[0]} could not write its part of {temporary}: see its output")
+            for failure in temporary.glob(f"rank_*{FAILURE}"):
+                reason = failure.read_text(encoding="utf-8") or "see its output"
+                raise RuntimeError(f"{failure.stem} could not write its part of {temporary}: {reason}")
             missing = {rank for rank in missing if not (temporary / f"rank_{rank}{DIGEST}").exists()}
             if missing:
                 time.sleep(LOOK_SECONDS)

@@ -228,6 +228,6 @@ def test_a_rank_that_cannot_write_ends_the_run(data, tmp_path, capfd):
 
     output = tmp_path / "full"
     codes = trained(data, output, 2, at(pytorch, "write", full, of_a_rank, rank=1))
-    assert codes[1] == 1 and codes[0] != 0
+    assert 1 in codes and 0 not in codes, "the first one that fails has the other one killed"
     assert "No space left on device" in capfd.readouterr().err
     assert not list((output / "checkpoint").glob("step_*"))
