@@ -61,6 +61,8 @@ class _Frameworks(RootModel[dict[str, Framework]]):
 
 
 class Implementation(Strict):
+    # Version of the schema of its config.json; a higher one where a key is removed, or has another type.
+    config_schema: int = 1
     framework: str  # Names the environment (requirements/environments.toml) and the container base
     module: str  # Python package that holds train.py, config.py and bench.py
     # The lowest versions that it was seen to train with, by their names in a system description.
@@ -116,6 +118,46 @@ class Weights(Strict):
     published: str = ""  # Where the digests are published
 
 
+class RawFile(Strict):
+    """A file of the raw data, or a folder of them, at exactly one place."""
+
+    url: str = ""  # Of a file; ``{number}`` in it counts from 0
+    r2: str = ""  # Metadata (.uri) that MLCommons' R2 downloader reads
+    gs: str = ""  # Object or pattern for gsutil
+    login: str = ""  # Page on which a user may get it after a login
+    file: str = ""  # Its name in the folder; default: that of the URL
+    count: int = Field(default=1, ge=1)  # Files that ``url`` stands for
+    bytes: int = 0  # Of all of them; 0 where nobody publishes it
+    unpacked_bytes: int = 0  # The same, of gzip files that are unpacked before the preparation
+    md5: str = Field(default="", pattern="^([0-9a-f]{32})?$")
+    sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    source: str  # Where address, size and checksum are published
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return next((kind, address) for kind, address in self._places() if address)
+
+    def _places(self) -> tuple[tuple[str, str], ...]:
+        return ("url", self.url), ("r2", self.r2), ("gs", self.gs), ("login", self.login)
+
+    @model_validator(mode="after")
+    def _has_one_place(self) -> "RawFile":
+        if sum(bool(address) for _, address in self._places()) != 1:
+            raise ValueError("a raw file needs one of url, r2, gs and login")
+        return self
+
+
+class Download(Strict):
+    """Where the raw data of a benchmark come from, and what their preparation needs."""
+
+    same_as: str = ""  # Another benchmark that reads the same data set
+    files: tuple[RawFile, ...] = ()
+    prepared_bytes: int = 0  # Of the prepared data set and what its preparation keeps meanwhile, at most
+    prepare: tuple[str, ...] = ("DIR",)  # Raw data, such as DIR/a, and options of encore data prepare; patterns too
+    terms: str = ""  # On which they may be had
+    needs: str = ""  # What a user has to add before the preparation
+
+
 class Difference(Strict):
     what: str
     rounds: tuple[str, ...] = ()  # Empty: all
@@ -143,6 +185,7 @@ class Benchmark(Strict):
     rounds: dict[str, Round]
     full_data: FullData
     small_data: SmallData
+    download: Download = Download()
 
     @model_validator(mode="after")
     def _has_all_targets(self) -> "Benchmark":
@@ -175,12 +218,15 @@ class Benchmark(Strict):
         return {name: logged[log_name] for name, log_name in names.items() if log_name in logged}
 
 
+# submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
+# derived: worked out from a submission for other GPUs; small: for trying the code.
+SystemKind = Literal["submitted", "later", "study", "derived", "small"]
+
+
 class System(Strict):
     """systems/*.toml: the values of one configuration, with the place that they were read from."""
 
-    # submitted: in ``round``; later: in a round after it, trained here by its rules; study: published elsewhere;
-    # derived: worked out from a submission for other GPUs; small: for trying the code.
-    kind: Literal["submitted", "later", "study", "derived", "small"]
+    kind: SystemKind
     round: str
     system: str
     submitter: str

@@ -2,13 +2,19 @@
 
 import hashlib
 import subprocess
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from encore import paths
 
 
+class CodeState(TypedDict):
+    commit: str | None  # None outside of a git checkout
+    uncommitted_sha256: str | None  # Hash of the uncommitted changes; None: no such changes
+
+
 def _git(*arguments: str) -> str | None:
-    # What an installed wheel lies in may be another repository.
+    # An installed wheel may be inside of another repository.
     if paths.IS_INSTALLED:
         return None
     try:
@@ -18,7 +24,7 @@ def _git(*arguments: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def code_state() -> dict[str, Any]:
+def code_state() -> CodeState:
     commit = _git("rev-parse", "HEAD")
     difference = _git("diff", "HEAD")
     changed = hashlib.sha256(difference.encode()).hexdigest() if difference else None

@@ -151,6 +151,12 @@ def memory_model(folder: Path) -> Any | None:
     return [_load(path, f"benchmarks.{path.parent.name}.{path.stem}") for path in modules][-1]
 
 
+@cache
+def written_records() -> Any:
+    # The module with the types of what a training and a preparation write, loaded from its file.
+    return _load(paths.BENCHMARKS / "common" / "records.py", "benchmarks.common.records")
+
+
 def field_types(folder: Path) -> dict[str, Any]:
     return typing.get_type_hints(config_class(folder))
 

@@ -184,14 +184,14 @@ def follow(command: list[str], on_update: OnUpdate, environment: Mapping[str, st
                         problems += _take(line, on_update)
                 child.wait()
             except KeyboardInterrupt:
-                _stop(child)
+                stop(child)
                 raise EncoreError(
                     "interrupted",
                     hint="give the same command again: it resumes where it stopped",
                     exit_code=ExitCode.INTERRUPTED,
                 ) from None
             except BaseException:
-                _stop(child)
+                stop(child)
                 raise
         return _judge(child.returncode, problems, errors)
 
@@ -234,7 +234,7 @@ def _judge(code: int, problems: list[EncoreError], errors: IO[str]) -> list[Enco
     return problems
 
 
-def _stop(child: subprocess.Popen[str]) -> None:
+def stop(child: subprocess.Popen[Any]) -> None:
     # End the child; a terminal's Ctrl-C has reached it already, a signal to this process alone has not.
     child.send_signal(signal.SIGINT)
     try:

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -62,12 +63,23 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
+def plain(value: object) -> Any:
+    """Return the fields of a dataclass or model by their names, or a path as text: the ``default`` of json.dumps."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` so that a reader sees the old file or the new one, never half of it."""
     temporary = path.with_name(f".{path.name}.writing")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, sort_keys=False)
+            json.dump(content, file, indent=2, default=plain)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 IS_INSTALLED = (_PACKAGE / "tree").is_dir()
-# benchmarks/, containers/, requirements/ and slurm/ lie below it
+# benchmarks/, containers/, requirements/ and slurm/ are below it
 ROOT = _PACKAGE / "tree" if IS_INSTALLED else _PACKAGE.parent
 
 BENCHMARKS = ROOT / "benchmarks"

@@ -21,11 +21,6 @@ def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
     return None
 
 
-def computed_in(settings: Mapping[str, Any]) -> str:
-    """Return the numerical precision of a configuration's GEMMs."""
-    return str(settings.get("precision")) if settings.get("fp8", "none") == "none" else "fp8"
-
-
 def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str, gpus: int) -> dict[str, Any]:
     """Return what a training reached, as run.json has it.
 
@@ -34,7 +29,7 @@ def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str,
         speed: samples per second.
         unit: what they are, such as ``samples``.
         gpu: the driver's name of its GPUs; empty of a run on CPUs.
-        precision: of its products.
+        precision: of its GEMMs.
         gpus: on which it trains.
     """
     found: dict[str, Any] = {

@@ -4,16 +4,33 @@ import hashlib
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from encore import __version__, checkout, paths
+from encore.checkout import CodeState
 
 RULES = "mlperf-logging"
 DATA = Path(__file__).parent / "results" / "data"
 
 
-def facts() -> dict[str, Any]:
-    """Return them by name; ``data`` are the published results and rules, ``benchmarks`` the training code."""
+class Rules(TypedDict):
+    name: str
+    version: str
+
+
+class Release(TypedDict):
+    """What this Encore is."""
+
+    version: str
+    rules: Rules  # What logs are judged by
+    data_sha256: str  # Digest of the published results and of Encore's own rules
+    benchmarks_sha256: str  # Digest of the training code
+    code: CodeState
+    python: str  # Version
+
+
+def facts() -> Release:
     return {
         "version": __version__,
         "rules": {"name": RULES, "version": metadata.version(RULES)},

@@ -1,5 +1,6 @@
 """Fixtures that several tests share."""
 
+import itertools
 import json
 import os
 import re
@@ -19,10 +20,13 @@ import pytest
 from filelock import FileLock
 from typer.testing import CliRunner
 
-from encore import data, environment, installer, paths
+from benchmarks.common.data import recordio
+from encore import catalogue, data, environment, installer, paths
+from encore.cli import layout
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine import node
+from tests.json_schemas import validate
 
 # A caller may keep no bytecode: every process of a test would compile all modules again, longer than it works.
 sys.dont_write_bytecode = False
@@ -51,6 +55,11 @@ LONGEST = (
     "tests/cluster/test_cluster.py",
     "tests/benchmarks/test_resnet_frameworks.py",
     "tests/run/test_run.py",
+    "tests/benchmarks/test_minigo.py",
+    "tests/benchmarks/test_detectors.py",
+    "tests/benchmarks/test_translation.py",
+    "tests/benchmarks/test_llama.py",
+    "tests/run/test_selftest.py",
 )
 
 
@@ -149,6 +158,20 @@ def runs_on_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def printed_json_is_as_published() -> Iterator[None]:
+    # Whatever a command of this process prints with --json is held against its schema
+    def as_text(name: str, content: object) -> str:
+        text = layout_text(name, content)
+        validate(name, json.loads(text))
+        return text
+
+    layout_text = layout.as_text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "as_text", as_text)
+        yield
+
+
 def python_of(framework: str) -> Any:
     # The fixture of the Python of a framework's environment, which is made if need be
     @pytest.fixture(scope="session", name=f"{framework}_python")
@@ -189,12 +212,38 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
 
 
 @pytest.fixture(scope="session")
-def digits(mxnet_python: Path, shared: Shared) -> Path:
-    return shared.made("digits", lambda folder: prepared("resnet", folder, mxnet_python)) / "resnet"
+def digits(mxnet_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("resnet")
 
 
-def prepared(name: str, folder: Path, python: Path) -> None:
-    data.prepare(name, folder / name, data.Preparation(), python, lambda update: None)
+@pytest.fixture(scope="session")
+def few_digits(digits: Path, mxnet_python: Path, shared: Shared) -> Path:
+    # Every second one, 12 steps an epoch: for all that holds whatever a training learns
+    def make(folder: Path) -> None:
+        for split in ("train", "val"):
+            with (digits / f"{split}.rec").open("rb") as file:
+                for key, offset in itertools.islice(recordio.read_index(digits / f"{split}.idx"), None, None, 2):
+                    label, image = recordio.unpack(recordio.read_record(file, offset))
+                    path = folder / "images" / split / f"{label:g}" / f"{key:04}.jpg"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(image)
+        prepared("resnet", folder, mxnet_python, source=folder / "images", options=("--name", "digits"))
+
+    return shared.made("few_digits", make) / "resnet"
+
+
+def prepared(name: str, folder: Path, python: Path, **wanted: Any) -> None:
+    data.prepare(name, folder / name, data.Preparation(**wanted), python, lambda update: None)
+
+
+@pytest.fixture(scope="session")
+def toy(request: pytest.FixtureRequest, shared: Shared) -> Callable[[str], Path]:
+    # The toy data set of a benchmark, which nobody changes
+    def made(name: str) -> Path:
+        python = request.getfixturevalue(f"{catalogue.choose(name).implementation.framework}_python")
+        return shared.made(f"toy-{name}", lambda folder: prepared(name, folder, python)) / name
+
+    return made
 
 
 # Commands that read and print: as a process of its own each would take a second to import what this one has.
@@ -247,11 +296,11 @@ class Study:
 
 
 @pytest.fixture(scope="session")
-def study(encore: Encore, digits: Path, shared: Shared) -> Study:
+def study(encore: Encore, few_digits: Path, shared: Shared) -> Study:
     # Trains twice: the tests of runs and of sweeps look at it
     def train(folder: Path) -> None:
         asked = ("--gpus-per-node", "1,2", "--seed", "7", *TINY, "--predict", "4", "--json")
-        done = encore("sweep", "resnet", *asked, "--data", str(digits), "--results", str(folder), code=0)
+        done = encore("sweep", "resnet", *asked, "--data", str(few_digits), "--results", str(folder), code=0)
         (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
 
     printed = json.loads((shared.made("study", train) / "printed.json").read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.common.data.workers import Workers
+from tests.json_schemas import validate
 
 Lines = list[dict[str, Any]]  # what --progress json prints
 
@@ -65,4 +66,5 @@ def notes(lines: Lines) -> str:
 
 def passport(folder: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
+    validate("dataset", content)
     return content

@@ -20,11 +20,13 @@ import yaml
 from typer.testing import CliRunner
 
 from encore import __version__, paths, release
+from encore.cli import schemas
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.lab.submissions import bundle
 from encore.run import run_folder
 from tests.conftest import records
+from tests.json_schemas import validate
 
 pytestmark = pytest.mark.training
 
@@ -99,6 +101,7 @@ def test_an_installed_encore_trains_without_the_checkout(installed: Path, run: P
     assert str(paths.ROOT) not in shown
     script = ran(installed, "submit", "ncf", "--nodes", "2", "--dry-run")
     assert f"export ENCORE_PROGRAM={installed}/env/bin/encore" in script
+    assert json.loads(ran(installed, "schema", "config-ncf")) == schemas.schema_of("config-ncf"), "its comments, too"
     (end,) = records(run / "experiment_0" / "metrics.jsonl", "end")
     assert end["outcome"] == "reached"
     assert (installed / "share" / "encore" / "ncf" / "dataset.json").exists()
@@ -150,6 +153,7 @@ def test_a_bundle_is_accepted_and_its_signer_named(signed: Path, keys: Path, run
     assert [(score["benchmark"], score["round"]) for score in found.scores] == [("ncf", "v0.5")]
     with tarfile.open(signed) as archive:
         names = archive.getnames()
+        validate("bundle", json.loads(archive.extractfile("bundle.json").read()))
     assert names[:2] == ["bundle.json", "bundle.json.sig"]
     assert {"dataset.json", "run.json", "system.json", "result_0.txt", "experiment_0/telemetry.jsonl"} <= set(names)
     assert {"experiment_0/steps/rank_0.jsonl", "experiment_0/steps/rank_1.jsonl"} <= set(names)

@@ -20,6 +20,7 @@ LAYERS = (
     ("results.compare",),
     ("results.report",),
     ("containers",),
+    ("kubernetes",),
     ("slurm", "ssh"),
     ("run",),
     ("lab",),

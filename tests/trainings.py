@@ -24,6 +24,7 @@ import pytest
 
 from encore import catalogue, configuration, paths
 from encore.machine import processes
+from tests import json_schemas
 from tests.conftest import TINY, Encore, evaluations, logged, losses, only_run, records
 
 InFramework = Callable[..., str]  # Runs a program of tests/in_framework: in_mxnet, in_pytorch, in_tensorflow
@@ -118,7 +119,7 @@ def wait_for_step(run: subprocess.Popen[str], results: Path, step: int, seconds:
             if steps_so_far(metrics) >= step:
                 return metrics.parent
         assert run.poll() is None, run.communicate()[0]
-        time.sleep(0.05)
+        time.sleep(0.1)
     raise AssertionError(f"not at step {step} within {seconds:g} s")
 
 
@@ -130,7 +131,7 @@ def wait_until(holds: Callable[[], bool], what: str, seconds: float = PATIENCE) 
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def is_told(process: psutil.Process, number: signal.Signals) -> bool:
@@ -190,7 +191,9 @@ def reached(encore: Encore, benchmark: str, data: Path, results: Path, seed: str
     where = ("--data", str(data), "--results", str(results))
     done = encore("run", benchmark, "2", *where, "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
-    return only_run(results)
+    run = only_run(results)
+    json_schemas.validate_run(run)
+    return run
 
 
 BENCHED = {"bare", "synthetic", "real", "input", "evaluation"}  # Kinds that each bench has
@@ -201,7 +204,9 @@ def benched(encore: Encore, benchmark: str, data: Path, *values: str) -> set[str
     chosen = [word for value in values for word in ("--set", value)]
     done = encore("bench", benchmark, "--data", str(data), "--steps", "1", "--repeats", "1", "--json", *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
-    return {name for name, entry in json.loads(done.stdout)["measured"].items() if entry["median"] > 0}
+    found = json.loads(done.stdout)
+    json_schemas.validate("bench", found)
+    return {name for name, entry in found["measured"].items() if entry["median"] > 0}
 
 
 def start_ranks(
@@ -309,6 +314,7 @@ def exported(
     # far the qualities may be apart, as a share of the run's.
     done = encore("export", str(run), "-o", str(to), "--format", format_name, "--json", *options, code=0)
     content: dict[str, Any] = json.loads(done.stdout)
+    json_schemas.validate("export", content)
     checked = content["checked"]
     assert checked["samples"] > 1 and checked["largest_difference"] <= checked["tolerance"]
     # A run sums on two ranks, and some quality is of answers that a last bit may turn.
@@ -337,6 +343,7 @@ def served(encore: Encore, folder: Path, *options: str, environment: dict[str, s
             break
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
+    json_schemas.validate("served", found)
     assert all(each["same"] for models in found["check"].values() for each in models)
     return found
 

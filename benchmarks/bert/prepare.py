@@ -43,6 +43,7 @@ DATA_SET = prepare.DataSet(
     files=FILES,
     add_options=_add_options,
     writer="benchmarks.bert.writer",
+    samples="benchmarks.language.samples",
     check=prepare.opens("benchmarks.language.arrays"),
 )
 main = partial(prepare.main, DATA_SET)

@@ -33,7 +33,7 @@ def write_text(path: Path) -> str:
         Problem: this Python has no source files.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(_modules(root))
+    files = sorted(modules(root))
     documents = [each for file in files for each in _of_module(file)] + list(_topics(root))
     if not documents:
         raise Problem(
@@ -46,7 +46,7 @@ def write_text(path: Path) -> str:
     return f"docstrings of {len(files):,} modules and the language reference of Python"
 
 
-def _modules(root: Path) -> Iterator[Path]:
+def modules(root: Path) -> Iterator[Path]:
     for folder, inner, names in os.walk(root):
         inner[:] = [name for name in inner if name not in _LEFT_OUT]
         yield from (Path(folder) / name for name in names if name.endswith(".py"))
@@ -54,20 +54,20 @@ def _modules(root: Path) -> Iterator[Path]:
 
 def _of_module(path: Path) -> Iterator[List[str]]:
     # Yield the sentences of all docstrings of a file as one document.
-    tree = _parse(path)
-    texts = (ast.get_docstring(node) or "" for node in (_documented(tree) if tree else ()))
+    tree = parse(path)
+    texts = (ast.get_docstring(node) or "" for node in (documented(tree) if tree else ()))
     yield from _document("\n\n".join(texts))
 
 
-def _documented(node: _Documented) -> Iterator[_Documented]:
+def documented(node: _Documented) -> Iterator[_Documented]:
     # Yield a module, a class or a function and those in it; a function within an "if" has no readers.
     yield node
     for each in node.body:
         if isinstance(each, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _documented(each)
+            yield from documented(each)
 
 
-def _parse(path: Path) -> "ast.Module | None":
+def parse(path: Path) -> "ast.Module | None":
     try:
         return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -76,7 +76,7 @@ def _parse(path: Path) -> "ast.Module | None":
 
 def _topics(root: Path) -> Iterator[List[str]]:
     # Yield each chapter of the language reference once: several topics have the same text.
-    tree = _parse(root / "pydoc_data" / "topics.py")
+    tree = parse(root / "pydoc_data" / "topics.py")
     values = {node.value: None for node in ast.walk(tree) if isinstance(node, ast.Constant)} if tree else {}
     for text in values:
         if isinstance(text, str) and "\n\n" in text:

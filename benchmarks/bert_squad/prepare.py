@@ -32,6 +32,7 @@ DATA_SET = prepare.DataSet(
     files=FILES,
     add_options=add_options,
     writer="benchmarks.bert_squad.writer",
+    samples="benchmarks.bert_squad.samples",
     check=prepare.opens("benchmarks.bert_squad.arrays"),
 )
 main = partial(prepare.main, DATA_SET)

@@ -90,6 +90,7 @@ def data_set(benchmark: str) -> prepare.DataSet:
         shared_with=BENCHMARKS,
         add_options=add_options,
         writer="benchmarks.detection.writer",
+        samples="benchmarks.detection.samples",
         check=check,
         check_unlisted=check_images,
     )

@@ -34,6 +34,7 @@ DATA_SET = prepare.DataSet(
     files=("train.bin", "val.bin", "tables.bin"),
     add_options=add_options,
     writer="benchmarks.dlrm.writer",
+    samples="benchmarks.dlrm.samples",
 )
 main = partial(prepare.main, DATA_SET)
 

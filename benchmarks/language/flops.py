@@ -32,7 +32,7 @@ def of_window(config: Any, windows: Any) -> float:
     return answering_flops(config, lengths) / len(lengths)
 
 
-# Lengths of a share of what lies between ``offsets``.
+# Lengths of a share of what is between ``offsets``.
 def _lengths(offsets: np.ndarray) -> List[int]:
     chosen = evenly(len(offsets) - 1)
     found: List[int] = (offsets[1:][chosen] - offsets[:-1][chosen]).tolist()

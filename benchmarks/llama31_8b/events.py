@@ -1,10 +1,9 @@
-"""The learning rate and the MLPerf log events of Llama 3.1 8B which do not depend on the framework.
+"""The MLPerf log events of Llama 3.1 8B which do not depend on the framework.
 
 The keys are those of the compliance checker (mlperf-logging 4.1.68, training_5.1.0 to training_6.1.0, llama31_8b), as
 in the submitted logs of v5.1. A run is one epoch and one block; its evaluations are counted in samples.
 """
 
-import math
 from typing import Any, Dict
 
 from mlperf_logging.mllog import constants
@@ -58,15 +57,3 @@ def timeline(config: Any, ranks: int) -> Timeline:
         evaluates_inside_epochs=True,
         lower_is_better=True,
     )
-
-
-def learning_rate(config: Any, step: int) -> float:
-    """Warm up linearly, then follow a cosine to ``end_learning_rate`` at ``max_steps``; ``step`` counts from 0.
-
-    As CosineAnnealing of NeMo has it (nemo/core/optim/lr_scheduler.py), whose warm-up is a step longer than its name.
-    """
-    if config.warmup_steps and step <= config.warmup_steps:
-        return float(config.learning_rate * (step + 1) / (config.warmup_steps + 1))
-    done = (step - config.warmup_steps) / (config.max_steps - config.warmup_steps)
-    half = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-    return float(config.end_learning_rate + (config.learning_rate - config.end_learning_rate) * half)

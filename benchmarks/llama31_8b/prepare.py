@@ -31,6 +31,7 @@ DATA_SET = prepare.DataSet(
     files=("train.bin", "train.idx", "test.bin", "test.idx", "tokenizer.json"),
     add_options=_add_options,
     writer="benchmarks.llama31_8b.writer",
+    samples="benchmarks.llama31_8b.samples",
     check=prepare.opens("benchmarks.llama31_8b.dataset"),
 )
 main = partial(prepare.main, DATA_SET)

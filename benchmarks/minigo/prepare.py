@@ -29,6 +29,7 @@ DATA_SET = prepare.DataSet(
     files=("moves.npy", "starts.npy", "outcomes.npy", "target.npz"),
     add_options=add_options,
     writer="benchmarks.minigo.writer",
+    samples="benchmarks.minigo.samples",
     compares=False,
     check=prepare.opens("benchmarks.minigo.examples"),
 )

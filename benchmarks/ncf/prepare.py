@@ -33,6 +33,7 @@ DATA_SET = prepare.DataSet(
     files=("train_users.npy", "train_items.npy", "test_items.npy", "test_negatives.npy"),
     add_options=lambda options: None,
     writer="benchmarks.ncf.writer",
+    samples="benchmarks.ncf.samples",
     compares=False,
     check=check,
 )

@@ -58,6 +58,7 @@ DATA_SET = prepare.DataSet(
     files=("train.rec", "train.idx", "val.rec", "val.idx"),
     add_options=add_options,
     writer="benchmarks.resnet.writer",
+    samples="benchmarks.resnet.samples",
     check=check,
 )
 main = partial(prepare.main, DATA_SET)

@@ -40,5 +40,6 @@ def data_set(benchmark: str, corpus: str, tokens: str) -> prepare.DataSet:
         files=FILES,
         add_options=partial(_add_options, corpus, tokens),
         writer="benchmarks.translation.writer",
+        samples="benchmarks.translation.samples",
         check=prepare.opens("benchmarks.translation.arrays"),
     )

@@ -21,7 +21,7 @@ COMMANDS = {
     "cancel": "jobs.cancel", "list": "show.list_", "show": "show.show", "data": "data", "doctor": "doctor.doctor",
     "selftest": "selftest.selftest", "bench": "bench.bench", "images": "images", "score": "results.score",
     "check": "results.check", "published": "published.published", "compare": "results.compare",
-    "report": "report.report", "play": "play.play",
+    "report": "report.report", "play": "play.play", "schema": "schemas.schema",
 }  # fmt: skip
 # The same of the lab, which is a panel of its own in the help.
 LAB = {
@@ -87,7 +87,7 @@ def _version(context: typer.Context, wanted: bool) -> None:
         from encore import release
         from encore.cli import layout
 
-        layout.write_json(release.facts())
+        layout.write_json("release", release.facts())
     else:
         typer.echo(f"encore {__version__}")
     raise typer.Exit

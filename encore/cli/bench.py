@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
+from typing_extensions import NotRequired, TypedDict
 
 from encore import catalogue, launchers, peaks
 from encore.cli import data, layout, options
@@ -14,6 +15,32 @@ from encore.results.audit import kernels
 from encore.run import planning, programs
 
 _ONCE = frozenset({"roofline", "output", "steps", "repeats"})  # What a profile of one step has no use for
+
+
+class Speed(TypedDict):
+    """The speed of a loop; of the bare loop by the same turn."""
+
+    title: str
+    median: float  # Units per second
+    least: float
+    most: float
+    ratio: float | None  # To the bare loop
+    flops_per_sample: NotRequired[float]  # Model FLOPs of one unit
+    flops_per_second: NotRequired[float]
+
+
+class Benched(TypedDict):
+    """How fast a step is, as benchmarks/common/checks/bench.py measures it."""
+
+    title: str
+    unit: str  # What is counted: samples or tokens, for example
+    measured: dict[str, Speed]  # By loop: bare, synthetic, real, input, evaluation
+    input_share: float | None  # Share of the time in which the device waits for its next batch
+    device: str
+    precision: str
+    peak_flops_per_second: float | None  # Of a GEMM here
+    sheet_flops_per_second: NotRequired[float]  # By the data sheet of the GPU
+    sheet_source: NotRequired[str]
 
 
 def bench(
@@ -78,10 +105,11 @@ def bench(
         return
     counts = ("--steps", str(steps), "--repeats", str(repeats))
     with data.shown_progress(screen) as on_update:
-        result = programs.measure(request, "{module}.bench", counts, screen.print, on_update)
-    result.update(_of_sheet(result))
+        result = cast(Benched, programs.measure(request, "{module}.bench", counts, screen.print, on_update))
+    if sheet := _of_sheet(result):
+        result["sheet_flops_per_second"], result["sheet_source"] = sheet
     if as_json:
-        layout.write_json(result)
+        layout.write_json("bench", result)
         return
     speed = f"{result.get('unit', 'samples')}/s"
     bare = result["measured"]["bare"]["median"]
@@ -100,14 +128,13 @@ def bench(
 
 
 # What the data sheet of this machine's GPU says, in the words of the result.
-def _of_sheet(result: dict[str, Any]) -> dict[str, Any]:
+def _of_sheet(result: Benched) -> tuple[float, str] | None:
     gpus = node.gpus() if result["device"] == "gpu" else ()
-    found = peaks.peak_of(gpus[0].name, result["precision"]) if gpus else None
-    return {} if found is None else {"sheet_flops_per_second": found[0], "sheet_source": found[1]}
+    return peaks.peak_of(gpus[0].name, result["precision"]) if gpus else None
 
 
 # Model FLOPs of the step on synthetic data, or on what there is, and their share of the measured peak.
-def _utilization(result: dict[str, Any]) -> Iterator[str]:
+def _utilization(result: Benched) -> Iterator[str]:
     known = {name: each for name, each in result["measured"].items() if "flops_per_second" in each}
     found = known.get("synthetic") or known.get("real")
     if found is None:
@@ -165,7 +192,7 @@ def _profile(request: planning.Request, path: Path, as_json: bool) -> None:
             exit_code=ExitCode.FAILED,
         ) from error
     if as_json:
-        layout.write_json({part: sorted(seen.lowest) for part, seen in found.items()})
+        layout.write_json("precisions", {part: sorted(seen.lowest) for part, seen in found.items()})
         return
     rows = (
         (part, " or ".join(sorted(seen.lowest)) or None, seen.example or seen.unknown) for part, seen in found.items()

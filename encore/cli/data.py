@@ -1,11 +1,12 @@
-"""``encore data``: prepare, verify and list data sets."""
+"""``encore data``: get raw data, prepare, verify and list data sets."""
 
 import shlex
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import filesize
@@ -13,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 from typer.core import TyperCommand
+from typing_extensions import TypedDict
 
-from encore import catalogue, configuration, data, environment, job, paths
+from encore import catalogue, configuration, data, download, environment, job, paths
 from encore.cli import layout, options
 from encore.containers import checks, runtimes
 from encore.errors import EncoreError, ExitCode
@@ -89,15 +91,7 @@ def prepare(
             command = [*runtimes.preparation(target, name_of_data, directory, wanted).argv]
         typer.echo(shlex.join(command))
         return
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
-    try:
-        by = _container_of(target, name_of_data, directory, wanted) if in_container else _python_of(choice, python)
-        with shown_progress(Console(stderr=True)) as on_update:
-            passport = data.prepare(name_of_data, directory, wanted, by, on_update)
-    finally:
-        for folder in made:
-            with suppress(OSError):  # none that a refused preparation has made is left empty
-                folder.rmdir()
+    passport = _prepare(choice, directory, wanted, target, python)
     typer.echo(f"{passport.directory}: {describe(passport)}")
 
 
@@ -107,6 +101,145 @@ prepare.settings = {  # type: ignore[attr-defined]
 }
 
 
+def _prepare(
+    choice: catalogue.Choice,
+    directory: Path,
+    wanted: data.Preparation,
+    target: runtimes.Target = runtimes.ON_HOST,
+    python: Path | None = None,
+) -> data.DataPassport:
+    name = choice.benchmark.name
+    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        by = _python_of(choice, python) if target.runtime == "host" else _container_of(target, name, directory, wanted)
+        with shown_progress(Console(stderr=True)) as on_update:
+            return data.prepare(name, directory, wanted, by, on_update)
+    finally:
+        for folder in made:
+            with suppress(OSError):  # none that a refused preparation has made is left empty
+                folder.rmdir()
+
+
+def get(
+    benchmark: options.Benchmark,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the raw data.")],
+    run: Annotated[bool, typer.Option("--run", help="Download what is missing, and check what is there.")] = False,
+    then_prepare: Annotated[bool, typer.Option("--prepare", help="Download and prepare, on the host.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Prepared data; default: data/BENCHMARK.")
+    ] = None,
+    tool: Annotated[
+        Literal["wget", "curl"] | None, typer.Option("--with", help="Downloader; default: the first that is there.")
+    ] = None,
+    dry_run: options.DryRun = False,
+    as_json: options.Json = False,
+) -> None:
+    """Print where a benchmark's raw data come from and how to get them, or download them.
+
+    Sizes and checksums are those that the source publishes. An interrupted download resumes. Nothing that comes from
+    the network is run: MLCommons' files are downloaded by their published list.
+
+    Examples:
+
+      encore data get ssd /downloads/coco
+
+      encore data get ssd /downloads/coco --prepare -o /data/coco
+    """
+    choice = catalogue.choose(benchmark)
+    if not (choice.benchmark.download.files or choice.benchmark.download.same_as):
+        raise EncoreError(f"benchmark.toml of {choice.benchmark.name} has no [download]", hint="get the data by hand")
+    place = output or paths.default_data(choice.benchmark.name)
+    plan = download.plan(choice.benchmark, directory, place)
+    if then_prepare and plan.needs:
+        raise EncoreError(f"--prepare, but {plan.data_set} needs {plan.needs}", hint="leave --prepare out")
+    does = (run or then_prepare) and not dry_run
+    if does:
+        with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
+            download.run(plan, download.choose_tool(tool), on_update)
+        if then_prepare:
+            _prepare(choice, place, plan.preparation())
+    shown: str = tool or next((each for each in download.TOOLS if shutil.which(each)), download.TOOLS[0])
+    if as_json:
+        layout.write_json("download", _planned(plan, shown))
+    elif does:
+        typer.echo(_next(plan) if not then_prepare else f"{place}: {describe(data.read_passport(place))}")
+    else:
+        typer.echo("\n".join(_plan_lines(plan, shown)))
+
+
+class PlannedFile(TypedDict):
+    """A file of the raw data."""
+
+    file: str
+    kind: str  # url, r2 (a list of files of MLCommons' storage), gs, or login
+    address: str
+    bytes: int | None  # null: no size is published
+    checksums: Mapping[str, Sequence[str]]  # By algorithm, the digests, or their beginnings, that are right
+    source: str  # Of these facts
+    state: str
+    command: str
+
+
+class PlannedDownload(TypedDict):
+    """Where a benchmark's raw data come from."""
+
+    benchmark: str
+    data_set: str
+    terms: str
+    needs: str  # What a user has to add before the preparation
+    files: list[PlannedFile]
+    prepared_bytes: int  # At most, 0: not known
+    next: list[str]  # The command that prepares them
+
+
+def _planned(plan: download.Plan, tool: str) -> PlannedDownload:
+    files: list[PlannedFile] = [
+        {
+            "file": str(each.target),
+            "kind": each.kind,
+            "address": each.address,
+            "bytes": each.bytes or None,
+            "checksums": each.checksums,
+            "source": each.source,
+            "state": each.state(),
+            "command": each.command(tool),
+        }
+        for each in plan.fetches
+    ]
+    return {
+        "benchmark": plan.benchmark,
+        "data_set": plan.data_set,
+        "terms": plan.terms,
+        "needs": plan.needs,
+        "files": files,
+        "prepared_bytes": plan.prepared_bytes,
+        "next": plan.next(),
+    }
+
+
+def _plan_lines(plan: download.Plan, tool: str) -> Iterator[str]:
+    known = sum(each.bytes for each in plan.fetches)
+    yield f"{plan.data_set} for {plan.benchmark}: {filesize.decimal(known)} to download" + (
+        f", {filesize.decimal(plan.prepared_bytes)} at most to prepare it" if plan.prepared_bytes else ""
+    )
+    if plan.terms:
+        yield f"terms: {plan.terms}"
+    for each in plan.fetches:
+        size = filesize.decimal(each.bytes) if each.bytes else "no size published"
+        checksum = ", ".join(f"{name} {' or '.join(digests)}" for name, digests in each.checksums.items())
+        by_list = "MD5 of each file by MLCommons' list" if each.kind == "r2" else "no checksum published"
+        yield f"\n{each.target}: {each.state()}, {size}, {checksum or by_list} ({each.source})"
+        yield f"  {each.command(tool)}"
+        if each.unpacked_bytes:
+            yield f"  {shlex.join(['gunzip', '--force', str(each.target)])}"
+    yield "\n" + _next(plan)
+
+
+def _next(plan: download.Plan) -> str:
+    needs = f"needed besides: {plan.needs}\n" if plan.needs else ""
+    return f"{needs}next: {shlex.join(plan.next())}"
+
+
 def verify(
     benchmark: Annotated[str | None, typer.Argument(help="Benchmark; without one, every data set in data/.")] = None,
     directory: Annotated[Path | None, typer.Argument(help="Data folder; default: data/BENCHMARK.")] = None,
@@ -114,7 +247,7 @@ def verify(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare a data set with its manifest; exit code 2 when they differ.
+    """Compare a data set with its manifest and look for mistakes of its preparation; exit code 2 where there are any.
 
     Without a benchmark: every data set in data/ and whether its manifest and the sizes of its files are right.
 
@@ -133,7 +266,7 @@ def verify(
     with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
         problems = data.verify(choice.benchmark.name, folder, by, quick, on_update)
     if as_json:
-        layout.write_json(_verified(folder, problems))
+        layout.write_json("data", _verified(choice.benchmark.name, folder, problems))
     elif not problems:
         how = "quick look" if quick else "every byte"
         typer.echo(f"{folder} is whole ({how}): {describe(data.read_passport(folder))}")
@@ -143,9 +276,26 @@ def verify(
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _verified(folder: Path, problems: Sequence[EncoreError]) -> dict[str, Any]:
-    findings = [{"found": each.found, "expected": each.expected, "hint": each.hint} for each in problems]
-    return {"directory": str(folder), "whole": not problems, "findings": findings}
+class DataFinding(TypedDict):
+    found: str
+    expected: str
+    hint: str
+
+
+class VerifiedData(TypedDict):
+    """A data set, compared with its manifest."""
+
+    benchmark: str
+    directory: str
+    whole: bool
+    findings: list[DataFinding]
+
+
+def _verified(benchmark: str, folder: Path, problems: Sequence[EncoreError]) -> VerifiedData:
+    findings: list[DataFinding] = [
+        {"found": each.found, "expected": each.expected, "hint": each.hint} for each in problems
+    ]
+    return {"benchmark": benchmark, "directory": str(folder), "whole": not problems, "findings": findings}
 
 
 def _list_data(as_json: bool) -> None:
@@ -153,7 +303,7 @@ def _list_data(as_json: bool) -> None:
     known = data.data_folders()
     if as_json:
         found = [(name, folder, [each] if isinstance(each, EncoreError) else []) for name, folder, each in known]
-        layout.write_json([{"benchmark": name, **_verified(folder, problems)} for name, folder, problems in found])
+        layout.write_json("data", [_verified(*each) for each in found])
         return
     for benchmark, directory, state in known:
         line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
@@ -236,5 +386,5 @@ def _plain_lines(console: Console) -> data.OnUpdate:
     return update
 
 
-HELP = "Prepare and verify data sets."
-GROUP = {"prepare": prepare, "verify": verify}
+HELP = "Get, prepare and verify data sets."
+GROUP = {"get": get, "prepare": prepare, "verify": verify}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typing_extensions import TypedDict
 
 from encore import catalogue, environment, paths
 from encore.cli import options
@@ -16,12 +17,25 @@ from encore.cli.run import print_checks
 from encore.containers import engines
 from encore.errors import EncoreError, ExitCode
 from encore.files import existing
-from encore.machine import gate, node, preflight
+from encore.machine import node, preflight, verdict
 from encore.machine.preflight import Check
 from encore.run import gate as gates
 from encore.slurm import cluster as clusters
 from encore.slurm import offers, queue
 from encore.ssh import hosts
+
+
+class Machine(TypedDict):
+    """What this machine, or its Slurm cluster, has."""
+
+    node: node.Node
+    checks: list[Check]
+
+
+class NodeVerdicts(TypedDict):
+    """What the gate finds of each node."""
+
+    nodes: list[verdict.NodeVerdict]
 
 
 def doctor(
@@ -88,9 +102,10 @@ def _gate(
         screen.print("no framework to measure with: --python FILE, or make environments")
     folders = tuple(each.absolute() for each in disks or [settings.results or paths.default_results()])
     verdicts = gates.check(place, folders, python, lambda step: screen.print(f"[dim]{step}[/]"))
-    gate.keep(verdicts)
+    verdict.keep(verdicts)
     if as_json:
-        write_json({"nodes": [each.as_json() for each in verdicts]})
+        content: NodeVerdicts = {"nodes": [each.as_json() for each in verdicts]}
+        write_json("doctor-nodes", content)
     else:
         for each in verdicts:
             screen.print(f"{each.node}:", style="bold")
@@ -106,7 +121,8 @@ def _all(machine: node.Node) -> list[Check]:
 
 def _report(machine: node.Node, found: list[Check], as_json: bool) -> None:
     if as_json:
-        write_json({"node": machine.as_json(), "checks": [vars(each) for each in found]})
+        content: Machine = {"node": machine, "checks": found}
+        write_json("doctor", content)
     else:
         print_checks(console(soft_wrap=True), found)
     if any(check.level == "FAIL" for check in found):

@@ -1,11 +1,11 @@
-"""Tables in the documentation and Dockerfiles, written from the TOML and CSV files that they show.
+"""Tables in the documentation, Dockerfiles and JSON Schemas, written from the files and types that they show.
 
     $ python -m encore.cli.documentation --write     # `make docs`
     $ python -m encore.cli.documentation --check     # exit code 1 names each stale file
 
 A table is between the lines ``<!-- generated: NAME BENCHMARK -->`` and ``<!-- end -->`` of a Markdown
 file; the macros of documentation.j2 are the tables. What is between the two lines is replaced, nothing else is
-touched. Dockerfiles are written whole.
+touched. Dockerfiles and schemas are written whole.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ import jinja2
 import typer
 
 from encore import catalogue, configuration, names, paths
+from encore.cli import schemas
 from encore.containers import building, compatibility, images
 from encore.errors import EncoreError, ExitCode
 from encore.lab.scaling.overlap import overlap_table
@@ -121,7 +122,7 @@ TABLES = jinja2.Environment(
     globals={
         "catalogue": catalogue, "configuration": configuration, "paths": paths, "bases": images,
         "versions": compatibility, "rates": findings, "RULES": RULES,
-        "calibrated": tables, "speeds": published_speed, "listed": checks,
+        "schemas": schemas, "calibrated": tables, "speeds": published_speed, "listed": checks,
         "fields": dataclasses.fields, "dumps": json.dumps, "submitted_results": submitted_results, "minutes": minutes,
         "epochs": epochs, "last_run": last_run, "state": state, "predicted": predicted, "overlapped": overlap_table,
         "in_all": in_all, "differing": differing,
@@ -156,7 +157,7 @@ def pages(root: Path) -> list[Path]:
 
 def stale(root: Path) -> dict[Path, str]:
     wanted = {path: renewed(path.read_text(encoding="utf-8"), path) for path in pages(root)}
-    wanted.update(building.dockerfiles())
+    wanted.update({**building.dockerfiles(), **schemas.files()})
     return {path: text for path, text in wanted.items() if not path.exists() or text != path.read_text("utf-8")}
 
 

@@ -5,10 +5,82 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typing_extensions import NotRequired, TypedDict
 
 from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
 from encore.run import programs
+
+
+class ExportedValue(TypedDict):
+    """An input or output."""
+
+    name: str
+    type: str
+    shape: list[int]  # -1 where a size varies
+    about: str
+
+
+class ExportCheck(TypedDict):
+    """The exported model next to the training code, on the evaluation set."""
+
+    samples: int
+    largest_difference: float
+    tolerance: float
+    turned: NotRequired[int]
+    quality: NotRequired[dict[str, float]]  # Of the exported model
+
+
+class ExportedFrom(TypedDict):
+    name: str  # Of the run folder
+    id: str  # `sha256` of its run.json
+    experiment: int
+
+
+class ExportedData(TypedDict):
+    name: str
+    id: str
+
+
+class ExportedPart(TypedDict):
+    """A model, or a part of one."""
+
+    model: str  # Its file
+    inputs: list[ExportedValue]
+    outputs: list[ExportedValue]
+    batched: bool  # Whether the first dimension of all inputs and outputs is the batch
+    preprocessing: dict[str, Any]
+    checked: ExportCheck
+
+
+class Exported(TypedDict):
+    """What export.json has of all parts."""
+
+    schema: int  # Version of this format
+    name: str
+    benchmark: str
+    implementation: str
+    round: str
+    framework: str
+    run: ExportedFrom
+    commit: str | None
+    uncommitted_sha256: str | None
+    format: str
+    data: ExportedData
+    step: int
+    quality: dict[str, float]  # Of the run
+    reached: bool  # Whether the model reached its target
+
+
+class ExportedModel(Exported, ExportedPart):
+    """An exported model."""
+
+
+class ExportedParts(Exported):
+    """An exported model in parts that a client calls one after the other."""
+
+    parts: dict[str, ExportedPart]
+    checked: ExportCheck  # Of the part that is nearest to its tolerance
 
 
 def export(
@@ -51,7 +123,7 @@ def export(
     )
     content = programs.export(request, lambda step: say(screen, text(step)))
     if as_json:
-        write_json(content)
+        write_json("export", content)
         return
     for part, model in content.get("parts", {"": content}).items():
         title = " ".join(filter(None, (content["name"], part, "as", content["format"])))

@@ -30,13 +30,12 @@ def list_(as_json: options.Json = False) -> None:
             {
                 **release.model_dump(),
                 "reference": release.reference,
-                "digest": lock.get(release.reference, {}).get("digest"),
+                "digest": lock[release.reference]["digest"] if release.reference in lock else None,
                 "here": _verdict(release, gpus),
             }
             for release in known.release
         ]
-        submitted = [entry.model_dump() for entry in known.submitted]
-        write_json({"releases": content, "submitted": submitted})
+        write_json("images", {"releases": content, "submitted": known.submitted})
         return
     screen = console()
     defaults = set(known.default.items())

@@ -4,20 +4,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
+from typing_extensions import TypedDict
 
 from encore import paths
 from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
 from encore.cli.run import finish
 from encore.errors import EncoreError, ExitCode
+from encore.kubernetes.api import Connection
 from encore.results.words import against_targets
-from encore.run import control, hints, run_folder, runner, status
+from encore.run import control, hints, run_folder, runner, status, workloads
 from encore.run.follow import Progress, SlowRankWatch, Tail
 from encore.run.status import Row, State
 from encore.slurm import cluster as clusters
@@ -32,6 +34,14 @@ COLOURS: dict[State, str] = {
     "running": "cyan", "queued": "cyan", "starting": "cyan", "reached": "green", "not reached": "yellow",
     "interrupted": "yellow", "cancelled": "yellow", "not started": "yellow", "ended": "yellow",
 }  # fmt: skip
+
+
+class Status(TypedDict):
+    """Jobs and runs."""
+
+    results: str  # The folder of the run folders
+    note: str  # Why the queue cannot be seen; else empty
+    runs: list[dict[str, Any]]  # Rows, the newest first
 
 
 def _folder(results: Path | None) -> Path:
@@ -61,7 +71,8 @@ def show_status(
     seen = status.ask()
     rows = status.overview(folder, seen, None if everything else MOST)
     if as_json:
-        write_json({"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]})
+        content: Status = {"results": str(folder), "note": seen.note, "runs": [row.as_json() for row in rows]}
+        write_json("status", content)
         return
     screen = console(soft_wrap=not rows)
     if seen.note:
@@ -135,7 +146,7 @@ def follow(
 
       encore follow 12_3            one task of an array
 
-      encore follow results/20261120T101500Z-resnet-mxnet-cpu
+      encore follow results/20261120T101500Z-resnet-mxnet-cpu        also one in the pods of a Kubernetes cluster
 
     Ctrl-C ends the view; the run continues. Exit codes are those of the run.
     """
@@ -144,6 +155,8 @@ def follow(
     screen = console(soft_wrap=True)
     notice = Notices(screen)
     try:
+        if subject.folder is not None and workloads.is_in_pods(subject.folder):
+            _follow_pods(screen, notice, subject.folder)
         run = subject.folder or _wait_for_folder(notice, subject, folder)
         states = _follow_all(screen, notice, subject, run)
     except KeyboardInterrupt:
@@ -275,6 +288,59 @@ def _follow_one(view: live.RunView, notice: Notices, watched: Following) -> tupl
         if reason:
             notice(_queued(watched.subject.job, reason) if state == "queued" else reason)
         time.sleep(POLL_SECONDS)
+
+
+def _follow_pods(screen: Console, notice: Notices, folder: run_folder.RunFolder) -> NoReturn:
+    # Show a run in the pods of a Kubernetes cluster by the log of rank 0's pod, to its end; leave with its exit code.
+    every = folder.experiments()
+    connection, outcomes = workloads.connect(folder), []
+    with live.RunView(screen) as view:
+        for experiment in every:
+            view.start(f"experiment {experiment.number + 1}/{len(every)}")
+            progress, shown = Progress(), dict[str, int]()
+            while True:
+                seen = workloads.look(connection, folder, experiment)
+                workloads.settle(folder, experiment, seen)
+                if seen.state not in ("waiting", "running") or experiment.state().status in run_folder.FINISHED:
+                    break
+                if seen.state == "running":
+                    _relay(screen, view, connection, seen.pod, progress, shown)
+                else:
+                    notice(_queued(workloads.name_of(folder, experiment), seen.reason))
+                time.sleep(POLL_SECONDS)
+            state = experiment.state()
+            outcomes.append(state.status if state.status != "interrupted" else progress.outcome or state.status)
+            if state.status not in run_folder.FINISHED:
+                notice(f"experiment {experiment.number + 1} {state.status}: {state.reason}")
+    if any(each.state().reason == workloads.RESULTS_THERE for each in every):
+        screen.print("copy them here, and see the result:")
+        for line in workloads.copying(folder):
+            screen.print(f"  {line}", markup=False, highlight=False)
+        raise typer.Exit(exit_code([cast("State", each.replace("_", " ")) for each in outcomes]))
+    finish(
+        screen, folder, runner.Ending(exit_code([cast("State", each.replace("_", " ")) for each in outcomes])), False
+    )
+    raise typer.Exit()
+
+
+def _relay(
+    screen: Console,
+    view: live.RunView,
+    connection: Connection,
+    pod: str,
+    progress: Progress,
+    shown: dict[str, int],
+) -> None:
+    # What a pod prints, from where an earlier look at it ended
+    for number, record in enumerate(workloads.records(connection.log(pod))):
+        if number < shown.get(pod, 0):
+            continue
+        shown[pod] = number + 1
+        if isinstance(record, dict):
+            progress.add(record)
+            view.update(progress, "")
+        elif record.strip():
+            screen.print(record, markup=False, highlight=False)
 
 
 def _is_early(begun: float) -> bool:

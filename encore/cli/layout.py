@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
+from typing_extensions import TypedDict
 
+from encore.files import plain
 from encore.results.logs.parallel import OnRead
+from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
 FOLDED = 16  # Characters of a name to which a narrow terminal may fold it
@@ -119,13 +121,22 @@ def print_result(table: ResultTable) -> None:
         say(screen, text(table.note, "dim"))
 
 
-def tables_as_json(tables: Iterable[ResultTable]) -> list[dict[str, Any]]:
+class TableJson(TypedDict):
+    """A table; its cells are in the order of its columns."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str
+
+
+def tables_as_json(tables: Iterable[ResultTable]) -> list[TableJson]:
     return [{"title": t.title, "columns": t.columns, "rows": t.rows, "note": t.note} for t in tables]
 
 
 def put(tables: Iterable[ResultTable], as_json: bool) -> None:
     if as_json:
-        write_json(tables_as_json(tables))
+        write_json("tables", tables_as_json(tables))
         return
     for table in tables:
         print_result(table)
@@ -153,9 +164,14 @@ def minutes_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def write_json(content: object) -> None:
-    # Not through rich: it would wrap and colour what other programs read.
-    sys.stdout.write(json.dumps(content, indent=2) + "\n")
+def write_json(schema: str, content: object) -> None:
+    """Print what ``schema`` describes (encore/cli/schemas.py); not through rich, which would wrap and colour it."""
+    sys.stdout.write(as_text(schema, content) + "\n")
+
+
+def as_text(schema: str, content: object) -> str:
+    # The tests replace this by what also checks the text against the schema of that name.
+    return json.dumps(content, indent=2, default=plain)
 
 
 @contextmanager

@@ -51,6 +51,11 @@ def start(startup: Mapping[str, Mapping[str, float]], on_gpu: bool) -> str:
     return f"{text}: {', '.join(late)}" if late else text
 
 
+def checkpoints(written: Mapping[str, float]) -> str:
+    count = f"{written['count']:.0f} checkpoint{'s' if written['count'] > 1 else ''}"
+    return f"{count} stopped training for {written['stopped']:.1f} s, and took {written['seconds']:.1f} s to write"
+
+
 class RunView:
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,9 +1,10 @@
 """``encore plan``: how to share a machine among benchmarks, from measured curves."""
 
-from dataclasses import asdict
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from typing_extensions import TypedDict
 
 from encore.cli import options
 from encore.cli.layout import console, put, say, text, write_json
@@ -15,6 +16,26 @@ from encore.names import unknown
 from encore.results.report.report import Report, write_files
 from encore.results.rules import canonical
 from encore.run.planning import check_gpus
+
+
+class Shortest(TypedDict):
+    """The schedule that is done soonest."""
+
+    minutes: float
+    lower_bound: float  # No schedule takes fewer minutes
+    is_shortest: bool  # Whether that is proven
+    one_after_the_other: float  # Minutes of one run at a time, each on all GPUs
+    runs: Sequence[sharing.Placement]
+
+
+class Shared(TypedDict):
+    """How to share a machine among benchmarks."""
+
+    gpus: int
+    curves: list[str]  # Where minutes come from
+    benchmarks: list[Job]
+    shortest: Shortest
+    most_runs: dict[str, Any]  # The steady state with the most runs a day
 
 
 def plan(
@@ -49,16 +70,18 @@ def plan(
     schedule, steady = sharing.shortest(jobs, gpus), sharing.most_runs(jobs, gpus)
     tables = (sharing.schedule_table(schedule), sharing.steady_table(steady))
     if as_json:
-        shortest = {
+        shortest: Shortest = {
             "minutes": schedule.makespan,
             "lower_bound": schedule.bound,
             "is_shortest": schedule.is_shortest,
             "one_after_the_other": sharing.one_by_one(jobs),
-            "runs": [asdict(each) for each in schedule.placements],
+            "runs": schedule.placements,
         }
-        most = {**asdict(steady), "rounds_one_after_the_other": sharing.rounds_one_by_one(jobs)}
-        asked = {"gpus": schedule.gpus, "curves": sources, "benchmarks": [asdict(job) for job in jobs]}
-        write_json({**asked, "shortest": shortest, "most_runs": most})
+        most = {**vars(steady), "rounds_one_after_the_other": sharing.rounds_one_by_one(jobs)}
+        content: Shared = {
+            "gpus": schedule.gpus, "curves": sources, "benchmarks": jobs, "shortest": shortest, "most_runs": most
+        }  # fmt: skip
+        write_json("sharing", content)
     else:
         put(tables, as_json=False)
         for line in sharing.sentences(jobs, schedule, steady):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from encore.cli import options
-from encore.cli.layout import FOLDED, console, minutes_text, say, show, text, write_json
+from encore.cli.layout import FOLDED, console, minutes_text, say, show, tables_as_json, text, write_json
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.published.published import PublishedResult, load_published, select
@@ -88,7 +88,7 @@ def published(
     if as_table:
         _write_table(result_table(results), as_json=as_json, as_csv=as_csv, as_markdown=as_markdown)
     elif as_json:
-        write_json([result.as_json() for result in results])
+        write_json("published", [result.as_json() for result in results])
     elif as_csv:
         plain = [result.as_json() for result in results]
         rows: Any = tuple(tuple(each[name] for name in _CSV_FIELDS) for each in plain)
@@ -126,7 +126,7 @@ def _write_table(table: Table, *, as_json: bool, as_csv: bool, as_markdown: bool
         return
     parts = sections(table)
     if as_json:
-        write_json([{"title": each.title, "columns": each.columns, "rows": each.rows} for each in parts])
+        write_json("tables", tables_as_json(parts))
     elif as_markdown:
         sys.stdout.write("\n\n".join(f"### {each.title}\n\n{each.as_markdown()}" for each in parts))
         sys.stdout.write(f"\n\n{table.note}\n")

@@ -1,9 +1,11 @@
 """``encore report`` and ``encore archive``: runs shown, tabulated and packed for MLPerf."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from typing_extensions import TypedDict
 
 from encore.cli import options
 from encore.cli.layout import console, print_result, put, reading, say, show, text, write_json
@@ -17,7 +19,7 @@ from encore.lab.submissions.merge import merge_trees
 from encore.results.compare.sides import load_sides
 from encore.results.report.measurements import all_tables
 from encore.results.report.report import build_report, measurements, write, write_files
-from encore.results.report.shown import DETECTIONS, KEY, Detected, drawing, images_of
+from encore.results.report.shown import DETECTIONS, KEY, Detected, Shape, drawing, images_of
 from encore.results.scores.score import existing
 from encore.results.table import Table
 from encore.results.words import count_of
@@ -36,7 +38,7 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
         write({f"{image.name}.svg": drawing(image) for image in images}, output, "pictures")
     files = [output / f"{image.name}.svg" if output is not None else None for image in images]
     if as_json:
-        write_json([_as_json(image, file) for image, file in zip(images, files, strict=True)])
+        write_json("detections", [_as_json(image, file) for image, file in zip(images, files, strict=True)])
         return
     screen = console()
     columns = ("which", "image", "AP50", "detections", "matched", "objects")
@@ -59,18 +61,54 @@ def show_detections(run: Path, output: Path | None, as_json: bool) -> None:
         say(screen, text("-o DIR writes the pictures"))
 
 
-def _as_json(image: Detected, file: Path | None) -> dict[str, Any]:
-    shapes = {
-        name: [
-            {"label": each.label, "box": each.box, "has_mask": bool(each.runs)}
-            | ({"crowd": each.crowd} if each.score is None else {"score": each.score, "matched": each.matched})
-            for each in listed
-        ]
-        for name, listed in (("detections", image.found), ("objects", image.objects))
-    }
+class ShapeJson(TypedDict):
+    """A shape in an image."""
+
+    label: str
+    box: Sequence[float]  # x, y, width and height
+    has_mask: bool
+
+
+class ObjectJson(ShapeJson):
+    """An object of the data set."""
+
+    crowd: bool
+
+
+class DetectionJson(ShapeJson):
+    """What was found."""
+
+    score: float
+    matched: bool  # Whether there is such an object
+
+
+class ShownImage(TypedDict):
+    """An image of a run's last evaluation."""
+
+    which: str  # best or worst
+    image: int
+    file: str
+    epoch: int
+    precision: float  # Average precision within the image at IoU 0.5
+    width: int
+    height: int
+    detections: list[ObjectJson | DetectionJson]
+    objects: list[ObjectJson | DetectionJson]
+    picture: str | None  # The file that was written
+
+
+def _shape_as_json(each: Shape) -> ObjectJson | DetectionJson:
+    shape: ShapeJson = {"label": each.label, "box": each.box, "has_mask": bool(each.runs)}
+    if each.score is None:
+        return {**shape, "crowd": each.crowd}
+    return {**shape, "score": each.score, "matched": each.matched}
+
+
+def _as_json(image: Detected, file: Path | None) -> ShownImage:
     return {
         "which": image.which, "image": image.image, "file": image.file, "epoch": image.epoch,
-        "precision": image.precision, "width": image.width, "height": image.height, **shapes,
+        "precision": image.precision, "width": image.width, "height": image.height,
+        "detections": list(map(_shape_as_json, image.found)), "objects": list(map(_shape_as_json, image.objects)),
         "picture": str(file) if file is not None else None,
     }  # fmt: skip
 
@@ -144,7 +182,7 @@ def report(
         )
     files = write_files(made, output)
     if as_json:
-        write_json(made.as_json())
+        write_json("report", made.as_json())
         return
     if made.sections:
         print_result(made.summary)
@@ -162,6 +200,14 @@ def _tables(runs: list[Path], baseline: str | None, study: str | None, published
     if study == MICROWAY and not runs:
         found = [*study_tables(), *(table for table in found if "Synopsis" not in table.title), findings()]
     return found
+
+
+class Bundled(TypedDict):
+    """A bundle that was written."""
+
+    bundle: str
+    files: int
+    signed: bool
 
 
 def archive(
@@ -199,7 +245,8 @@ def archive(
             raise EncoreError("--bundle with several runs, --merge or --submitter", expected="one run")
         packed_files = write_bundle(runs[0], output, key)
         if as_json:
-            write_json({"bundle": str(output), "files": packed_files, "signed": key is not None})
+            content: Bundled = {"bundle": str(output), "files": packed_files, "signed": key is not None}
+            write_json("bundled", content)
         else:
             signed = "signed" if key is not None else "not signed: give --key"
             say(console(), text(f"{output}: {count_of(packed_files, 'file')}, {signed}"))
@@ -210,7 +257,7 @@ def archive(
     packed = write_archive(runs, output, submitter)
     verdicts = [check_package(package) for package in packed]
     if as_json:
-        write_json([verdict.as_json() for verdict in verdicts])
+        write_json("archive", [verdict.as_json() for verdict in verdicts])
     for verdict in verdicts if not as_json else ():
         screen = console()
         style = "green" if verdict.accepted else "yellow" if verdict.accepted is None else "red"
@@ -243,7 +290,7 @@ def verify(
     with reading():
         found = verify_bundle(bundle, signers, identity)
     if as_json:
-        write_json(found.as_json())
+        write_json("verification", found.as_json())
     else:
         screen = console()
         for each in found.findings:
@@ -267,7 +314,7 @@ def _merge(trees: list[Path], output: Path, submitter: str | None, as_json: bool
         raise EncoreError("--submitter with --merge", hint="a tree has its submitter's name")
     merged = merge_trees(trees, output)
     if as_json:
-        write_json(merged.as_json())
+        write_json("merge", merged)
     screen = console()
     for each in merged.collisions if not as_json else ():
         say(screen, text(f"{each.place}: {each.why}", "red"))

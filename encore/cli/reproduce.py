@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import markup
 from rich.console import Console
+from typing_extensions import TypedDict
 
 from encore import configuration
 from encore.cli import options
@@ -15,8 +17,9 @@ from encore.cli.layout import console, say, show, text, write_json
 from encore.containers import images
 from encore.errors import EncoreError, ExitCode
 from encore.lab.submissions.expressions import NoValueError
-from encore.lab.submissions.reproduction import Reproduction, command, write_system
+from encore.lab.submissions.reproduction import Difference, Left, Reproduction, command, write_system
 from encore.lab.submissions.reproduction import reproduce as read_configuration
+from encore.lab.submissions.shell_values import Note
 from encore.lab.submissions.source import Source, name_of, open_source
 from encore.results.words import count_of
 from encore.run import hints
@@ -25,6 +28,47 @@ from encore.run import hints
 def escape(value: object) -> str:
     """Return a text from a published folder without markup and control codes."""
     return markup.escape(text(value).plain)
+
+
+class MappedKey(TypedDict):
+    value: Any
+    options: tuple[str, ...]  # Of the submitted command
+    variables: list[str]  # Of the scripts that they were made from
+    origin: str  # command; code: the submitted code's own value, which no option changed
+    meaning: str
+
+
+class ReproductionJson(TypedDict):
+    """A published configuration, and what of it runs here."""
+
+    configuration: str
+    folder: str
+    round: str | None
+    benchmark: str | None
+    implementation: str
+    checked: bool  # Whether the mapping was checked with this round
+    nodes: int
+    gpus_per_node: int
+    keys: dict[str, MappedKey]
+    missing: dict[str, str]  # Keys that have no value, with the reason
+    environment: dict[str, dict[str, str]]  # Variables of the ranks, by the file that sets them
+    without_counterpart: tuple[Left, ...]
+    not_understood: tuple[Note, ...]
+    base_image: str  # That the submitted Dockerfile begins with
+    base_image_now: str
+    why: str  # Why it is another one
+    equals: str  # The system here that it is, key by key; else empty
+    nearest: str
+    differences: tuple[Difference, ...]  # From the nearest system
+    refused: str  # Why there is no command; else empty
+    command: list[str]
+
+
+class NotUnderstood(TypedDict):
+    """A configuration that is no assignments of a shell."""
+
+    configuration: str
+    not_understood: str
 
 
 def reproduce(
@@ -76,7 +120,8 @@ def reproduce(
             hint=hints.command("reproduce", source, "--config", listed[0], *wanted),
         )
     if as_json:
-        write_json([_as_json(each, data_folder) if isinstance(each, Reproduction) else each for each in every])
+        found = [_as_json(each, data_folder) if isinstance(each, Reproduction) else each for each in every]
+        write_json("reproduction", found)
     elif len(every) == 1 and read:
         _print(console(), read[0], data_folder)
     else:
@@ -93,7 +138,7 @@ def reproduce(
         _run(read[0], data_folder)
 
 
-def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Reproduction | dict[str, str]:
+def _read(opened: Source, file: str, nodes: int | None, gpus: int | None) -> Reproduction | NotUnderstood:
     try:
         return read_configuration(opened, file, nodes, gpus)
     except NoValueError as error:
@@ -112,7 +157,7 @@ def _standing(made: Reproduction) -> str:
     return f"{count_of(len(made.differences), 'difference')} from {made.nearest.system}, {made.nearest.round}"
 
 
-def _print_overview(screen: Console, opened: Source, every: list[Reproduction | dict[str, str]]) -> None:
+def _print_overview(screen: Console, opened: Source, every: Sequence[Reproduction | NotUnderstood]) -> None:
     say(screen, f"[bold]{escape(opened.shown)}[/], round {opened.round or 'not known'}")
     columns = ("configuration", "nodes x GPUs", "keys", "without", "unknown", "what it is here")
     rows: list[tuple[object, ...]] = [
@@ -206,7 +251,7 @@ def _print_system(screen: Console, made: Reproduction) -> None:
         say(screen, f"[yellow]the mapping was checked with {rounds}[/]: other code may read an option in another way")
 
 
-def _as_json(made: Reproduction, data: Path | None) -> dict[str, Any]:
+def _as_json(made: Reproduction, data: Path | None) -> ReproductionJson:
     then, now, why = _images(made)
     choice = made.choice
     meanings = configuration.fields_with_meaning(choice.folder) if choice else {}
@@ -228,14 +273,14 @@ def _as_json(made: Reproduction, data: Path | None) -> dict[str, Any]:
         },
         "missing": made.missing,
         "environment": made.environment,
-        "without_counterpart": [vars(each) for each in made.left],
-        "not_understood": [vars(note) for note in made.notes],
+        "without_counterpart": made.left,
+        "not_understood": made.notes,
         "base_image": then,
         "base_image_now": now,
         "why": why,
         "equals": made.nearest.system if made.equals and made.nearest else "",
         "nearest": made.nearest.system if made.nearest else "",
-        "differences": [vars(each) for each in made.differences],
+        "differences": made.differences,
         "refused": made.refused,
         "command": ["encore", *words] if (words := command(made, data)) else [],
     }  # fmt: skip

@@ -19,17 +19,17 @@ from encore.errors import EncoreError, ExitCode
 from encore.files import is_archive, unpacked
 from encore.lab.submissions.archive import check_trees
 from encore.results.audit.judge import Audit, audit_path, audit_score
-from encore.results.compare.compare import Comparison, Factor, certainty, compare_with
+from encore.results.compare.compare import Comparison, ComparisonJson, Factor, certainty, compare_with
 from encore.results.compare.compare import compare as compare_named
-from encore.results.compare.explain import Explanation, explain
+from encore.results.compare.explain import Difference, Explanation, explain
 from encore.results.compare.nearest import AS_GIVEN
 from encore.results.compare.sides import load_side
 from encore.results.compliance.compliance import check as check_alone
 from encore.results.compliance.compliance import known_ruleset, score_and_check
 from encore.results.compliance.convergence import FIRST_RULESET, Convergence, Outcome, convergence_of, report_of
-from encore.results.findings import FORMATS, ComplianceReport, Finding
-from encore.results.scores.power import Energy, energy_of
-from encore.results.scores.score import Score, find_sets, judge_folder, official_score_text
+from encore.results.findings import FORMATS, ComplianceReport, Finding, ReportJson
+from encore.results.scores.power import Energy, EnergyJson, energy_of
+from encore.results.scores.score import Score, ScoreJson, find_sets, judge_folder, official_score_text
 from encore.results.table import Table, grouped
 from encore.results.words import count_of, figure, round_of
 
@@ -43,6 +43,31 @@ _SCORED = re.compile(r"\.(?:txt|log|out|json|csv)(?:\.gz)?$", re.IGNORECASE)
 _Shown = tuple[Score, Sequence[Finding], Energy | None]
 
 PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A log, a folder of logs, or a tree.")]
+
+
+class ScoredSet(ScoreJson):
+    """The score of a set of runs, by the rules of its round."""
+
+    energy: EnergyJson | None  # Of a set with power logs
+
+
+class CheckedSet(ReportJson):
+    """All findings about a set."""
+
+    convergence: Convergence  # Its comparison with the reference convergence points
+
+
+class Compared(ComparisonJson):
+    """A set of runs next to a submission or another set."""
+
+    noise: list[dict[str, Any]]  # Losses and evaluations of each run against those of the other side
+
+
+class Explained(Compared):
+    """The same where there is another side, with what differs."""
+
+    differences: tuple[Difference, ...]  # The heaviest first
+    unknown: tuple[str, ...]  # What could not be looked at
 
 
 def score(
@@ -71,11 +96,11 @@ def score(
     if as_csv:
         sys.stdout.write(_as_csv(shown))
     elif as_json:
-        found = [
+        found: list[ScoredSet] = [
             {**each.as_json(findings), "energy": energy.as_json() if energy else None}
             for each, findings, energy in shown
         ]
-        write_json(found[0] if len(found) == 1 else found)
+        write_json("score", found[0] if len(found) == 1 else found)
     else:
         _print_scores(shown)
         for each, _, energy in shown:
@@ -134,9 +159,9 @@ def _finish(reports: Sequence[ComplianceReport], sets: Sequence[Convergence], fo
         every = [*reports, *map(report_of, sets)]
         sys.stdout.write(FORMATS[form]([(report.path, report.findings) for report in every]) + "\n")
     elif form == "json":
-        found = [report.as_json() for report in reports]
-        found += [{**report_of(each).as_json(), "convergence": each.as_json()} for each in sets]
-        write_json(found[0] if len(found) == 1 else found)
+        of_sets: list[CheckedSet] = [{**report_of(each).as_json(), "convergence": each} for each in sets]
+        found = [*(report.as_json() for report in reports), *of_sets]
+        write_json("check", found[0] if len(found) == 1 else found)
     else:
         _print_reports(reports, sets, details=details)
     if not all(report.passed_but_for_data for report in reports):
@@ -179,7 +204,7 @@ def _as_csv(shown: Sequence[_Shown]) -> str:
     )  # fmt: skip
     rows = []
     for score, findings, energy in shown:
-        found: dict[str, Any] = score.as_json(findings)
+        found: dict[str, Any] = {**score.as_json(findings)}
         of_runs = [f"{run['file']}: {flag}" for run in found["runs"] for flag in run["flags"]]
         found |= {"runs": len(score.runs), "flags": "; ".join([*found["flags"], *of_runs])}
         found["energy_kilojoules"] = energy.kilojoules if energy else None
@@ -311,7 +336,7 @@ def audit(
         sys.stdout.write(FORMATS[form]([(each.score.folder, each.findings) for each in audits]) + "\n")
     elif form == "json":
         found = [each.as_json() for each in audits]
-        write_json(found[0] if len(found) == 1 else found)
+        write_json("audit", found[0] if len(found) == 1 else found)
     else:
         _print_audits(console(), audits)
     if not all(each.passed for each in audits):
@@ -428,8 +453,10 @@ def compare(
     why = explain(found.ours, found.theirs) if found.theirs is not None else None
     noise = noise_of(found.ours, found.theirs) if found.theirs is not None else []
     if as_json:
-        differences = {"differences": [vars(each) for each in why.differences], "unknown": why.unknown} if why else {}
-        write_json({**found.as_json(), **differences, "noise": [each.as_json() for each in noise]})
+        content: Compared = {**found.as_json(), "noise": [each.as_json() for each in noise]}
+        if why is not None:
+            content = Explained(**content, differences=why.differences, unknown=why.unknown)
+        write_json("comparison", content)
         return
     _print_comparison(console(), found)
     for each in noise:

@@ -12,12 +12,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
+from typing_extensions import TypedDict
 
 from encore import data, job, paths, peaks
 from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
+from encore.configuration import Deviation
 from encore.errors import EncoreError, ExitCode
 from encore.machine import preflight
+from encore.results.findings import ReportJson
 from encore.results.words import with_names
 from encore.run import gate as gates
 from encore.run import hints, judge, notice, passport, planning, run_folder, runner, supervise
@@ -25,6 +28,41 @@ from encore.slurm import cluster as clusters
 from encore.ssh import hosts
 
 COLOURS = {"reached": "green", "not_reached": "yellow"}
+
+
+class ExperimentResult(TypedDict):
+    """An experiment of a run, judged."""
+
+    number: int  # From 0
+    status: run_folder.Status
+    reason: str  # Why it failed or was interrupted; empty otherwise
+    seed: int | None
+    minutes: float | None  # To the target, by its log
+    epochs: float
+    qualities: dict[str, float]  # Of the evaluation that met the targets, else of the last one
+    targets: dict[str, float]
+    compliance: ReportJson | None  # Null of a benchmark that MLPerf has not, and before its log has ended
+
+
+class RunResult(TypedDict):
+    """A run that ended; also what `--notify` reports."""
+
+    run: str  # The run folder
+    standing: str  # What the result may be called
+    exit_code: int  # As in docs/exit-codes.md
+    experiments: list[ExperimentResult]
+
+
+class RunPlan(TypedDict):
+    """A run that was not started."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    working_directory: str
+    configuration: dict[str, Any]  # As config.json of the implementation
+    deviations: tuple[Deviation, ...]  # From the system file; empty: exactly that configuration
+    checks: list[preflight.Check]
+    refused: list[str]  # Names of the checks for which the run would be refused
 
 
 def run(
@@ -252,7 +290,7 @@ def finish(
     if notify and (problem := notice.send(notify, _as_json(folder, judgements, code))):
         screen.print(f"[yellow]warning[/] the end was not reported: {escape(problem)}")
     if as_json:
-        write_json(_as_json(folder, judgements, code))
+        write_json("run-result", _as_json(folder, judgements, code))
     else:
         _print_judgements(screen, folder, judgements)
     if is_excused:
@@ -263,7 +301,7 @@ def finish(
     raise typer.Exit(code)
 
 
-def _as_json(folder: run_folder.RunFolder, judgements: list[judge.Judgement], code: ExitCode) -> dict[str, object]:
+def _as_json(folder: run_folder.RunFolder, judgements: list[judge.Judgement], code: ExitCode) -> RunResult:
     return {
         "run": str(folder.path),
         "standing": judge.standing(folder),
@@ -309,6 +347,8 @@ def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements:
     for number, startup in passport.get("startup", {}).items():
         on_gpu = passport["configuration"]["device"]["value"] == "gpu"
         screen.print(f"run {int(number) + 1}: {live.start(startup, on_gpu)}", markup=False, highlight=False)
+    for number, written in passport.get("checkpoints", {}).items():
+        screen.print(f"run {int(number) + 1}: {live.checkpoints(written)}", markup=False, highlight=False)
     for number, found in passport.get("utilization", {}).items():
         screen.print(f"run {int(number) + 1}: {peaks.sentence(found)}", markup=False, highlight=False)
     screen.print(judge.standing(folder))
@@ -340,16 +380,16 @@ def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:
     found = planning.checks(plan)
     refused = [check.name for check in found if check.level == "FAIL"]
     if as_json:
-        content = {
+        content: RunPlan = {
             "argv": command.argv,
-            "environment": dict(command.environment),
+            "environment": command.environment,
             "working_directory": str(command.working_directory),
             "configuration": plan.configuration.plain(),
-            "deviations": [vars(each) for each in plan.configuration.deviations],
-            "checks": [vars(check) for check in found],
+            "deviations": plan.configuration.deviations,
+            "checks": found,
             "refused": refused,
         }
-        write_json(content)
+        write_json("run-plan", content)
         return
     print_checks(screen, found)
     typer.echo(runner.as_shell(command))

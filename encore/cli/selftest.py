@@ -3,12 +3,12 @@
 import itertools
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from typing_extensions import TypedDict
 
 from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
@@ -17,6 +17,15 @@ from encore.machine import node
 from encore.run.selftest import Request, Row, Selftest
 
 COLOURS = {"OK": "green", "FAIL": "red", "SKIPPED": "yellow"}
+
+
+class Tested(TypedDict):
+    """What works on this machine."""
+
+    device: str
+    passed: bool
+    complete: bool  # Whether the time limit left no check out
+    checks: list[Row]
 
 
 def selftest(
@@ -63,8 +72,8 @@ def selftest(
         rows = _run(request, Path(work), screen)
     failed, cut = (any(each) for each in ((row.result == "FAIL" for row in rows), (row.cut for row in rows)))
     if as_json:
-        checks = [asdict(row) for row in rows]
-        write_json({"device": device, "passed": not failed, "complete": not cut, "checks": checks})
+        content: Tested = {"device": device, "passed": not failed, "complete": not cut, "checks": rows}
+        write_json("selftest", content)
     else:
         _print(screen, rows, time.monotonic() - started)
     if failed:

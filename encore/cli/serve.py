@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from typing_extensions import NotRequired, TypedDict
 
 from encore.cli import options
 from encore.cli.layout import console, say, show, text, write_json
@@ -21,6 +22,53 @@ from encore.lab.serving.export import Model
 from encore.lab.serving.repository import Repository, Settings, config_text
 from encore.lab.serving.server import Place, Ports
 from encore.machine import node
+
+
+class PlannedModel(TypedDict):
+    model: str
+    version: int
+    config: str  # Its config.pbtxt
+
+
+class ServePlan(TypedDict):
+    """A server that is not started."""
+
+    repository: str  # Folder of the model repository
+    models: list[PlannedModel]
+    backend: str
+    image: str
+    command: tuple[str, ...]
+    problem: str  # Why it cannot be started here; else empty
+
+
+class ServedModel(TypedDict):
+    """A model's outputs through the server, next to those of its export."""
+
+    model: str
+    samples: int
+    differences: dict[str, float]  # The largest, by output
+    tolerance: float
+    same: bool  # Whether all are within the tolerance
+    first: dict[str, list[float]]  # The first numbers of each output
+
+
+class ServedSpeed(TypedDict):
+    """Throughput and latency of one grid cell."""
+
+    model: str
+    batch: int  # Samples of a request
+    clients: int  # At a time
+    server: dict[str, float]  # ``requests_per_second``, ``p50_ms``, ``p90_ms``, ``p99_ms``
+    direct: NotRequired[dict[str, float]]  # The same of ONNX Runtime called directly
+    ratio: NotRequired[float]  # Of the two numbers of requests
+
+
+class Served(TypedDict):
+    """What was asked of the server."""
+
+    check: dict[str, list[ServedModel]]  # By protocol: http and grpc
+    evaluation: NotRequired[dict[str, Any]]  # The evaluation set of the model's run through the server
+    bench: NotRequired[list[ServedSpeed]]
 
 
 def serve(
@@ -145,17 +193,16 @@ def _show(
         for each in models
     ]
     if as_json:
-        write_json(
-            {
-                "repository": str(planned[0].models),
-                "models": [
-                    {"model": each.name, "version": each.version, "config": config}
-                    for each, config in zip(planned, configs, strict=True)
-                ],
-                "backend": place.backend.name, "image": place.image,
-                "command": list(place.command.argv), "problem": str(place.problem or ""),
-            }
-        )  # fmt: skip
+        content: ServePlan = {
+            "repository": str(planned[0].models),
+            "models": [
+                {"model": each.name, "version": each.version, "config": config}
+                for each, config in zip(planned, configs, strict=True)
+            ],
+            "backend": place.backend.name, "image": place.image,
+            "command": place.command.argv, "problem": str(place.problem or ""),
+        }  # fmt: skip
+        write_json("serve-plan", content)
         return
     for each, config in zip(planned, configs, strict=True):
         say(screen, f"would write {each.models}: {each.name}, version {each.version}, with config.pbtxt:")
@@ -172,7 +219,7 @@ def _show(
 
 def _report(screen: Console, found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        write_json(found)
+        write_json("served", found)
     else:
         _print(screen, found)
     if not all(each["same"] for checked in found["check"].values() for each in checked):

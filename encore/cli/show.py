@@ -1,15 +1,19 @@
 """``encore list`` and ``encore show``: what can be run, and where each value comes from."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typing_extensions import TypedDict
 
 from encore import catalogue, configuration
+from encore.catalogue import Difference, Weights
 from encore.cli import layout, options
 from encore.cli.layout import console, put, text, write_json
+from encore.configuration import Deviation, Value
 from encore.containers import images
 from encore.machine import node
 from encore.results.table import Cell, Table
@@ -17,6 +21,23 @@ from encore.results.words import with_names
 from encore.run import planning
 
 WIDE = 120
+
+
+class ShownConfiguration(TypedDict):
+    """A resolved configuration."""
+
+    benchmark: str
+    system: str
+    round: str
+    source: str  # Of the system's values
+    nodes: int
+    ranks: int
+    submitted: bool  # Whether it is exactly a submitted configuration
+    deviations: tuple[Deviation, ...]  # From the system file
+    values: dict[str, Value]  # By key
+    environment: dict[str, Value]  # Variables of the ranks
+    weights: Mapping[str, Weights]  # Trained weights that it begins with, by the key that names their file
+    not_as_submitted: list[Difference]  # Whatever is set
 
 
 def list_(
@@ -47,7 +68,7 @@ def _list_benchmarks(as_json: bool) -> None:
             {"name": name, "framework": choice.implementation.framework, **choice.benchmark.model_dump()}
             for name, choice in known.items()
         ]
-        write_json(content)
+        write_json("benchmarks", content)
         return
     rows = (
         (
@@ -79,7 +100,7 @@ def _list_studies(as_json: bool) -> None:
 def _list_systems(choice: catalogue.Choice, as_json: bool) -> None:
     systems = catalogue.systems(choice)
     if as_json:
-        write_json([system.model_dump() for system in systems])
+        write_json("systems", [system.model_dump() for system in systems])
         return
     # A file may leave out what is a default of the implementation.
     rows = (
@@ -123,7 +144,7 @@ def show(
     nodes, per_node = planning.spread(chosen, gpus or chosen.nodes * chosen.gpus_per_node)
     resolved = configuration.resolve(choice, chosen, nodes, per_node, list(settings or ()))
     if as_json:
-        content = {
+        content: ShownConfiguration = {
             "benchmark": choice.name,
             "system": chosen.system,
             "round": chosen.round,
@@ -131,13 +152,13 @@ def show(
             "nodes": resolved.nodes,
             "ranks": resolved.ranks,
             "submitted": resolved.is_submitted,
-            "deviations": [vars(each) for each in resolved.deviations],
-            "values": {name: vars(value) for name, value in resolved.values.items()},
-            "environment": {name: vars(value) for name, value in resolved.environment.items()},
-            "weights": {name: each.model_dump() for name, each in resolved.needed_weights.items()},
-            "not_as_submitted": [each.model_dump() for each in images.differences(choice, chosen)],
+            "deviations": resolved.deviations,
+            "values": resolved.values,
+            "environment": resolved.environment,
+            "weights": resolved.needed_weights,
+            "not_as_submitted": images.differences(choice, chosen),
         }
-        write_json(content)
+        write_json("configuration", content)
         return
     _print_configuration(console(), resolved)
 

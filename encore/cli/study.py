@@ -1,14 +1,17 @@
 """``encore study``: published studies measured again on this machine, and what a server is and does."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typing_extensions import TypedDict
 
 from encore import paths
 from encore.cli import options
 from encore.cli.layout import (
+    TableJson,
     console,
     print_result,
     put,
@@ -26,7 +29,7 @@ from encore.lab.studies import folder as folders
 from encore.lab.studies import machine as machines
 from encore.lab.studies.answers import build
 from encore.lab.studies.definition import Study
-from encore.lab.studies.folder import Folder
+from encore.lab.studies.folder import Folder, StudyJson
 from encore.lab.studies.sweep import Sweep
 from encore.machine import node
 from encore.results.report.report import Report, write_files
@@ -39,6 +42,37 @@ NODES = "multi-node"  # the study that is a sweep of training runs
 OF_POINTS = ("point", "python", "submit", "partition")
 # Options of the one kind of study that the other does not take.
 OF_NODES = ("hosts", "system", "round_name", "data_folder")
+
+
+class StudyPlan(StudyJson):
+    """The points of a study that is not started."""
+
+    minutes: float  # That all points which are left will take on one machine
+    commands: dict[str, str]  # By point
+
+
+class NodesPoint(TypedDict):
+    """A point of the study multi-node."""
+
+    framework: str
+    point: str
+    batch: int | None  # Of a GPU
+    command: str  # Empty where there is none yet
+    why: str  # Why there is none
+
+
+class StudyReport(StudyJson):
+    """A study that was measured."""
+
+    answers: dict[str, str]  # By question
+    tables: list[TableJson]
+
+
+class Page(TypedDict):
+    """A page of tables."""
+
+    notices: Sequence[str]
+    tables: list[TableJson]
 
 
 def run(
@@ -148,7 +182,8 @@ def _print_points(folder: Folder[Study], as_json: bool) -> None:
     study, left, seconds = folder.study, folder.left(), measuring.seconds_left(folder)
     commands = {each.key: " ".join(measuring.command(folder, each, None).argv) for each in study.points()}
     if as_json:
-        write_json({**folder.as_json(), "minutes": seconds / 60, "commands": commands})
+        content: StudyPlan = {**folder.as_json(), "minutes": seconds / 60, "commands": commands}
+        write_json("study-plan", content)
         return
     points = enumerate(study.points())
     rows = ((number, each.key, folder.state(each), commands[each.key]) for number, each in points)
@@ -198,7 +233,8 @@ def _measure_nodes(
 
 def _print_nodes(study: nodes.NodeStudy, grid: Sweep, small: bool, as_json: bool) -> None:
     # A point that Slurm would run has no command here, nor one whose system depends on GPUs that are not here.
-    found, names = [], {each.benchmark: each.name for each in study.frameworks}
+    found: list[NodesPoint] = []
+    names = {each.benchmark: each.name for each in study.frameworks}
     is_open = grid.request.system is None and not small and not node.this_node().gpus
     for point in grid.points():
         command, why = "", "its command depends on the GPUs, of which there are none here: name them by --system"
@@ -207,10 +243,10 @@ def _print_nodes(study: nodes.NodeStudy, grid: Sweep, small: bool, as_json: bool
         elif not is_open:
             plan = planning.make_plan(sweep.request_of(grid, point, paths.default_results()))
             command, why = runner.as_shell(runner.dry_run_command(plan)), ""
-        known = {"framework": names[point.benchmark], "point": point.key, "batch": point.batch}
-        found.append({**known, "command": command, "why": why})
+        framework = names[point.benchmark]
+        found.append({"framework": framework, "point": point.key, "batch": point.batch, "command": command, "why": why})
     if as_json:
-        write_json(found)
+        write_json("nodes-plan", found)
         return
     for each in found:
         typer.echo(f"{each['framework']} {each['point']}, {each['batch']} a GPU:\n  {each['command'] or each['why']}")
@@ -286,7 +322,7 @@ def machine(
     if output is not None:
         keep(output, machines.FILE, found.as_json())
     if as_json:
-        write_json(found.as_json())
+        write_json("study-machine", found.as_json())
     else:
         say(screen, text(f"{made.figures[0].title}: {len(found.server.gpus)} GPUs"))
     show_report(made, output, as_json, printed=not as_json)
@@ -309,7 +345,8 @@ def show_report(made: Report, output: Path | None, as_json: bool, *, printed: bo
     if not printed:
         return
     if as_json:
-        write_json({"notices": made.notices, "tables": tables_as_json([*made.tables, *made.studies])})
+        page: Page = {"notices": made.notices, "tables": tables_as_json([*made.tables, *made.studies])}
+        write_json("page", page)
         return
     for notice in made.notices:
         say(screen, text(notice, "bold"))
@@ -326,7 +363,8 @@ def _report_study(folder: Path, as_json: bool) -> None:
         sentences = {
             question.text: answer.sentence for question, answer in zip(opened.study.questions, answers, strict=True)
         }
-        write_json({**opened.as_json(), "answers": sentences, "tables": tables})
+        content: StudyReport = {**opened.as_json(), "answers": sentences, "tables": tables}
+        write_json("study-report", content)
         return
     screen = console()
     for mark in built.notices:

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typing_extensions import TypedDict
 
 from encore import catalogue, paths
 from encore.cli import options
-from encore.cli.layout import console, put, show, tables_as_json, write_json
+from encore.cli.layout import TableJson, console, put, show, tables_as_json, write_json
 from encore.cli.live import RunView
 from encore.cli.run import as_request, hooks, refuse_with_resume
 from encore.configuration import describe_scale
@@ -23,6 +24,20 @@ from encore.run import judge, planning
 from encore.run.run_folder import RunFolder
 from encore.run.runner import Hooks
 from encore.run.supervise import Limits
+
+
+class SweepPlan(TypedDict):
+    """A sweep that is not started."""
+
+    grid: Sweep
+    points: list[dict[str, str]]  # Each with ``point``, ``batch``, ``settings`` and ``state``
+
+
+class Swept(TypedDict):
+    """A sweep that has ended."""
+
+    study: str  # Its folder
+    tables: list[TableJson]
 
 
 def sweep(
@@ -160,7 +175,8 @@ def _print_grid(study: Folder[Sweep], as_json: bool) -> None:
     if as_json:
         names = ("point", "batch", "settings", "state")
         points = [dict(zip(names, row, strict=True)) for row in rows]
-        write_json({"grid": grid.model_dump(mode="json"), "points": points})
+        plan: SweepPlan = {"grid": grid, "points": points}
+        write_json("sweep-plan", plan)
         return
     show(console(), f"{grid.request.name}, {grid.mode} scaling", ("point", "batch", "--set", "state"), rows)
 
@@ -184,7 +200,8 @@ def _report(screen: Console, study: Folder[Sweep], predict: tuple[int, ...], as_
     runs = [study.run_of(each.point) for each in results if each.state == "done"]
     written = throughput.write(study, results, tables) if runs else []
     if as_json:
-        write_json({"study": str(study.path), "tables": tables_as_json(tables)})
+        content: Swept = {"study": str(study.path), "tables": tables_as_json(tables)}
+        write_json("sweep", content)
         return
     put(tables, as_json=False)
     for standing in dict.fromkeys(judge.standing(run) for run in runs if run is not None):

@@ -48,7 +48,8 @@ def check_as_submitted(target: Target, configuration: Configuration) -> list[Che
     """Return what of a submitted system is not as submitted; nothing on a CPU, where no run is."""
     if configuration.get("device") == "cpu":
         return []
-    base = (target.as_json() or {}).get("base") or ""
+    used = target.as_json()
+    base = (used and used["base"]) or ""
     here = str(target.python or "the host's Python") if target.runtime == "host" else base
     found = images.differences(configuration.choice, configuration.system, here)
     return [Check("WARN", each.what, f"not as submitted, {each.submitted}, but {each.here}") for each in found]

@@ -240,9 +240,11 @@ def check_software(release: Release, choice: Choice) -> Check:
         return Check("OK", "software", f"nothing that {choice.name} needs is known to be too old")
     where = "" if found[0] == release else f"{found[0].release} is later and has "
     same = [each for each in images.catalogue().release if each.framework == release.framework]
-    later = [each.release for each in same if each.release > release.release and too_old(each, choice) is None]
+    later = [each for each in same if each.release > release.release and too_old(each, choice) is None]
+    # Whether a release will do whose versions its sources do not state, nobody can say.
+    names = [each.release for each in sorted(later, key=lambda each: not each.framework_version)]
     hint = (
-        f"use release {later[0]}: make build-{choice.name} BASE={later[0]}" if later else "use another implementation"
+        f"use release {names[0]}: make build-{choice.name} BASE={names[0]}" if names else "use another implementation"
     )
     why = f"{where}{describe(found[1], choice.implementation)}"
     return Check("FAIL", "software", f"{release.reference} is too old for {choice.name}: {why}", hint)

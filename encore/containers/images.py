@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from encore import files, names, paths
 from encore.catalogue import Choice, Difference, Strict, System, parse
@@ -139,13 +140,25 @@ def differences(choice: Choice, system: System, here: str = "") -> list[Differen
     return found
 
 
-def read_lock(lock: Path = LOCK) -> dict[str, dict[str, str]]:
+class LockedDigest(TypedDict):
+    digest: str
+    recorded: str  # UTC
+
+
+class Lock(TypedDict):
+    """The digests that builds are held to."""
+
+    images: dict[str, LockedDigest]  # By reference
+
+
+def read_lock(lock: Path = LOCK) -> dict[str, LockedDigest]:
     """Return the recorded digests by reference; none before the first pull."""
     if not lock.exists():
         return {}
     try:
         content: Any = json.loads(lock.read_text(encoding="utf-8"))
-        return {reference: dict(entry) for reference, entry in content["images"].items()}
+        known = content["images"].items()
+        return {name: LockedDigest(digest=entry["digest"], recorded=entry["recorded"]) for name, entry in known}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EncoreError(
             f"{lock} is damaged",
@@ -155,9 +168,9 @@ def read_lock(lock: Path = LOCK) -> dict[str, dict[str, str]]:
 
 def record(reference: str, digest: str, lock: Path = LOCK) -> None:
     """Write a digest into the lock; one that is there already is replaced."""
-    entry = {"digest": digest, "recorded": files.utc_now()}
-    entries = {**read_lock(lock), reference: entry}
-    files.write_json(lock, {"images": dict(sorted(entries.items()))})
+    entries = {**read_lock(lock), reference: LockedDigest(digest=digest, recorded=files.utc_now())}
+    content: Lock = {"images": dict(sorted(entries.items()))}
+    files.write_json(lock, content)
 
 
 def hold_to_lock(reference: str, digest: str, lock: Path = LOCK) -> None:

@@ -68,8 +68,8 @@ def _client(job: Job, container: Container) -> dict[str, str]:
     return {**kept, **job.environment}
 
 
-def _inside(job: Job, container: Container) -> dict[str, str]:
-    # Variables whose values are no secret and differ from the client's own
+def inside_of(job: Job, container: Container) -> dict[str, str]:
+    """Return what a container gets in addition to the job's environment; no value is a secret."""
     ours = {
         **caller_name(container.caller),
         # By number, and not below HOME: Apptainer and Enroot share /tmp with the host, and so with other users.
@@ -124,7 +124,7 @@ def _oci(engine: str, job: Job, container: Container, options: list[str], gpu_ac
         *(("--ulimit", "memlock=-1") if pins_memory and not container.rootless else ()),
         *(word for device in container.infiniband for word in ("--device", device)),
         *(word for mount in mounts for word in ("--mount", mount)),
-        *_named(job, _inside(job, container)),
+        *_named(job, inside_of(job, container)),
         *options,
         *(GPU_OPTIONS[gpu_access] if job.gpus else ()),
     ]
@@ -155,7 +155,7 @@ def podman(job: Job, container: Container) -> Command:
 
 def apptainer(job: Job, container: Container) -> Command:
     """Return the job as ``apptainer run``: network, memory and processes are the host's unless asked otherwise."""
-    inside = _inside(job, container)
+    inside = inside_of(job, container)
     # A task of srun has the job's own environment already, and what Slurm set for this rank alone.
     options = [*(() if job.launch.outer else ("--cleanenv",)), "--home", inside.pop("HOME"), "--pwd", CODE]
     mounts = (f"{each.source}:{each.target}:{'ro' if each.read_only else 'rw'}" for each in job.mounts)
@@ -171,7 +171,7 @@ def enroot(job: Job, container: Container) -> Command:
     mounts = (
         f"{each.source}:{each.target}:none:x-create=dir,rbind{',ro' if each.read_only else ''}" for each in job.mounts
     )
-    named = _named(job, {**_inside(job, container), **_visible_to_enroot(job)})
+    named = _named(job, {**inside_of(job, container), **_visible_to_enroot(job)})
     options = (*(word for mount in mounts for word in ("--mount", mount)), *named)
     argv = [*job.launch.outer, container.program or "enroot", "start", *options, container.image, *job.argv]
     return _command("enroot", argv, _client(job, container))
@@ -179,7 +179,7 @@ def enroot(job: Job, container: Container) -> Command:
 
 def pyxis(job: Job, container: Container) -> Command:
     """Return the job as options of srun, whose plugin starts the container (NVIDIA/pyxis, its README's options)."""
-    inside = _inside(job, container)
+    inside = inside_of(job, container)
     mounts = ",".join(f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}" for m in job.mounts)
     # Without it the image's own value of a variable wins over the job's.
     named = ",".join(sorted(name for name in {**job.environment, **inside} if not name.startswith("SLURM_")))

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from encore import data, files, names, paths
 from encore.catalogue import Choice
 from encore.containers import building, engines, images, renderers
@@ -32,6 +34,17 @@ RENDERERS = {
 RUNTIMES = ("auto", "host", *RENDERERS)
 
 
+class UsedImage(TypedDict):
+    """The image of a container."""
+
+    name: str
+    id: str | None
+    digests: list[str]
+    base: str | None
+    revision: str | None
+    code: str | None  # Hash of the code in it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A runtime with all that was found out about it."""
@@ -52,7 +65,7 @@ class Target:
         known = asdict(self.facts) if self.facts else {}
         return {"file": str(self.python), **known}
 
-    def as_json(self) -> dict[str, Any] | None:
+    def as_json(self) -> UsedImage | None:
         if self.runtime == "host":
             return None
         labels = dict(self.found.labels) if self.found else {}

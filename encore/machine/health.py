@@ -2,8 +2,8 @@
 
     $ srun --ntasks-per-node=1 python -m encore.machine.health '{"disks": ["/results"], "clock": "n1:20000"}'
 
-:mod:`encore.machine.gate` compares the answers with each other and with data sheets. Without a framework it takes about
-five seconds; ``python`` names one whose PyTorch then measures GEMMs, copies and collectives of this node.
+:mod:`encore.machine.verdict` compares the answers with each other and with data sheets. Without a framework it takes
+about five seconds; ``python`` names one whose PyTorch then measures GEMMs, copies and collectives of this node.
 """
 
 import ctypes

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from encore.machine import node, processes
 
 BY_SWITCH = ("PIX", "PXB")
@@ -30,6 +32,21 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|X")
 _DEVICE = re.compile(r"[A-Za-z]\w*\d+(?:_\d+)?$")
 _AFFINITY = re.compile(r"CPU[ _]Affinity|NUMA[ _]Affinity|GPU[ _]NUMA[ _]ID")
+
+
+class Links(TypedDict):
+    """A machine's GPUs and network adapters, and what is between them."""
+
+    name: str
+    cpu: str
+    sockets: int | None
+    gpus: list[str]  # GPU0, GPU1 and so on
+    gpu_model: str
+    adapters: list[str]  # Network adapters
+    links: dict[str, dict[str, str]]  # By device and device, in the words of ``nvidia-smi topo -m``
+    cpus: dict[str, str]  # Hardware threads near each GPU, as the kernel writes lists
+    numa: dict[str, str]  # NUMA node of each GPU
+    kind: str  # NVLink, PCIe, or empty for fewer than two GPUs: what the GPUs exchange gradients through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +108,7 @@ class Server:
             return ""
         return "NVLink" if self.nvlinks else "PCIe"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Links:
         rows = {one: {other: self.link(one, other) for other in (*self.gpus, *self.adapters)} for one in self.gpus}
         rows |= {one: {other: self.link(one, other) for other in self.gpus} for one in self.adapters}
         return {

@@ -5,7 +5,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
@@ -99,9 +99,6 @@ class Node:
     cores: int  # Cores that this process may use
     memory_gib: float
     gpus: tuple[Gpu, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def gpus() -> tuple[Gpu, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from typing_extensions import TypedDict
 
 from encore.catalogue import Weights
 from encore.configuration import Configuration
@@ -62,7 +63,13 @@ def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
     return ""
 
 
-def weights_json(files: dict[str, Path]) -> dict[str, Any]:
+class WeightsFile(TypedDict):
+    file: str
+    bytes: int
+    sha256: str
+
+
+def weights_json(files: dict[str, Path]) -> dict[str, WeightsFile]:
     """Return path, size and SHA-256 of each, for the passport."""
     return {
         key: {"file": str(path), "bytes": path.stat().st_size, "sha256": _digest(path, "sha256")}
@@ -71,9 +78,14 @@ def weights_json(files: dict[str, Path]) -> dict[str, Any]:
 
 
 def weight_mounts(files: dict[str, Path], data: Path) -> tuple[Mount, ...]:
-    """Return what a container needs besides the data folder; TensorFlow has tensors in files next to its ``.index``."""
+    """Return what a container needs besides the data folder: a file, and those next to it that have its tensors.
+
+    TensorFlow has them next to its ``.index``, Hugging Face next to the index of its ``.safetensors``.
+    """
     outside = [path for path in files.values() if data not in path.parents]
     parts = [part for path in outside if path.suffix == ".index" for part in path.parent.glob(f"{path.stem}.data-*")]
+    shards = [path for path in outside if path.name.endswith(".safetensors.index.json")]
+    parts += [part for path in shards for part in path.parent.glob("*.safetensors")]
     return tuple(Mount(path, str(path), True) for path in (*outside, *sorted(parts)))
 
 

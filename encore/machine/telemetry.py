@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,12 +32,47 @@ PRESSURES = ("cpu", "io", "memory")
 ALL_LINKS = 0xFFFFFFFF  # As the scope of a field of NVLink, which is otherwise one link
 
 
-def sample_gpu(handle: Any) -> dict[str, Any]:
-    """Return one reading of a GPU, None for what it does not know.
+@dataclass(frozen=True, kw_only=True)
+class GpuSample:
+    """One reading of a GPU; null: the driver does not provide it."""
 
-    Percent, MiB, MHz, watts, degrees Celsius, KiB/s of PCIe, which NVML measures over 20 ms each, and KiB so far of
-    all its NVLinks together; and what ``node.condition`` asks.
-    """
+    use_percent: int | None
+    memory_mib: int | None
+    sm_mhz: int | None
+    memory_mhz: int | None
+    power_watts: float | None
+    temperature_celsius: int | None
+    pcie_sent_kib_s: int | None  # Over 20 ms
+    pcie_received_kib_s: int | None  # Over 20 ms
+    nvlink_sent_kib: int | None  # Counter over all its NVLinks: take differences
+    nvlink_received_kib: int | None  # Counter over all its NVLinks: take differences
+    throttle: int | None  # Sum of the bits of `nvmlClocksEventReason*` in `nvml.h`
+    ecc_corrected: int | None  # Since the driver was loaded
+    ecc_uncorrected: int | None  # Since the driver was loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One reading of a node, a line a second; null: its kernel does not count that."""
+
+    time: float  # Unix seconds
+    node: str  # Slurm's name of the node, else its host name
+    cores: int | None  # The machine's, as the kernel counts them
+    cpu_percent: float  # Use of all cores together, 0 to 100
+    memory_used_mib: int  # Total minus available
+    disk_read_bytes: int | None  # Counter of the whole machine since boot: take differences
+    disk_write_bytes: int | None  # Counter of the whole machine since boot
+    network_received_bytes: int | None  # Counter of the whole machine since boot
+    network_sent_bytes: int | None  # Counter of the whole machine since boot
+    cpu_stall_us: int | None  # Microseconds since boot in which some process waited for a core (`/proc/pressure`)
+    io_stall_us: int | None  # The same of disks
+    memory_stall_us: int | None  # The same of memory
+    gpus: list[GpuSample]  # Empty without GPUs
+    xids: list[list[int]]  # Critical errors of the driver since the last sample: GPU and number of the Xid
+
+
+def sample_gpu(handle: Any) -> dict[str, Any]:
+    """Return one reading of a GPU, as ``GpuSample`` has it."""
     import pynvml
 
     def nvlink(field: int) -> int | None:
@@ -135,8 +171,8 @@ class Telemetry:
             textfile = openmetrics.Textfile(self._path.parent)
             held.callback(textfile.remove)
             while not self._ended.wait(max(0.0, next_time - time.monotonic())):
-                gpus = [sample_gpu(handle) for handle in handles]
-                reading = {**sample_host(), "gpus": gpus, "xids": xids()}
+                gpus = [GpuSample(**sample_gpu(handle)) for handle in handles]
+                reading = asdict(Sample(**sample_host(), gpus=gpus, xids=xids()))
                 file.write(json.dumps(reading) + "\n")
                 file.flush()
                 textfile.write(reading)

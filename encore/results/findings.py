@@ -3,16 +3,35 @@
 import functools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from typing_extensions import NotRequired, TypedDict
+
 from encore import __version__
 
 Severity = Literal["error", "warning", "note"]
 Kind = Literal["rule", "small_data", "reading", "crash", "audit"]
+
+
+class FindingJson(TypedDict):
+    """One thing that a log has and the rules do not want, or the other way round."""
+
+    line: int | None  # From 1; null where the finding is about the whole log
+    rule: str  # Where the rule is defined; of an audit its name, as in docs/audit.md
+    code: str  # Name of one of Encore's own rules; empty of one of mlperf-logging's
+    expected: str
+    found: str
+    hint: str
+    severity: Severity
+    # `small_data`: no run on this data set can satisfy the rule. `reading`: the text itself is damaged. `crash`:
+    # mlperf-logging broke on this log.
+    kind: Kind
+    file: NotRequired[str | None]  # Of an audit; null where the finding is about the whole set
+    rate: NotRequired[float | None]  # Of an audit: part of the public sets on which the rule fires; null: not measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +60,31 @@ class Finding:
         line = f"line {self.line}" if self.line is not None else ""
         return f"{self.path.name if self.path else ''} {line}".strip()
 
-    def as_json(self) -> dict[str, object]:
-        plain = asdict(self)
-        path, rate = plain.pop("path"), plain.pop("rate")
-        return {**plain, "file": path.name if path else None, "rate": rate} if self.kind == "audit" else plain
+    def as_json(self) -> FindingJson:
+        found: FindingJson = {
+            "line": self.line, "rule": self.rule, "code": self.code, "expected": self.expected, "found": self.found,
+            "hint": self.hint, "severity": self.severity, "kind": self.kind,
+        }  # fmt: skip
+        if self.kind == "audit":
+            found |= {"file": self.path.name if self.path else None, "rate": self.rate}
+        return found
 
 
 def no_error(findings: Iterable[Finding]) -> bool:
     return not any(finding.severity == "error" for finding in findings)
+
+
+class ReportJson(TypedDict):
+    """All findings about one log."""
+
+    path: str
+    ruleset: str | None  # Such as `0.7.0`; null where it could not be found
+    ruleset_found: str  # How it was found
+    ruleset_is_guess: bool
+    checker: str  # mlperf-logging with its version, or Encore's own rules
+    passed: bool
+    passed_but_for_data: bool  # No error but those that a small data set cannot avoid
+    findings: list[FindingJson]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +107,7 @@ class ComplianceReport:
         """No error but those that a small data set cannot avoid."""
         return not any(each.severity == "error" and each.kind != "small_data" for each in self.findings)
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> ReportJson:
         return {
             "path": str(self.path),
             "ruleset": self.ruleset,

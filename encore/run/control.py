@@ -14,7 +14,7 @@ import psutil
 from encore import files, names
 from encore.errors import EncoreError
 from encore.machine import processes
-from encore.run import follow, hints, ownership, run_folder, runner, status, supervise
+from encore.run import follow, hints, ownership, run_folder, runner, status, supervise, workloads
 from encore.run.run_folder import Experiment, RunFolder, Status
 from encore.slurm import commands, queue
 
@@ -99,6 +99,8 @@ def newest(results: Path) -> RunFolder:
 
 def cancel(subject: Subject) -> list[str]:
     """End a job or run; return what was done and how to resume. EncoreError if there is nothing to end."""
+    if subject.folder is not None and workloads.is_in_pods(subject.folder):
+        return workloads.cancel(subject.folder)
     if subject.job and (subject.folder is None or queue.is_there()):
         return _cancel_job(subject)
     if subject.folder is None:

@@ -57,6 +57,7 @@ GIVEN_AT_START: Mapping[str, Any] = {
     "evidence": {},
     "batch_unit": "samples",
     "flops_per_sample": None,
+    "gemm_precision": "",
     "startup": {},
 }
 
@@ -86,10 +87,14 @@ class Progress:
     # What it computes and sends in, and how it is split, by the keys of MLPerf.
     evidence: Mapping[str, Any] = field(default_factory=dict)
     flops_per_sample: float | None = None  # Model FLOPs of training on one of ``batch_unit``
+    gemm_precision: str = ""  # Numerical precision of its GEMMs
     # ``seconds`` of each part of rank 0's start, up to the clock, and the ``budget`` of each on eight GPUs
     startup: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # Checkpoints that were written while training continued: how many, ``seconds`` of that, and in which it ``stopped``
+    written: Mapping[str, float] = field(default_factory=dict)
     trained: tuple[float, int] = (0.0, 0)  # Seconds and steps between reports, without evaluations, since the start
     _times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    _stopped: float = 0.0  # Seconds in which training stood still for the last checkpoint
     _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began
 
     @property
@@ -126,6 +131,7 @@ class Progress:
         if kind == "start":
             if record["resumed_step"] == 0:
                 self.starts, self.qualities, self.loss, self.evaluated_epoch = 0, {}, None, None
+                self.written = {}
             self.starts += 1
             self.step, self.outcome = record["resumed_step"], None
             self._began = (record["time"], self.step)
@@ -141,6 +147,11 @@ class Progress:
         elif kind == "eval":
             self.qualities, self.evaluated_epoch = record["qualities"], record["epoch"]
             self._times.clear()
+        elif kind == "checkpoint":
+            self._stopped = record["seconds"]
+        elif kind == "checkpoint_written":
+            more = {"count": 1, "seconds": record["seconds"], "stopped": self._stopped}
+            self.written = {name: round(self.written.get(name, 0) + value, 3) for name, value in more.items()}
         elif kind == "end":
             self.outcome = record["outcome"]
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from encore import environment, launchers, paths
 from encore.errors import EncoreError
-from encore.machine import gate, health, node
-from encore.machine.gate import Verdict
+from encore.machine import health, node, verdict
+from encore.machine.verdict import Verdict
 from encore.slurm import queue, step
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
@@ -101,7 +101,7 @@ def check(
         found.update({place.nodes[position] if by_ssh else name: facts for name, facts in answers.items()})
     reasons = [reason for answers, reason in answered if reason]
     pairs = _pairs(place, python, found, on_step) if python else {}
-    return gate.judge(found, pairs, reasons[0] if reasons else f"no answer within {NODE_SECONDS:g} s")
+    return verdict.judge(found, pairs, reasons[0] if reasons else f"no answer within {NODE_SECONDS:g} s")
 
 
 def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, Any], str]:
@@ -133,7 +133,7 @@ def _pairs(
     cards = min(len(found[name]["gpus"]) for name in names)
     size = ("--device", "gpu") if cards else ("--device", "cpu", "--most-bytes", str(1 << 22))
     program = (str(python), "-m", "benchmarks.common.checks.link_speeds", *size)
-    for pairs in gate.rounds_of(names):
+    for pairs in verdict.rounds_of(names):
         on_step(f"measuring between {', '.join('-'.join(pair) for pair in pairs)}")
         with ThreadPoolExecutor(max_workers=32) as pool:
             commands = [
@@ -179,7 +179,7 @@ def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_ste
     if allocation is None:
         raise EncoreError("--gate outside of a Slurm job", hint="encore doctor --nodes --hosts n1:8,n2:8")
     verdicts = check(of_job(allocation, cluster), (results,), on_step=on_step)
-    gate.keep(verdicts)
+    verdict.keep(verdicts)
     failed = {each.node: "; ".join(each.reasons) for each in verdicts if each.level == "FAIL"}
     reasons = [f"{name}: {reason}" for name, reason in failed.items()]
     needed = wanted or len(allocation.nodes)

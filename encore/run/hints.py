@@ -49,11 +49,14 @@ def cancel(run: Path) -> str:
 
 
 def resume(run: Path) -> str:
-    """Return the command that continues a run: through Slurm where it began in a job, on its cluster's terms."""
+    """Return the command that continues a run: through the cluster where it was submitted, on its terms."""
     submitted, cluster, asked = False, "", []
     with contextlib.suppress(EncoreError):
         passport = RunFolder(run).passport()
-        submitted, cluster = bool(passport.get("slurm")), passport.get("cluster_file") or ""
+        submitted, cluster = (
+            bool(passport.get("slurm") or passport.get("kubernetes")),
+            passport.get("cluster_file") or "",
+        )
         asked = [each for each in passport.get("arguments") or () if submitted and each == "--require-target"]
     with_cluster = ("--cluster", cluster) if cluster else ()
     return command("submit" if submitted else "run", "--resume", run.absolute(), *with_cluster, *asked)

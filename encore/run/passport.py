@@ -10,22 +10,146 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import NotRequired, TypedDict
+
 from encore import __version__, checkout, files, job
-from encore.configuration import Configuration
+from encore.catalogue import SystemKind
+from encore.checkout import CodeState
+from encore.configuration import Configuration, Deviation, Value
+from encore.containers.runtimes import UsedImage
 from encore.errors import EncoreError
 from encore.machine import node
+from encore.machine.links import Links
+from encore.machine.preflight import WeightsFile
 from encore.results.published.systems import DESCRIPTION_FIELDS
 from encore.results.rules import canonical
 from encore.run.run_folder import SCHEMA
 from encore.slurm import cluster as clusters
+from encore.slurm.queue import SlurmJob
+from encore.ssh.hosts import Host
 
 REDACTED = "(redacted)"
 ASSIGNMENT = re.compile(r"(--[a-z-]+=)?(?P<name>[A-Za-z_]\w*)=")  # ``NAME=`` or ``--env=NAME=``, before the value
 SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
+
+
+class Submission(TypedDict):
+    """What the result may be called."""
+
+    kind: SystemKind  # Of the system
+    submitted: bool  # Whether it is a submitted configuration, on GPUs
+    of: str  # Whose: the submission, or the system where there is none
+    text: str  # The same as a sentence
+
+
+class DataFacts(TypedDict):
+    """The data set, as its manifest has it."""
+
+    id: str
+    name: str
+    folder: str
+    counts: dict[str, int]  # Samples of each split
+    unearned: NotRequired[str]  # Why it is not the published data set whose name it has
+
+
+class Described(TypedDict):
+    """What is known of a run before it begins."""
+
+    schema: int  # Version of this format
+    encore: str  # Version of Encore
+    created: str  # UTC
+    benchmark: str
+    implementation: str
+    name: str  # As the command line takes it
+    round: str
+    system: str
+    system_source: str  # Where the values of the system are from
+    submission: Submission
+    # Each difference from the system file; empty: exactly that configuration.
+    deviations: list[Deviation]
+    nodes: int
+    ranks_per_node: int
+    runtime: str  # ``host``, or the container runtime
+    image: UsedImage | None  # Null on the host
+    arguments: list[str]  # The command line, with values of `--env NAME=VALUE` that look like secrets redacted
+    cluster_file: str  # The cluster file that `--cluster` or `ENCORE_CLUSTER` named; else empty
+    command: list[str]  # What was executed for experiment 0, with the run folder written as `RUN`
+    environment: dict[str, str]  # Of that command, with secrets redacted
+    code: CodeState
+    data: DataFacts
+    seeds: list[int]  # One for each experiment
+    configuration: dict[str, Value]  # Every key
+    node: node.Node  # The first node
+    user_id: int
+
+
+class Utilization(TypedDict):
+    """The speed of an experiment, without evaluations."""
+
+    unit: str  # What is counted: samples or tokens, for example
+    flops_per_sample: float  # Model FLOPs of training on one `unit`
+    samples_per_second: float
+    flops_per_second: float
+    # Of all GPUs in the numerical precision of the products; only of a GPU whose data sheet is known.
+    peak_flops_per_second: NotRequired[float]
+    peak_source: NotRequired[str]
+    mfu: NotRequired[float]  # The ratio of the two
+
+
+class Startup(TypedDict):
+    """Where the time from the start of rank 0's process to the clock went, part by part."""
+
+    seconds: dict[str, float]
+    budget: dict[str, float]  # Of each part on eight GPUs, 60 s in all
+
+
+class Compiled(TypedDict):
+    """What `torch.compile` left in the user's cache, `encore/compiled/KEY.bin`."""
+
+    key: str  # The kind of run: image or Python, implementation, GPUs with their driver, configuration
+    found: bool  # Whether an earlier run had left it
+
+
+class Begun(Described):
+    """What is known of a run when it begins."""
+
+    links: Links  # Sockets, and the links of GPUs and network adapters by `nvidia-smi topo -m` or NVML
+    weights: dict[str, WeightsFile]  # Files of trained weights that the run began with, by key
+    drop_caches: bool  # Whether to drop the page cache before each experiment
+    extra_environment: dict[str, str]  # Variables of `--env`, with secrets redacted
+    hosts: list[Host]  # Hosts of a run over ssh; else empty
+    launcher: str | None  # Launcher of a run over ssh
+    python: dict[str, Any] | None  # The Python that `--python` named, with what it answered
+    slurm: SlurmJob | None
+
+
+class InPods(TypedDict):
+    """How a run in the pods of a Kubernetes cluster was sent there, for what asks about it and resumes it."""
+
+    settings: dict[str, Any]  # Of the cluster file
+    kind: str  # job, jobset or trainjob
+    seconds: int | None  # Time limit; null: none
+    prepares: list[str]  # The command that makes the toy data set before the training; empty: it is there
+    user: int
+    group: int
+
+
+class Passport(Begun):
+    """What was run, with what, where."""
+
+    sha256: str  # Of all the other fields: a file that was changed or damaged is refused
+    rank_environment: NotRequired[dict[str, str]]  # What rank 0 of experiment 0 saw of its libraries' variables
+    # By experiment, from `"0"`, added when it has ended: what its training took where the configuration says "auto". Of
+    # a Slurm array that of experiment 0 alone. A resumed run takes the same again.
+    choices: NotRequired[dict[str, dict[str, Any]]]
+    evidence: NotRequired[dict[str, dict[str, Any]]]  # By experiment: what it computed and sent in, how it was split
+    utilization: NotRequired[dict[str, Utilization]]  # By experiment
+    startup: NotRequired[dict[str, Startup]]  # By experiment
+    kubernetes: NotRequired[InPods]
+    compiled: NotRequired[dict[str, Compiled]]  # By experiment, where `torch.compile` is used on GPUs
 
 
 def parse_environment(settings: tuple[str, ...], caller: Mapping[str, str]) -> dict[str, str]:
@@ -68,8 +192,8 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> dict[str, Any]:
-    # What the result may be called: a sentence, and the kind of system and its submission for programs.
+def submission_of(configuration: Configuration, data_set: DataFacts) -> Submission:
+    """Return what the result may be called: a sentence, and the kind of system and its submission for programs."""
     full = configuration.choice.benchmark.full_data.name
     system, submitted = configuration.system, False
     if configuration.get("device") == "cpu":
@@ -88,12 +212,12 @@ def _submission(configuration: Configuration, data_set: Mapping[str, Any]) -> di
 def describe(
     configuration: Configuration,
     command: job.Command,
-    data_set: dict[str, Any],
+    data_set: DataFacts,
     machine: node.Node,
     seeds: list[int],
     runtime: str,
-    image: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    image: UsedImage | None = None,
+) -> Described:
     return {
         "schema": SCHEMA,
         "encore": __version__,
@@ -104,7 +228,7 @@ def describe(
         "round": configuration.system.round,
         "system": configuration.system.system,
         "system_source": configuration.system.source,
-        "submission": _submission(configuration, data_set),
+        "submission": submission_of(configuration, data_set),
         "nodes": configuration.nodes,
         "ranks_per_node": configuration.ranks_per_node,
         "runtime": runtime,
@@ -116,11 +240,9 @@ def describe(
         "image": image,
         "data": data_set,
         "seeds": seeds,
-        "configuration": {
-            name: {"value": value.value, "origin": value.origin} for name, value in configuration.values.items()
-        },
-        "deviations": [asdict(each) for each in configuration.deviations],
-        "node": machine.as_json(),
+        "configuration": configuration.values,
+        "deviations": list(configuration.deviations),
+        "node": machine,
         "user_id": os.getuid(),
     }
 

@@ -17,6 +17,9 @@ from encore.containers import checks as container_checks
 from encore.containers import runtimes
 from encore.containers.runtimes import ON_HOST, Target
 from encore.errors import EncoreError
+from encore.kubernetes import manifests
+from encore.kubernetes.manifests import Pods
+from encore.kubernetes.settings import Kubernetes
 from encore.launchers import Launch
 from encore.machine import node, preflight
 from encore.run import hints, passport, run_folder
@@ -73,6 +76,7 @@ class Plan:
     cluster: Cluster = field(default_factory=Cluster)
     hosts: tuple[Host, ...] = ()  # Hosts that ssh reaches, without a scheduler
     launcher: str = ""  # Starts the ranks on ``hosts``; empty without them
+    pods: Pods | None = None  # The pods of a Kubernetes cluster that it takes place in
     # Why the toy data set is trained on a machine with GPUs, and on which device; empty where it was asked for.
     toy_data_set: str = ""
 
@@ -91,6 +95,10 @@ class Plan:
 
     def launch(self, output: str) -> Launch:
         framework = self.configuration.choice.implementation.framework
+        if self.pods is not None:
+            name = manifests.name_of(self.configuration.choice.name, Path(output))
+            ranks, interface = self.configuration.ranks_per_node, self.cluster.network_interface
+            return manifests.launch(framework, self.pods, ranks, name, output, interface)
         if self.hosts:
             gpus = self.configuration.get("device") == "gpu"
             return multi_host.launch(self.launcher, self.hosts, output, self.extra_environment, gpus)
@@ -103,6 +111,11 @@ class Plan:
         needs_folders = self.target.runtime not in ("host", "pyxis")
         logs = f"{output}/ranks"
         return step.launch(self.configuration, self.cluster, self.allocation, os.environ, logs, needs_folders)
+
+
+def in_image(image: str) -> Target:
+    """Return the image that pods run in, which only the cluster's nodes have to have."""
+    return Target(runtime="kubernetes", image=image)
 
 
 def choose_system(
@@ -345,9 +358,12 @@ def refuse(plan: Plan) -> list[preflight.Check]:
     return [check for check in found if check.level == "WARN"]
 
 
-def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None) -> Plan:
+def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None, in_pods: bool = False) -> Plan:
     """Return the plan of an existing run, from its passport alone; by default in the Slurm job of this process."""
     content = folder.passport()
+    kept = content.get("kubernetes")
+    if kept and not in_pods:
+        raise EncoreError(f"{folder.path.name} was submitted to Kubernetes", hint=hints.resume(folder.path))
     choice = catalogue.choose(content["name"])
     system = catalogue.find_system(choice, content["system"], content["round"])
     config = configurations.config_class(choice.folder)
@@ -376,7 +392,7 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None) 
     image = content["image"]["name"] if content["image"] else None
     python = Path(content["python"]["file"]) if content.get("python") else None
     host_list = tuple(Host(**each) for each in content.get("hosts", ()))
-    if not host_list:
+    if not host_list and not kept:
         allocation = allocation or queue.this_allocation(os.environ)
         _check_nodes(content["nodes"], allocation, folder)
     cluster, _ = clusters.load()
@@ -389,11 +405,23 @@ def plan_of(folder: run_folder.RunFolder, allocation: Allocation | None = None) 
         seeds=tuple(content["seeds"]),
         extra_environment=passport.restore(content["extra_environment"], hints.resume(folder.path)),
         drop_caches=content["drop_caches"],
-        target=runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image, python=python),
+        target=in_image(image or "")
+        if kept
+        else runtimes.choose(content["runtime"], choice, machine, resolved.get("device"), image, python=python),
         allocation=allocation,
         cluster=cluster,
         hosts=host_list,
         launcher=content.get("launcher", ""),
+        pods=Pods(
+            settings=Kubernetes.model_validate(kept["settings"]),
+            kind=kept["kind"],
+            nodes=content["nodes"],
+            seconds=kept["seconds"],
+            restarts=cluster.max_requeues,
+            prepares=tuple(kept["prepares"]),
+        )
+        if kept
+        else None,
     )
 
 

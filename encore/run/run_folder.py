@@ -17,13 +17,13 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from encore.errors import EncoreError
-from encore.files import read_json, text_of, write_json
+from encore.files import plain, read_json, text_of, write_json
 
 Status = Literal["prepared", "running", "reached", "not_reached", "failed", "interrupted"]
 STAMP = "%Y%m%dT%H%M%SZ"  # Time at the start of a run folder's name, in UTC
@@ -48,10 +48,12 @@ FINISHED: tuple[Status, ...] = ("reached", "not_reached")
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentState:
-    status: Status
+    """The state of an experiment."""
+
+    status: Status  # Final: reached and not_reached
     reason: str = ""  # Why it failed or was interrupted; empty otherwise
-    started: str = ""
-    ended: str = ""
+    started: str = ""  # UTC
+    ended: str = ""  # UTC
     is_final: bool = False  # Whether it failed in a way in which a resumed run would fail again
     job: str = ""  # Slurm job in which it ran last: ``12``, or ``12_3`` for a task of an array; empty outside of Slurm
     cluster: str = ""  # Slurm's name of the cluster that numbers the job
@@ -90,7 +92,7 @@ class Experiment:
         raise EncoreError(f"{path} does not hold the state of an experiment", hint="restore it, or start a new run")
 
     def set_state(self, state: ExperimentState) -> None:
-        write_json(self.folder / "state.json", asdict(state))
+        write_json(self.folder / "state.json", state)
 
     def publish_log(self) -> None:
         if self.log.exists():
@@ -168,7 +170,7 @@ class RunFolder:
 
 def checksum(content: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, default=plain).encode()).hexdigest()
 
 
 def write_passport(folder: Path, content: Mapping[str, Any]) -> None:
@@ -193,7 +195,7 @@ def _problem_of(experiment: Experiment | None, config: dict[str, Any]) -> str:
 def create(
     results: Path,
     label: str,
-    passport: Callable[[Path], dict[str, Any]],
+    passport: Callable[[Path], Mapping[str, Any]],
     system: dict[str, Any],
     config: dict[str, Any],
     seeds: list[int],

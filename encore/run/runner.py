@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -98,14 +98,16 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
     refuse(plan)
     check_nodes(plan)
     found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
-    data_set = {"id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)}
+    data_set: passport.DataFacts = {
+        "id": found.id, "name": found.name, "folder": str(plan.data), "counts": dict(found.counts)
+    }  # fmt: skip
     if found.unearned:
         data_set["unearned"] = found.unearned
     seeds = list(plan.seeds)
     trained = preflight.weights_json(preflight.weight_files(plan.configuration, plan.data))
     server = links.this_server(plan.machine).as_json()
 
-    def content(path: Path) -> dict[str, Any]:
+    def content(path: Path) -> passport.Begun:
         command, target = render(plan, path / "experiment_0"), (plan.target.runtime, plan.target.as_json())
         return {
             **passport.describe(plan.configuration, command, data_set, plan.machine, seeds, *target),
@@ -113,7 +115,7 @@ def prepare_and_create(plan: Plan, hooks: Hooks) -> RunFolder:
             "weights": trained,
             "drop_caches": plan.drop_caches,
             "extra_environment": passport.redact(plan.extra_environment),
-            "hosts": [asdict(host) for host in plan.hosts],
+            "hosts": list(plan.hosts),
             "launcher": plan.launcher,
             "python": plan.target.python_json(),
             "slurm": plan.allocation.as_json() if plan.allocation else None,
@@ -212,6 +214,7 @@ def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Ho
             "evidence": seen.evidence,
             "utilization": _utilization(plan, seen),
             "startup": seen.startup,
+            "checkpoints": seen.written,
             "compiled": kept,
         }
         folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
@@ -225,8 +228,8 @@ def _utilization(plan: Plan, seen: follow.Progress) -> dict[str, Any]:
         return {}
     configuration = plan.configuration
     gpu = plan.machine.gpus[0].name if configuration.get("device") == "gpu" and plan.machine.gpus else ""
-    precision = peaks.computed_in(configuration.plain())
-    return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, precision, configuration.ranks)
+    kind = seen.gemm_precision
+    return peaks.utilization(seen.flops_per_sample, speed, seen.batch_unit, gpu, kind, configuration.ranks)
 
 
 def _requeue(plan: Plan, outcome: Outcome, signals: Signals, hooks: Hooks) -> bool:

@@ -10,19 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from encore import catalogue
 from encore.errors import EncoreError
 from encore.machine import processes
+from encore.results.compare.expected import Forecast
 from encore.results.logs.run_log import read_run
-from encore.run import follow, hints, judge, ownership, run_folder
+from encore.run import follow, hints, judge, ownership, run_folder, workloads
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.slurm import commands, queue
 from encore.slurm.queue import Job
-
-if TYPE_CHECKING:
-    from encore.results.compare.forecast import Forecast
 
 State = Literal[
     "queued", "starting", "running", "reached", "not reached", "interrupted", "failed", "lost",
@@ -81,12 +79,11 @@ class Row:
     user: str = ""  # Who made the run folder, or submitted the job
     benchmark: str = ""
     partition: str = ""  # Where its job runs; empty outside of Slurm
-    forecast: "Forecast | None" = None  # When a running experiment reaches its target
+    forecast: Forecast | None = None  # When a running experiment reaches its target
     slow: str = ""  # Which rank of a running experiment the others wait for
 
     def as_json(self) -> dict[str, Any]:
-        run, forecast = str(self.run) if self.run else None, self.forecast.as_json() if self.forecast else None
-        return {**vars(self), "run": run, "job": self.job or None, "forecast": forecast}
+        return {**vars(self), "job": self.job or None}
 
 
 def ask(job: str = "") -> Queue:
@@ -233,7 +230,7 @@ def _progress(row: Row) -> Row:
     return row
 
 
-def forecast_of(experiment: Experiment) -> "Forecast | None":
+def forecast_of(experiment: Experiment) -> Forecast | None:
     """Return when a running experiment reaches its target; None where its log does not say yet how far it is."""
     # Here, since NumPy takes a tenth of a second to load, and most runs have ended.
     from encore.results.compare.forecast import forecasts_of
@@ -396,6 +393,7 @@ def _is_run(path: Path) -> bool:
 def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
     """Return all that lives, and ``most`` of the rest (None: all); the newest first."""
     folders = run_folders(results)
+    jobs = in_pods(folders, jobs)
     rows = [row for folder in folders for row in rows_of(folder, jobs)]
     known = {row.job.partition("_")[0] for row in rows if row.job}
     known |= {number for folder in folders for number in _jobs_of(folder)}
@@ -421,6 +419,12 @@ def overview(results: Path, jobs: Queue, most: int | None) -> list[Row]:
     rows.sort(key=lambda row: -row.when)
     shown = [row for index, row in enumerate(rows) if most is None or index < most or row.state in ALIVE]
     return [_progress(row) for row in shown]
+
+
+def in_pods(folders: Sequence[RunFolder], jobs: Queue) -> Queue:
+    """Return the queue with the workloads of runs in a Kubernetes cluster, whose states are brought up to date."""
+    more, note = workloads.jobs_of(folders)
+    return replace(jobs, jobs=(*jobs.jobs, *more), note=jobs.note or note)
 
 
 def _jobs_of(folder: RunFolder) -> set[str]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from encore import catalogue, names, paths
 from encore.catalogue import Strict
 from encore.errors import EncoreError
+from encore.kubernetes.settings import Kubernetes
 
 MPI = re.compile(r"none|openmpi|pmi2|pmix(_v\d+)?|cray_shasta")  # plugins that srun --mpi may list (srun(1))
 # Values of srun --cpu-bind (srun(1)), and auto.
@@ -61,6 +62,7 @@ class Cluster(Strict):
     # After a lost node or at the time limit; then the job fails, with the reason.
     max_requeues: int = Field(default=5, ge=0)
     sbatch: tuple[str, ...] = ()  # further options of sbatch, such as "--constraint=a100"
+    kubernetes: Kubernetes = Field(default_factory=Kubernetes)
 
     @field_validator("sbatch")
     @classmethod

@@ -13,6 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from encore.errors import EncoreError
 from encore.slurm import commands
 
@@ -38,6 +40,13 @@ ENDED = (
     "REVOKED", "TIMEOUT",
 )  # fmt: skip
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+
+
+class SlurmJob(TypedDict):
+    job: str
+    cluster: str  # Slurm's name of it
+    partition: str
+    nodes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +82,7 @@ class Allocation:
         """End of the run folder's name; all tasks of an array share a folder."""
         return f"job{self.array_job or self.job}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> SlurmJob:
         return {
             "job": self.name,
             "cluster": self.cluster,

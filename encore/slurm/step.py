@@ -97,10 +97,10 @@ def launch(
 
 def once_a_node(nodes: int) -> tuple[str, ...]:
     """Return the srun line of a short step next to the ranks, one process on each node."""
-    return (*_beside(nodes), "--input=none")
+    return (*_on_each(nodes), "--input=none")
 
 
-def _beside(nodes: int) -> tuple[str, ...]:
+def _on_each(nodes: int) -> tuple[str, ...]:
     size = (f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none")
     return ("srun", *size, "--overlap", "--export=ALL", "--cpu-bind=none", "--quiet", *_without())
 
@@ -116,7 +116,7 @@ def samplers(allocation: Allocation, nodes: int, telemetry: Path) -> tuple[tuple
     if not (others and allocation.is_real):
         return ()
     program = (sys.executable, "-m", "encore.machine.telemetry", str(telemetry))
-    return ((*_beside(len(others)), f"--nodelist={','.join(others)}", *program),)
+    return ((*_on_each(len(others)), f"--nodelist={','.join(others)}", *program),)
 
 
 def spool_folder() -> str:

@@ -51,6 +51,8 @@ FRAMEWORK = SimpleNamespace(
     synchronize=lambda: None,
     total=list,
     save=checkpoints.save_arrays,
+    copied=lambda content, before: dict(content),
+    write=checkpoints.save_arrays,
     load=checkpoints.load_arrays,
     LaggedSums=Sums,
     input_wait=lambda ranks: InputWait(),
@@ -65,6 +67,7 @@ class Config:
     batch_size: int = 4
     log_interval: int = 1
     checkpoint_interval: int = 0
+    async_checkpoints: bool = False
     round: str = "v0.7"
     device: str = "gpu"
     precision: str = "tf32"

@@ -1,13 +1,13 @@
 """BERT: schedule, training on ranks, resume and bad input; network and step are in tests/in_framework/pytorch."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.bert import events
-from encore import data
 from tests.conftest import Encore, evaluations, logged, losses, quality, records
 from tests.trainings import (
     BENCHED,
@@ -24,11 +24,8 @@ from tests.trainings import (
 
 
 @pytest.fixture(scope="module")
-def text(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The small data set.
-    folder = tmp_path_factory.mktemp("text") / "bert"
-    data.prepare("bert", folder, data.Preparation(), pytorch_python)
-    return folder
+def text(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("bert")
 
 
 # -- schedule and timeline -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import json
 import re
 import resource
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,11 +176,8 @@ def test_no_answer_of_the_development_set_is_lost_by_windows(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def made_set(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The small data set.
-    folder = tmp_path_factory.mktemp("questions") / "bert-squad"
-    data.prepare("bert-squad", folder, data.Preparation(), pytorch_python)
-    return folder
+def made_set(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("bert-squad")
 
 
 def test_small_set_has_every_answer_in_its_windows(made_set: Path) -> None:

@@ -89,6 +89,14 @@ def write_texts(folder: Path) -> None:
     tokenization.learn(texts["train"], 260).save(str(folder / "tokenizer.json"))
 
 
+def write_packed(folder: Path) -> None:
+    for part, first in (("train", 0), ("test", 100)):
+        rows = [list(range(first + row, first + row + 16)) for row in range(9)]
+        (folder / f"{part}.jsonl").write_text(
+            "".join(f"{json.dumps({'input_ids': row, 'labels': row})}\n" for row in rows)
+        )
+
+
 SOURCES: dict[str, Callable[[Path], None]] = {
     "resnet": write_pictures,
     "dlrm": write_clicks,
@@ -99,6 +107,7 @@ SOURCES: dict[str, Callable[[Path], None]] = {
     "ssd": write_scenes,
     "bert": write_articles,
     "bert_squad": write_questions,
+    "llama2_70b_lora": write_packed,
     "llama31_8b": write_texts,
 }
 FILES = {
@@ -109,9 +118,10 @@ FILES = {
     "ssd": "train_boxes.npy",
     "bert": "train_tokens.npy",
     "bert_squad": "train_tokens.npy",
+    "llama2_70b_lora": "train_tokens.npy",
     "llama31_8b": "train.bin",
 }
-ONE_PASS = ("ncf", "bert_squad")  # prepared again from the start in seconds
+ONE_PASS = ("ncf", "bert_squad", "llama2_70b_lora")  # prepared again from the start in seconds
 every_benchmark = pytest.mark.parametrize("benchmark", SOURCES)
 # What common/data/prepare.py does alike for all: for one that has parts to resume from, and one that has none.
 two_benchmarks = pytest.mark.parametrize("benchmark", ["ncf", "dlrm"])
@@ -263,6 +273,7 @@ COPIES = {
     "ssd": ({"val2017": "train2017"}, "4 of 4 evaluation images", "1.jpg"),
     "bert": ({"../held.txt": "articles.txt"}, "9 of 9 evaluation documents", "the one that begins: the the"),
     "bert_squad": ({"dev-v1.1.json": "train-v1.1.json"}, "9 of 9 evaluation questions", "train0"),
+    "llama2_70b_lora": ({"test.jsonl": "train.jsonl"}, "9 of 9 evaluation samples", "row 1"),
     "llama31_8b": ({"test.txt": "train.txt"}, "9 of 9 evaluation documents", "the one that begins: town of 0"),
 }
 

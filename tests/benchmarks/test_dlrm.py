@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,11 +31,8 @@ CONSTANT_RATE_LOSS = 0.5269  # log loss on the sample's test rows of always givi
 
 
 @pytest.fixture(scope="module")
-def clicks(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The small data set.
-    folder = tmp_path_factory.mktemp("clicks") / "dlrm"
-    data.prepare("dlrm", folder, data.Preparation(), pytorch_python)
-    return folder
+def clicks(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("dlrm")
 
 
 prepare = partial(preparing.here, "dlrm")

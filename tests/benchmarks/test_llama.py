@@ -1,10 +1,9 @@
-"""Llama 3.1 8B: Megatron's files and order, preparing text, the schedule, ranks, resume, the toy data set's target."""
+"""Llama 3.1 8B: Megatron's files and order, preparing text, the schedule, the toy data set's target."""
 
 import gzip
 import json
-import math
 import shutil
-from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,33 +12,21 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.llama import megatron, order, tokenization
+from benchmarks.llama.schedule import learning_rate
 from benchmarks.llama31_8b import events, noise
 from benchmarks.llama31_8b.dataset import open_data
-from encore import catalogue, configuration, data
+from encore import catalogue, configuration
 from tests import preparing
-from tests.conftest import Encore, evaluations, losses, quality
-from tests.trainings import (
-    BENCHED,
-    BareRuns,
-    assert_resumed,
-    bare_runs,
-    benched,
-    config_of,
-    exported,
-    reached,
-    steps_so_far,
-    write_small_config,
-)
+from tests.conftest import Encore, evaluations, quality
+from tests.trainings import BENCHED, benched, config_of, exported, reached
+from tools import ngrams
 
 prepare = partial(preparing.run, "llama31_8b")
 
 
 @pytest.fixture(scope="module")
-def python_text(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The toy data set.
-    folder = tmp_path_factory.mktemp("text") / "llama31-8b"
-    data.prepare("llama31-8b", folder, data.Preparation(), pytorch_python)
-    return folder
+def python_text(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("llama31-8b")
 
 
 # -- files and order ------------------------------------------------------------------------------------
@@ -230,7 +217,7 @@ def test_synthetic_sizes_are_those_of_c4s_vocabulary(tmp_path: Path) -> None:
 
 def test_learning_rate_and_evaluations_are_the_references() -> None:
     config = config_of("llama31-8b", "reference_h200", None, 8)
-    rates = [events.learning_rate(config, step) / 5e-4 for step in (0, 255, 512, 600_256, 1_200_000, 2_000_000)]
+    rates = [learning_rate(config, step) / 5e-4 for step in (0, 255, 512, 600_256, 1_200_000, 2_000_000)]
     assert rates == pytest.approx([1 / 513, 256 / 513, 1, 0.55, 0.1, 0.1])
     timeline = events.timeline(config, 8)
     assert [step for step in range(1, 1200) if timeline.evaluates_after(step)] == [384, 768, 1152]
@@ -257,52 +244,6 @@ def test_a_group_takes_what_divides_its_samples() -> None:
 
 # -- training --------------------------------------------------------------------------------------------------
 
-STEPS = 8
-SHORT = ("max_samples=96", "eval_interval_samples=64", "eval_samples=16", "quality_target=0.1", "layers=2", "width=32",
-         "heads=4", "key_value_heads=2", "inner_width=48", "log_interval=1", "micro_batch=2")  # fmt: skip
-GLOBAL_BATCH = 8
-
-
-def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    # config.json of the small system with a fixed seed.
-    return write_small_config(path, "llama31-8b", ranks, (*SHORT, f"batch_size={GLOBAL_BATCH // ranks}", *settings))
-
-
-runs = bare_runs("benchmarks.llama31_8b.pytorch.train", "python_text", write_config)
-
-
-def test_two_ranks_train_like_one_in_every_split(runs: BareRuns) -> None:
-    one = runs.uninterrupted(1)
-    first = losses(one / "metrics.jsonl")
-    assert len(first) == 12
-    for settings in ((), ("tensor_parallelism=2",), ("context_parallelism=2",)):
-        two = runs.uninterrupted(2, *settings)
-        assert losses(two / "metrics.jsonl") == pytest.approx(first, rel=1e-4), settings
-        pairs = zip(evaluations(two / "metrics.jsonl"), evaluations(one / "metrics.jsonl"), strict=True)
-        assert all(quality(here) == pytest.approx(quality(there), rel=1e-4) for here, there in pairs), settings
-        values = {each["key"]: each["value"] for each in _logged(two / "result.txt")}
-        assert [
-            f"{key}={values[key]}" for key in ("tensor_parallelism", "context_parallelism") if values[key] != 1
-        ] == [*settings]
-        assert (values["global_batch_size"], values["micro_batch_size"]) == (GLOBAL_BATCH, 2)
-
-
-def test_stopped_and_resumed_run_is_an_uninterrupted_one(runs: BareRuns, tmp_path: Path) -> None:
-    output = tmp_path / "stopped"
-    metrics = output / "metrics.jsonl"
-    runs.stop(output, 2, once=lambda: steps_so_far(metrics) >= STEPS // 2)
-    assert_resumed(runs.end(output, 2), runs.uninterrupted(2))
-    assert len(evaluations(metrics)) == 2
-
-
-def test_stopped_run_resumes_on_another_number_of_ranks_and_split(runs: BareRuns, tmp_path: Path) -> None:
-    output = tmp_path / "stopped"
-    metrics = output / "metrics.jsonl"
-    runs.stop(output, 2, "tensor_parallelism=2", once=lambda: steps_so_far(metrics) >= STEPS // 2)
-    ended, whole = runs.end(output, 1), runs.uninterrupted(1)
-    ours, theirs = (losses(each / "metrics.jsonl") for each in (ended, whole))
-    assert ours == pytest.approx(theirs, rel=1e-4) and len(ours) == 12
-
 
 @pytest.fixture(scope="module")
 def small_run(encore: Encore, python_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -310,35 +251,30 @@ def small_run(encore: Encore, python_text: Path, tmp_path_factory: pytest.TempPa
     return reached(encore, "llama31-8b", python_text, tmp_path_factory.mktemp("results"))
 
 
-def bigram_loss(train: np.ndarray, test: np.ndarray, entries: int, discount: float = 0.75) -> float:
-    """Mean loss of a bigram model of interpolated Kneser-Ney on the last tokens of ``test``."""
-    pairs = Counter(zip(train[:-1].tolist(), train[1:].tolist(), strict=True))
-    behind, before = Counter(second for _, second in pairs), Counter(first for first, _ in pairs)
-    total = Counter(train[:-1].tolist())
-
-    def chance(first: int, second: int) -> float:
-        shared = len(behind) * discount / len(pairs) / entries
-        single = max(behind[second] - discount, 0) / len(pairs) + shared
-        if not total[first]:
-            return single
-        return max(pairs[first, second] - discount, 0) / total[first] + discount * before[first] / total[first] * single
-
-    each = [math.log(chance(*pair)) for pair in zip(test[:-1].tolist(), test[1:].tolist(), strict=True)]
-    return -sum(each) / len(each)
-
-
 def test_small_run_is_better_than_a_bigram_model(small_run: Path, python_text: Path, encore: Encore) -> None:
     found = quality(evaluations(small_run / "experiment_0" / "metrics.jsonl")[-1])
     target = config_of("llama31-8b", "cpu", None, 2).quality_target
     text = open_data(python_text)
     held = text.test.tokens[: 100 * 128 + 1]
-    assert found <= target < bigram_loss(text.train.tokens, held, text.vocabulary) - 0.05
+    assert found <= target < ngrams.loss(text.train.tokens.tolist(), held.tolist(), 2, text.vocabulary) - 0.04
     values = {each["key"]: each for each in _logged(small_run / "result_0.txt")}
     assert values["submission_benchmark"]["value"] == "llama31_8b"
     assert values["eval_accuracy"]["metadata"]["samples_count"] == values["train_samples"]["value"]
     assert {"tensor_parallelism", "micro_batch_size", "config_filename"} <= set(values)
     checked = json.loads(encore("check", str(small_run), "--json", code=None).stdout)
     assert checked
+
+
+def test_n_grams_have_the_probabilities_of_kneser_and_ney(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.random.RandomState(0).zipf(1.5, 3000) % 20
+    model = ngrams.orders(tokens.tolist(), 3)
+    assert all(0 < one < two < three < 3 for one, two, three in (each[3] for each in model[1:]))
+    for context in ((0, 1), (7, 7), (1,), (), (19, 99)):
+        chances = [ngrams.probability(model, context, token, 20) for token in range(20)]
+        assert sum(chances) == pytest.approx(1) and min(chances) > 0
+    monkeypatch.setattr(ngrams, "discounts", lambda counts: (0.5, 0.5, 0.5))
+    model = ngrams.orders([0, 1, 0, 1, 0, 2], 2)
+    assert [ngrams.probability(model, (0,), token, 3) * 18 for token in range(3)] == pytest.approx([2, 11, 5])
 
 
 def _logged(path: Path) -> list[dict[str, object]]:
@@ -354,5 +290,7 @@ def test_bench_shows_every_kind(encore: Encore, python_text: Path) -> None:
     assert benched(encore, "llama31-8b", python_text) == BENCHED
 
 
-def test_a_data_set_that_is_too_small_is_refused(runs: BareRuns, tmp_path: Path) -> None:
-    assert "set a shorter sequence_length" in runs.refused(tmp_path / "run", 1, "sequence_length=65536")
+def test_a_data_set_that_is_too_small_is_refused() -> None:
+    found = configuration.config_class(catalogue.choose("llama31-8b").folder)(sequence_length=65536)
+    (misfit,) = found.misfits({"facts": {"tokens": {"train": 65537, "test": 65536}}}, 1, 0.0)
+    assert misfit[0] == "65,536 tokens in the test part" and "set a shorter sequence_length" in misfit[2]

@@ -160,11 +160,8 @@ def test_a_turned_position_has_its_policy_turned_as_well() -> None:
 
 
 @pytest.fixture(scope="module")
-def toy_data_set(tensorflow_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The small data set
-    folder = tmp_path_factory.mktemp("go") / "minigo"
-    data.prepare("minigo", folder, data.Preparation(), tensorflow_python)
-    return folder
+def toy_data_set(tensorflow_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("minigo")
 
 
 def test_the_small_set_has_games_and_a_target_that_knows_nothing(toy_data_set: Path) -> None:

@@ -25,11 +25,8 @@ STEPS = 45
 
 
 @pytest.fixture(scope="session")
-def tastes(pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The small data set of ncf.
-    folder = tmp_path_factory.mktemp("tastes") / "ncf"
-    data.prepare("ncf", folder, data.Preparation(), pytorch_python, lambda update: None)
-    return folder
+def tastes(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
+    return toy("ncf")
 
 
 # -- whole runs ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tests.trainings import SEED, Started, assert_none_left, evaluated, exported
 
 TARGET = "0.4"
 EPOCH = 24  # steps that go over the small data set once
+AGREE = 36  # steps of which the last ones are compared: the loss falls by then
 FRAMEWORKS = ("pytorch", "tensorflow")
 
 
@@ -79,13 +80,13 @@ def test_exported_model_is_the_one_that_reached_the_target(
 def test_two_ranks_agree_with_one(framework: str, reached: Reached, digits: Path, tmp_path: Path) -> None:
     # Two threads of one rank wait for each other in turns beside the gate's other trainings.
     started = Started.run(digits, tmp_path, "--env", "OMP_NUM_THREADS=1", name=f"resnet-{framework}", ranks=1)
-    folder = started.wait_for_step(2 * EPOCH)
+    folder = started.wait_for_step(AGREE)
     started.process.send_signal(signal.SIGTERM)
     code, output = started.end()
     assert code == 130, output
     one, two = losses(folder / "metrics.jsonl"), losses(reached.metrics)
     # Two ranks draw other images into a step and normalize over half of the batch.
-    last = slice(2 * EPOCH - 12, 2 * EPOCH)
+    last = slice(AGREE - 12, AGREE)
     assert sum(two[last]) == pytest.approx(sum(one[last]), rel=0.25)
     assert two[0] == pytest.approx(one[0], rel=0.1)
 
@@ -127,11 +128,10 @@ EVERY = {
     "epochs": "1",
     "warmup_epochs": "0.5",
 }
-# A CPU without instructions for bf16 takes many times as long for it: images of a quarter.
+# In fp32: a CPU without instructions for bf16 takes 40 times as long for it; steps in bf16 are in tests/in_framework.
 SCALED = {
     **EVERY,
     "accumulation_steps": "2",
-    "precision": "bf16",
     "loss_scale": "128",
     "image_size": "16",
     "eval_resize": "16",
@@ -149,16 +149,19 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.usefixtures("mxnet_python", "pytorch_python", "tensorflow_python")
-def test_every_option_of_the_step_trains(encore: Encore, digits: Path, tmp_path: Path, name: str) -> None:
-    # LARS, both schedules, bf16, a scaled loss, micro-batches, fp16 on the wire in groups: two ranks, one epoch.
-    where = ("--data", str(digits), "--results", str(tmp_path), "--seed", "7")
+def test_every_option_of_the_step_trains(
+    encore: Encore, digits: Path, few_digits: Path, tmp_path: Path, name: str
+) -> None:
+    # LARS, both schedules, a scaled loss, micro-batches, fp16 on the wire in groups: two ranks, one epoch.
+    data = few_digits if name == "resnet" else digits  # not enough to learn from, for a network of 50 layers
+    where = ("--data", str(data), "--results", str(tmp_path), "--seed", "7")
     done = encore("run", name, "2", *where, *settings({**OPTIONS[name], "quality_target": "1.0"}))
     assert done.returncode == 3, done.stdout + done.stderr
     folder = only_run(tmp_path)
     keys = [event["key"] for event in logged(folder / "result_0.txt")]
     assert ("lars_opt_base_learning_rate" in keys, keys.count("eval_accuracy")) == (True, 1)
     curve = losses(folder / "experiment_0" / "metrics.jsonl")
-    assert len(curve) == (12 if name == "resnet" else EPOCH)
+    assert len(curve) == (6 if name == "resnet" else EPOCH)
     assert all(0 < loss < 10 for loss in curve)
     assert name == "resnet" or curve[-1] < 0.8 * curve[0]
 

@@ -4,8 +4,10 @@ import importlib
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -19,6 +21,7 @@ import pytest
 from benchmarks.common.run import checkpoints, choices, evidence, startup
 from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import MLLog, Wording
+from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.common.run.timeline import Timeline
 from benchmarks.dlrm import events as dlrm
@@ -248,6 +251,7 @@ def test_evidence_is_derived_from_every_configuration(recorded: Callable[[str, o
         fp8="scaled_mm", precision="bf16", batch_size=32, accumulation=4
     )
     assert list(evidence.of(bert, {}).values()) == ["fp8", "bfloat16", "fp32", 1, 1, 1, 1, 8, "config.json"]
+    assert evidence.gemm_precision(bert) == "fp8"
 
 
 def test_parts_of_the_start_add_up_to_it(tmp_path: Path) -> None:
@@ -287,7 +291,7 @@ def test_a_round_that_asks_for_evidence_has_it_in_the_log(tmp_path: Path) -> Non
     (start,) = records(tmp_path / "metrics.jsonl", "start")
     events = [(each["key"], each["value"]) for each in logged(tmp_path / "result.txt")]
     assert [each for each in events if each[0] in start["evidence"]] == list(start["evidence"].items())
-    assert start["flops_per_sample"] == 5e6
+    assert (start["flops_per_sample"], start["gemm_precision"]) == (5e6, "tf32")
     assert start["evidence"]["lowest_numerical_precision_in_linear"] == "tf32"
 
 
@@ -329,6 +333,74 @@ def test_checkpoints_are_kept_at_their_interval_and_found(tmp_path: Path) -> Non
         names = sorted(path.name for path in each.glob("*.sha256"))
         assert names == ["rank_0.sha256", "shared.sha256", "state.json.sha256"]
         subprocess.run(["sha256sum", "--check", "--strict", *names], cwd=each, check=True, capture_output=True)
+
+
+def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is in flight at most, it is no checkpoint before its end, and the end of the run waits for the last."""
+    folder, may_write, whole, publish = tmp_path / "checkpoint", threading.Event(), [], checkpoints.publish
+    losses: list[list[float]] = []
+
+    def write(path: Path, content: Mapping[str, Any]) -> None:
+        assert may_write.wait(60)
+        checkpoints.save_arrays(path, content)
+
+    def copied(content: Mapping[str, Any], before: Any) -> Mapping[str, Any]:
+        whole.append(names("step_*"))
+        return dict(content)
+
+    def published(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
+        losses.append(state["losses"])
+        publish(temporary, final, state)
+
+    def names(pattern: str) -> list[str]:
+        return sorted(path.name for path in folder.glob(pattern))
+
+    def on_step(step: int) -> None:
+        if step == 3:
+            assert (names("step_*"), names("writing_*")) == ([], ["writing_00000002"])
+            may_write.set()
+
+    monkeypatch.setattr(FRAMEWORK, "write", write)
+    monkeypatch.setattr(FRAMEWORK, "copied", copied)
+    monkeypatch.setattr(checkpoints, "publish", published)
+    timeline = replace(every_two_steps(2), checkpoints_after=lambda step: step % 2 == 0)
+    training = Training(tmp_path, timeline, {"auc": 0.5}, async_checkpoints=True, log_interval=5)
+    assert training.go(lambda weight: {"auc": 0.0}, on_step) == "not_reached"
+    assert whole[::2] == [[], ["step_00000002"], ["step_00000002", "step_00000004"]], "two files of each"
+    assert names("*") == ["step_00000004", "step_00000006"]
+    assert losses == [[0.0, 1.0], [3.0], []], "those that no record had when the save began"
+    written = records(tmp_path / "metrics.jsonl", "checkpoint_written")
+    stopped = records(tmp_path / "metrics.jsonl", "checkpoint")
+    assert ([each["step"] for each in written], [each["step"] for each in stopped]) == ([2, 4, 6], [2, 4, 6])
+    assert Training(tmp_path, timeline, {"auc": 0.5}).weight == 6
+
+
+def test_what_keeps_a_rank_from_writing_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: Mapping[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    def saved(folder: str) -> checkpoints.Checkpoints:
+        made = checkpoints.Checkpoints(tmp_path / folder, (), FRAMEWORK, Ranks(0, 2, 0, 2, None))
+        made.begin(1, {}, dict, dict)
+        return made
+
+    for left, error in (
+        ("rank_1.failed", "rank_1 could not write its part of .*: see its output"),
+        ("rank_1.sha256", ""),
+    ):
+        other = saved(left)
+        assert other.ended(waits=False) is None, "another rank still writes"
+        (tmp_path / left / "writing_00000001" / left).touch()
+        with pytest.raises(RuntimeError, match=error) if error else nullcontext():
+            assert other.ended(waits=True) is not None
+        assert (tmp_path / left / "step_00000001").exists() == (not error)
+        assert other.ended(waits=True) is None
+    monkeypatch.setattr(FRAMEWORK, "write", full)
+    training = Training(tmp_path, by_epochs(3, interval=1), {"accuracy": 0.5}, async_checkpoints=True)
+    with pytest.raises(OSError, match="No space left"):
+        training.go(NEVER)
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["writing_00000003"]
+    assert (tmp_path / "checkpoint" / "writing_00000003" / "rank_0.failed").exists()
 
 
 def flip(path: Path) -> None:

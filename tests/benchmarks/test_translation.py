@@ -21,14 +21,12 @@ from tests.trainings import (
     Started,
     assert_none_left,
     assert_resumed,
-    assert_same_run,
     benched,
     config_of,
     evaluated,
     exported,
     reached,
     result,
-    resumed_as_printed,
     steps_so_far,
     wait_until,
     write_small_config,
@@ -159,21 +157,25 @@ def test_a_run_stopped_in_training_and_in_decoding_and_resumed_is_an_uninterrupt
     assert code == 130, output
     assert_none_left(ranks)
 
-    resumed = Started.again(folder.parent)
+    def stopped_at(event: str) -> None:
+        # Resume it, and stop it at the second event of a kind
+        resumed = Started.again(folder.parent)
 
-    def evaluates() -> bool:
-        assert resumed.process.poll() is None, resumed.process.communicate()[0]
-        return (folder / "result.txt").read_text(encoding="utf-8").count('"eval_start"') == 2
+        def is_there() -> bool:
+            assert resumed.process.poll() is None, resumed.process.communicate()[0]
+            return (folder / "result.txt").read_text(encoding="utf-8").count(f'"{event}"') == 2
 
-    wait_until(evaluates, "the second evaluation")
-    resumed.process.send_signal(signal.SIGTERM)
-    code, output = resumed.end()
-    assert code == 130, output
+        wait_until(is_there, f"the second {event}")
+        resumed.process.send_signal(signal.SIGTERM)
+        resumed.ended(130)
+
+    stopped_at("eval_start")
     assert len(evaluations(folder / "metrics.jsonl")) == 1, "the second evaluation was not finished"
-
-    done = resumed_as_printed(output)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_run(folder, reached / "experiment_0")
+    stopped_at("eval_stop")
+    whole = reached / "experiment_0" / "metrics.jsonl"
+    found = losses(folder / "metrics.jsonl")
+    assert found == losses(whole)[: len(found)]
+    assert evaluations(folder / "metrics.jsonl") == evaluations(whole)[:2]
 
 
 # -- GNMT on any number of ranks ------------------------------------------------------------------------

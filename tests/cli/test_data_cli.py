@@ -48,7 +48,9 @@ def test_prepare_then_verify_by_the_command_line(mxnet_python, tmp_path):
 
 def test_verify_as_json_is_nothing_but_json(digits, tmp_path):
     done = run("verify", "resnet", digits, "--json")
-    assert json.loads(done.stdout) == {"directory": str(digits), "whole": True, "findings": []}
+    assert json.loads(done.stdout) == {
+        "benchmark": "resnet", "directory": str(digits), "whole": True, "findings": []
+    }  # fmt: skip
     done = run("verify", "resnet", tmp_path / "nowhere", "--json")
     assert done.exit_code == ExitCode.REFUSED
     assert json.loads(done.stdout)["findings"][0]["found"].startswith("no folder")

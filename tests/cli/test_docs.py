@@ -1,7 +1,7 @@
 """The documentation is tried: its commands, generated tables, links, options and quoted messages."""
 
-import dataclasses
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,9 +21,8 @@ from encore import catalogue, configuration, paths
 from encore.cli import documentation
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
-from encore.machine import node, telemetry
-from encore.run import passport as passports
-from encore.run import planning, run_folder, runner
+from encore.machine import node
+from encore.run import run_folder
 from tests.results.result_logs import resnet_v07
 
 PAGES = {path: path.read_text(encoding="utf-8") for path in documentation.pages(paths.ROOT)}
@@ -42,7 +42,7 @@ FOREIGN_MESSAGES = {"GPU is not enabled", "cannot find the checkout on"}
 # How each kind of command is tried, the first that fits. Nobody adds a command that is not tried.
 KINDS = (
     (r"\./run\.sh \w", "run.sh"),
-    (r"encore run --resume RUN$", "parse"),
+    (r"encore run --resume RUN( --json)?$", "parse"),
     (r"encore run \w", "dry run"),
     (r"encore sweep --resume RUN$", "parse"),
     (r"encore sweep \w", "dry run"),
@@ -52,6 +52,8 @@ KINDS = (
     (r"encore submit --resume RUN", "parse"),
     (r"encore submit \w", "dry run"),
     (r"sbatch -N \d+ .*slurm/run\.sub \w", "sbatch"),
+    (r"encore data get .*--(run|prepare)", "parse"),
+    (r"encore data get \w", "run"),
     (r"encore data prepare \w", "dry run"),
     (r"encore data verify \w", "parse"),
     (r"encore data verify$", "run"),
@@ -65,13 +67,14 @@ KINDS = (
     (r"encore report .*--detections", "parse"),
     (r"encore (archive .* --(merge|bundle)|verify )", "parse"),
     (r"encore (report|archive) .*-o ", "write"),
-    (r"encore (list|show|plan|published|score|check|audit|compare|report|--version)\b", "run"),
+    (r"encore (list|show|schema|plan|published|score|check|audit|compare|report|--version)\b", "run"),
     (r"python DIR/triton/client\.py ", "client"),
     (r"make [\w-]+", "make"),
     (r"python -m encore\.cli\.documentation --(check|write)$", "paths"),
     (r"python -m pytest ", "paths"),
     (r"python -m (benchmarks|tests|tools)\.", "module"),
     (r"horovodrun -np \d+ python -m benchmarks\.", "module"),
+    (r"jq .* RUN/", "jq"),
     (r"python -m json\.tool RUN/", "execute"),
     (r"python -c ", "execute"),
     (r"tail -n \d+ RUN/", "execute"),
@@ -118,7 +121,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("docs")
     for name in ("DIR", "OUT"):
         (folder / name).mkdir()
-    passport = {"benchmark": "resnet", "round": "v0.7"}
+    passport = {"benchmark": "resnet", "round": "v0.7", "submission": {"text": "a text"}, "deviations": []}
     run = run_folder.create(folder / "results", "resnet-mxnet-cpu", lambda path: passport, {}, {}, list(range(5)))
     for experiment in run.experiments():
         log = resnet_v07(40 + experiment.number, start_ms=1_592_669_288_183 + 10**7 * experiment.number)
@@ -188,6 +191,8 @@ def tried(how: str, words: list[str], folder: Path) -> str:
         return executed(["make", "-n", *words[1:]], paths.ROOT)
     if how == "execute":
         return executed([sys.executable if words[0] == "python" else words[0], *words[1:]], folder)
+    if how == "jq":
+        return queried(jq.compile(words[-2]), Path(words[-1]).read_text(encoding="utf-8"))
     if how == "parse":
         command, rest = subcommand(words)
         command.make_context("encore", rest)
@@ -220,12 +225,19 @@ PASSING = (
     (r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS"),
     (r"(--name \S+-)[0-9a-f]{8}", r"\1HASH"),
     (r"--user \d+:\d+", "--user"),
+    (r"(runAsUser|runAsGroup|fsGroup): \d+", r"\1"),
+    (r'"seed": \d+', '"seed"'),
+    # What follows from a caller who is not root
+    (r"(?m)^ *(runAsNonRoot: true|capabilities:|drop:|- ALL)\n", ""),
+    (r"(name: (?:LOGNAME|OMP_NUM_THREADS|USER)\n *value:) .*", r"\1"),
     (r"(torchinductor|triton)_\d+", r"\1"),
     (r"[ \t]+", " "),
     (r"─+", "─"),
 )
 # What a machine has, and what other tests leave behind
-UNRECORDED = r"encore (status|doctor|images|data verify|--version)|encore run .*--json"
+UNRECORDED = (
+    r"encore (status|doctor|images|data (get|verify)|schema|--version)|encore run .*--json|encore submit .*--kind "
+)
 MOST = 20_000  # Characters of one output
 
 
@@ -238,11 +250,20 @@ def lasting(text: str, ground: dict[str, Path]) -> str:
     return text[:MOST]
 
 
+def queried(program: Any, text: str) -> str:
+    return "".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in program.input_text(text))
+
+
 def try_command(command: str, ground: dict[str, Path]) -> str:
     how = next((how for pattern, how in KINDS if re.match(pattern, command)), None)
     assert how is not None, f"{COMMANDS[command]}: no kind of command; say in KINDS how it is tried"
     words, _, target = command.partition(" '>' ")
+    words, _, filtered = words.partition(" '|' ")
     output = tried(how, [put(word, ground) for word in shlex.split(words)], ground[""])
+    if filtered:
+        program = jq.compile(shlex.split(filtered)[-1])
+        # A dry run prints something else than the run in whose place it is tried.
+        output = "" if how == "dry run" and "--dry-run" not in words else queried(program, output)
     if target:
         (ground[""] / target).write_text(output, encoding="utf-8")
     return output if how in ("run", "write", "dry run", "run.sh", "sbatch") else ""
@@ -258,6 +279,17 @@ def test_command(command: str, ground: dict[str, Path], recorded: Callable[[str,
     output = try_command(command, ground)
     if output and not re.match(UNRECORDED, command):
         recorded(f"{re.sub(r'[^a-z0-9]+', '-', command.lower())[:120]}.txt", lasting(output, ground))
+
+
+@pytest.mark.slow
+def test_python_of_the_scripting_page_runs(ground: dict[str, Path]) -> None:
+    programs = [text for place, language, text in blocks() if language == "python" and "scripting.md" in place]
+    assert programs
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for text in programs:
+        command = [sys.executable, "-c", text.replace('"RUN"', repr(str(ground["RUN"])))]
+        done = subprocess.run(command, cwd=ground[""], env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_every_block_is_closed_and_of_a_known_language() -> None:
@@ -326,6 +358,7 @@ def test_a_stale_table_is_named_then_written_and_nothing_else(
     choice = catalogue.choose("resnet")
     monkeypatch.setattr(documentation.paths, "ROOT", tmp_path)
     monkeypatch.setattr(documentation.catalogue, "choose", lambda name: choice)
+    monkeypatch.setattr(documentation.schemas, "files", dict)
     with pytest.raises(typer.Exit) as ended:
         documentation.main(write=False)
     assert (ended.value.exit_code, "README.md: stale" in capsys.readouterr().out) == (ExitCode.FAILED, True)
@@ -412,16 +445,6 @@ def test_quoted_messages_are_those_of_the_code() -> None:
 # -- what the pages say about files and codes ------------------------------------------------------------
 
 
-def test_run_folder_page_knows_every_field() -> None:
-    plan = planning.make_plan(planning.Request(name="resnet", gpus=1, system="cpu", seed=1))
-    command = runner.dry_run_command(plan)
-    content = passports.describe(plan.configuration, command, {}, plan.machine, [1], "host")
-    known = {*content, *node.this_node().as_json(), *telemetry.sample_host()}
-    known |= {field.name for field in dataclasses.fields(run_folder.ExperimentState)}
-    text = PROSE[DOCS / "run-folder.md"]
-    assert sorted(name for name in known if f"`{name}`" not in text) == [], "explain them in docs/run-folder.md"
-
-
 def test_exit_codes_page_has_every_code_and_shows_an_error_as_it_is() -> None:
     text = PAGES[DOCS / "exit-codes.md"]
     assert [code for code in ExitCode if f"| {int(code)} | `{code.name}` |" not in text] == []
@@ -439,7 +462,7 @@ def test_every_benchmark_has_its_page() -> None:
 
 def test_there_are_few_commands_and_each_has_examples_that_are_understood() -> None:
     known = leaves(typer.main.get_command(app))
-    assert len(known) <= 33
+    assert len(known) <= 35
     for name, command in known.items():
         lines = [line.strip() for line in (command.epilog or "").splitlines()]
         examples = [re.split(r"\s{3,}", line)[0] for line in lines if line.startswith(name)]

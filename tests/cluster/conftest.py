@@ -42,7 +42,7 @@ class Jobs:
     data: Path
 
     def submit(self, *arguments: str, sbatch: tuple[str, ...] = ("--nodes=2",), tiny: bool = True) -> str:
-        """Return the number of a job of slurm/run.sub on the digits, with two epochs unless given otherwise."""
+        """Return the number of a job of slurm/run.sub on half of the digits, with two epochs unless given otherwise."""
         short = ("--set", "epochs=2", "--set", "quality_target=1.0") if tiny else ()
         own = ("--results", str(self.results), "--data", str(self.data))
         script = str(paths.ROOT / "slurm" / "run.sub")
@@ -82,7 +82,7 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(cluster: Cluster, digits: Path, tmp_path: Path) -> Iterator[Jobs]:
-    yield Jobs(cluster, tmp_path / "results", digits)
+def jobs(cluster: Cluster, few_digits: Path, tmp_path: Path) -> Iterator[Jobs]:
+    yield Jobs(cluster, tmp_path / "results", few_digits)
     cluster.call("scancel", "--user=root")
     wait_for(cluster.is_idle, "idle nodes after the test")

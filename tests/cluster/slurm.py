@@ -75,7 +75,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SE
     while time.monotonic() < end:
         if condition():
             return
-        time.sleep(0.1)
+        time.sleep(0.5)  # most ask Slurm, which takes processes of its own, while trainings need the cores
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 

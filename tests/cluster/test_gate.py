@@ -20,7 +20,7 @@ import pynvml
 import pytest
 
 from encore import paths
-from encore.machine import gate
+from encore.machine import verdict
 from tests.cluster.conftest import Jobs
 from tests.cluster.slurm import Cluster, wait_for
 from tests.machine.test_gate import GPU
@@ -86,7 +86,7 @@ class Harmed:
         wait_for(self._cluster.is_idle, "the nodes are idle again")
         time.sleep(1)  # slurmd refuses the credential of a step that it ended in the same second
 
-    def gate(self, *options: str) -> dict[str, gate.Verdict]:
+    def gate(self, *options: str) -> dict[str, verdict.Verdict]:
         encore = (sys.executable, "-m", "encore.cli.app", "doctor", "--nodes", *(options or ("--quick",)), "--json")
         done = subprocess.run(
             ["salloc", "--quiet", "--nodes=2", "--exclusive", *encore, "--disk", str(self.disk)],
@@ -94,7 +94,7 @@ class Harmed:
             cwd=paths.ROOT, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         found = [
-            gate.Verdict(each["node"], tuple(gate.Check(**check) for check in each["checks"]))
+            verdict.Verdict(each["node"], tuple(verdict.Check(**check) for check in each["checks"]))
             for each in json.loads(done.stdout)["nodes"]
         ]
         self.said = done.stderr
@@ -144,10 +144,10 @@ HARMS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def failed(verdict: gate.Verdict) -> set[str]:
+def failed(found: verdict.Verdict) -> set[str]:
     # Without what is measured: both nodes have the same two cores, on which other tests train
-    measured = (*(title for _, title, *_ in gate.MEASURED), "write of ", "read of ")
-    return {each.name for each in verdict.checks if each.level == "FAIL" and not each.name.startswith(measured)}
+    measured = (*(title for _, title, *_ in verdict.MEASURED), "write of ", "read of ")
+    return {each.name for each in found.checks if each.level == "FAIL" and not each.name.startswith(measured)}
 
 
 def test_two_nodes_that_are_well_pass(harmed: Harmed) -> None:
@@ -183,18 +183,21 @@ def test_a_harmed_node_fails_with_the_reason_and_the_other_one_passes(harmed: Ha
 
 
 def test_a_node_with_few_cycles_is_slow(harmed: Harmed) -> None:
-    group = Path("/sys/fs/cgroup/cpu/encore-harm")
-    if not group.parent.is_dir():
-        pytest.skip("no cgroup v1 with the controller cpu")
+    version_1 = Path("/sys/fs/cgroup/cpu")
+    is_old = version_1.is_dir()
+    group = (version_1 if is_old else version_1.parent) / "encore-harm"
+    file, few, all_cycles = ("cpu.cfs_quota_us", "20000", "-1") if is_old else ("cpu.max", "20000 100000", "max")
     group.mkdir(exist_ok=True)
+    if not is_old:
+        (group.parent / "cgroup.subtree_control").write_text("+cpu")
     try:
-        (group / "cpu.cfs_quota_us").write_text("20000")
+        (group / file).write_text(few)
         harmed.start(under=("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"))
         found = harmed.gate()
         assert any(each.startswith("SHA-256 on all cores: ") for each in found[SECOND].reasons), found
         assert not failed(found["n1"]), found
     finally:
-        (group / "cpu.cfs_quota_us").write_text("-1")
+        (group / file).write_text(all_cycles)
 
 
 def test_a_prolog_drains_the_node_that_it_fails_on(harmed: Harmed, cluster: Cluster) -> None:

@@ -1,12 +1,16 @@
 """Jobs and containers that several tests render."""
 
 from pathlib import Path
+from typing import Any
 
 from encore import catalogue, configuration
 from encore.catalogue import Choice
 from encore.containers import renderers
 from encore.containers.renderers import Container
 from encore.job import Command, Job, training_job
+from encore.kubernetes import manifests
+from encore.kubernetes.manifests import Files, Pods
+from encore.kubernetes.settings import Kubernetes
 from encore.machine import node
 
 RENDERERS = {
@@ -55,3 +59,11 @@ def container(runtime: str, **facts: object) -> Container:
 def rendered(runtime: str, gpus: int, **facts: object) -> Command:
     # A job of this many GPUs on a runtime
     return RENDERERS[runtime](job(gpus), container(runtime, **facts))
+
+
+def pod(job: Job) -> dict[str, Any]:
+    # The pod of a job, where every volume is the node's own folder
+    pods = Pods(settings=Kubernetes(resources={"memory": "64Gi"}))
+    workload, *_ = manifests.render(job, container("kubernetes"), pods, Files(output=OUTPUT))
+    found: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return found

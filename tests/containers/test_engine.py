@@ -16,7 +16,7 @@ from encore import paths
 from encore.containers.renderers import Container
 from encore.job import Job, Mount
 from encore.machine import processes
-from tests.conftest import Encore, only_run
+from tests.conftest import Encore, Study, only_run
 from tests.containers.conftest import EngineUnderTest, make
 from tests.containers.samples import RENDERERS
 from tests.trainings import PATIENCE, exported, served, wait_until
@@ -94,27 +94,19 @@ def shape(run: Path) -> set[str]:
     return {re.sub(r"step_\d+", "step_N", name) for name in names if "/checkpoint/" not in name}
 
 
-@pytest.fixture(scope="module")
-def outside(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The run folder of an epoch on the host
-    results = tmp_path_factory.mktemp("outside")
-    short = ("--set", "epochs=1", "--set", "warmup_epochs=0", "--results", str(results))
-    encore("run", "resnet", "2", "--system", "cpu", "--runtime", "host", "--data", str(digits), *short)
-    return only_run(results)
-
-
 def test_run_in_a_container_reaches_the_target(
-    engine: EngineUnderTest, encore: Encore, data: Path, outside: Path, tmp_path: Path
+    engine: EngineUnderTest, encore: Encore, data: Path, digits: Path, study: Study, tmp_path: Path
 ) -> None:
     # An epoch or two; that the target of the toy data set is reached is seen on the host.
     arguments = ("run", "resnet", "2", "--system", "cpu", "--set", "quality_target=0.1", "--json")
     options = ("--runtime", engine.name, "--data", str(data), "--results", str(tmp_path))
     encore(*arguments, *options, environment=engine.environment, code=0)
-    inside = only_run(tmp_path)
+    inside, outside = only_run(tmp_path), study.of_ranks(2).parent
     assert shape(inside) == shape(outside)
     passports = [json.loads((run / "run.json").read_text(encoding="utf-8")) for run in (inside, outside)]
     assert passports[0].keys() == passports[1].keys()
-    assert passports[0]["data"]["id"] == passports[1]["data"]["id"] and passports[0]["runtime"] == engine.name
+    made_outside = json.loads((digits / "dataset.json").read_text(encoding="utf-8"))
+    assert passports[0]["data"]["id"] == made_outside["id"] and passports[0]["runtime"] == engine.name
     assert passports[0]["image"]["base"] == "localhost/encore/standin-mxnet:latest"
     systems = [json.loads((run / "system.json").read_text(encoding="utf-8")) for run in (inside, outside)]
     # The stand-in pins what the host's environment pins.

@@ -75,6 +75,26 @@ def test_all_runtimes_start_the_same(benchmark: str, gpus: int) -> None:
         image = samples.container(runtime).image
         assert command.argv[command.argv.index(image) + 1 :] == job.argv and MOUNTS[runtime](command) == mounts
         assert without_own(environment(runtime, command)) == without_own(dict(on_host.environment))
+    pod = samples.pod(job)
+    (node,) = pod["containers"]
+    assert tuple(node["args"][node["args"].index("--") + 1 :]) == job.argv
+    assert pod_mounts(pod) == mounts
+    assert without_own({each["name"]: each["value"] for each in node["env"] if "value" in each}) == without_own(
+        dict(on_host.environment)
+    )
+    assert node["resources"]["limits"].get("nvidia.com/gpu", "0") == str(job.gpus)
+    assert str(renderers.STACK_BYTES) in node["args"] and ("--pinned" in node["args"]) == bool(job.gpus)
+    assert (node["workingDir"], pod["securityContext"]["runAsUser"]) == (renderers.CODE, 1000)
+
+
+def pod_mounts(pod: dict[str, Any]) -> set[tuple[str, str, bool]]:
+    # Each folder of the node that a pod's container sees, but for its memory
+    roots = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each}
+    return {
+        (str(Path(roots[each["name"]], each.get("subPath", ""))), each["mountPath"], each.get("readOnly", False))
+        for each in pod["containers"][0]["volumeMounts"]
+        if each["name"] in roots
+    }
 
 
 @pytest.mark.parametrize("runtime", ["host", *RENDERERS])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from encore.errors import EncoreError
-from encore.machine import gate, health
-from encore.machine.gate import judge
+from encore.machine import health, verdict
+from encore.machine.verdict import judge
 from encore.run import gate as gates
 from encore.slurm import queue
 from encore.slurm.cluster import Cluster
@@ -53,7 +53,7 @@ def node_with(path: str, value: Any) -> dict[str, Any]:
     return facts
 
 
-def judged(*facts: dict[str, Any] | None, **more: Any) -> dict[str, gate.Verdict]:
+def judged(*facts: dict[str, Any] | None, **more: Any) -> dict[str, verdict.Verdict]:
     return {each.node: each for each in judge({f"n{number}": each for number, each in enumerate(facts, 1)}, **more)}
 
 
@@ -155,12 +155,12 @@ def test_collectives_are_compared_with_links_and_with_other_nodes() -> None:
 def test_rounds_pair_each_node_with_two_others_once_a_round() -> None:
     for count in range(2, 12):
         names = [f"n{number}" for number in range(count)]
-        rounds = gate.rounds_of(names)
+        rounds = verdict.rounds_of(names)
         assert all(len({node for pair in each for node in pair}) == 2 * len(each) for each in rounds)
         seen = [node for each in rounds for pair in each for node in pair]
         assert {seen.count(name) for name in names} == {1 if count == 2 else 2}
         assert len(rounds) <= 3
-    assert gate.rounds_of(["n1"]) == []
+    assert verdict.rounds_of(["n1"]) == []
 
 
 def test_between_nodes_the_line_and_the_other_pairs_decide() -> None:
@@ -266,7 +266,7 @@ def test_a_node_that_failed_is_left_out_where_there_are_spares(
     allocation = queue.this_allocation(gates.os.environ)
     assert allocation is not None and allocation.nodes == ("n1", "n3")
     assert "--exclude=n2" in gates.step.once_a_node(2)
-    assert gate.kept("n2").startswith("FAIL at ") and gate.kept("n3").startswith("OK at ") and not gate.kept("n9")
+    assert [verdict.kept(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
     monkeypatch.setenv(queue.LEFT_OUT, "")
     with pytest.raises(EncoreError, match="1 of 3 nodes failed the gate: n2") as refused:
         gates.leave_out_failed(None, Cluster(), tmp_path, said.append)

@@ -152,6 +152,13 @@ MISFITS = [
     ),
     ("gnmt", {}, 2, "batch_size=500", "999 pairs, fewer than the 1,000 of a step"),
     (
+        "llama2-70b-lora",
+        {"sequence_length": 128, "vocabulary": 1024},
+        2,
+        "",
+        "samples of 128 tokens; expected sequence_length=256; hint: set sequence_length=128",
+    ),
+    (
         "llama31-8b",
         {"tokens": {"train": 9999, "test": 99}},
         2,

@@ -136,7 +136,7 @@ def test_our_own_environments_are_not_asked() -> None:
 
 
 def test_two_ranks_train_by_mpirun_in_a_python_without_gloo(
-    encore: Encore, mxnet_python: Path, digits: Path, study: Study, tmp_path: Path
+    encore: Encore, mxnet_python: Path, few_digits: Path, study: Study, tmp_path: Path
 ) -> None:
     # The build that it answered is what is kept of it; here the kept answer has no Gloo
     if shutil.which("mpirun") is None:
@@ -148,7 +148,8 @@ def test_two_ranks_train_by_mpirun_in_a_python_without_gloo(
         patch.setenv("XDG_CACHE_HOME", str(cache))
         runtimes.keep_build(mxnet_python, horovod.stat().st_mtime_ns, table)
         quiet = ("--env", "OMPI_MCA_mpi_yield_when_idle=1")
-        folder = train(encore, "resnet", digits, tmp_path / "results", "--python", str(mxnet_python), *quiet, ranks=2)
+        by = ("--python", str(mxnet_python))
+        folder = train(encore, "resnet", few_digits, tmp_path / "results", *by, *quiet, ranks=2)
     assert not list(cache.glob("*/environments"))
     passport = json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))
     by, python = passport["command"], passport["python"]

@@ -143,6 +143,7 @@ def test_goodput_adds_up_to_the_wall_clock(tmp_path: Path) -> None:
         {"kind": "start", "time": START + 170, "resumed_step": 10},
         {"kind": "epoch", "time": START + 200, "input_share": 0.25},
         {"kind": "checkpoint", "time": START + 6000, "step": 90, "seconds": 50.0},  # off the clock
+        {"kind": "checkpoint_written", "time": START + 6000, "step": 10, "seconds": 36.0},
     ]
     write(folder / "metrics.jsonl", records)
     state = {"started": "2020-06-20T16:07:08Z", "ended": "2020-06-20T16:19:08Z"}  # 60 s before and after
@@ -155,6 +156,9 @@ def test_goodput_adds_up_to_the_wall_clock(tmp_path: Path) -> None:
     assert found.wall == pytest.approx(sum(found.parts.values())) == pytest.approx(720, abs=1)
     assert found.share == pytest.approx(found.parts["training"] / found.wall)
     assert found.parts["start"] > 59 and found.parts["end"] > 59
+    table = goodput.table_of([read_run(folder / "result.txt")])
+    assert table is not None and table.formats[goodput.WRITTEN] == ".1%"
+    assert dict(zip(table.columns, table.rows[0], strict=True))[goodput.WRITTEN] == pytest.approx(0.05, abs=0.001)
 
 
 def test_no_clock_has_no_goodput(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from encore.cli.app import app
 from encore.errors import EncoreError
+from encore.files import plain as plain_json
 from encore.results.audit.judge import audit_score
 from encore.results.compare.compare import certainty, compare
 from encore.results.compare.digest import main as make_digests
@@ -432,7 +433,9 @@ def test_a_set(name: str, tmp_path: Path, recorded: Record) -> None:
         found[f"set {number}"] = {**plain, "runs": [[*each.values()] for each in plain["runs"][:12]]}
         found[f"energy {number}"] = energy.as_json() if energy else None
         found[f"convergence {number}"] = (
-            [convergence.as_json(), report_of(convergence).as_json()] if convergence else None
+            [json.loads(json.dumps(convergence, default=plain_json)), report_of(convergence).as_json()]
+            if convergence
+            else None
         )
     score_text, checked = (
         CliRunner().invoke(app, [command, str(folder)], env={"COLUMNS": "1000"}) for command in ("score", "check")

@@ -70,13 +70,13 @@ def test_live_line_says_of_each_figure_what_it_is() -> None:
 
 
 def test_a_training_is_held_against_the_data_sheet_of_its_gpus() -> None:
-    begun = {**start({"accuracy": 0.95}), "time": 100.0, "flops_per_sample": 24.5e9}
+    begun = {**start({"accuracy": 0.95}), "time": 100.0, "flops_per_sample": 24.5e9, "gemm_precision": "fp16"}
     steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
     later = [{"kind": "step", "time": at, "epoch": 2, "step": n, "loss": 0.5} for at, n in ((195.0, 12), (200.0, 20))]
     progress = progress_of(begun, *steps, evaluated(1, accuracy=0.5), *later)
     # Steps 2 to 10 in 8 s and 12 to 20 in 5 s: neither the evaluation nor what is before the first report.
     assert progress.trained_per_second == pytest.approx(16 * 64 / 13)
-    assert progress.flops_per_sample == 24.5e9
+    assert (progress.flops_per_sample, progress.gemm_precision) == (24.5e9, "fp16")
     assert progress_of(start({})).trained_per_second is None
     found = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
     assert found["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
@@ -118,6 +118,19 @@ def test_a_start_says_which_part_took_longer_than_planned() -> None:
     early = {**startup, "seconds": {"imports": 8.0}}
     assert live.start(early, on_gpu=True) == "start took 8.0 s (60 s are planned)"
     assert live.start(early, on_gpu=False) == "start took 8.0 s"
+
+
+def test_what_checkpoints_cost_is_added_up() -> None:
+    saves = [
+        {"kind": "checkpoint", "time": 1.0, "step": 10, "seconds": 0.25},
+        {"kind": "checkpoint_written", "time": 3.0, "step": 10, "seconds": 2.0},
+        {"kind": "checkpoint", "time": 4.0, "step": 20, "seconds": 0.5},
+        {"kind": "checkpoint_written", "time": 7.0, "step": 20, "seconds": 3.0},
+        {"kind": "checkpoint", "time": 9.0, "step": 20, "seconds": 9.0},  # what the run ended with
+    ]
+    written = progress_of(start(BOX_AND_MASK), *saves).written
+    assert live.checkpoints(written) == "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
+    assert progress_of(start(BOX_AND_MASK), *saves[:1], *saves[-1:]).written == {}
 
 
 def test_live_line_has_every_quality_by_name() -> None:

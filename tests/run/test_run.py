@@ -15,6 +15,7 @@ import pytest
 from encore import paths
 from encore.machine import processes
 from tests.conftest import TINY, Encore, Study, logged, losses, only_run, records
+from tests.json_schemas import validate, validate_run
 from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, exported, resumed_as_printed, train
 
 
@@ -26,7 +27,10 @@ def finished(encore: Encore, digits: Path, tmp_path_factory: pytest.TempPathFact
         "run", "resnet", "2", "--seed", "1", "--data", str(digits), "--results", str(results), "--json",
         "--env", "MY_TOKEN=hush", "--env", "NOTE=plain", code=0,
     )  # fmt: skip
-    return only_run(results), json.loads(done.stdout)
+    run, printed = only_run(results), json.loads(done.stdout)
+    validate_run(run)
+    validate("run-result", printed)
+    return run, printed
 
 
 # -- a run that reaches its target ----------------------------------------------------------------------
@@ -98,10 +102,10 @@ def test_finished_run_is_not_run_again(encore: Encore, finished: tuple[Path, dic
 # -- the same again: each training is compared with those of the study --------------------------------------
 
 
-def test_runs_have_their_own_seeds(encore: Encore, digits: Path, tmp_path: Path) -> None:
+def test_runs_have_their_own_seeds(encore: Encore, few_digits: Path, tmp_path: Path) -> None:
     # That the same seed gives the same curve is seen in runs that were stopped: here and in tests/studies
     short = ("--set", "epochs=1", "--set", "warmup_epochs=0")
-    run = train(encore, "resnet", digits, tmp_path, "--runs", "2", *short).parent
+    run = train(encore, "resnet", few_digits, tmp_path, "--runs", "2", *short).parent
     folders = [run / f"experiment_{number}" for number in (0, 1)]
     read = [
         [json.loads((each / f"{name}.json").read_text("utf-8")) for name in ("config", "state")] for each in folders
@@ -121,12 +125,12 @@ def test_two_ranks_agree_with_one(study: Study) -> None:
 
 
 def test_signal_writes_a_checkpoint_and_resume_is_exact(
-    encore: Encore, digits: Path, tmp_path: Path, study: Study
+    encore: Encore, few_digits: Path, tmp_path: Path, study: Study
 ) -> None:
     # SIGINT in the second epoch; tests/run/test_status.py stops the same run by SIGTERM
-    started = Started.run(digits, tmp_path / "my results", *TINY)
+    started = Started.run(few_digits, tmp_path / "my results", *TINY)
     # Close to the evaluation: a rank that resumed with the running statistics of another would find another quality.
-    folder = started.wait_for_step(42)
+    folder = started.wait_for_step(19)
     ranks = started.ranks(folder)
     started.process.send_signal(signal.SIGINT)
     output = started.ended(130)
@@ -142,9 +146,9 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "hangs")])
 def test_rank_that_dies_or_hangs_ends_the_run_and_is_named(
-    digits: Path, tmp_path: Path, number: signal.Signals, said: str
+    few_digits: Path, tmp_path: Path, number: signal.Signals, said: str
 ) -> None:
-    started = Started.run(digits, tmp_path, *(HANGS if number == signal.SIGSTOP else ()))
+    started = Started.run(few_digits, tmp_path, *(HANGS if number == signal.SIGSTOP else ()))
     ranks = started.ranks(started.wait_for_step(5))
     ranks[1].send_signal(number)
     output = started.ended(1)
@@ -154,9 +158,9 @@ def test_rank_that_dies_or_hangs_ends_the_run_and_is_named(
 
 @pytest.mark.parametrize(("name", "launcher"), [("resnet", "horovodrun"), ("resnet-pytorch", "torchrun")])
 def test_launcher_that_dies_takes_its_ranks_along(
-    digits: Path, pytorch_python: Path, tmp_path: Path, name: str, launcher: str
+    few_digits: Path, pytorch_python: Path, tmp_path: Path, name: str, launcher: str
 ) -> None:
-    started = Started.run(digits, tmp_path, name=name)
+    started = Started.run(few_digits, tmp_path, name=name)
     started.wait_for_step(5)
     every = processes.family(started.process.pid)[1:]
     every[0].kill()
@@ -164,8 +168,8 @@ def test_launcher_that_dies_takes_its_ranks_along(
     assert_none_left(every)
 
 
-def test_a_loss_that_is_not_finite_is_not_to_be_resumed(encore: Encore, digits: Path, tmp_path: Path) -> None:
-    where = ("--data", str(digits), "--results", str(tmp_path))
+def test_a_loss_that_is_not_finite_is_not_to_be_resumed(encore: Encore, few_digits: Path, tmp_path: Path) -> None:
+    where = ("--data", str(few_digits), "--results", str(tmp_path))
     done = encore("run", "resnet", "1", *where, *TINY, "--set", "learning_rate=1e30", code=1)
     assert "the loss is not finite; resumed it would end in the same way" in done.stdout
     assert "hint: start a new run with a lower learning_rate" in done.stdout
@@ -173,13 +177,13 @@ def test_a_loss_that_is_not_finite_is_not_to_be_resumed(encore: Encore, digits: 
     assert json.loads((only_run(tmp_path) / "experiment_0" / "state.json").read_text("utf-8"))["is_final"] is True
 
 
-def test_disk_that_fills_up_is_reported_and_nothing_is_lost(digits: Path, tmp_path: Path, encore: Encore) -> None:
+def test_disk_that_fills_up_is_reported_and_nothing_is_lost(few_digits: Path, tmp_path: Path, encore: Encore) -> None:
     def limit() -> None:
         # A checkpoint of ResNet-18 has files of 45 MB: they no longer fit.
         resource.setrlimit(resource.RLIMIT_FSIZE, (20 * 2**20, 20 * 2**20))
 
     done = encore(
-        "run", "resnet", "1", "--data", str(digits), "--results", str(tmp_path), *TINY, preexec_fn=limit, code=1
+        "run", "resnet", "1", "--data", str(few_digits), "--results", str(tmp_path), *TINY, preexec_fn=limit, code=1
     )
     assert "disk is full" in done.stdout and "Traceback" not in done.stderr
     folder = only_run(tmp_path)
@@ -188,17 +192,17 @@ def test_disk_that_fills_up_is_reported_and_nothing_is_lost(digits: Path, tmp_pa
     assert encore("run", "--resume", str(folder)).returncode == 3
 
 
-def test_training_runs_by_hand_without_encore(mxnet_python: Path, digits: Path, tmp_path: Path) -> None:
+def test_training_runs_by_hand_without_encore(mxnet_python: Path, few_digits: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     plain = subprocess.run(
-        [sys.executable, "-m", "encore.cli.app", "run", "resnet", "1", "--data", str(digits), "--dry-run", "--json",
+        [sys.executable, "-m", "encore.cli.app", "run", "resnet", "1", "--data", str(few_digits), "--dry-run", "--json",
          "--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "quality_target=1.0"],
         capture_output=True, text=True, check=True, cwd=paths.ROOT,
     )  # fmt: skip
     config.write_text(json.dumps(json.loads(plain.stdout)["configuration"]), encoding="utf-8")
     command = [
         str(mxnet_python), "-m", "benchmarks.resnet.mxnet.train",
-        "--config", str(config), "--data", str(digits), "--output", str(tmp_path),
+        "--config", str(config), "--data", str(few_digits), "--output", str(tmp_path),
     ]  # fmt: skip
     environment = {"PATH": os.environ["PATH"], "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     done = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -60,7 +60,7 @@ def test_the_gpus_train_it_in_a_python_with_cuda(gpus: tuple[node.Gpu, ...], mon
     assert (configuration.system.system, found.makes_small_data, configuration.is_submitted) == ("gpu", True, False)
     assert found.toy_data_set == f"{WITHOUT} on the GPUs (/apps/bin/python)"
     assert "FAIL" not in levels(found).values() and levels(found)["toy data set"] == "WARN"
-    assert "never a reproduction" in passport._submission(configuration, {"name": "digits"})["text"]
+    assert "never a reproduction" in passport.submission_of(configuration, {"name": "digits"})["text"]
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,10 @@ def cancelled_output(run: Path, suspended: Sequence[psutil.Process]) -> str:
 
 
 def test_run_is_shown_followed_and_cancelled_and_goes_on(
-    encore: Encore, digits: Path, tmp_path: Path, study: Study
+    encore: Encore, few_digits: Path, tmp_path: Path, study: Study
 ) -> None:
-    started = Started.run(digits, tmp_path, *TINY)
-    folder = started.wait_for_step(25)
+    started = Started.run(few_digits, tmp_path, *TINY)
+    folder = started.wait_for_step(13)
     run, ranks = folder.parent, started.ranks(folder)
     for rank in ranks:
         rank.suspend()  # in the second epoch: it must not end while it is looked at
@@ -101,10 +101,10 @@ def test_run_is_shown_followed_and_cancelled_and_goes_on(
 
 
 def test_ranks_of_a_killed_run_are_shown_ended_and_resumed(
-    encore: Encore, digits: Path, tmp_path: Path, study: Study
+    encore: Encore, few_digits: Path, tmp_path: Path, study: Study
 ) -> None:
-    started = Started.run(digits, tmp_path, *TINY)
-    folder = started.wait_for_step(25)
+    started = Started.run(few_digits, tmp_path, *TINY)
+    folder = started.wait_for_step(13)
     ranks, left = started.ranks(folder), processes.family(started.process.pid)[1:]
     for rank in ranks:
         rank.suspend()  # they must not end while they are looked at

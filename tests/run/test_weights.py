@@ -47,6 +47,15 @@ def test_tensorflows_files_are_mounted_together(tmp_path: Path) -> None:
     assert [mount.source for mount in found] == [index, tensors]
 
 
+def test_files_of_an_index_are_mounted_with_it(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    parts = [tmp_path / f"model-0000{number}.safetensors" for number in (1, 2)]
+    for path in (index, *parts, tmp_path / "model.bin"):
+        path.touch()
+    found = preflight.weight_mounts({"base": index}, tmp_path / "data")
+    assert [mount.source for mount in found] == [index, *parts]
+
+
 def submitted(name: str, *settings: str) -> configuration.Configuration:
     choice = catalogue.choose(name)
     return configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), 1, 8, list(settings))
@@ -125,6 +134,6 @@ def test_a_dry_run_without_the_weights_would_be_refused(encore: Encore, tmp_path
 def test_a_submitted_configuration_on_other_data_is_no_submission() -> None:
     unearned = {"name": "wikipedia", "unearned": "splits.val.count 9 for 10,000"}
     data: tuple[dict[str, Any], ...] = ({"name": "wikipedia"}, {"name": "own data"}, unearned)
-    found = [passport._submission(submitted("bert"), each) for each in data]
+    found = [passport.submission_of(submitted("bert"), each) for each in data]
     assert [each["submitted"] for each in found] == [True, False, False]
     assert all(each["text"].endswith("on other data than wikipedia") for each in found[1:])

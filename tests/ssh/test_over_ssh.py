@@ -103,10 +103,10 @@ def wait_for(ssh: Path, log: Path) -> str:
         time.sleep(0.1)
 
 
-def started(sshd: Sshd, digits: Path, results: Path, launcher: str, *more: str) -> subprocess.Popen[str]:
+def started(sshd: Sshd, few_digits: Path, results: Path, launcher: str, *more: str) -> subprocess.Popen[str]:
     command = [
         sys.executable, "-m", "encore.cli.app", "run", "resnet", "2", "--hosts", HOSTS, "--launcher", launcher,
-        "--runtime", "host", "--data", str(digits), "--results", str(results), *QUICK, *more,
+        "--runtime", "host", "--data", str(few_digits), "--results", str(results), *QUICK, *more,
     ]  # fmt: skip
     variables = {**os.environ, "PATH": sshd.path, "SECRET_OF_THE_SHELL": "hush"}
     return subprocess.Popen(
@@ -125,9 +125,9 @@ def ssh_sessions(sshd: Sshd) -> list[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def by_mpirun(sshd: Sshd, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_mpirun(sshd: Sshd, few_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = tmp_path_factory.mktemp("mpirun")
-    child = started(sshd, digits, results, "mpirun")
+    child = started(sshd, few_digits, results, "mpirun")
     output = child.communicate(timeout=PATIENCE)[0]
     assert child.returncode == 3, output
     return only_run(results)
@@ -136,7 +136,7 @@ def by_mpirun(sshd: Sshd, digits: Path, tmp_path_factory: pytest.TempPathFactory
 def test_mpirun_trains_on_two_hosts(by_mpirun: Path, sshd: Sshd) -> None:
     beats = processes.heartbeats(by_mpirun / "experiment_0" / "heartbeat")
     assert [beat.host for beat in beats] == [os.uname().nodename, sshd.host]
-    assert len(records(by_mpirun / "experiment_0" / "metrics.jsonl", "step")) == 24
+    assert len(records(by_mpirun / "experiment_0" / "metrics.jsonl", "step")) == 12
     assert (by_mpirun / "experiment_0" / "hosts").read_text() == "127.0.0.1 slots=1\nencore-second slots=1\n"
     assert {path.name for path in (by_mpirun / "experiment_0" / "ranks").iterdir()} >= {"rank.0", "rank.1"}
     assert "hush" not in (by_mpirun / "run.json").read_text(encoding="utf-8")
@@ -144,9 +144,9 @@ def test_mpirun_trains_on_two_hosts(by_mpirun: Path, sshd: Sshd) -> None:
 
 
 def test_horovodrun_stops_resumes_and_trains_the_same(
-    sshd: Sshd, digits: Path, tmp_path: Path, encore: Encore, by_mpirun: Path
+    sshd: Sshd, few_digits: Path, tmp_path: Path, encore: Encore, by_mpirun: Path
 ) -> None:
-    child = started(sshd, digits, tmp_path, "horovodrun")
+    child = started(sshd, few_digits, tmp_path, "horovodrun")
     folder = wait_for_step(child, tmp_path, 5)
     ranks = ranks_of(folder)
     assert [beat.host for beat in processes.heartbeats(folder / "heartbeat")] == [
@@ -164,8 +164,8 @@ def test_horovodrun_stops_resumes_and_trains_the_same(
     assert not ssh_sessions(sshd)
 
 
-def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended(sshd: Sshd, digits: Path, tmp_path: Path) -> None:
-    child = started(sshd, digits, tmp_path, "horovodrun", *HANGS)
+def test_a_rank_that_hangs_on_the_other_host_is_named_and_ended(sshd: Sshd, few_digits: Path, tmp_path: Path) -> None:
+    child = started(sshd, few_digits, tmp_path, "horovodrun", *HANGS)
     folder = wait_for_step(child, tmp_path, 3)
     ranks = ranks_of(folder)
     ranks[1].send_signal(signal.SIGSTOP)
@@ -188,7 +188,7 @@ def test_the_same_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None
     assert (tmp_path / "1").read_text() == f"{sshd.host} 1 none\n"
 
 
-def test_no_host_is_asked_for_a_password(sshd: Sshd, encore: Encore, digits: Path, tmp_path: Path) -> None:
-    arguments = ("--hosts", "127.0.0.1:1,127.0.0.3:1", "--data", str(digits), "--results", str(tmp_path))
+def test_no_host_is_asked_for_a_password(sshd: Sshd, encore: Encore, few_digits: Path, tmp_path: Path) -> None:
+    arguments = ("--hosts", "127.0.0.1:1,127.0.0.3:1", "--data", str(few_digits), "--results", str(tmp_path))
     done = encore("run", "resnet", "2", *arguments, environment={"PATH": sshd.path}, timeout=PATIENCE, code=2)
     assert "127.0.0.3 cannot be reached by ssh" in done.stderr and "hint:" in done.stderr

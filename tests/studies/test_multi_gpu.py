@@ -9,6 +9,7 @@ import pytest
 from encore.lab.studies import folder as folders
 from encore.lab.studies.definition import Study
 from tests.conftest import Encore
+from tests.json_schemas import validate_file
 from tests.trainings import in_background, wait_until
 
 
@@ -31,6 +32,7 @@ def resumed(
     done = encore("study", "run", "--resume", str(path), "--json")
     assert done.returncode == 0, done.stderr
     (path / "printed.json").write_text(done.stdout, encoding="utf-8")
+    validate_file("study-report", path / "printed.json")
     return path, before
 
 

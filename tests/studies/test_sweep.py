@@ -213,11 +213,11 @@ def test_the_state_of_a_point_is_that_of_its_run(tmp_path: Path) -> None:
     assert not study.may_resume(), "each would fail again"
 
 
-def test_an_interrupted_point_is_resumed(encore: Encore, digits: Path, tmp_path: Path, study: Study) -> None:
-    where = ("--data", str(digits), "--results", str(tmp_path))
+def test_an_interrupted_point_is_resumed(encore: Encore, few_digits: Path, tmp_path: Path, study: Study) -> None:
+    where = ("--data", str(few_digits), "--results", str(tmp_path))
     process = in_background("sweep", "resnet", "--gpus-per-node", "1", *where, *TINY, "--seed", "7")
-    # Behind the checkpoint of the first epoch, which 24 steps make.
-    wait_for_step(process, tmp_path, 26)
+    # Behind the checkpoint of the first epoch, which 12 steps make.
+    wait_for_step(process, tmp_path, 14)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE)
     (path,) = tmp_path.iterdir()

@@ -46,8 +46,15 @@ def settings(name: str) -> tuple[str, ...]:
     of_round = choice.benchmark.rounds[catalogue.find_system(choice, system, None).round].targets
     # BLEU and F1 go to 100, the others to 1.
     found = [f"{choice.benchmark.qualities[each].config}={100.0 if of_round[each] > 1 else 1.0}" for each in of_round]
-    interval = catalogue.find_system(choice, system, None).config.get("eval_interval_samples")
-    found.append("epochs=2" if interval is None else f"max_samples={2 * interval}")
+    config = catalogue.find_system(choice, system, None).config
+    interval = config.get("eval_interval_samples")
+    if interval is None:
+        found.append("epochs=2")
+    elif "max_samples" in known:
+        found.append(f"max_samples={2 * interval}")
+    else:
+        # The rules leave out the first floor(batch / 8 + 2) evaluations.
+        found.append(f"max_steps={(config['batch_size'] // 8 + 4) * -(-interval // config['batch_size'])}")
     found += ["eval_epochs=[1, 2]"] if "eval_epochs" in known else []
     return tuple(word for each in found for word in ("--set", each))
 

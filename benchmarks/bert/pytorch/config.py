@@ -30,16 +30,16 @@ class Config:
 
     # The network (Devlin et al. 2018, arXiv 1810.04805, BERT-Large)
     checkpoint: str = ""  # weights to begin with: a file, or its name in the data folder; empty draws them
-    layers: int = 24  # each an attention and two products
+    layers: int = 24  # each an attention and two GEMMs
     width: int = 1024  # of the embeddings and of what layers exchange
     heads: int = 16  # of each attention
-    inner_width: int = 4096  # between the two products of a layer
+    inner_width: int = 4096  # between the two GEMMs of a layer
     positions: int = 512  # rows of the table of positions: the longest sample
     vocabulary_multiple: int = 8  # the vocabulary is padded to a multiple of this
     gelu: Literal["tanh", "erf"] = "tanh"  # tanh: the approximation of the submissions (layers/fused_gelu.py)
     dropout: float = 0.1  # of embeddings and of each block's output
     attention_dropout: float = 0.1  # of the attentions' weights
-    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of products; weights, sums and LAMB stay in fp32
+    precision: Literal["fp16", "bf16", "tf32", "fp32"] = "fp16"  # of GEMMs; weights, sums and LAMB stay in fp32
 
     # The loss
     masked_mean: Literal["global", "batch"] = "batch"  # mean over masked words of a step, or of a rank's part of it
@@ -78,7 +78,7 @@ class Config:
     attention: Attention = "auto"  # see benchmarks/language/pytorch/attention.py
     compile: bool = False  # on a GPU: torch.compile of each layer, for rows of any length
     cuda_graph: bool = False  # on a GPU: forward and backward of a part as one graph for each length of row
-    fp8: Float8 = "none"  # products of the layers in FP8, see benchmarks/language/pytorch/fp8.py
+    fp8: Float8 = "none"  # GEMMs of the layers in FP8, see benchmarks/language/pytorch/fp8.py
     warm_up_steps: int = 3  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
@@ -120,7 +120,7 @@ class Config:
                 "attention=varlen has no dropout: set attention_dropout=0",
                 self.attention == "varlen" and self.attention_dropout > 0,
             ),
-            ("fp8 needs precision=bf16 for all but the products", self.fp8 != "none" and self.precision != "bf16"),
+            ("fp8 needs precision=bf16 for all but the GEMMs", self.fp8 != "none" and self.precision != "bf16"),
             (
                 "fp8=transformer_engine is for GPUs, has no CUDA graph and is not compiled: set fp8=scaled_mm",
                 self.fp8 == "transformer_engine" and (on_cpu or self.cuda_graph or self.compile),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.run import choices, configuration
+from benchmarks.common.run import choices, configuration, evidence
 from benchmarks.common.run.metrics import MetricsStream, StepReports
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.stopping import end_process
@@ -193,7 +193,7 @@ def _main(
         "measured": measured,
         "input_share": share,
         "device": config.device,
-        "precision": "fp8" if getattr(config, "fp8", "none") != "none" else getattr(config, "precision", "fp32"),
+        "precision": evidence.gemm_precision(config),
         "peak_flops_per_second": peak,
     }
     framework.finish()

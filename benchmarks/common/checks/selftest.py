@@ -163,24 +163,29 @@ def alternatives(config_class: Any, name: str) -> Tuple[Any, ...]:
 def variants(suite: Suite, base: Mapping[str, Any]) -> Dict[str, Tuple[Dict[str, Any], Tolerance]]:
     """Return the settings that must train like ``base``, by ``FIELD=VALUE``, with their tolerance."""
     found: Dict[str, Tuple[Dict[str, Any], Tolerance]] = {}
-    types = get_type_hints(suite.config_class)
     for entry, tolerance in suite.varied.items():
         name, _, text = entry.partition("=")
-        choice = text in get_args(types[name])
-        values: Tuple[Any, ...] = alternatives(suite.config_class, name)
-        if text:
-            values = (text if choice else types[name](text),)
-        for value in values:
+        for value in [named(suite.config_class, name, text)] if text else alternatives(suite.config_class, name):
             label = f"{name}={str(value).lower() if isinstance(value, bool) else value}"
             if value != base[name] and label not in suite.left_out:
                 found[label] = ({name: value, **needed(suite, name, value)}, tolerance)
     return found
 
 
+# What other values than a field's default mean nothing without.
+NEEDED: Mapping[str, Mapping[str, Any]] = {"fp8": {"precision": "bf16"}, "xla_parts": {"xla": True}}
+
+
+def named(config_class: Any, name: str, text: str) -> Any:
+    """Return the value of a field that ``text`` stands for: a choice, or what its type makes of it."""
+    wanted = get_type_hints(config_class)[name]
+    return text if text in get_args(wanted) else wanted(text)
+
+
 def needed(suite: Suite, name: str, value: Any) -> Dict[str, Any]:
     """Return what a value needs as well: fp16 a factor, without which a small network's gradients underflow."""
-    if name == "fp8":
-        return {"precision": "bf16"}
+    if name in NEEDED:
+        return dict(NEEDED[name])
     return {"loss_scale": defaults(suite)["loss_scale"]} if (name, value) == ("precision", "fp16") else {}
 
 

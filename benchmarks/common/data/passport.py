@@ -1,17 +1,6 @@
 """The passport of a data set: written last, so that a folder without it is half-written.
 
-``dataset.json`` in the data folder has the fields
-
-- schema, benchmark, name;
-- id: sha256 of the content alone, so that equal data have equal ids wherever they are;
-- classes: class names in the order of their labels, empty where samples have none;
-- shared_with: names of all benchmarks that read the data set, where it is more than one;
-- splits: for each its ``count`` of samples and its ``files`` (name, bytes, sha256), and what else the benchmark's
-  writer keeps of it, such as the first and the last record; files that are too many to be listed are in an array of
-  its own, and ``unlisted_bytes`` is their size;
-- facts: sizes that the training needs (users, items, rows of a table); they are part of the id;
-- how: how it was made, which is not: ``source`` (hash of the raw data's listing and of the options), options, versions;
-- sha256: of all the other fields, so that none of them changes unnoticed.
+The fields of ``dataset.json`` are those of ``DataSet`` in benchmarks/common/records.py.
 """
 
 import hashlib
@@ -21,6 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.records import DataSet, plain
 
 FILE_NAME = "dataset.json"
 PARTS = "parts"  # folder of an unfinished preparation, inside the data folder
@@ -64,9 +54,9 @@ def _checksum(content: Passport) -> str:
 
 def write(passport: Passport, directory: Path) -> Path:
     """Write the passport with its schema and id in one step: it is there whole or not at all."""
-    content = {"schema": SCHEMA, "id": data_id(passport), **{field: passport[field] for field in FIELDS}}
-    if passport.get("shared_with"):
-        content["shared_with"] = passport["shared_with"]
+    fields = {field: passport[field] for field in FIELDS}
+    shared = list(passport.get("shared_with", ()))
+    content = plain(DataSet(schema=SCHEMA, id=data_id(passport), sha256="", shared_with=shared, **fields))
     content["sha256"] = _checksum(content)
     for partial in directory.glob(f"{FILE_NAME}.*"):  # of a process that was killed while it wrote
         partial.unlink()

@@ -56,11 +56,14 @@ class DataSet:
     add_options: Callable[[argparse._ArgumentGroup], None]  # add the options that this benchmark alone has
     writer: str  # name of the writer module: only this one may need more than the standard library
     check: passport.Check = lambda directory, passport: ()  # check that --verify makes in addition to sizes and hashes
+    optional: Tuple[str, ...] = ()  # of the files, those that not every source has
     folders: Tuple[str, ...] = ()  # names of folders that are written, with files that the passport need not list
     # Compares such files with what an array of the data set has of them.
     check_unlisted: passport.CheckUnlisted = lambda directory, passport, quick, add: ()
     # Whether the writer looks for evaluation samples that are trained on, by ``source_checks.overlap``.
     compares: bool = True
+    # Name of the module whose ``view`` shows the prepared set as samples to mistakes.find; it may need numpy.
+    samples: str = ""
     # Benchmarks that read the same data set, this one among them; its passport has the first one's name.
     shared_with: Tuple[str, ...] = ()
 
@@ -200,6 +203,7 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
     found = passport.read(directory)
     total = passport.total_bytes(found)
     problems = problems_of(data_set, directory, quick, progress.counter("verify", total))
+    problems = problems or mistaken(data_set, directory, progress)
     if problems:
         return progress.fail(*problems)
     counts = ", ".join(f"{split['count']:,} {name}" for name, split in found["splits"].items())
@@ -207,6 +211,24 @@ def verify(data_set: DataSet, directory: Path, quick: bool, progress: Progress) 
     text = f"{directory} is whole ({how}): {found['name']}, {counts}, {human_bytes(total)}"
     progress.end(directory / FILE_NAME, text)
     return 0
+
+
+def mistaken(data_set: DataSet, directory: Path, progress: Progress) -> Sequence[Problem]:
+    """Return the mistakes that samples of a whole data set show; reads a bounded part of it."""
+    try:
+        from benchmarks.common.data import mistakes
+    except ModuleNotFoundError as error:
+        progress.note(f"{error.name} is not installed in this Python: samples were not looked at for mistakes")
+        return []
+    module: Any = importlib.import_module(data_set.samples)
+    found = passport.read(directory)
+    try:
+        return mistakes.find(module.view(directory, found), directory, bool(found["how"].get("in_both")))
+    except Problem as problem:
+        return [problem]
+    except (IndexError, ValueError, OverflowError) as error:
+        text = f"{directory}: samples point to what is not there: {error}"
+        return [Problem(text, "arrays that belong together", passport.prepare_again(directory))]
 
 
 def prepare(data_set: DataSet, args: argparse.Namespace, progress: Progress) -> int:
@@ -362,7 +384,8 @@ def _remove_unfinished(scratch: Path) -> None:
 
 def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path, progress: Progress) -> Path:
     described = {file["name"]: file for file in content.described}
-    names = [name for name in data_set.files if name not in described]
+    left_out = {name for name in data_set.optional if not (scratch / name).exists()}
+    names = [name for name in data_set.files if name not in {*described, *left_out}]
     add = progress.counter("checksum", sum((scratch / name).stat().st_size for name in names))
     described.update((name, passport.describe_file(scratch / name, add)) for name in names)
     splits: Dict[str, Any] = {}
@@ -383,7 +406,7 @@ def publish(data_set: DataSet, content: Content, fingerprint: str, scratch: Path
     if why:
         progress.note(f"named {published.OWN!r}, not {content.name}: {why}")
         facts["name"] = published.OWN
-    for name in data_set.places:
+    for name in (each for each in data_set.places if each not in left_out):
         (scratch / name).replace(scratch.parent / name)
     path = passport.write(facts, scratch.parent)
     shutil.rmtree(scratch)

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.common.export.export import Arrays, Infer, Subject, Tools
 from benchmarks.common.frameworks import tensorflow
 
-import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 SIGNATURE = "serving_default"  # the one that servers call
 

@@ -5,6 +5,7 @@ NCCL carries tensors between GPUs, Gloo between CPUs. The launcher gives each pr
 own and the job gives MASTER_ADDR and MASTER_PORT. With none of them a process is alone.
 """
 
+import copy
 import datetime
 import inspect
 import os
@@ -380,6 +381,36 @@ def _read(values: torch.Tensor, work: Any) -> List[float]:
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` (tensors, state_dicts, bytes) and the states of this rank's random generators."""
+    write(path, _packed(content))
+
+
+def write(path: Path, packed: Mapping[str, Any]) -> None:
+    """Write what ``copied`` returned."""
+    torch.save(packed, str(path))
+
+
+def copied(content: Mapping[str, Any], before: Any = None) -> Mapping[str, Any]:
+    """Return a copy of what ``save`` would write, in main memory; ``before`` is an earlier one, whose memory it takes.
+
+    Copies from a GPU go to pinned memory, all at once.
+    """
+    found: Mapping[str, Any] = _copy(_packed(content), before)
+    synchronize()
+    return found
+
+
+def _copy(value: Any, before: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        fits = isinstance(before, torch.Tensor) and (before.shape, before.dtype) == (value.shape, value.dtype)
+        to = before if fits else torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+        return to.copy_(value.detach(), non_blocking=True)
+    if isinstance(value, Mapping):
+        known = before if isinstance(before, Mapping) else {}
+        return {key: _copy(each, known.get(key)) for key, each in value.items()}
+    return copy.deepcopy(value)
+
+
+def _packed(content: Mapping[str, Any]) -> Dict[str, Any]:
     # torch.load takes tensors and plain values alone.
     raw = {
         name: torch.frombuffer(bytearray(value), dtype=torch.uint8)
@@ -390,7 +421,7 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
     generators: Dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         generators["cuda"] = torch.cuda.get_rng_state()
-    torch.save({"content": plain, "bytes": raw, "generators": generators}, str(path))
+    return {"content": plain, "bytes": raw, "generators": generators}
 
 
 def load(path: Path) -> Dict[str, Any]:

@@ -4,6 +4,10 @@
 a file ``NAME.sha256`` next to it (``sha256sum --check`` reads it). A folder is filled under a temporary name and
 renamed when it is complete, so that a crash never leaves half of one. The last two are kept: where the newest is
 damaged, the one before it is used and the damaged one is set aside as ``damaged_00000123``.
+
+A save may go on while training does: ``begin`` copies the content, and a thread of each rank writes it. That of rank 0
+waits for the checksums of all ranks' files, which ends the save; no collective is in between. A rank that cannot write
+leaves a file ``rank_0.failed``.
 """
 
 import hashlib
@@ -11,17 +15,22 @@ import json
 import os
 import shutil
 import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from benchmarks.common.data.files import in_one_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.ranks import Ranks
 
 STATE_FILE = "state.json"
 SHARED_FILE = "shared"
-DIGEST = ".sha256"
+DIGEST, FAILURE = ".sha256", ".failed"
+LOOK_SECONDS = 0.05  # between two looks for the files of the other ranks
 KEPT = 2  # checkpoints that stay: the newest, and the one to go back to where that is damaged
 CHUNK = 1 << 24
 Content = Callable[[], Mapping[str, Any]]
@@ -30,7 +39,7 @@ Content = Callable[[], Mapping[str, Any]]
 class Checkpoints:
     """The checkpoints of a run: what rank 0 gives for all, what each rank gives for itself, and the logs' lengths.
 
-    ``framework`` is a module of benchmarks/common/frameworks. All ranks call ``find`` and ``save`` together.
+    ``framework`` is a module of benchmarks/common/frameworks. All ranks call ``find``, ``save`` and ``begin`` together.
     """
 
     def __init__(
@@ -40,6 +49,8 @@ class Checkpoints:
         self._folder, self._logs, self._framework, self._ranks = folder, logs, framework, ranks
         self._reshards = reshards
         self._lengths: List[int] = []
+        self._copies: Dict[str, Any] = {}  # what the last ``begin`` copied, whose memory the next one takes again
+        self._writing: Optional["Future[float]"] = None  # the save in flight
         self.found: Optional[Path] = None
         self.damaged: Dict[str, str] = {}  # damage of the newer ones that ``find`` passed over, by their names
 
@@ -142,25 +153,83 @@ class Checkpoints:
 
         One of kind ``trained`` is what a run ended with: nothing resumes from it.
         """
-        mine, temporary = own(), self._folder / f"writing_{step:08d}"
+        contents = self._contents(shared, own)
+        temporary = self._open(step)
+        for name, content in contents.items():
+            self._framework.save(temporary / name, content)
+            _write_digest(temporary / name)
+        self._framework.barrier()
+        if self._ranks.rank == 0:
+            self._publish(temporary, f"{kind}_{step:08d}", state, self._lengths)
+        self._framework.barrier()
+
+    def begin(self, step: int, state: Mapping[str, Any], shared: Content, own: Content) -> None:
+        """Begin to write a checkpoint, of which ``ended`` reports the end; returns when its content is copied.
+
+        The one before must have ended.
+        """
+        contents = self._contents(shared, own)
+        self._copies = {
+            name: self._framework.copied(content, self._copies.get(name)) for name, content in contents.items()
+        }
+        arguments = self._open(step), f"step_{step:08d}", state, list(self._lengths)
+        threads = ThreadPoolExecutor(1, "checkpoint")
+        self._writing = threads.submit(self._write, *arguments)
+        threads.shutdown(wait=False)
+
+    def ended(self, waits: bool) -> Optional[float]:
+        """Return the seconds of writing of the save in flight if it has ended, once; None if not, or without one.
+
+        Where it ``waits``, it has ended. Raises what kept this rank, or on rank 0 any rank, from writing.
+        """
+        if self._writing is None or not (waits or self._writing.done()):
+            return None
+        ended, self._writing = self._writing, None
+        return ended.result()
+
+    # Contents by the names of the files that this rank writes; ``own`` is called first.
+    def _contents(self, shared: Content, own: Content) -> Dict[str, Mapping[str, Any]]:
+        mine = {f"rank_{self._ranks.rank}": own()}
+        return {SHARED_FILE: shared(), **mine} if self._ranks.rank == 0 else mine
+
+    def _open(self, step: int) -> Path:
+        temporary = self._folder / f"writing_{step:08d}"
         if self._ranks.rank == 0:
             for left in self._folder.glob("writing_*"):  # by a run that was killed meanwhile
                 shutil.rmtree(left)
             temporary.mkdir(parents=True)
-            self._save(temporary / SHARED_FILE, shared())
         self._framework.barrier()
-        self._save(temporary / f"rank_{self._ranks.rank}", mine)
-        self._framework.barrier()
-        if self._ranks.rank == 0:
-            digests = list(map(_digest, self._logs, self._lengths))
-            logs = {"log_lengths": self._lengths, "log_digests": digests}
-            state = {**state, "ranks": self._ranks.size, **logs}
-            publish(temporary, self._folder / f"{kind}_{step:08d}", state)
-        self._framework.barrier()
+        return temporary
 
-    def _save(self, path: Path, content: Mapping[str, Any]) -> None:
-        self._framework.save(path, content)
-        _write_digest(path)
+    # Write the copies; on rank 0 until the checkpoint is whole. Return the seconds.
+    def _write(self, temporary: Path, name: str, state: Mapping[str, Any], lengths: Sequence[int]) -> float:
+        began = time.time()
+        try:
+            for each, copy in self._copies.items():
+                self._framework.write(temporary / each, copy)
+                _write_digest(temporary / each)
+        except BaseException as error:
+            with suppress(OSError):  # a full disk has room for its name, if not for the text
+                (temporary / f"rank_{self._ranks.rank}{FAILURE}").write_text(str(error), encoding="utf-8")
+            raise
+        if self._ranks.rank == 0:
+            self._wait_for_ranks(temporary)
+            self._publish(temporary, name, state, lengths)
+        return time.time() - began
+
+    def _wait_for_ranks(self, temporary: Path) -> None:
+        missing = set(range(self._ranks.size))
+        while missing:
+            for failure in temporary.glob(f"rank_*{FAILURE}"):
+                reason = failure.read_text(encoding="utf-8") or "see its output"
+                raise RuntimeError(f"{failure.stem} could not write its part of {temporary}: {reason}")
+            missing = {rank for rank in missing if not (temporary / f"rank_{rank}{DIGEST}").exists()}
+            if missing:
+                time.sleep(LOOK_SECONDS)
+
+    def _publish(self, temporary: Path, name: str, state: Mapping[str, Any], lengths: Sequence[int]) -> None:
+        logs = {"log_lengths": lengths, "log_digests": list(map(_digest, self._logs, lengths))}
+        publish(temporary, self._folder / name, {**state, "ranks": self._ranks.size, **logs})
 
 
 def publish(temporary: Path, final: Path, state: Mapping[str, Any]) -> None:
@@ -191,7 +260,8 @@ def _digest(path: Path, length: int = sys.maxsize) -> str:
 
 
 def _write_digest(path: Path) -> None:
-    Path(f"{path}{DIGEST}").write_text(f"{_digest(path)}  {path.name}\n", encoding="ascii")
+    with in_one_step(Path(f"{path}{DIGEST}")) as file:
+        file.write(f"{_digest(path)}  {path.name}\n".encode("ascii"))
 
 
 # Say how a file differs from what was written; empty: not at all.

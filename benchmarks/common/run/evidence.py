@@ -21,7 +21,7 @@ def of(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
     """
     kind = _computed(config, choices.get("tf32"))
     return {
-        "lowest_numerical_precision_in_linear": kind if getattr(config, "fp8", "none") == "none" else "fp8",
+        "lowest_numerical_precision_in_linear": "fp8" if gemm_precision(config) == "fp8" else kind,
         "lowest_numerical_precision_in_attn": kind,
         "lowest_numerical_precision_in_comm": _sent(config),
         **{name: getattr(config, name, 1) for name in PARALLELISM},
@@ -29,6 +29,11 @@ def of(config: Any, choices: Mapping[str, Any]) -> Dict[str, Any]:
         "micro_batch_size": getattr(config, "micro_batch_size", config.batch_size // _passes(config)),
         "config_filename": "config.json",
     }
+
+
+def gemm_precision(config: Any) -> str:
+    """Return in what a configuration's GEMMs are computed: fp8, or its ``precision``; MFU has that peak below it."""
+    return "fp8" if getattr(config, "fp8", "none") != "none" else getattr(config, "precision", "fp32")
 
 
 def required_by(round_name: str) -> bool:

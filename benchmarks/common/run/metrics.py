@@ -1,16 +1,6 @@
 """The metrics stream: one JSON object a line, written by rank 0, read by whoever follows the run.
 
-Kinds of record, by ``kind``:
-``start``  ranks, global_batch_size, steps_per_epoch, epochs, targets (by quality), resumed_step, damaged (newer
-           checkpoints by name, with what is wrong with each), environment (of rank 0: see ``READ_BY``), choices (what
-           "auto" became, by the configuration's keys; tf32, on GPUs)
-``step``   epoch (from 1), step (from 1 over the whole run), loss (mean since the last record), learning_rate
-``epoch``  epoch, samples_per_second (training alone), input_share (of the time, in which the device was idle because
-           the next batch was not there); where a training times its stages, their seconds as stages
-``eval``   epoch, qualities (by name), seconds; a benchmark may add figures, such as log_loss
-``checkpoint``  step, seconds; one that was resumed from is not in the stream, since it holds the stream's length
-``end``    outcome: reached, not_reached or interrupted
-Every record has ``time``, in Unix seconds.
+Its kinds of record are in benchmarks/common/records.py; each has ``time``, in Unix seconds.
 """
 
 import json
@@ -22,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
+from benchmarks.common.records import Epoch, Record, Step, plain
 from benchmarks.common.run.ranks import Lines, Ranks
 
 T = TypeVar("T")
@@ -45,8 +36,9 @@ class MetricsStream:
     def __init__(self, path: Path, rank: int) -> None:
         self._lines = Lines(path, rank)
 
-    def write(self, kind: str, **fields: Any) -> None:
-        self._lines.write(json.dumps({"kind": kind, "time": round(time.time(), 3), **fields}))
+    def write(self, record: Record, **figures: float) -> None:
+        line = {"kind": record.kind, "time": round(time.time(), 3), **plain(record), **figures}
+        self._lines.write(json.dumps(line))
 
 
 class StepReports:
@@ -112,14 +104,9 @@ class StepReports:
         """
         stops = [self._receive(sums) for sums in self._sums.drain()]
         seconds = max(time.time() - self._since, 1e-9)
-        fields: Dict[str, Any] = {
-            "epoch": epoch + 1,
-            "samples_per_second": round(self._samples / seconds, 2),
-            "input_share": round(self.input_share(), 4),
-        }
-        if self._stages:
-            fields["stages"] = {name: round(spent, 4) for name, spent in self._stages.items()}
-        self._metrics.write("epoch", **fields)
+        speed = round(self._samples / seconds, 2)
+        spent = {name: round(each, 4) for name, each in self._stages.items()}
+        self._metrics.write(Epoch(epoch + 1, speed, round(self.input_share(), 4), spent))
         return any(stops)
 
     def _receive(self, sums: List[float]) -> bool:
@@ -137,12 +124,7 @@ class StepReports:
         self.losses.append(loss)
         interval = self._log_interval
         if done // interval > steps.start // interval or done % self._steps_per_epoch == 0:
-            self._metrics.write(
-                "step",
-                epoch=steps.start // self._steps_per_epoch + 1,
-                step=done,
-                loss=sum(self.losses) / len(self.losses),
-                learning_rate=rate,
-            )
+            mean = sum(self.losses) / len(self.losses)
+            self._metrics.write(Step(steps.start // self._steps_per_epoch + 1, done, mean, rate))
             self.losses = []
         return sums[1] > 0

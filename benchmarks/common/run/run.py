@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, TypeVar, Union
 
 from benchmarks.common.data.problem import FAILED, REFUSED, Problem
+from benchmarks.common.records import Checkpoint, CheckpointWritten, End, Evaluation, Start
 from benchmarks.common.run import choices, configuration, evidence, startup
 from benchmarks.common.run.checkpoints import Checkpoints, Content
 from benchmarks.common.run.metrics import MetricsStream, StepReports, library_environment
@@ -121,14 +122,25 @@ class Run:
         """Choices of this run where its configuration leaves them open, and the arithmetic of its device."""
         return {**choices.taken(self.config, self._choices), **self._framework.arithmetic(self.ranks)}
 
-    def _save(self, kind: str = "step") -> None:
+    def _save(self, kind: str = "step", concurrently: bool = False) -> None:
         state: Dict[str, Any] = {"step": self.position, "evaluated": self._evaluated, "reached": self._reached}
-        state.update(losses=self._reports.losses, inside_step=self._inside_step)
+        state.update(losses=list(self._reports.losses), inside_step=self._inside_step)
         state["choices"] = self.choices
         state["pending"] = self._pending.saved() if self._evaluates_later else []
         began = time.time()
-        self._checkpoints.save(self.position, state, self._shared, self._own, kind)
-        self._metrics.write("checkpoint", step=self.position, seconds=round(time.time() - began, 3))
+        self._note_writing(waits=True)
+        if concurrently:
+            self._checkpoints.begin(self.position, state, self._shared, self._own)
+            self._written = self.position
+        else:
+            self._checkpoints.save(self.position, state, self._shared, self._own, kind)
+        self._metrics.write(Checkpoint(self.position, round(time.time() - began, 3)))
+
+    # Note the end of the save in flight; raises what went wrong with it.
+    def _note_writing(self, waits: bool = False) -> None:
+        seconds = self._checkpoints.ended(waits)
+        if seconds is not None:
+            self._metrics.write(CheckpointWritten(self._written, round(seconds, 3)))
 
     def log(self, events: Mapping[str, Any]) -> None:
         """Log each item as an event, in order; what a resumed run has in its log already is left out."""
@@ -181,7 +193,6 @@ class Run:
             self._pending.close()
 
     def _end(self) -> None:
-        outcome = "interrupted" if self.interrupted else "reached" if self._reached else "not_reached"
         if self.interrupted or self._failed:
             self._save()
         else:
@@ -189,12 +200,13 @@ class Run:
             self._framework.barrier()
             self._log.run_stop(self._reached)
             self._pending.finish()
+            self._note_writing(waits=True)
             if self.config.checkpoint_interval:  # off the clock: what `encore export` reads
                 self._save("trained")
         if self._failed:
             with leaving_together(self._framework):
                 raise SystemExit(str(self._pending.problem) if self._pending.problem else FAILED)
-        self._metrics.write("end", outcome=outcome)
+        self._metrics.write(End("interrupted" if self.interrupted else "reached" if self._reached else "not_reached"))
 
     def open(self, call: Callable[[], T]) -> T:
         """Return the data set that ``call`` opens; what is wrong with it is reported once, and ends all ranks."""
@@ -231,20 +243,22 @@ class Run:
         global_batch = self.config.batch_size * (timeline.training_ranks or self.ranks.size)
         self._metrics = MetricsStream(self._paths[1], self.ranks.rank)
         self._metrics.write(
-            "start",
-            ranks=self.ranks.size,
-            global_batch_size=global_batch,
-            batch_unit=timeline.batch_unit,
-            epochs=timeline.epochs,
-            steps_per_epoch=timeline.steps_per_epoch,
-            targets=self.config.targets,
-            resumed_step=self.position,
-            damaged=self._checkpoints.damaged,
-            environment=library_environment(),
-            choices=self.choices,
-            evidence=evidence.of(self.config, self.choices),
-            flops_per_sample=self._flops,
-            startup=self._startup,
+            Start(
+                ranks=self.ranks.size,
+                global_batch_size=global_batch,
+                batch_unit=timeline.batch_unit,
+                epochs=timeline.epochs,
+                steps_per_epoch=timeline.steps_per_epoch,
+                targets=self.config.targets,
+                resumed_step=self.position,
+                damaged=self._checkpoints.damaged,
+                environment=library_environment(),
+                choices=self.choices,
+                evidence=evidence.of(self.config, self.choices),
+                flops_per_sample=self._flops,
+                gemm_precision=evidence.gemm_precision(self.config),
+                startup=self._startup,
+            )
         )
         steps, interval = timeline.steps_per_epoch, self.config.log_interval
         self._reports = StepReports(self._metrics, sums, wait, self.ranks, global_batch, steps, interval, self._losses)
@@ -302,6 +316,7 @@ class Run:
             self._inside_step = True
             return
         self._times.add(self._current)
+        self._note_writing()
         with leaving_together(self._framework):
             stop = self._reports.add(self._current, loss, self._wants_to_stop(), learning_rate, samples)
         if stop:
@@ -365,7 +380,7 @@ class Run:
         if stops:
             self._ended = True
         elif timeline.checkpoints_after(self.position):
-            self._save()
+            self._save(concurrently=getattr(self.config, "async_checkpoints", False))
 
     # -- evaluations -------------------------------------------------------------------------------------
 
@@ -436,7 +451,7 @@ class Run:
         if not (timeline.evaluates_inside_epochs or timeline.evaluates_concurrently):
             self._log.block_stop(timeline.first_of_block(begun.epoch - 1))
         seconds = round(time.time() - begun.started, 3)
-        self._metrics.write("eval", epoch=begun.epoch, qualities=qualities, seconds=seconds, **figures)
+        self._metrics.write(Evaluation(begun.epoch, qualities, seconds), **figures)
         reached = operator.gt if timeline.target_is_exceeded else operator.ge
         reached = operator.le if timeline.lower_is_better else reached
         return all(reached(qualities[name], target) for name, target in targets.items())

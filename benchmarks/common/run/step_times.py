@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Collection, Dict, Iterator, List, Optional, Set
 
+from benchmarks.common.records import StepWindow, plain
 from benchmarks.common.run.ranks import Ranks
 
 TASKS = "/proc/self/task"
@@ -63,8 +64,8 @@ class StepTimes:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / f"rank_{ranks.rank}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        self._place = {"node": node, "local_rank": ranks.local_rank}
+        self._node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self._local_rank = ranks.local_rank
         self._input_wait = input_wait
         self._others = None if communicating is None else set(communicating)
         self._began = time.time()
@@ -133,21 +134,22 @@ class StepTimes:
             if not steps:
                 return
             is_known, ready = self._others is not None and self._sampled > 0, delays()
-            line: Dict[str, Any] = {
-                "time": round(time.time(), 3),
-                **self._place,
-                "step": self._step,
-                "steps": len(steps),
-                "window": round(time.time() - self._opened, 3),
-                "median": round(steps[len(steps) // 2], 6),
-                "p99": round(steps[min(len(steps) - 1, int(0.99 * len(steps)))], 6),
-                "waiting": round(self._waited / self._sampled, 4) if is_known else None,
-                "input": round((self._input_wait.total - self._stalled) / max(sum(steps), 1e-9), 4),
-                "cpu": round(time.process_time() - self._cpu, 3),
-                "delayed": round(sum(max(0.0, ready[each] - self._delays.get(each, 0.0)) for each in ready), 3),
-            }
+            line = StepWindow(
+                time=round(time.time(), 3),
+                node=self._node,
+                local_rank=self._local_rank,
+                step=self._step,
+                steps=len(steps),
+                window=round(time.time() - self._opened, 3),
+                median=round(steps[len(steps) // 2], 6),
+                p99=round(steps[min(len(steps) - 1, int(0.99 * len(steps)))], 6),
+                waiting=round(self._waited / self._sampled, 4) if is_known else None,
+                input=round((self._input_wait.total - self._stalled) / max(sum(steps), 1e-9), 4),
+                cpu=round(time.process_time() - self._cpu, 3),
+                delayed=round(sum(max(0.0, ready[each] - self._delays.get(each, 0.0)) for each in ready), 3),
+            )
             self._open_window()
         # A full disk is reported by what writes records and checkpoints.
         with suppress(OSError, ValueError):
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(json.dumps(plain(line)) + "\n")
             self._file.flush()

@@ -1,11 +1,11 @@
-"""Products in FP8 by PyTorch's own kernel, and weights in 16 or 8 bits that are kept from one update to the next.
+"""GEMMs in FP8 by PyTorch's own kernel, and weights in 16 or 8 bits that are kept from one update to the next.
 
 FP8 (arXiv 2209.05433): inputs and weights in E4M3, gradients in E5M2, each tensor with one scale by its own largest
 value. Nothing is kept of earlier calls, so that a resumed run continues bit for bit. All of it is on the device: a
 CUDA graph holds it, and torch.compile makes one kernel of a cast.
 """
 
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -35,6 +35,18 @@ def multiply(
     return operator(left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=kind, use_fast_accum=fast)
 
 
+def _gradients(
+    gradient: torch.Tensor, inputs: torch.Tensor, input_scale: torch.Tensor, columns: torch.Tensor, scale: torch.Tensor,
+    kind: Optional[torch.dtype],
+) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:  # fmt: skip
+    # Gradients of the input, and of the weight in its ``kind`` unless that is None; inputs and weight by columns.
+    rounded, gradient_scale = cast(gradient, getattr(torch, GRADIENTS))
+    by_input = multiply(rounded, gradient_scale, columns, scale, gradient.dtype, fast=False)
+    if kind is None:
+        return by_input, None
+    return by_input, multiply(rounded.t().contiguous(), gradient_scale, inputs, input_scale, kind, fast=False)
+
+
 class _Float8Product(torch.autograd.Function):
     # Hidden states (T, in) by a weight (out, in), of which FP8 copies row by row and column by column are given.
 
@@ -52,11 +64,32 @@ class _Float8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, input_scale, columns, scale = ctx.saved_tensors
-        (gradient,) = gradients
-        rounded, gradient_scale = cast(gradient, getattr(torch, GRADIENTS))
-        by_input = multiply(rounded, gradient_scale, columns, scale, gradient.dtype, fast=False)
-        by_weight = multiply(rounded.t().contiguous(), gradient_scale, inputs, input_scale, ctx.weight_type, fast=False)
-        return by_input, by_weight, None, None, None
+        return (*_gradients(gradients[0], inputs, input_scale, columns, scale, ctx.weight_type), None, None, None)
+
+
+class _GatheredProduct(torch.autograd.Function):
+    # The same with a weight that is whole only in a layer's own passes, as FSDP gathers it: each of them casts it.
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        inputs, input_scale = cast(hidden, getattr(torch, INPUTS))
+        rows, scale = cast(weight, inputs.dtype)
+        learns = ctx.needs_input_grad[1]
+        ctx.save_for_backward(inputs.t().contiguous() if learns else None, input_scale, weight)
+        return multiply(inputs, input_scale, rows, scale, hidden.dtype, fast=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, input_scale, weight = ctx.saved_tensors
+        rows, scale = cast(weight, getattr(torch, INPUTS))
+        kind = None if inputs is None else weight.dtype
+        return _gradients(gradients[0], inputs, input_scale, rows.t().contiguous(), scale, kind)
+
+
+def gathered_product(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(..., in) by a weight (out, in), both in bf16, to (..., out); no copy of the weight outlives a pass."""
+    product: torch.Tensor = _GatheredProduct.apply(hidden.flatten(0, -2), weight)
+    return product.unflatten(0, hidden.shape[:-1])
 
 
 class _Kept(torch.autograd.Function):
@@ -87,7 +120,7 @@ class KeptLinear(nn.Module):
         if self.in_fp8:
             columns = torch.empty_like(self.rows.t(), memory_format=torch.contiguous_format)
             self.register_buffer("columns", columns, persistent=False)
-            self.register_buffer("scale", self.weight.new_ones(()), persistent=False)
+            self.register_buffer("scale", self.weight.new_ones((), dtype=torch.float32), persistent=False)
 
     def product(self, hidden: torch.Tensor) -> torch.Tensor:
         """(T, in) to (T, out) in the type of the copy, in bf16 where that is FP8; without the bias."""

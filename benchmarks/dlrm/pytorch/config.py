@@ -46,6 +46,8 @@ class Config:
     # How it is computed
     embedding_update: Literal["scatter", "sorted"] = "scatter"  # sorted adds in a fixed order on a GPU too
     kernels: Literal["auto", "plain", "triton"] = "auto"  # auto: measured before the first step, plain on CPUs
+    fused_relu: bool = False  # bias and ReLU of the MLPs inside of their GEMMs, by cuBLASLt on a GPU
+    early_sums: bool = False  # between ranks: sum and exchange gradients within the backward pass, not behind it
     cuda_graph: bool = True  # on a GPU: capture a step once and replay it
     warm_up_steps: int = 3  # on synthetic data, before the clock: chooses kernels, opens connections; 0 does none
 

@@ -5,6 +5,7 @@ scatter. All-to-all turns "all rows, my tables" into "my rows, all tables" and b
 """
 
 import math
+from itertools import accumulate
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch.cuda_graphs import Captured
+from benchmarks.common.torch.gradient_sums import GradientSums, Place
 from benchmarks.dlrm.blocks import NUMBERS
 from benchmarks.dlrm.placement import Placement, place
 from benchmarks.dlrm.pytorch import operators
@@ -26,17 +28,50 @@ from benchmarks.dlrm.pytorch.operators import Layout
 Wait = Callable[[], torch.Tensor]  # waits for an exchange and returns what this rank got
 
 
-def mlp(widths: Sequence[int], last_is_linear: bool) -> nn.Sequential:
+class LinearReLU(nn.Linear):
+    """A linear layer and its ReLU as one GEMM with an epilogue, in the type ``kind``: (rows, in) to (rows, out)."""
+
+    kind = torch.float32
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _LinearReLU.apply(*(each.to(self.kind) for each in (x, self.weight, self.bias)))
+        return found
+
+
+class _LinearReLU(torch.autograd.Function):
+    # PyTorch's operator has no gradient of its own.
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        fused: Any = torch._addmm_activation
+        found: torch.Tensor = fused(bias, x, weight.t())
+        ctx.save_for_backward(x, weight, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, found = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(gradients[0], found, 0)
+        of_x = gradient.mm(weight) if ctx.needs_input_grad[0] else None
+        return of_x, gradient.t().mm(x), gradient.sum(0)
+
+
+def mlp(widths: Sequence[int], last_is_linear: bool, fused: Optional[torch.dtype] = None) -> nn.Sequential:
     """Linear layers with ReLU between them, and behind the last one unless it is linear.
+
+    ``fused`` is the type in which those with a ReLU compute it in the same operation.
 
     Weights and biases are normal with variances 2 / (in + out) and 1 / out, as in the reference implementation.
     """
     layers: List[nn.Module] = []
     for after, before in zip(widths[1:], widths):
-        linear = nn.Linear(before, after)
+        linear = nn.Linear(before, after) if fused is None else LinearReLU(before, after)
         nn.init.normal_(linear.weight, std=math.sqrt(2 / (before + after)))
         nn.init.normal_(linear.bias, std=math.sqrt(1 / after))
-        layers += [linear, nn.ReLU(inplace=True)]
+        if isinstance(linear, LinearReLU):
+            linear.kind = fused
+            layers.append(linear)
+        else:
+            layers += [linear, nn.ReLU(inplace=True)]
     return nn.Sequential(*layers[: -1 if last_is_linear else None])
 
 
@@ -47,8 +82,9 @@ class Network(nn.Module):
         super().__init__()
         joined = config.bottom_mlp[-1] + len(where.lower) + where.padding
         self._where, self._interact = where, interact
-        self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False)
-        self.top = mlp((joined, *config.top_mlp[:-1]), last_is_linear=False)
+        fused = pytorch.DTYPES[config.precision] if config.fused_relu else None
+        self.bottom = mlp((NUMBERS, *config.bottom_mlp), last_is_linear=False, fused=fused)
+        self.top = mlp((joined, *config.top_mlp[:-1]), last_is_linear=False, fused=fused)
         # In fp32: half-precision logits would tie rows that the AUC must tell apart.
         self.last = mlp((joined, *config.top_mlp)[-2:], last_is_linear=True)
 
@@ -131,6 +167,15 @@ class Tables:
         return wait
 
 
+def early_sums(network: Network, gradients: torch.Tensor, ranks: Ranks) -> GradientSums:
+    """Return the sums of the flat ``gradients``: those of the top MLP begin when all of them are there."""
+    listed = list(network.parameters())
+    ends = list(accumulate(parameter.numel() for parameter in listed))
+    places = [Place(end - parameter.numel(), end) for parameter, end in zip(listed, ends)]
+    first = len(gradients) - sum(parameter.numel() for parameter in network.bottom.parameters())
+    return GradientSums(listed, places, gradients, ranks, bucket_bytes=first * gradients.element_size())
+
+
 class Training:
     """Network and tables, and the two halves of a step around the backward pass of loss * loss_scale.
 
@@ -158,6 +203,10 @@ class Training:
         self.loss_scale = config.loss_scale if config.precision == "fp16" else 1.0
         self._dtype = pytorch.DTYPES[config.precision]
         self._rows = self._vectors = torch.zeros(0)
+        self._sums: Optional[GradientSums] = None  # with config.early_sums
+        if config.early_sums and ranks.size > 1:
+            self._sums = early_sums(self.network, self.gradients, ranks)
+        self._received: Wait = lambda: self._vectors  # gradients of what this rank looked up
         self.graph: Optional[Captured] = None  # the whole step on a batch at a rate, a tensor ()
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -169,19 +218,29 @@ class Training:
         with pytorch.autocast(self.ranks.context, self.config.precision):
             hidden = network.bottom(batch.numbers)
             self._vectors = received().requires_grad_()
+            if self._sums is not None:
+                self._sums.begin()
+                self._vectors.register_hook(self._send_back)
             logits = network.score(hidden, self._vectors)
         return functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
+
+    # Begin to send a gradient of the looked-up vectors back.
+    def _send_back(self, gradient: torch.Tensor) -> None:
+        self._received = self.tables.send_back(gradient, len(gradient) // (self.tables.width * self.tables.count))
 
     def update(self, rate: torch.Tensor) -> None:
         """Tables and MLPs minus ``rate``, a tensor (), times the mean gradient of all ranks."""
         config, tables, weights, gradients = self.config, self.tables, self.weights, self.gradients
         # The mean over all ranks' rows is the mean of the ranks' means.
         part = rate / (self.loss_scale * self.ranks.size)
-        gradient = self._vectors.grad
-        received = tables.send_back(gradient, len(gradient) // (tables.width * tables.count))
-        summed = dist.all_reduce(gradients, async_op=True) if self.ranks.size > 1 else None
-        tables.update(self._rows, received(), part * config.table_learning_rate_factor)
-        if summed is not None:
+        summed: Any = None
+        if self._sums is None:
+            self._send_back(self._vectors.grad)
+            summed = dist.all_reduce(gradients, async_op=True) if self.ranks.size > 1 else None
+        tables.update(self._rows, self._received(), part * config.table_learning_rate_factor)
+        if self._sums is not None:
+            self._sums.end()
+        elif summed is not None:
             summed.wait()
         if config.weight_decay:
             weights.mul_(1.0 - rate * config.weight_decay)

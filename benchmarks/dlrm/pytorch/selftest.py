@@ -40,6 +40,7 @@ SUITE = Suite(
         "precision": ROUNDED,
         "cuda_graph": ROUNDED,
         "embedding_update": ROUNDED,
+        "fused_relu": ROUNDED,
         "kernels": ROUNDED,
         "shuffle": Tolerance(0.2, 0.05),
     },

@@ -93,18 +93,8 @@ class Config:
         at_least(self, 1, "loss_scale_interval")
         at_least(self, 2, "layers")
         at_least(self, 3, "max_length_train", "max_length_test")
-        at_least(
-            self,
-            0,
-            "initial_weights",
-            "warmup_steps",
-            "remain_steps",
-            "decay_steps",
-            "warm_up_steps",
-            "loss_chunk",
-            "length_multiple",
-            "prefetch",
-        )
+        at_least(self, 0, "initial_weights", "warmup_steps", "remain_steps", "decay_steps", "warm_up_steps")
+        at_least(self, 0, "loss_chunk", "length_multiple", "prefetch")
         at_least(self, 0, "bucket_mb", "checkpoint_interval", "length_penalty", "length_constant", "coverage_penalty")
         above_zero(self, "learning_rate", "epsilon", "decay_factor", "gradient_clip", "loss_scale")
         above_zero(self, "quality_target")

@@ -78,14 +78,14 @@ def attention_gradients(
     by_vector = tl.zeros([ROWS, OTHERS, BLOCK], tl.float32)
     given = gradient + sentence * row_count * other_count
     for begin in range(0, other_count, OTHERS):
-        beside = begin + tl.arange(0, OTHERS)
-        other_there = beside < other_count
-        here = tl.load(given + places[:, None] * row_stride + beside[None, :] * other_stride,
+        against = begin + tl.arange(0, OTHERS)
+        other_there = against < other_count
+        here = tl.load(given + places[:, None] * row_stride + against[None, :] * other_stride,
                        mask=place_there[:, None] & other_there[None, :], other=0.0)  # fmt: skip
         # Behind the ends of both sentences it is 0; NaN is not.
         if tl.sum(tl.sum((here != 0.0).to(tl.int32), axis=1), axis=0) > 0:
             tanh = _tanh(rows + sentence * row_count * WIDTH, others + sentence * other_count * WIDTH, places,
-                         place_there, beside, other_there, column, column_there, WIDTH)  # fmt: skip
+                         place_there, against, other_there, column, column_there, WIDTH)  # fmt: skip
             summed += here[:, :, None] * (1.0 - tanh * tanh)
             if WITH_VECTOR:
                 by_vector += here[:, :, None] * tanh

@@ -25,12 +25,7 @@ Attention = Callable[..., torch.Tensor]  # (queries, keys, values, offsets, long
 
 
 def grouped(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    longest: int,
-    dropout: float,
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, longest: int, dropout: float
 ) -> torch.Tensor:
     # Attend in all neighbours of equal length together; waits for a GPU, whose offsets it reads.
     heads, size = queries.shape[1:]
@@ -65,12 +60,7 @@ def table_places(tokens: int, offsets: torch.Tensor, longest: int) -> torch.Tens
 
 
 def padded(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    longest: int,
-    dropout: float,
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, longest: int, dropout: float
 ) -> torch.Tensor:
     # Attend in a batch (B, longest), whose padding no token looks at; nobody waits for a device.
     heads, size = queries.shape[1:]
@@ -89,39 +79,8 @@ def padded(
     return attended.transpose(1, 2).reshape(-1, heads, size).index_select(0, places)
 
 
-def flash(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    longest: int,
-    dropout: float,
-) -> torch.Tensor:
-    # Attend in all sequences by one kernel; its gradient is PyTorch's own.
-    operator: Any = torch.ops.aten._flash_attention_forward
-    return operator(queries, keys, values, offsets, offsets, longest, longest, dropout, False, False)[0]
-
-
-def cudnn(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    longest: int,
-    dropout: float,
-) -> torch.Tensor:
-    # Attend by the operator that PyTorch calls for nested tensors; the sums of the softmax are for its gradient.
-    operator: Any = torch.ops.aten._cudnn_attention_forward
-    return operator(queries, keys, values, None, offsets, offsets, longest, longest, True, dropout)[0]
-
-
 def varlen(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    offsets: torch.Tensor,
-    longest: int,
-    dropout: float,
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offsets: torch.Tensor, longest: int, dropout: float
 ) -> torch.Tensor:
     # Attend by PyTorch's public operator for such rows.
     if dropout:
@@ -141,7 +100,18 @@ def table(
     return attended.transpose(1, 2).reshape(-1, heads, size)
 
 
-KERNELS: Dict[str, Attention] = {"flash": flash, "cudnn": cudnn, "varlen": varlen}  # of GPUs alone
+ATEN: Any = torch.ops.aten
+# Of GPUs alone: one kernel for all sequences, whose gradient is PyTorch's own. cuDNN's is the operator that PyTorch
+# calls for nested tensors, with the sums of the softmax for its gradient.
+KERNELS: Dict[str, Attention] = {
+    "flash": lambda queries, keys, values, offsets, longest, dropout: ATEN._flash_attention_forward(
+        queries, keys, values, offsets, offsets, longest, longest, dropout, False, False
+    )[0],
+    "cudnn": lambda queries, keys, values, offsets, longest, dropout: ATEN._cudnn_attention_forward(
+        queries, keys, values, None, offsets, offsets, longest, longest, True, dropout
+    )[0],
+    "varlen": varlen,
+}
 IMPLEMENTATIONS: Dict[str, Attention] = {**KERNELS, "grouped": grouped, "padded": padded, "table": table}
 
 

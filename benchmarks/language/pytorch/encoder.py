@@ -166,7 +166,7 @@ def draw_weights(module: nn.Module) -> None:
 
 
 class Layer(nn.Module):
-    # Attention and two products, each with a residual sum and a layer norm behind it.
+    # Attention and two GEMMs, each with a residual sum and a layer norm behind it.
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Encoder(nn.Module):
     # Embeddings and layers; ``attention`` names an implementation of attention.py that this device has.
 
     def __init__(self, shape: Shape, attention: str = "grouped", compile: bool = False) -> None:
-        # Draw the weights; ``compile`` makes one kernel of what is between the products.
+        # Draw the weights; ``compile`` makes one kernel of what is between the GEMMs.
         super().__init__()
         self.shape, self.attention = shape, attention
         self.words = nn.Embedding(shape.vocabulary, shape.width)

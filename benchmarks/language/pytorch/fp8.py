@@ -1,11 +1,11 @@
-"""The products of BERT's layers in FP8 or with kept 16-bit weights: ``fp8`` of a configuration.
+"""The GEMMs of BERT's layers in FP8 or with kept 16-bit weights: ``fp8`` of a configuration.
 
 ``scaled_mm``           PyTorch's own kernel, compiled and in CUDA graphs too (common/torch/low_precision.py)
 ``transformer_engine``  NVIDIA's TransformerEngine, where the image has it, without either
 ``auto``                the first of the two that runs here
 
 Both multiply in E4M3, gradients in E5M2 (arXiv 2209.05433); TransformerEngine scales each tensor by the largest value
-of its last calls (delayed scaling: its documentation, "Using FP8"). Weights, sums and everything between the products
+of its last calls (delayed scaling: its documentation, "Using FP8"). Weights, sums and everything between the GEMMs
 stay as they are, and so do the names of the weights. Rows must be a multiple of 16 tokens long.
 """
 
@@ -25,7 +25,7 @@ from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import low_precision
 from benchmarks.language.pytorch.encoder import Encoder
 
-PRODUCTS = ("qkv", "out", "inner", "outer")
+LINEARS = ("qkv", "out", "inner", "outer")
 HISTORY = 16  # calls of which the largest value counts
 
 
@@ -33,7 +33,7 @@ def set_up(encoder: Encoder, config: Any, ranks: Ranks) -> Tuple[Callable[[], Co
     """Let the encoder's layers multiply as ``config`` has it.
 
     Returns:
-        What makes the context of a forward pass, and the products whose copies ``low_precision.refresh`` makes anew
+        What makes the context of a forward pass, and the GEMMs whose copies ``low_precision.refresh`` makes anew
         after each update: in FP8, and in 16 bits where a step has several passes, which share the copies.
 
     Raises:
@@ -66,7 +66,7 @@ def _choose(config: Any, ranks: Ranks) -> str:
 def _keep(encoder: Encoder, kind: torch.dtype) -> List[Any]:
     for layer in encoder.layers:
         layer.product = _kept_product
-    return low_precision.keep(list(encoder.layers), PRODUCTS, kind)
+    return low_precision.keep(list(encoder.layers), LINEARS, kind)
 
 
 def _kept_product(linear: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def use(encoder: Encoder, found: Tuple[Any, Any]) -> Callable[[], ContextManager
     # Let TransformerEngine multiply in all layers; return what makes the context of a forward pass.
     engine, recipes = found
     for layer in encoder.layers:
-        for name in PRODUCTS:
+        for name in LINEARS:
             setattr(layer, name, _product(engine, getattr(layer, name), alone=name == "inner"))
         # GELU adds that product's bias.
         layer.product = _without_bias

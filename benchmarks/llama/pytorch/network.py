@@ -89,14 +89,15 @@ class Attention(nn.Module):
         keys = self.size * shape.key_value_heads
         self.q_proj, self.k_proj = linear(shape.width, shape.width), linear(shape.width, keys)
         self.v_proj, self.o_proj = linear(shape.width, keys), linear(shape.width, shape.width)
+        self.qkv_lora = self.o_lora = None  # type: Any  # benchmarks/llama/pytorch/adapters.py
 
     def forward(self, hidden: torch.Tensor, by: Rotation) -> torch.Tensor:
-        queries, keys, values = (
-            project(hidden).unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        found = self.attend(rotated(queries, by), rotated(keys, by), values)
-        return self.o_proj(found.transpose(1, 2).flatten(2))
+        projected = [project(hidden) for project in (self.q_proj, self.k_proj, self.v_proj)]
+        if self.qkv_lora is not None:
+            projected = [each + more for each, more in zip(projected, self.qkv_lora(hidden))]
+        queries, keys, values = (each.unflatten(-1, (-1, self.size)).transpose(1, 2) for each in projected)
+        found = self.attend(rotated(queries, by), rotated(keys, by), values).transpose(1, 2).flatten(2)
+        return self.o_proj(found) if self.o_lora is None else self.o_proj(found) + self.o_lora(found)[0]
 
 
 class FeedForward(nn.Module):

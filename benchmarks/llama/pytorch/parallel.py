@@ -6,7 +6,8 @@ ranks (FSDP over the ranks that hold the same part of a GEMM).
 """
 
 from contextlib import nullcontext
-from typing import Any, ContextManager, NamedTuple, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, ContextManager, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
@@ -64,8 +66,18 @@ class Types(NamedTuple):
     summed: torch.dtype
 
 
-def distribute(network: Network, ranks: Ranks, place: Place, types: Types, compiles: bool = False) -> None:
-    """Split a network, which has no values yet, over all ranks. A single rank in fp32 keeps it whole."""
+def distribute(
+    network: Network,
+    ranks: Ranks,
+    place: Place,
+    types: Types,
+    compiles: bool = False,
+    more: Mapping[str, ParallelStyle] = MappingProxyType({}),
+) -> None:
+    """Split a network, which has no values yet, over all ranks. A single rank in fp32 keeps it whole.
+
+    ``more`` is how tensor parallelism splits what has been added to a layer.
+    """
     if place.context > 1:
         attend = across(context_group(ranks, place), place)
         for layer in network.layers:
@@ -80,7 +92,7 @@ def distribute(network: Network, ranks: Ranks, place: Place, types: Types, compi
         dist.init_process_group("gloo" if kind == "cpu" else "nccl", store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(kind, (ranks.size // place.tensor, place.tensor), mesh_dim_names=("shard", "tensor"))
     if place.tensor > 1:
-        split_products(network, mesh["tensor"])
+        split_products(network, mesh["tensor"], more)
     # The rotation of the positions stays in fp32: the only input of a layer that is not in the type of the weights.
     policy = MixedPrecisionPolicy(types.computed, types.summed, cast_forward_inputs=False)
     for layer in network.layers:
@@ -88,8 +100,11 @@ def distribute(network: Network, ranks: Ranks, place: Place, types: Types, compi
     fully_shard(network, mesh=mesh["shard"], mp_policy=policy)
 
 
-def split_products(network: Network, mesh: Any) -> None:
-    """Let each rank of ``mesh`` compute its share of each GEMM, and of its positions what is between GEMMs."""
+def split_products(network: Network, mesh: Any, more: Mapping[str, ParallelStyle]) -> None:
+    """Let each rank of ``mesh`` compute its share of each GEMM, and of its positions what is between GEMMs.
+
+    ``more`` is how what else is in a layer is split.
+    """
     by_positions = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
     around = {
         "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -107,9 +122,12 @@ def split_products(network: Network, mesh: Any) -> None:
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
         **{f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")},
     }
+    frozen = [name for name, each in network.named_parameters() if not each.requires_grad]
     parallelize_module(network, mesh, around)
     for layer in network.layers:
-        parallelize_module(layer, mesh, within)
+        parallelize_module(layer, mesh, {**within, **more})
+    for name in frozen:  # SequenceParallel makes parameters anew, to be trained
+        network.get_parameter(name).requires_grad_(False)
 
 
 def loss_context(place: Place) -> ContextManager[Any]:
@@ -157,13 +175,13 @@ def across(group: Any, place: Place) -> Attend:
     """
     last = 2 * place.context - 1
 
-    def whole(values: torch.Tensor) -> torch.Tensor:
+    def of_all(values: torch.Tensor) -> torch.Tensor:
         # In the order of the positions.
         near, far = Gathered.apply(values, group).chunk(2, dim=3)
         return torch.cat([*near, *far.flip(0)], dim=2)
 
     def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        keys, values = whole(keys), whole(values)
+        keys, values = of_all(keys), of_all(values)
         found, size = [], queries.shape[2] // 2
         for part, mine in zip((place.part, last - place.part), queries.chunk(2, dim=2)):
             end = (part + 1) * size
@@ -184,6 +202,11 @@ def across(group: Any, place: Place) -> Attend:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, which shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a tensor of which each rank has a part; all ranks call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share(tensor: torch.Tensor) -> Tuple[slice, ...]:
@@ -217,10 +240,10 @@ def initialize(network: Network, initial: float, seed: int, device: torch.device
             local(parameter).fill_(1.0)
             continue
         generator = torch.Generator(device).manual_seed(seed * SEED_STRIDE + number)
-        whole = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)
-        local(parameter).copy_(whole[share(parameter)])
+        drawn = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)
+        local(parameter).copy_(drawn[share(parameter)])
 
 
 def sum_of(loss: torch.Tensor) -> torch.Tensor:
     """Return a loss that this rank's group computed."""
-    return loss.full_tensor() if isinstance(loss, DTensor) else loss
+    return whole(loss)

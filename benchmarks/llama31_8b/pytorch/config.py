@@ -72,9 +72,11 @@ class Config:
     recompute: bool = False  # the activations within a layer in the backward pass
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
     compile: bool = False  # on a GPU: torch.compile of each layer
+    fp8: Literal["none", "auto", "scaled_mm", "transformer_engine"] = "none"  # GEMMs of the layers in FP8
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
     checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+    async_checkpoints: bool = True  # written while training continues, from a copy in main memory
 
     @property
     def group(self) -> int:
@@ -144,6 +146,24 @@ class Config:
                 f"sequence_length={self.sequence_length} must be a multiple of 2 * context_parallelism * "
                 f"tensor_parallelism = {parts * self.tensor_parallelism}",
                 self.group > 1 and self.sequence_length % (parts * self.tensor_parallelism) != 0,
+            ),
+            ("fp8 needs precision=bf16 for all but the GEMMs", self.fp8 != "none" and self.precision != "bf16"),
+            (
+                "fp8=transformer_engine does not multiply weights that FSDP gathers: set fp8=scaled_mm",
+                self.fp8 == "transformer_engine",
+            ),
+            (
+                f"fp8 needs shares of 16: sequence_length={self.sequence_length} a multiple of 16 * "
+                f"context_parallelism, inner_width={self.inner_width} and the width of all key_value_heads, "
+                f"{size * self.key_value_heads}, of 16 * tensor_parallelism",
+                self.fp8 != "none"
+                and any(
+                    (
+                        self.sequence_length % (16 * self.context_parallelism),
+                        self.inner_width % (16 * self.tensor_parallelism),
+                        size * self.key_value_heads % (16 * self.tensor_parallelism),
+                    )
+                ),
             ),
             ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
         )

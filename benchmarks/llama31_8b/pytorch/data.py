@@ -1,25 +1,23 @@
 """Batches of a prepared data set, built ahead on threads: each group of ranks knows which samples are its own."""
 
-from contextlib import closing
 from functools import partial
 from typing import Generator, Iterable, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
 
-from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.run import Run
 from benchmarks.llama import order
 from benchmarks.llama.megatron import Documents
 from benchmarks.llama.order import Order
+from benchmarks.llama.pytorch.batches import ahead, to_device
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.pytorch.parallel import Place, place_of
 from benchmarks.llama31_8b.dataset import DataSet
 from benchmarks.llama31_8b.pytorch.config import Config
 
-THREADS = 2  # that build batches
 ORDER = "order"  # folder of a run that holds the order of its samples
 
 
@@ -63,20 +61,14 @@ def step_of(config: Config, source: Documents, samples: Order, ranks: Ranks, ste
     mine = config.batch_size * config.group
     first = step * config.batch_size * ranks.size + at.group * mine
     parts = (range(begin, begin + size) for begin in range(first, first + mine, size))
-    return [pinned(micro_batch(config, source, samples, at, part, size), ranks.context) for part in parts]
+    return [micro_batch(config, source, samples, at, part, size) for part in parts]
 
 
 def training_input(
     config: Config, source: Documents, samples: Order, ranks: Ranks, steps: Iterable[int]
 ) -> Generator[Batch, None, None]:
-    """Yield the training batches of ``steps`` of the run on this rank's device.
-
-    Nothing is read before the first batch is asked for. ``close`` ends the threads that read ahead.
-    """
-    make = partial(step_of, config, source, samples, ranks)
-    with closing(read_ahead(make, steps, config.prefetch, THREADS)) as batches:
-        for batch in batches:
-            yield [to_device(part, ranks.context) for part in batch]
+    """Yield the training batches of ``steps`` of the run on this rank's device; see ``ahead``."""
+    return ahead(partial(step_of, config, source, samples, ranks), steps, config.prefetch, ranks.context)
 
 
 def evaluation_input(config: Config, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
@@ -101,11 +93,3 @@ def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
     positions = at.positions(config.sequence_length)
     part = MicroBatch(tokens[:, positions], tokens[:, positions + 1], positions)
     return [to_device(part, ranks.context)] * config.accumulation
-
-
-def pinned(part: MicroBatch, device: torch.device) -> MicroBatch:
-    return MicroBatch(*(each.pin_memory() for each in part)) if device.type == "cuda" else part
-
-
-def to_device(part: MicroBatch, device: torch.device) -> MicroBatch:
-    return MicroBatch(*(each.to(device, non_blocking=True) for each in part))

@@ -14,9 +14,10 @@ from benchmarks.common.export.export import Infer, Subject, Value
 from benchmarks.common.export.torch import TOOLS
 from benchmarks.llama import order
 from benchmarks.llama.pytorch.network import Network
+from benchmarks.llama.pytorch.state import joined
 from benchmarks.llama31_8b.dataset import DataSet, open_data
 from benchmarks.llama31_8b.pytorch.config import Config
-from benchmarks.llama31_8b.pytorch.model import joined, shape_of
+from benchmarks.llama31_8b.pytorch.model import shape_of
 
 
 def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:

@@ -22,6 +22,7 @@ from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.pytorch.parallel import loss_context, sum_of
+from benchmarks.llama.schedule import learning_rate
 from benchmarks.llama31_8b import events
 from benchmarks.llama31_8b.dataset import DataSet, open_data
 from benchmarks.llama31_8b.pytorch.config import Config
@@ -99,7 +100,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     data = run.open(lambda: open_data(run.data))
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
     with run.initialization():
-        training = build(config, vocabulary, ranks, run.saved)
+        training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
     flops = partial(training_flops, config, vocabulary, config.sequence_length)
     run.log(events.hyperparameters(config, ranks.size))
     # No token is read before run_start, nor the length of a document.
@@ -111,7 +112,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    rate = events.learning_rate(config, number)
+                    rate = learning_rate(config, number)
                     run.report(train_step(training, run.wait_for(partial(next, batches)), rate), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, evaluated, run))

@@ -30,7 +30,7 @@ from benchmarks.minigo.tensorflow.data import Batch, synthetic_batch
 from benchmarks.minigo.tensorflow.networks import Evaluator
 from benchmarks.minigo.tensorflow.train import build, train_step
 
-import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 
 def bare_network(config: Config) -> Any:

@@ -105,28 +105,10 @@ class Config:
         return tuple(float(f"{self.learning_rate * factor:.6g}") for factor in self.rate_factors)
 
     def __post_init__(self) -> None:
-        at_least(
-            self,
-            1,
-            "epochs",
-            "games",
-            "concurrent_games",
-            "selfplay_groups",
-            "selfplay_threads",
-            "inference_batch",
-            "readouts",
-        )
-        at_least(self, 1, "parallel_leaves", "conv_width", "trunk_layers", "fc_width", "window", "batch_size")
-        at_least(
-            self,
-            1,
-            "fastplay_readouts",
-            "eval_games",
-            "eval_readouts",
-            "gating_games",
-            "log_interval",
-            "eval_batch_size",
-        )
+        at_least(self, 1, "epochs", "games", "concurrent_games", "selfplay_groups", "selfplay_threads", "readouts")
+        at_least(self, 1, "inference_batch", "parallel_leaves", "conv_width", "trunk_layers", "fc_width", "window")
+        at_least(self, 1, "batch_size", "fastplay_readouts", "eval_games", "eval_readouts", "gating_games")
+        at_least(self, 1, "log_interval", "eval_batch_size")
         at_least(self, 0, "train_ranks", "selfplay_ranks", "first_readouts", "cache_mb", "eval_soft_moves")
         at_least(self, 0, "supervised_steps", "warm_up_steps", "move_limit", "gating_win_rate", "l2_strength")
         above_zero(self, "learning_rate", "loss_scale")

@@ -25,7 +25,7 @@ from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.generations import EVALUATIONS, open_target
 from benchmarks.minigo.tensorflow.networks import Evaluator
 
-import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 ALONE = Ranks(0, 1, 0, 1, "/CPU:0")
 PLANES = {

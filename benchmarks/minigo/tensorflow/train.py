@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import horovod.tensorflow as hvd
 import numpy as np
-import tensorflow as tf
 
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run import stopping
@@ -29,6 +27,9 @@ from benchmarks.minigo.tensorflow import data, model
 from benchmarks.minigo.tensorflow.config import Config
 from benchmarks.minigo.tensorflow.generations import Generations, open_target
 from benchmarks.minigo.tensorflow.networks import check_planes, read_start
+
+import horovod.tensorflow as hvd  # isort: skip
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 Array = Any
 # Read as Horovod starts: the ranks that train average among themselves.

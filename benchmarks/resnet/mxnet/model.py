@@ -1,17 +1,22 @@
 """ResNet v1.5 in Gluon; its shape is in benchmarks/resnet/architecture.py.
 
 On GPUs the fused batch-norm operators of NVIDIA's MXNet are used where the installed MXNet has them, with the
-arguments of the submissions (resnet/implementations/mxnet/symbols/resnet-v1b-fl.py).
+arguments of the submissions (resnet/implementations/mxnet/symbols/resnet-v1b-fl.py); its fused convolutions where
+``fused_convolutions`` asks for them.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock, nn
 
+from benchmarks.common.run import choices
 from benchmarks.resnet import architecture
 from benchmarks.resnet.mxnet.config import Config
+
+# Arguments of NVIDIA's operators, and the names of Gluon's batch-norm for them.
+NORM_ARGUMENTS = {"gamma": "gamma", "beta": "beta", "moving_mean": "running_mean", "moving_var": "running_var"}
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,7 @@ class FusedOperators:
 
     batch_norm_relu: bool
     batch_norm_add_relu: bool
+    norm_convolution: bool = False
 
 
 def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
@@ -33,12 +39,22 @@ def fused_operators(config: Config, operators: Any = mx.sym) -> FusedOperators:
             return False
         return True
 
-    return FusedOperators(usable and exists("data"), usable and exists("data", "addend"))
+    convolution = config.fused_convolutions and hasattr(operators, "NormConvolution")
+    return FusedOperators(usable and exists("data"), usable and exists("data", "addend"), convolution)
 
 
 def missing_operators(config: Config, operators: Any = mx.sym) -> str:
-    """Return what to report where a GPU of a submitted configuration has to do without a fused operator, or ""."""
+    """Return what to report where a GPU of a submitted configuration has to do without a fused operator, or "".
+
+    Raises:
+        UnavailableError: an operator is asked for by name and is not there.
+    """
     found = fused_operators(config, operators)
+    if config.fused_convolutions and not found.norm_convolution:
+        raise choices.UnavailableError(
+            f"fused_convolutions=true: MXNet {mx.__version__} has no NormConvolution\n"
+            "  hint: set fused_convolutions=false, or use an image of NVIDIA's MXNet that has it"
+        )
     wanted = {"BatchNorm with act_type": found.batch_norm_relu, "BatchNormAddRelu": found.batch_norm_add_relu}
     missing = " and ".join(name for name, there in wanted.items() if not there)
     if config.device != "gpu" or config.precision != "fp16" or not missing:
@@ -97,6 +113,16 @@ class Layers:
         block.add(self.norm(channels), nn.Activation("relu"))
         return block
 
+    def body(self, convs: Sequence[architecture.Conv]) -> HybridBlock:
+        """The convolutions of a block with batch-norm and ReLU between them."""
+        if self.fused.norm_convolution:
+            return NormConvolutions(self, convs)
+        block = nn.HybridSequential()
+        for conv in convs[:-1]:
+            block.add(self.conv(conv), self.norm_relu(conv.channels))
+        block.add(self.conv(convs[-1]))
+        return block
+
     def norm_add_relu(self, channels: int) -> HybridBlock:
         if self.fused.batch_norm_add_relu:
             return self.norm(channels, FusedNorm, zero_gamma=True, options=norm_options(self.config))
@@ -111,9 +137,48 @@ class FusedNorm(nn.BatchNorm):
         self._options = options
 
     def hybrid_forward(self, F: Any, x: Any, *shortcut: Any, **parameters: Any) -> Any:
-        arrays = {"gamma": parameters["gamma"], "beta": parameters["beta"]}
-        statistics = {"moving_mean": parameters["running_mean"], "moving_var": parameters["running_var"]}
-        return fused_norm(F, self._options, x, *shortcut, **arrays, **statistics, name="fwd")
+        arrays = {ours: parameters[its] for ours, its in NORM_ARGUMENTS.items()}
+        return fused_norm(F, self._options, x, *shortcut, **arrays, name="fwd")
+
+
+class NormConvolutions(HybridBlock):
+    """The convolutions of a block by NVIDIA's operator, which does the batch-norm and the ReLU before it as it reads.
+
+    Each but the first normalizes what the one before it made, by the sums of values and of squares that came with it;
+    the last one's output is not normalized yet. As resnet-v1b-normconv-fl.py of the v0.7 submission calls it. It has
+    kernels for fp16 in NHWC, channels by the 32, 3x3 and 1x1 of stride 1, on a V100, on an A100 with
+    MXNET_EXTENDED_NORMCONV_SUPPORT=1. The parameters are those of Gluon's layers, which compute nothing here.
+    """
+
+    def __init__(self, layers: "Layers", convs: Sequence[architecture.Conv]) -> None:
+        super().__init__()
+        self._convs, self._options = convs, norm_options(layers.config)
+        self._options.pop("axis")
+        self._layout = layers.config.layout
+        self.layers = nn.HybridSequential()
+        for number, conv in enumerate(convs):
+            if number:
+                norm = layers.norm(conv.in_channels)
+                self.layers.add(norm)
+                for ours, its in NORM_ARGUMENTS.items():
+                    setattr(self, f"{ours}{number}", getattr(norm, its))
+            convolution = layers.conv(conv)
+            self.layers.add(convolution)
+            setattr(self, f"weight{number}", convolution.weight)
+
+    def hybrid_forward(self, F: Any, x: Any, **parameters: Any) -> Any:
+        sums: Dict[str, Any] = {}
+        for number, conv in enumerate(self._convs):
+            given: Dict[str, Any] = {"no_norm": True, "act_type": None}
+            if number:
+                given = {"no_norm": False, "act_type": "relu", **self._options, **sums}
+                given.update({name: parameters[f"{name}{number}"] for name in NORM_ARGUMENTS})
+            sizes = {"kernel": conv.kernel, "stride": conv.stride, "pad": conv.kernel // 2}
+            given.update({name: (size, size) for name, size in sizes.items()}, num_filter=conv.channels)
+            weight = parameters[f"weight{number}"]
+            x, total, squares = F.NormConvolution(data=x, weight=weight, layout=self._layout, **given)
+            sums = {"in_sum": total, "in_sum_squares": squares}
+        return x
 
 
 class NormAddRelu(HybridBlock):
@@ -130,10 +195,7 @@ class NormAddRelu(HybridBlock):
 class Residual(HybridBlock):
     def __init__(self, layers: Layers, block: architecture.Block) -> None:
         super().__init__()
-        self.body = nn.HybridSequential()
-        for conv in block.convs[:-1]:
-            self.body.add(layers.conv(conv), layers.norm_relu(conv.channels))
-        self.body.add(layers.conv(block.convs[-1]))
+        self.body = layers.body(block.convs)
         self.merge = layers.norm_add_relu(block.channels)
         self.project = None
         if block.project:

@@ -24,7 +24,7 @@ from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.data import Batch
 from benchmarks.resnet.tensorflow.train import build, count_hits, train_step
 
-import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 KERAS_DEPTHS = (50, 101, 152)
 

@@ -5,7 +5,8 @@ batch-norm's statistics, the logits and the loss are fp32.
 """
 
 from dataclasses import dataclass
-from typing import Dict, List, Tuple
+from functools import partial
+from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +14,8 @@ import tensorflow as tf
 from benchmarks.common.tensorflow.layers import DTYPES, batch_norm
 from benchmarks.resnet import architecture
 from benchmarks.resnet.tensorflow.config import Config
+
+Layer = Callable[[tf.Tensor, bool], tf.Tensor]  # of a tensor, and whether it trains
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,27 @@ class Network:
 
         ``training`` normalizes by the batch and moves the running statistics.
         """
+        for layer in self.layers():
+            images = layer(images, training)
+        return images
+
+    def layers(self) -> List[Layer]:
+        """Return what computes on images one after the other: the stem, each residual block, the classifier."""
+        blocks = [partial(self._block, block) for block in architecture.residual_blocks(self.config)]
+        return [self._stem, *blocks, self._classifier]
+
+    def _stem(self, images: tf.Tensor, training: bool) -> tf.Tensor:
         x = tf.cast(images, DTYPES[self.config.precision])
         x = tf.nn.relu(self._conv_norm(x, architecture.stem(self.config), "stem", "", training))
         # After ReLU a border of zeros changes no maximum.
-        x = tf.nn.max_pool2d(tf.pad(x, _both_sides(1)), 3, 2, "VALID")
-        for block in architecture.residual_blocks(self.config):
-            x = self._block(x, block, training)
+        return tf.nn.max_pool2d(tf.pad(x, _both_sides(1)), 3, 2, "VALID")
+
+    def _classifier(self, x: tf.Tensor, training: bool) -> tf.Tensor:
         x = tf.reduce_mean(tf.cast(x, tf.float32), axis=(1, 2))
         x = tf.matmul(tf.cast(x, DTYPES[self.config.precision]), self._weight("dense.weight"))
         return tf.cast(x, tf.float32) + self.variables["dense.bias"]
 
-    def _block(self, x: tf.Tensor, block: architecture.Block, training: bool) -> tf.Tensor:
+    def _block(self, block: architecture.Block, x: tf.Tensor, training: bool) -> tf.Tensor:
         prefix, shortcut = f"{block.stage}.{block.name}", x
         if block.project:
             shortcut = self._conv_norm(x, block.project, f"{prefix}.project", "", training)

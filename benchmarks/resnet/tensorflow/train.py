@@ -10,8 +10,6 @@ resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-import tensorflow as tf
-
 from benchmarks.common.frameworks import tensorflow
 from benchmarks.common.run import stopping
 from benchmarks.common.run.run import Run
@@ -20,6 +18,8 @@ from benchmarks.resnet import events
 from benchmarks.resnet.inputs import Batches, EvaluationInput, opened
 from benchmarks.resnet.tensorflow import data, model, optimizer
 from benchmarks.resnet.tensorflow.config import Config
+
+import tensorflow as tf  # isort: skip  # after frameworks.tensorflow, which settles what it prints and takes
 
 OnePass = Callable[[tf.Tensor, tf.Tensor], Tuple[tf.Tensor, List[tf.Tensor]]]  # loss and gradients of images and labels
 
@@ -30,6 +30,7 @@ class Training:
     def __init__(self, network: model.Network, optimizer: optimizer.Optimizer, config: Config) -> None:
         self.network, self.optimizer, self.config = network, optimizer, config
         self._functions: Dict[Callable[..., Any], Any] = {}
+        self.parts = [tf.function(part, jit_compile=config.compiles) for part in parts_of(network, config.xla_parts)]
         # One step of the optimizer, from gradients and the learning rate.
         self.update = tf.function(optimizer.step, jit_compile=config.compiles)
 
@@ -38,6 +39,19 @@ class Training:
         if function not in self._functions:
             self._functions[function] = tf.function(partial(function, self), jit_compile=self.config.compiles)
         return self._functions[function](*tensors)
+
+
+def parts_of(network: model.Network, count: int) -> List[Callable[[tf.Tensor], tf.Tensor]]:
+    """Cut the training pass of ``network`` into ``count`` functions, each of the tensor of the one before it."""
+    layers = network.layers()
+    edges = [number * len(layers) // count for number in range(count + 1)]
+
+    def part(begin: int, end: int, x: tf.Tensor) -> tf.Tensor:
+        for layer in layers[begin:end]:
+            x = layer(x, True)
+        return x
+
+    return [partial(part, begin, end) for end, begin in zip(edges[1:], edges)]
 
 
 def build(config: Config, saved: Mapping[str, Any]) -> Training:
@@ -55,7 +69,11 @@ def build(config: Config, saved: Mapping[str, Any]) -> Training:
 def train_step(training: Training, images: tf.Tensor, labels: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
     """Forward, backward, all-reduce and update, traced as one graph; return this rank's mean loss."""
     config = training.config
-    loss, gradients = training.compiled(forward_backward, images, labels)
+    if config.xla_parts == 1:
+        loss, gradients = training.compiled(forward_backward, images, labels)
+    else:
+        # One graph with all its gradients would end before the first sum begins.
+        loss, gradients = backward_in_parts(training, images, labels)
     gradients = tensorflow.average(gradients, config.gradient_compression, config.gradient_groups)
     training.update(gradients, rate)
     return training.optimizer.reported(loss)
@@ -74,6 +92,17 @@ def forward_backward(training: Training, images: tf.Tensor, labels: tf.Tensor) -
         return loss, tape.gradient(scaled, variables)
 
     return one_pass(images, labels) if passes == 1 else accumulated(one_pass, passes, images, labels, variables)
+
+
+def backward_in_parts(training: Training, images: tf.Tensor, labels: tf.Tensor) -> Tuple[tf.Tensor, List[tf.Tensor]]:
+    """As ``forward_backward``, by graphs of parts of the network; the backward pass of each is a graph as well."""
+    config = training.config
+    with tf.GradientTape() as tape:
+        for part in training.parts:
+            images = part(images)
+        loss = tf.reduce_mean(model.smoothed_loss(images, labels, config.label_smoothing))
+        scaled = loss * config.loss_scale
+    return loss, tape.gradient(scaled, list(training.network.trained.values()))
 
 
 def accumulated(

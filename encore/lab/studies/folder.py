@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
+from typing_extensions import TypedDict
 
 from encore import files
 from encore.catalogue import Strict
@@ -55,6 +56,13 @@ class Definition(Strict):
 
 
 Defined = TypeVar("Defined", bound=Definition)
+
+
+class StudyJson(TypedDict):
+    """A study and its points."""
+
+    study: str  # Its folder
+    points: list[dict[str, Any]]  # Each with ``point``, its name, ``state`` and the values that make it
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class Folder(Generic[Defined]):
         runs = [self.run_of(point) for _, point in self.left()]
         return any(run is None or not any(each.state().is_final for each in run.experiments()) for run in runs)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> StudyJson:
         points = [{"point": each.key, "state": self.state(each), **each.axes} for each in self.study.points()]
         return {"study": str(self.path), "points": points}
 
@@ -126,7 +134,7 @@ class Folder(Generic[Defined]):
 def create(study: Defined, label: str, results: Path) -> Folder[Defined]:
     """Make the folder of a study, called after the time and the ``label``."""
     stamp = datetime.now(timezone.utc).strftime(run_folder.STAMP)
-    content = {"study": study.model_dump(mode="json"), "machine": node.this_node().as_json(), "jobs": {}}
+    content = {"study": study.model_dump(mode="json"), "machine": node.this_node(), "jobs": {}}
     try:
         results.mkdir(parents=True, exist_ok=True)
         path = run_folder.free_name(results, f"{stamp}-{label}")

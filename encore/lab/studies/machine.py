@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from encore import catalogue, environment, launchers
 from encore.containers import renderers
 from encore.errors import EncoreError, ExitCode
@@ -39,6 +41,14 @@ _SECONDS = 600
 _ROW = re.compile(r"\s*(\d+)\s+\d+\s+\w+\s+\S+\s+-?\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)")
 
 
+class MachineJson(TypedDict):
+    """A machine's links, and what they carry."""
+
+    server: links.Links
+    speeds: dict[str, Any]  # What benchmarks/common/checks/link_speeds.py measured; empty: nothing
+    nccl_tests: dict[str, list[list[float]]]  # Bytes and bus bandwidth in bytes per second, by kind
+
+
 @dataclass(frozen=True)
 class Machine:
     server: Server
@@ -47,7 +57,7 @@ class Machine:
     # Bytes and bus bandwidth in bytes per second by nccl-tests, by kind.
     by_tool: Mapping[str, list[list[float]]] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> MachineJson:
         return {"server": self.server.as_json(), "speeds": dict(self.speeds), "nccl_tests": dict(self.by_tool)}
 
 

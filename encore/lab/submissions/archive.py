@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from encore import paths
 from encore.errors import EncoreError
 from encore.machine.node import cores
@@ -79,6 +81,18 @@ class Package:
     logs: int
 
 
+class PackageJson(TypedDict):
+    """One submitter's tree of one round, and what the package checker says of it."""
+
+    folder: str
+    round: str
+    sets: int
+    logs: int
+    accepted: bool | None  # Null where the checker knows nothing of the round
+    summary: str
+    errors: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class PackageVerdict:
     """What the package checker says; ``accepted`` is None where it knows nothing of the round."""
@@ -88,9 +102,12 @@ class PackageVerdict:
     summary: str
     errors: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        own = {"accepted": self.accepted, "summary": self.summary, "errors": list(self.errors)}
-        return {**vars(self.package), "folder": str(self.package.folder), **own}
+    def as_json(self) -> PackageJson:
+        package = self.package
+        return {
+            "folder": str(package.folder), "round": package.round, "sets": package.sets, "logs": package.logs,
+            "accepted": self.accepted, "summary": self.summary, "errors": self.errors,
+        }  # fmt: skip
 
 
 def write_archive(runs: Sequence[Path], output: Path, submitter: str | None = None) -> list[Package]:

@@ -15,15 +15,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from typing_extensions import TypedDict
 
 from encore import files, release
 from encore.errors import EncoreError
 from encore.lab.submissions import coherence
 from encore.results.audit.judge import audit_scores
-from encore.results.findings import Finding, no_error
+from encore.results.findings import Finding, FindingJson, no_error
 from encore.results.rules import ROUNDS
-from encore.results.scores.score import Score, score_folder
+from encore.results.scores.score import ClaimJson, Score, score_folder
 
 SCHEMA = 1
 MANIFEST, SIGNATURE = "bundle.json", "bundle.json.sig"
@@ -37,6 +39,34 @@ _RUN = re.compile(
 )
 _MOST_FILES, _MOST_BYTES = 10_000, 4 * 1024**3
 _IDENTITY = re.compile(r"[^\s\0]{1,200}")
+
+
+class PackedFile(TypedDict):
+    bytes: int
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """The first file of a bundle; its signature is in bundle.json.sig."""
+
+    schema: int  # Version of this format
+    created: str  # UTC
+    encore: release.Release  # What computed the scores
+    name: str  # Of the folder that was packed
+    files: dict[str, PackedFile]  # Every other file
+    scores: list[ClaimJson]
+
+
+class VerifiedJson(TypedDict):
+    """What a verification found."""
+
+    name: str
+    signer: str  # As ssh-keygen names it; empty where nobody signed
+    files: int
+    scores: tuple[Mapping[str, Any], ...]  # As claimed, and computed again
+    findings: list[FindingJson]  # What is wrong with the bundle
+    audit: list[FindingJson]  # What is odd in logs that are as claimed
+    accepted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +84,12 @@ class Verified:
     def accepted(self) -> bool:
         return no_error(self.findings)
 
-    def as_json(self) -> dict[str, Any]:
-        own = {"findings": [each.as_json() for each in self.findings], "audit": [each.as_json() for each in self.audit]}
-        return {**vars(self), "scores": list(self.scores), **own, "accepted": self.accepted}
+    def as_json(self) -> VerifiedJson:
+        return {
+            "name": self.name, "signer": self.signer, "files": self.files, "scores": self.scores,
+            "findings": [each.as_json() for each in self.findings], "audit": [each.as_json() for each in self.audit],
+            "accepted": self.accepted,
+        }  # fmt: skip
 
 
 # -- packed ------------------------------------------------------------------------------------------
@@ -73,7 +106,7 @@ def write_bundle(folder: Path, output: Path, key: Path | None = None) -> int:
     scores = score_folder(folder)
     chosen = dict(_chosen(folder))
     contents = {name: path.read_bytes() for name, path in sorted(chosen.items())}
-    manifest = {
+    manifest: Manifest = {
         "schema": SCHEMA,
         "created": files.utc_now(),
         "encore": release.facts(),
@@ -120,10 +153,10 @@ def _chosen(folder: Path) -> Iterator[tuple[str, Path]]:
         yield f"systems/{described.name}", described
 
 
-# Scores without what depends on where the logs lie.
-def _claims(scores: Sequence[Score], folder: Path) -> list[dict[str, Any]]:
+# Scores without what depends on where the logs are.
+def _claims(scores: Sequence[Score], folder: Path) -> list[ClaimJson]:
     own = ({**score.as_json(), "folder": score.folder.relative_to(folder).as_posix()} for score in scores)
-    return [{name: value for name, value in each.items() if name != "round_is_guess"} for each in own]
+    return [cast(ClaimJson, {k: value for k, value in each.items() if k != "round_is_guess"}) for each in own]
 
 
 def _sha256(content: bytes) -> str:

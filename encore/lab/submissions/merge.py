@@ -14,9 +14,8 @@ import shutil
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from encore.errors import EncoreError
 from encore.lab.submissions.archive import submission_trees
@@ -46,9 +45,6 @@ class Merged:
     files: int
     collisions: tuple[Collision, ...]
     output: Path | None
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "output": self.output and str(self.output)}
 
 
 # One submitter's tree, and what of it cannot be taken.

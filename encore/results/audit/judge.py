@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from typing_extensions import TypedDict
+
 from encore.results.audit import declarations, logs, published_runs, sets
 from encore.results.audit.oddities import Oddity, Rule, per_log
 from encore.results.audit.sets import copies
-from encore.results.findings import Finding, Severity, no_error, rate_of, severity_at
+from encore.results.findings import Finding, FindingJson, Severity, no_error, rate_of, severity_at
 from encore.results.scores.score import Score, score_folder
 from encore.results.table import grouped
 
@@ -439,6 +441,18 @@ _COPY, _ALTERED_COPY = (rule for rule in RULES if rule.check is None)
 _ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 
+class AuditJson(TypedDict):
+    """What is odd about a set of runs."""
+
+    folder: str
+    round: str | None
+    round_is_guess: bool
+    benchmark: str | None
+    runs: int
+    passed: bool  # Without an error
+    findings: list[FindingJson]
+
+
 @dataclass(frozen=True)
 class Audit:
     score: Score
@@ -452,8 +466,7 @@ class Audit:
         found = Counter(finding.severity for finding in self.findings)
         return {severity: found[severity] for severity in _ORDER}
 
-    def as_json(self) -> dict[str, object]:
-        """Return the audit as plain data; the fields are described in docs/audit.md."""
+    def as_json(self) -> AuditJson:
         return {
             "folder": str(self.score.folder),
             "round": self.score.round,

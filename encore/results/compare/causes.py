@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from encore.machine.node import THROTTLE
+from encore.machine.outliers import lowest
 from encore.results.compare.sides import Side
 from encore.results.logs import steps, telemetry
 from encore.results.logs.goodput import goodput_of
@@ -48,11 +49,7 @@ class Evidence:
 
     parts: Mapping[str, float] = field(default_factory=dict)  # Seconds, by goodput's names
     step: float | None = None  # Seconds of a step, the median
-    late: tuple[float, int, str] = (
-        0.0,
-        0,
-        "",
-    )  # Share by which the others waited longer for a rank, the rank, its node
+    late: tuple[float, int, str] = (0.0, 0, "")  # Share by which the others waited longer for a rank; rank, node
     waiting: float | None = None  # Share in which even the rank that waits least waited
     delayed: float | None = None  # Seconds in which a rank's threads had no core, per second
     others: float | None = None  # Cores that other programs took
@@ -62,7 +59,7 @@ class Evidence:
     sent_rate: float | None = None  # Bytes per second over networks
     nvlink_rate: float | None = None  # Bytes per second over NVLink, of all GPUs
     clock: float | None = None  # SM clock of the GPUs, MHz
-    low_clock: tuple[float, str] = (1.0, "")  # The slowest GPU's over the median of all, and which it is
+    low_clock: tuple[float, str] = (1.0, "")  # The slowest GPU's over the others' median, and which it is
     throttled: Mapping[str, float] = field(default_factory=dict)  # Share of the readings, by reason
 
 
@@ -276,11 +273,8 @@ def _of_run(log: RunLog) -> Evidence | None:
 
 
 def _late(windows: Mapping[int, Sequence[steps.Window]], shares: Mapping[int, float]) -> tuple[float, int, str]:
-    if len(shares) < 2:
-        return (0.0, 0, "")
-    slow = min(shares, key=lambda rank: shares[rank])
-    others = statistics.median(share for rank, share in shares.items() if rank != slow)
-    return (others - shares[slow], slow, windows[slow][-1].node)
+    slow = lowest(shares)
+    return (slow.others - slow.value, slow.name, windows[slow.name][-1].node) if slow else (0.0, 0, "")
 
 
 def _low_clock(nodes: Mapping[str, Sequence[Reading]]) -> tuple[float, str]:
@@ -290,10 +284,8 @@ def _low_clock(nodes: Mapping[str, Sequence[Reading]]) -> tuple[float, str]:
             for number, gpu in enumerate(reading.get("gpus", ())):
                 if gpu.get("sm_mhz"):
                     clocks.setdefault(f"GPU {number} of {node}", []).append(gpu["sm_mhz"])
-    means = {name: statistics.fmean(each) for name, each in clocks.items()}
-    middle = statistics.median(means.values()) if means else 0.0
-    lowest = min(means, key=lambda name: means[name], default="")
-    return (means[lowest] / middle, lowest) if middle else (1.0, "")
+    slow = lowest({name: statistics.fmean(each) for name, each in clocks.items()})
+    return (slow.value / slow.others, slow.name) if slow and slow.others else (1.0, "")
 
 
 def _throttled(cards: Sequence[Mapping[str, int | None]]) -> dict[str, float]:

@@ -14,10 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
+from typing_extensions import TypedDict
+
+from encore.results.compare.expected import Forecast
 from encore.results.compare.nearest import How, Match, equally_near, find_submission, listed, same_target
 from encore.results.compare.sides import Side, scores_compared, submission, with_official_scores
+from encore.results.findings import FindingJson
 from encore.results.published.systems import family
 from encore.results.rules import data_size
 from encore.results.scores.score import NOT_CONVERGED, Lack
@@ -33,9 +37,6 @@ from encore.results.statistics import (
     z_score,
 )
 from encore.results.words import count_of, figure
-
-if TYPE_CHECKING:
-    from encore.results.compare.forecast import Forecast
 
 WITHIN = 0.05  # Margin of a ratio that counts as the same result, from 1 / 1.05 to 1.05, as users ask for it
 # Else 0.99. Submitted DLRM logs give the samples trained, which differ, and not those of the data set.
@@ -168,6 +169,52 @@ def _factor_text(factor: Factor) -> str:
     return text
 
 
+class FactorJson(TypedDict):
+    """One quantity of both sides."""
+
+    name: str
+    unit: str
+    ours: float | None
+    theirs: float | None
+    ratio: float | None  # Ours over theirs, below 1 is better
+    interval: tuple[float, float] | None  # Where the true ratio is, with a probability of 90 %
+    z: float | None  # Our mean's distance from theirs in standard errors, by the spread of the submitted runs
+    note: str
+
+
+class ComparisonJson(TypedDict):
+    """A set of runs next to a submission or another set."""
+
+    run: str
+    round: str | None
+    round_is_guess: bool
+    benchmark: str | None
+    submission: str | None
+    found: str  # How the submission was found, or that there is none
+    found_how: How  # The same as one word
+    verdict: Verdict
+    reasons: list[str]
+    caveats: list[str]
+    within: float  # Part of the time that still counts as the same result
+    margin: tuple[float, float]  # Ratios that count as the same
+    level: float  # Of the tests and intervals
+    confidence: float | None  # One minus the p-value of the test that the verdict rests on; null without a test
+    score_minutes: float | None
+    official_minutes: float | None
+    score_is_official: bool
+    score_kind: Literal["raw", "official"]
+    score_interval: tuple[float, float] | None  # Where our true score is, minutes, with a probability of 90 %
+    runs: int
+    converged: int
+    required: int | None
+    # About how many more runs decide, if mean and spread stay as they are; null where nothing shows how runs vary.
+    further_runs: int | None
+    ratio: float | None
+    forecasts: list[Forecast]  # Of the runs that have not ended
+    findings: list[FindingJson]  # Of the audit
+    factors: list[FactorJson]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     ours: Side
@@ -188,7 +235,7 @@ class Comparison:
     # About how many more runs decide between the same and not the same, if mean and spread stay as they are; None where
     # nothing shows how the runs vary, or more than MOST_FURTHER_RUNS are needed.
     further_runs: int | None
-    forecasts: "tuple[Forecast, ...]" = ()  # Of the runs that have not ended
+    forecasts: tuple[Forecast, ...] = ()  # Of the runs that have not ended
 
     @property
     def factors(self) -> tuple[Factor, ...]:
@@ -203,8 +250,7 @@ class Comparison:
             return None
         return self.theirs.raw_minutes
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the comparison as plain data; the fields are described in docs/compare.md."""
+    def as_json(self) -> ComparisonJson:
         return {
             "run": str(self.ours.folder),
             "round": self.ours.round,
@@ -212,28 +258,28 @@ class Comparison:
             "benchmark": self.ours.benchmark,
             "submission": self.theirs.label if self.theirs else None,
             "found": self.match.text,
-            "found_how": self.match.how.value,
-            "verdict": self.verdict.value,
+            "found_how": self.match.how,
+            "verdict": self.verdict,
             "reasons": list(self.reasons),
             "caveats": list(self.caveats),
             "within": self.within,
-            "margin": [1 / (1 + self.within), 1 + self.within],
+            "margin": (1 / (1 + self.within), 1 + self.within),
             "level": LEVEL,
             "confidence": self.confidence,
             "score_minutes": self.ours.raw_minutes,
             "official_minutes": self.ours.official_minutes,
             "score_is_official": self.ours.score_is_official,
             "score_kind": self.ours.score_kind,
-            "score_interval": list(self.score_interval) if self.score_interval else None,
+            "score_interval": self.score_interval,
             "runs": self.ours.runs,
             "converged": self.ours.converged,
             "required": self.ours.required,
             "further_runs": self.further_runs,
             "ratio": self.score.ratio if self.score else None,
             "forecasts": [
-                {**each.as_json(), "expected": each.expects(self.published_minutes, self.within)}
+                replace(each, expected=each.expects(self.published_minutes, self.within))
                 if self.published_minutes
-                else each.as_json()
+                else each
                 for each in self.forecasts
             ],
             "findings": [finding.as_json() for finding in self.ours.findings],
@@ -244,7 +290,7 @@ class Comparison:
                     "ours": factor.ours,
                     "theirs": factor.theirs,
                     "ratio": factor.ratio,
-                    "interval": list(factor.interval) if factor.interval else None,
+                    "interval": factor.interval,
                     "z": factor.z,
                     "note": factor.note,
                 }
@@ -297,7 +343,7 @@ def compare_with(ours: Side, theirs: Side | None, match: Match, within: float = 
     )
 
 
-def _forecasts(ours: Side) -> "tuple[Forecast, ...]":
+def _forecasts(ours: Side) -> tuple[Forecast, ...]:
     # A set with a score has ended: a run of it without an end is one that crashed.
     if ours.score_is_official:
         return ()

@@ -18,13 +18,14 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from encore.results.compare.expected import Forecast
 from encore.results.compliance.convergence import points_folder
 from encore.results.compliance.own_rules import small_data_findings
 from encore.results.logs.metrics import lines_of, record_of
@@ -82,56 +83,6 @@ class Pace(NamedTuple):
     length: float
     each: float
     stage: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """Minutes from run_start to the target that are to be expected, with an interval for 90 % of the true ones.
-
-    docs/compare.md has how often it holds them, by benchmark. All three are None where nothing is known of how far a
-    run has to train; ``why`` says so.
-    """
-
-    run: str
-    elapsed_minutes: float
-    length: float
-    unit: str
-    minutes_per_length: float
-    minutes: float | None = None
-    low: float | None = None
-    high: float | None = None
-    length_to_target: float | None = None
-    runs: int = 0
-    points: int = 0
-    why: str = ""
-
-    def expects(self, published: float, within: float) -> str:
-        """Return whether ``published`` minutes are to be expected: yes, no or open."""
-        if self.low is None or self.high is None:
-            return "open"
-        bounds = published / (1 + within), published * (1 + within)
-        if bounds[0] <= self.low and self.high <= bounds[1]:
-            return "yes"
-        return "no" if self.high < bounds[0] or self.low > bounds[1] else "open"
-
-    def text(self, published: float | None = None, within: float = 0.0) -> str:
-        """Return the forecast as a sentence, with whether ``published`` minutes are to be expected."""
-        one = self.unit.removesuffix("s")
-        if self.minutes is None or self.low is None or self.high is None:
-            return f"{self.minutes_per_length:.4g} minutes per {one} so far; {self.why}"
-        said = f"on pace for {self.minutes:.1f} minutes ({self.low:.1f} to {self.high:.1f})"
-        if published is None:
-            return said
-        return f"{said}; published {published:.1f}; reproduced is to be expected: {self.expects(published, within)}"
-
-    def basis(self) -> str:
-        """Return what the forecast rests on."""
-        known = [count_of(self.runs, "run"), *([count_of(self.points, "reference point")] if self.points else [])]
-        seen = f"{self.length:.6g} of about {self.length_to_target:.6g} {self.unit} after {self.elapsed_minutes:.1f}"
-        return f"{self.run}: {seen} minutes; how far {' and '.join(known)} had to train"
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def forecast(run: RunLog, marks: Sequence[Mark] = (), own: Sequence[float] = ()) -> Forecast | None:

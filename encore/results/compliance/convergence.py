@@ -15,7 +15,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,6 @@ class Convergence:
     between: tuple[Point, ...] = ()  # The two points that it was interpolated from
     # By which the raw score is to be multiplied, at least 1; with too few epochs, if a review accepts the set.
     factor: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "folder": str(self.folder), "outcome": self.outcome.value}
 
 
 def convergence_of(score: Score) -> Convergence | None:

@@ -23,6 +23,7 @@ from encore.results.logs.timing import phases_of
 from encore.results.table import Table
 
 PARTS = ("training", "data stall", "evaluation", "checkpoints", "start", "stopped or repeated", "end")
+WRITTEN = "checkpoints written meanwhile"  # While training continued: no part of the rest
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Goodput:
 
     wall: float
     parts: dict[str, float]
+    written: float = 0.0  # Seconds of writing checkpoints while training continued
 
     @property
     def share(self) -> float:
@@ -60,7 +62,8 @@ def goodput_of(run: RunLog) -> Goodput | None:
         "end": max(0.0, ended - stop),
     }
     parts["start"] = max(0.0, ended - begun - sum(parts.values()))
-    return Goodput(sum(parts.values()), {name: parts[name] for name in PARTS})
+    written = sum(float(each["seconds"]) for each in records if each["kind"] == "checkpoint_written")
+    return Goodput(sum(parts.values()), {name: parts[name] for name in PARTS}, written)
 
 
 def _bounds(run: RunLog) -> tuple[float | None, float | None]:
@@ -98,7 +101,7 @@ def table_of(runs: Sequence[RunLog]) -> Table | None:
     rows = tuple(_rows(runs))
     if not rows:
         return None
-    columns = ("file", "wall minutes", "goodput", *PARTS[1:], "GPU energy kJ")
+    columns = ("file", "wall minutes", "goodput", *PARTS[1:], WRITTEN, "GPU energy kJ")
     return Table(
         title="Goodput",
         columns=columns,
@@ -114,4 +117,5 @@ def _rows(runs: Sequence[RunLog]) -> Iterator[tuple[str | float | None, ...]]:
         found = goodput_of(run) if experiment_of(run.path) else None
         if found is not None:
             shares = (found.parts[name] / found.wall or None for name in PARTS[1:])
-            yield run.path.name, found.wall / 60, found.share, *shares, gpu_kilojoules(run)
+            written = found.written / found.wall or None
+            yield run.path.name, found.wall / 60, found.share, *shares, written, gpu_kilojoules(run)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from encore.files import json_objects, lines_at_end
+from encore.machine.outliers import compared, lowest
 from encore.results.logs.metrics import lines_of
 from encore.results.table import Table
 
@@ -24,7 +25,6 @@ RECENT_SECONDS = 90.0  # What is older than a line is to come says nothing of no
 # Shares of their time by which the others wait longer than a slow rank: the one unharmed run of tools/slowdowns, of 2
 # ranks on 2 shared cores, did not come to it.
 LEAST_WAIT = 0.15
-_FAR = 4.0  # Median absolute deviations, where there are ranks enough to have some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +83,13 @@ def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None)
     end = now or max((each[-1].time for each in windows.values() if each), default=0.0)
     recent = {rank: [w for w in each if end - RECENT_SECONDS < w.time <= end + 1] for rank, each in windows.items()}
     shares = {rank: share for rank, each in recent.items() if (share := waiting_of(each)) is not None}
-    if len(shares) < 2 or len(shares) < len(windows):
+    if len(shares) < len(windows):
         return None
-    slow = min(shares, key=lambda rank: shares[rank])
-    others = [share for rank, share in shares.items() if rank != slow]
-    middle = statistics.median(others)
-    spread = statistics.median([abs(share - middle) for share in others])
-    if middle - shares[slow] < max(LEAST_WAIT, _FAR * spread):
+    slow = lowest(shares)
+    if slow is None or slow.others - slow.value < LEAST_WAIT or not slow.is_far:
         return None
-    last = recent[slow][-1]
-    return SlowRank(rank=slow, node=last.node, local_rank=last.local_rank, waiting=shares[slow], others=middle)
+    last = recent[slow.name][-1]
+    return SlowRank(rank=slow.name, node=last.node, local_rank=last.local_rank, waiting=slow.value, others=slow.others)
 
 
 def waiting_of(windows: Sequence[Window]) -> float | None:
@@ -107,13 +104,13 @@ def late_shares(windows: Mapping[int, Sequence[Window]], edges: Sequence[float])
     found: dict[int, list[float]] = {rank: [] for rank in windows}
     for begin, end in itertools.pairwise(edges):
         within = {
-            rank: waiting_of([w for w in each if w.time > begin and w.time - w.window < end])
+            rank: share
             for rank, each in windows.items()
+            if (share := waiting_of([w for w in each if w.time > begin and w.time - w.window < end])) is not None
         }
-        for rank, share in within.items():
-            others = [other for key, other in within.items() if key != rank and other is not None]
-            late = statistics.median(others) - share if others and share is not None else 0.0
-            found[rank].append(max(0.0, late))
+        late = {each.name: each.others - each.value for each in compared(within)}
+        for rank, shares in found.items():
+            shares.append(max(0.0, late.get(rank, 0.0)))
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from encore.files import json_objects, lines_at_end
 from encore.machine.node import THROTTLE
+from encore.machine.outliers import lowest
 from encore.results.logs.metrics import experiment_of, lines_of
 from encore.results.logs.run_log import RunLog
 
@@ -68,14 +69,13 @@ def slow_gpu(experiment: Path, now: float) -> str:
                     place = str(reading["node"]), number
                     clocks.setdefault(place, []).append(float(gpu["sm_mhz"]))
                     reasons[place] = reasons.get(place, 0) | (gpu.get("throttle") or 0)
-    means = {place: sum(each) / len(each) for place, each in clocks.items()}
-    slow = min(means, key=lambda place: means[place], default=None)
-    others = [mean for place, mean in means.items() if place != slow]
-    if slow is None or not others or means[slow] > _SLOW_CLOCK * statistics.median(others):
+    slow = lowest({place: statistics.fmean(each) for place, each in clocks.items()})
+    if slow is None or slow.value > _SLOW_CLOCK * slow.others:
         return ""
-    why = ", ".join(reason for bit, reason in THROTTLE.items() if reasons[slow] & bit)
-    clock = f"{means[slow]:.0f} MHz, the others {statistics.median(others):.0f}"
-    return f"GPU {slow[1]} of {slow[0]} is slow: {clock}" + (f" ({why})" if why else "")
+    node, number = slow.name
+    why = ", ".join(reason for bit, reason in THROTTLE.items() if reasons[slow.name] & bit)
+    clock = f"{slow.value:.0f} MHz, the others {slow.others:.0f}"
+    return f"GPU {number} of {node} is slow: {clock}" + (f" ({why})" if why else "")
 
 
 def _recent(path: Path, now: float) -> Iterator[Reading]:

@@ -11,16 +11,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from encore import __version__, peaks
 from encore.errors import EncoreError, ExitCode
 from encore.names import unknown
 from encore.results.audit.judge import audit_scores
-from encore.results.compare.compare import WITHIN, Comparison, Factor, Verdict, certainty, compare
+from encore.results.compare.compare import WITHIN, Comparison, ComparisonJson, Factor, Verdict, certainty, compare
 from encore.results.compare.explain import Explanation, explain
 from encore.results.compare.sides import Side, side_of
 from encore.results.compliance.compliance import score_and_check
 from encore.results.compliance.convergence import Convergence, convergence_of, report_of
-from encore.results.findings import ComplianceReport, Finding
+from encore.results.findings import ComplianceReport, Finding, ReportJson
 from encore.results.logs import goodput
 from encore.results.logs import steps as rank_steps
 from encore.results.logs.metrics import experiment_of
@@ -67,6 +69,20 @@ _TONES = {
 
 
 _Stat = tuple[str, str, str]  # Name, value and what there is to know of it
+
+
+class SetJson(ComparisonJson):
+    """A set in a report."""
+
+    check: list[ReportJson]  # Of each of its logs
+    convergence: Convergence | None  # Its comparison with the reference convergence points
+
+
+class ReportedJson(TypedDict):
+    """A report."""
+
+    sets: list[SetJson]
+    packages: list[ReportJson]  # What the package checker says of the submitters' trees
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +144,11 @@ class Section:
         """What the comparison with the reference convergence points comes to; empty where there is none."""
         return self.convergence.outcome.value if self.convergence is not None else ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> SetJson:
         return {
             **self.comparison.as_json(),
             "check": [each.as_json() for each in self.reports],
-            "convergence": self.convergence.as_json() if self.convergence is not None else None,
+            "convergence": self.convergence,
         }
 
     def factor_lines(self) -> list[str]:
@@ -434,7 +450,7 @@ class Report:
         counted = Counter((each.ruling, each.tone) for each in self.sections)
         return [(ruling, tone, count) for (ruling, tone), count in counted.most_common()]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> ReportedJson:
         return {
             "sets": [each.as_json() for each in self.sections],
             "packages": [each.as_json() for each in self.packages],

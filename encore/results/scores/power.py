@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from encore.errors import EncoreError
 from encore.results.logs.reader import Event, number_of, read_events
@@ -21,6 +22,17 @@ from encore.results.scores.score import Score, official
 
 _NODE = re.compile(r"node_\d+\.txt")
 _SWITCH = re.compile(r"sw_\d+\.txt")
+
+
+class EnergyJson(TypedDict):
+    """Energy of the counted runs of a set with power logs."""
+
+    kilojoules: float | None
+    official_kilojoules: float | None  # Times the factor of scaling.json
+    watts: float | None  # Mean power while the counted runs trained
+    nodes: int | None
+    runs: dict[str, float | None]  # Kilojoules by file
+    missing: str  # Why there is no figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +46,7 @@ class Energy:
     runs: tuple[tuple[str, float | None], ...]  # File and kilojoules of each run with a time
     missing: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> EnergyJson:
         return {
             "kilojoules": self.kilojoules,
             "official_kilojoules": self.official_kilojoules,

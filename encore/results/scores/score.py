@@ -22,6 +22,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
+from typing_extensions import TypedDict
+
 from encore.errors import EncoreError
 from encore.results.findings import Finding
 from encore.results.logs.parallel import FileSet, OnRead, map_files, map_sets
@@ -47,6 +49,47 @@ class Flag:
 
     text: str
     log: Path | None = None
+
+
+class RunJson(TypedDict):
+    """A run of a set."""
+
+    file: str
+    minutes: float | None  # To the target; null of a run without a time
+    reason: Reason | None  # Why it has none
+    explanation: str
+    elapsed_minutes: float | None
+    quality: dict[str, float]  # Of the evaluation that met the targets, else the best
+    epochs: float | None
+    seeds: list[int]
+    flags: list[str]
+    counted: bool
+    dropped: bool  # Whether it is the fastest or the slowest, which a score leaves out
+
+
+class ClaimJson(TypedDict):
+    """The score of a set of runs by the rules of its round."""
+
+    folder: str
+    round: str | None
+    benchmark: str | None
+    score_minutes: float | None  # The raw score
+    scaling_factor: float | None  # Of scaling.json; null without one
+    official_minutes: float | None  # The raw score times that factor
+    required: int | None  # Runs that a score is made of
+    runs: list[RunJson]
+    counted: list[str]  # Files of the runs that the score is the mean of
+    dropped: list[str]
+    converged: int
+    lack: Lack | None  # Why there is no score
+    missing: str  # The same as a sentence
+    flags: list[str]
+
+
+class ScoreJson(ClaimJson):
+    """The score of a set, and whether its round was said."""
+
+    round_is_guess: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +120,8 @@ class Score:
     def converged(self) -> tuple[RunLog, ...]:
         return tuple(run for run in self.runs if run.converged)
 
-    def as_json(self, findings: Sequence[Finding] = ()) -> dict[str, object]:
-        """Return the score as plain data, with an audit's findings; the fields are described in docs/results.md."""
+    def as_json(self, findings: Sequence[Finding] = ()) -> ScoreJson:
+        """Return the score as plain data, with an audit's findings."""
         counted, dropped = set(map(id, self.counted)), set(map(id, self.dropped))
         return {
             "folder": str(self.folder),
@@ -93,7 +136,7 @@ class Score:
                 {
                     "file": run.path.name,
                     "minutes": _rounded(run.minutes),
-                    "reason": run.reason.value if run.reason else None,
+                    "reason": run.reason,
                     "explanation": run.explanation,
                     "elapsed_minutes": _rounded(run.elapsed_minutes),
                     "quality": dict(run.best_quality),
@@ -108,7 +151,7 @@ class Score:
             "counted": [run.path.name for run in self.counted],
             "dropped": [run.path.name for run in self.dropped],
             "converged": len(self.converged),
-            "lack": self.lack.value if self.lack else None,
+            "lack": self.lack,
             "missing": self.missing,
             "flags": [*(flag.text for flag in self.flags), *_flags(findings, None)],
         }

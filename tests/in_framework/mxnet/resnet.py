@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks.common.data.recordio import read_index, read_record, unpack
 from benchmarks.common.frameworks import mxnet
+from benchmarks.common.run.choices import UnavailableError
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.resnet import events
+from benchmarks.resnet import architecture, events
 from benchmarks.resnet.architecture import input_shape
 from benchmarks.resnet.config import Hyperparameters
 from benchmarks.resnet.inputs import training_input, training_pipeline
@@ -22,7 +23,7 @@ from benchmarks.resnet.mxnet.config import Config
 from tests.in_framework import resnet, sgd_and_lars
 
 import mxnet as mx  # isort: skip
-from mxnet import gluon  # isort: skip
+from mxnet import autograd, gluon  # isort: skip
 
 ranks = mxnet.start(SimpleNamespace(device="cpu"))
 GPU = dataclasses.replace(Config(), device="gpu", layout="NHWC", precision="fp16")
@@ -87,7 +88,7 @@ class OldOperators:
     ],
 )
 def test_fused_operators_are_found_by_asking(config, operators, has):
-    assert dataclasses.astuple(model.fused_operators(config, operators)) == (has, has)
+    assert model.fused_operators(config, operators) == model.FusedOperators(has, has)
     missing = "has no BatchNorm with act_type and BatchNormAddRelu: batch-norm, sum and ReLU run as separate, slower"
     assert (missing in model.missing_operators(config, operators)) != (has or config is not GPU)
 
@@ -106,6 +107,58 @@ def test_fused_operators_get_the_submitted_arguments():
     layers.norm_add_relu(8).hybrid_forward(note, None, None, **parameters)
     common = {"axis", "beta", "data", "eps", "fix_gamma", "gamma", "momentum", "moving_mean", "moving_var", "name"}
     assert found == [{*common, "act_type"}, {*common, "addend"}]
+
+
+class NormConvolution:
+    # MXNet's operators in the interface of NVIDIA's (its norm_convolution.cc), which has no other argument.
+    @staticmethod
+    def NormConvolution(
+        data, weight, kernel, stride, pad, num_filter, layout, no_norm, act_type, in_sum=None, in_sum_squares=None,
+        gamma=None, beta=None, moving_mean=None, moving_var=None, eps=None, momentum=None, fix_gamma=None,
+    ):  # fmt: skip
+        if not no_norm:
+            assert (act_type, fix_gamma, momentum) == ("relu", False, 0.9) and moving_mean.shape == moving_var.shape
+            count = data.size // data.shape[1]
+            mean = in_sum / count
+            factor = gamma / mx.nd.sqrt(in_sum_squares / count - mean**2 + eps)
+            columns = (each.reshape((1, -1, 1, 1)) for each in (mean, factor, beta))
+            mean, factor, beta = columns
+            data = mx.nd.relu((data - mean) * factor + beta)
+        sizes = {"kernel": kernel, "stride": stride, "pad": pad, "num_filter": num_filter, "layout": layout}
+        out = mx.nd.Convolution(data, weight, no_bias=True, **sizes)
+        return out, out.sum(axis=(0, 2, 3)), (out**2).sum(axis=(0, 2, 3))
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_fused_convolutions_have_the_values_and_gradients_of_the_plain_ones(depth):
+    config, found = resnet.config_of(Config, depth=depth), []
+    block = next(each for each in architecture.residual_blocks(config) if each.convs[-2].stride == 2 or depth == 18)
+    x = mx.nd.random.uniform(-1, 1, (2, block.convs[0].in_channels, 8, 8))
+    for fused in (True, False):
+        mx.random.seed(3)
+        body = model.Layers(config, model.FusedOperators(False, False, fused)).body(block.convs)
+        body.initialize()
+        given = x.copy()
+        given.attach_grad()
+        with autograd.record():
+            own = {name: parameter.data() for name, parameter in body._reg_params.items()}
+            out = body.hybrid_forward(NormConvolution, given, **own) if fused else body(given)
+        out.backward(mx.nd.arange(out.size).reshape(out.shape) / out.size)
+        trained = [each.grad() for each in body.collect_params().values() if each.grad_req != "null"]
+        found.append([out, given.grad, *trained])
+    assert len(found[0]) == 2 + 3 * len(block.convs) - 2
+    for ours, plain in zip(*found):
+        assert float((ours - plain).norm().asscalar()) < 1e-4 * float(plain.norm().asscalar())
+
+
+def test_fused_convolutions_are_refused_where_they_are_not():
+    wanted = dataclasses.replace(GPU, fused_convolutions=True)
+    with pytest.raises(UnavailableError, match=r"has no NormConvolution(.|\n)*hint: set fused_convolutions=false"):
+        model.missing_operators(wanted)
+    there = SimpleNamespace(NormConvolution=None, BatchNorm=NgcOperators.BatchNorm)
+    assert model.fused_operators(wanted, there) == model.FusedOperators(True, False, True)
+    with pytest.raises(ValueError, match="fused_convolutions needs device=gpu"):
+        dataclasses.replace(wanted, layout="NCHW")
 
 
 def losses(training, count, skip=0):

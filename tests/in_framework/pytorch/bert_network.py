@@ -342,7 +342,7 @@ def test_a_step_by_graphs_is_the_plain_one():
 
 
 class FakeLinear(nn.Linear):
-    # What transformer_engine.pytorch.Linear is asked for; its products are rounded to FP8.
+    # What transformer_engine.pytorch.Linear is asked for; its GEMMs are rounded to FP8.
 
     inside = False
 

@@ -72,9 +72,18 @@ def error(ours, theirs):
     return float((ours.detach().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_step_is_that_of_a_plain_model(ranks, precision):
-    config = dataclasses.replace(CONFIG, batch_size=GLOBAL // ranks.size, precision=precision)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "fp32"},
+        {"precision": "bf16"},
+        {"precision": "fp32", "fused_relu": True, "early_sums": True},
+        {"precision": "bf16", "fused_relu": True},
+    ],
+)
+def test_step_is_that_of_a_plain_model(ranks, settings):
+    precision = settings["precision"]
+    config = dataclasses.replace(CONFIG, batch_size=GLOBAL // ranks.size, **settings)
     training = build(config, SIZES, ranks, {})
     network, tables = training.network, training.tables
     assert sorted(sum(tables.placement, ())) == list(range(TABLES))

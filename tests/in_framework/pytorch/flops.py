@@ -18,7 +18,11 @@ from benchmarks.gnmt.pytorch.config import Config as GnmtConfig
 from benchmarks.language import flops as of_bert
 from benchmarks.language.pytorch.encoder import Rows, shape_of
 from benchmarks.llama import flops as of_llama
+from benchmarks.llama.pytorch import adapters
 from benchmarks.llama.pytorch.network import Network as Llama
+from benchmarks.llama2_70b_lora.pytorch.config import Config as LoraConfig
+from benchmarks.llama2_70b_lora.pytorch.model import rule_of
+from benchmarks.llama2_70b_lora.pytorch.model import shape_of as lora_shape
 from benchmarks.llama31_8b.pytorch.config import Config as LlamaConfig
 from benchmarks.llama31_8b.pytorch.model import shape_of as llama_shape
 from benchmarks.maskrcnn import flops as of_maskrcnn
@@ -134,6 +138,18 @@ def test_llama():
     product = 2 * length * length * config.width
     more = config.layers * (3 * product + product)
     expected = 2 * (of_llama.training_flops(config, 128, length) + more)
+    assert counted(lambda: network(tokens, tokens)) == expected
+
+
+def test_lora():
+    """As above; the frozen weights have no gradient."""
+    config = LoraConfig(**PLAIN, layers=3, width=64, heads=4, key_value_heads=2, inner_width=96, lora_rank=4)
+    network, length = Llama(lora_shape(config, 128)), 48
+    adapters.add(network, rule_of(config), 0)
+    network.to_empty(device=CPU)
+    tokens = torch.zeros(2, length, dtype=torch.int64)
+    more = config.layers * 4 * 2 * length * length * config.width
+    expected = 2 * (of_llama.adapter_flops(config, 128, length) + more)
     assert counted(lambda: network(tokens, tokens)) == expected
 
 

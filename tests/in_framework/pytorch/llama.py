@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.pytorch import parallel
+from benchmarks.llama.pytorch.fp8 import Float8Linear
 from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
+from benchmarks.llama.pytorch.state import MOMENTS, adamw
 from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.data import synthetic_batch
-from benchmarks.llama31_8b.pytorch.model import MOMENTS, Training, adamw
+from benchmarks.llama31_8b.pytorch.model import Training
 from benchmarks.llama31_8b.pytorch.train import train_step
 
 RANKS = (1, 2)
@@ -163,22 +166,18 @@ def trained(config, ranks, steps=3):
     return training, initial, losses
 
 
-@pytest.mark.parametrize("how", PARALLEL)
-def test_any_split_trains_as_one_rank(how, ranks, alone):
-    if ranks.size == 1 and "recompute" not in how:
-        how = {}
-    split = dataclasses.replace(CONFIG, batch_size=CONFIG.batch_size // ranks.size, **how)
-    _, initial, losses = trained(split, ranks)
-    single = dataclasses.replace(CONFIG)
-    training, wanted, expected = trained(single, alone)
-    for name, each in wanted.items():
-        assert torch.equal(initial[name], each), name
-    assert losses == pytest.approx(expected, rel=2e-6)
-    found = whole(trained(split, ranks)[0])
-    for name, each in whole(training).items():
-        torch.testing.assert_close(
-            found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
-        )
+def test_any_split_trains_as_one_rank(ranks, alone):
+    training, wanted, expected = trained(CONFIG, alone)
+    for how in PARALLEL if ranks.size > 1 else PARALLEL[-1:]:
+        split, initial, losses = trained(dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **how), ranks)
+        assert all(torch.equal(initial[name], each) for name, each in wanted.items()), how
+        assert losses == pytest.approx(expected, rel=2e-6), how
+        found = whole(split)
+        for name, each in whole(training).items():
+            note = f"{how}, {name}: "
+            torch.testing.assert_close(
+                found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, note=note: f"{note}{text}"
+            )
 
 
 def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):
@@ -193,30 +192,31 @@ def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):
     assert norms == pytest.approx([1e-3 * (1 - CONFIG.beta1)] * 2, rel=1e-3)
 
 
-@pytest.mark.parametrize("how", PARALLEL[:3])
-def test_state_of_a_checkpoint_continues_in_every_split(how, ranks, alone, tmp_path):
+def test_state_of_a_checkpoint_continues_in_every_split(ranks, alone, tmp_path):
     """To the last bit in the same one; each rank takes its part of what others wrote."""
-    config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **(how if ranks.size > 1 else {}))
-    training, _, _ = trained(config, ranks, steps=2)
-    folder = Path(os.environ.get("TOGETHER", tmp_path))
-    paths = [folder / f"{sorted(how)}-{rank}" for rank in range(ranks.size)]
-    pytorch.save(paths[ranks.rank], training.state_dict())
-    pytorch.barrier()
-    for other, by in ((how, ranks), ({}, ranks), ({"tensor_parallelism": 2}, ranks), ({}, alone)):
-        split = other if by.size > 1 else {}
-        again = Training(dataclasses.replace(CONFIG, seed=9, batch_size=4 // by.size, **split), VOCABULARY, by)
-        again.restore(map(pytorch.load, paths))
-        ours, theirs = whole(again), whole(training)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), other
-        moments = [[moments_of(each.optimizer, name, each) for name in theirs] for each in (again, training)]
-        assert all(torch.equal(one, two) for one, two in zip(*moments)), other
-        assert {float(each["step"]) for each in again.optimizer.state.values()} == {2.0}
-    again = Training(dataclasses.replace(config, seed=9), VOCABULARY, ranks)
-    again.restore(map(pytorch.load, paths))
-    for each in (training, again):
-        train_step(each, batch_of(config, each.place, ranks, 7), 0.01)
-    ours, theirs = whole(again), whole(training)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    splits = PARALLEL[:3] if ranks.size > 1 else PARALLEL[:1]
+    for how in splits:
+        config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **how)
+        training, _, _ = trained(config, ranks, steps=2)
+        theirs = whole(training)
+        folder = Path(os.environ.get("TOGETHER", tmp_path))
+        paths = [folder / f"{sorted(how)}-{rank}" for rank in range(ranks.size)]
+        pytorch.save(paths[ranks.rank], training.state_dict())
+        pytorch.barrier()
+        for other, by in (*((each, ranks) for each in splits), ({}, alone)):
+            again = Training(dataclasses.replace(CONFIG, seed=9, batch_size=4 // by.size, **other), VOCABULARY, by)
+            again.restore(map(pytorch.load, paths))
+            ours = whole(again)
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs), (how, other)
+            moments = [[moments_of(each.optimizer, name, each) for name in theirs] for each in (again, training)]
+            assert all(torch.equal(one, two) for one, two in zip(*moments)), (how, other)
+            assert {float(each["step"]) for each in again.optimizer.state.values()} == {2.0}
+            if other == how and by is ranks:
+                same = again
+        for each in (training, same):
+            train_step(each, batch_of(config, each.place, ranks, 7), 0.01)
+        ours, theirs = whole(same), whole(training)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), how
 
 
 def moments_of(optimizer, name, training):
@@ -241,18 +241,55 @@ def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
     assert set(seen) == {(torch.bfloat16, torch.float32)}
 
 
-def test_the_fused_optimizer_of_a_gpu_updates_alike(ranks):
-    """Here on a CPU, which has it too."""
-    config = dataclasses.replace(CONFIG, batch_size=4 // ranks.size)
-    found = []
-    for device in ("cpu", "gpu"):
-        training = Training(config, VOCABULARY, ranks)
-        training.optimizer = adamw(training.parameters, dataclasses.replace(config, device=device))
-        for step in range(3):
-            train_step(training, batch_of(config, training.place, ranks, step), 0.01)
-        found.append(whole(training))
-    for name, each in found[0].items():
-        torch.testing.assert_close(found[1][name], each, rtol=1e-5, atol=1e-6)
+IN_FP8 = dataclasses.replace(
+    CONFIG, precision="bf16", fp8="scaled_mm", layers=1, width=64, inner_width=64, initial_weights=0.05,
+    gradient_clip=1e9,
+)  # fmt: skip
+
+
+def test_fp8_learns_like_fp32_in_every_split_and_resumes_with_the_same_bits(ranks, alone, tmp_path):
+    """Losses of 3 steps within 0.5 %; gradients of the first within 15 % of their norms, as E5M2 has two bits.
+
+    In bf16 the gradients are within 1.2 %: a share that is missing or counted twice would be half of it.
+    """
+    plain = dataclasses.replace(IN_FP8, fp8="none", precision="fp32")
+    _, _, expected = trained(plain, alone)
+    first, _, _ = trained(plain, alone, steps=1)
+    for how in PARALLEL[:3] if ranks.size > 1 else ({"recompute": True},):
+        config = dataclasses.replace(IN_FP8, batch_size=4 // ranks.size, **how)
+        training, _, losses = trained(config, ranks, steps=1)
+        linears = [each for each in training.network.modules() if isinstance(each, Float8Linear)]
+        assert len(linears) == 7 and list(training.parameters) == list(first.parameters)
+        for name in training.parameters:
+            wanted = moments_of(first.optimizer, name, first)[0]
+            error = moments_of(training.optimizer, name, training)[0] - wanted
+            assert 0.02 < float(error.norm() / wanted.norm()) < 0.15, (how, name)
+        folder = Path(os.environ.get("TOGETHER", tmp_path))
+        paths = [folder / f"fp8-{sorted(how)}-{rank}" for rank in range(ranks.size)]
+        pytorch.save(paths[ranks.rank], training.state_dict())
+        pytorch.barrier()
+        again = Training(dataclasses.replace(config, seed=9), VOCABULARY, ranks)
+        again.restore(map(pytorch.load, paths))
+        for each in (training, again):
+            found = [train_step(each, batch_of(config, each.place, ranks, step), 0.01) for step in (1, 2)]
+        losses += [pytorch.total(each)[0] / ranks.size for each in found]
+        assert losses == pytest.approx(expected, rel=0.005), how
+        ours, theirs = whole(again), whole(training)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), how
+
+
+def test_fp8_is_refused_where_it_cannot_multiply(ranks, monkeypatch):
+    monkeypatch.delattr(torch, "_scaled_mm")
+    with pytest.raises(Problem, match=r"fp8=scaled_mm: PyTorch .* has no FP8"):
+        Training(IN_FP8, VOCABULARY, ranks)
+    for settings, words in (
+        ({"precision": "fp32"}, "fp8 needs precision=bf16"),
+        ({"fp8": "transformer_engine"}, "set fp8=scaled_mm"),
+        ({"tensor_parallelism": 2, "inner_width": 48}, "fp8 needs shares of 16"),
+        ({"context_parallelism": 2, "sequence_length": 16}, "fp8 needs shares of 16"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(IN_FP8, **settings)
 
 
 def test_norms_do_not_decay():

@@ -1,4 +1,4 @@
-"""FP8 products and kept weights next to float64 and to autocast; on a CPU, whose PyTorch multiplies in FP8 as well."""
+"""FP8 GEMMs and kept weights next to float64 and to autocast; on a CPU, whose PyTorch multiplies in FP8 as well."""
 
 import dataclasses
 import io
@@ -12,7 +12,7 @@ from benchmarks.bert.pytorch import data
 from benchmarks.bert.pytorch.train import Training, build, train_step
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.torch import low_precision
-from benchmarks.common.torch.low_precision import KeptLinear, cast, keep, refresh
+from benchmarks.common.torch.low_precision import KeptLinear, cast, gathered_product, keep, refresh
 from benchmarks.language.pytorch import fp8
 from tests.in_framework.pytorch.bert_network import CONFIG, CPU, micro_batch
 
@@ -71,6 +71,26 @@ def test_a_product_in_fp8_is_that_of_the_rounded_tensors():
         assert ((ours.double() - its).abs().max() / its.abs().max()).item() < 2.0**-7, "bf16's last bit, twice"
     assert linear.weight.grad.dtype == torch.float32
     assert low_precision.why_no_fp8(CPU.context) == ""
+
+
+def test_a_gathered_weight_multiplies_with_the_same_bits():
+    linear = nn.Linear(64, 48).bfloat16()
+    kept = KeptLinear(linear, E4M3)
+    refresh([kept])
+    hidden, gradient = drawn(2, 16, 64).bfloat16(), drawn(2, 16, 48, seed=1).bfloat16()
+    found = []
+    for product in (lambda given: kept.product(given.flatten(0, 1)).view(2, 16, 48),
+                    lambda given: gathered_product(given, linear.weight)):  # fmt: skip
+        linear.weight.grad = None
+        given = hidden.clone().requires_grad_()
+        value = product(given)
+        value.backward(gradient)
+        found.append((value, given.grad, linear.weight.grad))
+    assert all(torch.equal(*pair) for pair in zip(*found))
+    linear.requires_grad_(False)
+    given = hidden.clone().requires_grad_()
+    gathered_product(given, linear.weight).backward(gradient)
+    assert torch.equal(given.grad, found[0][1])
 
 
 def test_what_cannot_multiply_in_fp8_says_why(monkeypatch):

@@ -75,6 +75,11 @@ def losses_of(trained, rates=(0.1, 0.05, 0.2, 0.2)):
     return [train.train_step(trained, *batch_of(), rate).item() for rate in rates]
 
 
+def test_steps_in_bf16_are_near_those_in_fp32():
+    plain, rounded = (losses_of(built(precision=precision), (0.01, 0.01)) for precision in ("fp32", "bf16"))
+    assert rounded != plain and rounded == pytest.approx(plain, rel=0.05)
+
+
 def test_a_warm_up_leaves_no_trace():
     options = {"optimizer": "lars", "loss_scale": 128.0}
     bare = built(**options)

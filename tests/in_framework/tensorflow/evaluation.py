@@ -1,4 +1,7 @@
-"""ResNet's evaluation in TensorFlow counts each image once on any number of ranks, all with the mean statistics."""
+"""ResNet in TensorFlow on any number of ranks: weights that all of them have, and each image evaluated once."""
+
+import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,13 +13,36 @@ from benchmarks.resnet.tensorflow import data, train
 from benchmarks.resnet.tensorflow.config import Config
 from tests.in_framework import resnet
 
+import tensorflow as tf  # isort: skip
+
 RANKS = (1, 2)
+# One of two ranks has 149 images, which are a batch more than the other's 148.
+CONFIG = resnet.config_of(Config, "NHWC", batch_size=37)
 
 
-def test_all_images_are_evaluated_with_the_mean_statistics(digits, together):
-    # One of two ranks has 149 images, which are a batch more than the other's 148.
-    config = resnet.config_of(Config, "NHWC", batch_size=37)
-    run = resnet.run_of(config, tensorflow, digits, together)
+@pytest.fixture(scope="module")
+def run(digits, together):
+    found = resnet.run_of(CONFIG, tensorflow, digits, together)
+    yield found
+    found.finish()
+
+
+def test_ranks_have_the_same_weights_however_gradients_travel(run):
+    # From rank 0's, whatever a rank drew; each gradient by itself, or in groups from a network in parts.
+    found = []
+    for settings in ({}, {"xla_parts": 3, "gradient_groups": 4}):
+        config = dataclasses.replace(CONFIG, batch_size=8, seed=5 + run.ranks.rank, **settings)
+        training, batch = train.build(config, {}), data.synthetic_batch(config)
+        step = tf.function(partial(train.train_step, training))
+        for _ in range(2):
+            step(*batch, tf.constant(0.01))
+        found.append(np.concatenate([each.numpy().ravel() for each in training.network.trained.values()]))
+        assert tensorflow.total([float(found[-1][:100].sum())]) == [np.float32(found[-1][:100].sum()) * run.ranks.size]
+    assert np.linalg.norm(found[1] - found[0]) < 1e-5 * np.linalg.norm(found[0])
+
+
+def test_all_images_are_evaluated_with_the_mean_statistics(digits, run):
+    config = CONFIG
     training = train.build(config, {})
     statistics = training.network.statistics
     fresh = [variable.numpy() for variable in statistics]
@@ -32,6 +58,5 @@ def test_all_images_are_evaluated_with_the_mean_statistics(digits, together):
     for images, labels, valid in whole.one_pass():
         found = training.network(images, training=False).numpy().argmax(1)
         hits += int((found == labels.numpy())[:valid].sum())
-    run.finish()
     assert whole.total == 297
     assert first == second == pytest.approx(hits / 297, abs=1 / 297)

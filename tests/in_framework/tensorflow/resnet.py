@@ -63,7 +63,7 @@ def losses_of(step, *rates):
         ({"seed": 2}, 1e-3, 1.0),
         ({"loss_scale": 128.0}, 0.0, 1e-5),
         ({"precision": "bf16"}, 1e-6, 0.05),
-        ({"xla": True}, 0.0, 1e-4),
+        ({"xla": True, "xla_parts": 3}, 0.0, 1e-4),
     ],
 )
 def test_what_changes_the_losses(changes, least, most):

@@ -1,6 +1,6 @@
 """Whether each node is fit for a job: by what it says of itself, by data sheets, and by the other nodes.
 
-    from encore.machine.gate import judge
+    from encore.machine.verdict import judge
     for verdict in judge({"n1": facts_of_n1, "n2": None}):
         print(verdict.node, verdict.level, verdict.reasons)
 
@@ -9,20 +9,22 @@ Facts are what :mod:`encore.machine.health` returns of a node, None of one that 
 
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from typing_extensions import TypedDict
 
 from encore import paths
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES
 from encore.machine.node import THROTTLE
+from encore.machine.outliers import slow_ones
 from encore.machine.preflight import Check, Level
 
-Key = TypeVar("Key", bound=Hashable)
 Facts = Mapping[str, Any]
 Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bytes per second of each collective between two nodes
 
@@ -38,7 +40,6 @@ BUSY = 0.25  # Share of the cores that other programs may take
 FREE_GIB = 1.0
 SHARE_OF_LINE = 0.5  # A collective between two nodes reaches at least this share of the line's rate
 MEMORY_TOLERANCE = 0.03  # Firmware and kernel keep some for themselves
-_FAR = 4.0  # Median absolute deviations
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,20 @@ MEASURED = (
 )
 
 
+class NodeVerdict(TypedDict):
+    """What the gate finds of a node."""
+
+    node: str
+    level: Level  # The worst of its checks
+    checks: tuple[Check, ...]
+
+
+class KeptVerdict(NodeVerdict):
+    """A node's last verdict, in the user's cache."""
+
+    time: str  # UTC
+
+
 @dataclass(frozen=True)
 class Verdict:
     node: str
@@ -93,8 +108,8 @@ class Verdict:
     def reasons(self) -> list[str]:
         return [f"{check.name}: {check.found}" for check in self.checks if check.level == self.level != "OK"]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"node": self.node, "level": self.level, "checks": [vars(check) for check in self.checks]}
+    def as_json(self) -> NodeVerdict:
+        return {"node": self.node, "level": self.level, "checks": self.checks}
 
 
 def judge(answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: str = "no answer") -> list[Verdict]:
@@ -237,23 +252,6 @@ def _text(value: Any) -> str:
     )
 
 
-def slow_ones(values: Mapping[Key, float], tolerance: float) -> dict[Key, float]:
-    """Return the share of the others' median that each slow one reaches.
-
-    It is slow by more than ``tolerance`` and, where there are enough others, by far more than they differ.
-    """
-    found = {}
-    for name, value in values.items():
-        others = [other for key, other in values.items() if key != name]
-        if not others:
-            continue
-        middle = statistics.median(others)
-        spread = statistics.median(abs(other - middle) for other in others) if len(others) > 2 else 0.0
-        if middle > 0 and value < middle * (1 - tolerance) and value < middle - _FAR * spread:
-            found[name] = value / middle
-    return found
-
-
 def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     for key, title, unit, word, tolerance in MEASURED:
         yield from _slow({node: facts[key] for node, facts in known.items()}, title, unit, word, tolerance)
@@ -378,7 +376,8 @@ def keep(verdicts: Sequence[Verdict]) -> None:
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         for each in verdicts:
-            write_json(folder() / f"{each.node}.json", {"time": utc_now(), **each.as_json()})
+            content: KeptVerdict = {"time": utc_now(), **each.as_json()}
+            write_json(folder() / f"{each.node}.json", content)
 
 
 def kept(name: str) -> str:

@@ -1,0 +1,67 @@
+"""Windows of paragraphs as samples, for benchmarks/common/data/mistakes.py: questions, answers and their vocabulary."""
+
+import unicodedata
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Tuple
+
+import numpy as np
+
+from benchmarks.bert_squad.arrays import DataSet, Windows, open_data
+from benchmarks.common.data import mistakes
+from benchmarks.language.samples import words
+
+LEAST_SAME = 0.8  # share of the words that stand in the paragraph where they are said to; accents are stripped
+LEAST_ANSWERED = 0.5  # share of the training windows with an answer
+
+
+def _plain(text: str) -> str:
+    return "".join(each for each in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(each) != "Mn")
+
+
+def _placed(data: DataSet, window: int) -> bool:
+    # Whether most tokens of a test window are the text of its question's paragraph at their places.
+    windows, context = data.test, data.questions[int(data.test.question[window])].context
+    places, tokens = windows.places(window), windows[window].tolist()
+    inside = np.flatnonzero(places.ends > 0)
+    entries = data.vocabulary.entries
+    same = [
+        _plain(context[places.begins[at] : places.ends[at]])
+        == entries[tokens[at]][2 * entries[tokens[at]].startswith("##") :]
+        for at in inside.tolist()
+    ]
+    return not same or sum(same) >= LEAST_SAME * len(same)
+
+
+def _own(data: DataSet) -> Iterator[Tuple[str, str]]:
+    for name, windows in (("train", data.train), ("test", data.test)):
+        chosen = mistakes.spread(len(windows), 2000).tolist()
+        yield from words(name, [windows[index] for index in chosen], data.vocabulary)
+        if (np.diff(windows.question) < 0).any():
+            yield f"{name}: windows are not in the order of their questions", "ascending questions"
+        right: Dict[int, bool] = {}
+        for index in chosen:
+            begin, end, length = int(windows.start[index]), int(windows.end[index]), len(windows[index])
+            right[index] = begin <= end < length and (begin == 0 or begin >= int(windows.second[index]))
+        what = f"windows of {name} have an answer outside of the paragraph"
+        yield from mistakes.agreement(right, what, "answers in it: they may be those of other windows", 0.99)
+    if float((np.asarray(data.train.start) > 0).mean()) < LEAST_ANSWERED:
+        yield "train: most windows have no answer", f"an answer in {LEAST_ANSWERED:.0%}"
+    top = int(data.test.question.max(initial=-1)) + 1
+    if top > len(data.questions):
+        yield f"test: questions up to {top - 1:,}", f"{len(data.questions):,} in the paragraphs"
+        return
+    placed = {index: _placed(data, index) for index in mistakes.spread(len(data.test), 200).tolist()}
+    expected = "the same order and the vocabulary that made the tokens"
+    yield from mistakes.agreement(placed, "windows of test are not the text of their paragraph", expected, 0.8)
+
+
+def _part(windows: Windows) -> mistakes.Part:
+    def keys(indices: np.ndarray) -> List[bytes]:
+        return [mistakes.key(windows[index], windows.start[index : index + 1]) for index in indices.tolist()]
+
+    return mistakes.Part(len(windows), keys)
+
+
+def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+    data = open_data(directory)
+    return mistakes.View({"train": _part(data.train), "test": _part(data.test)}, own=lambda: _own(data))

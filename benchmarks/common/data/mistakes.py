@@ -1,0 +1,180 @@
+"""Classical mistakes of a preparation, looked for in samples of the finished set, the same way for every benchmark.
+
+A manifest says that the files are those which the preparation wrote, not that they are right. MLPerf's history has sets
+that were whole and useless: shards that all hold the same samples, so that BERT stayed at 0.62
+(mlcommons/training_results_v2.1#10, mlcommons/training#659), an evaluation set of other samples
+(mlcommons/training_policies#354), vocabularies of other sizes (mlcommons/training#233), days that are missing or cut
+short (facebookresearch/dlrm#413).
+
+A benchmark's ``samples.py`` has ``view(directory, passport)``, which shows its splits as samples with keys and labels
+and adds what it alone can tell, such as whether tokens are of the vocabulary. Of a split at most ``LOOKED_AT`` samples
+are read: runs of neighbours, and single ones spread evenly over all of it. What that finds among N samples:
+
+- a repeated part, where the order is that of the source, if one of ``RUNS`` runs of sqrt(N) neighbours lies in it, up
+  to N = 150 million; larger sets have shorter runs, which may miss it;
+- samples that are repeated in any order, each f times on average, if f is above 0.1 and f * LOOKED_AT ** 2 / 2 N above
+  6 or so: a set that is twice there up to 200 million samples, Criteo's 4.2 billion rows if a day is there 24 times;
+- empty samples from a share of 1 % on, and evaluation data that are trained on from one of 10 % on, by the same counts.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.passport import prepare_again
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.source_checks import MOST_SHARE
+
+LOOKED_AT = 50_000
+RUNS = 4
+LEAST = 1000  # samples below which repetitions say nothing: tiny sets are made by hand
+NEIGHBOURS = 4  # equal samples one after the other that are no accident
+LEAST_PAIRS = 3
+MOST_EMPTY = 0.01
+EXPECTED_OF_CLASS = 20  # samples of a class among those looked at, from which on its absence is no accident
+FEW_CHANGES = 0.1  # of those between the labels of neighbours that a shuffled order has
+
+Keys = Callable[[np.ndarray], Sequence[Optional[bytes]]]  # of the samples with these indices
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split."""
+
+    count: int
+    # What two samples with the same content have in common; b"" for an empty one, None where a sample is too short to
+    # tell it from another one.
+    keys: Keys
+    compared: Optional[Keys] = None  # The same for the comparison of evaluation with training, where it is another one
+    labels: Optional[Callable[[np.ndarray], np.ndarray]] = None  # from 0 on
+
+
+@dataclass(frozen=True)
+class View:
+    """A data set as samples."""
+
+    parts: Mapping[str, Part]  # training and evaluation, in this order, by their names in the manifest
+    classes: int = 0  # of the labels; 0: they are not known in number
+    is_shuffled: bool = False  # whether neighbours in training have to be of mixed labels
+    # What the benchmark alone can tell, each found and expected.
+    own: Callable[[], Iterator[Tuple[str, str]]] = lambda: iter(())
+
+
+def key(content: np.ndarray, *more: np.ndarray) -> bytes:
+    """Return the key of a sample by its content, empty if that has nothing or one value alone."""
+    if not len(content) or (len(content) > 1 and (content == content[0]).all()):
+        return b""
+    made = hashlib.blake2b(np.ascontiguousarray(content).tobytes(), digest_size=8)
+    for each in more:
+        made.update(np.ascontiguousarray(each).tobytes())
+    return made.digest()
+
+
+def spread(count: int, most: int = 0) -> np.ndarray:
+    """Return at most ``most`` of 0 to ``count`` - 1, or LOOKED_AT, evenly and with the last."""
+    return np.unique(np.linspace(0, max(0, count - 1), min(count, most or LOOKED_AT)).astype(np.int64))
+
+
+def chosen(count: int) -> Tuple[np.ndarray, List[np.ndarray]]:
+    """Return the indices that are looked at, ascending, and the runs of neighbours among them."""
+    if count <= LOOKED_AT:
+        return np.arange(count), [np.arange(count)]
+    length = min(math.isqrt(count) + 1, LOOKED_AT // (2 * RUNS))
+    begins = np.linspace(0, count - length, RUNS).astype(np.int64)
+    runs = [np.arange(begin, begin + length) for begin in begins]
+    single = np.arange(0, count, max(length, -(-count // (LOOKED_AT // 2))))
+    return np.unique(np.concatenate([single, *runs])), runs
+
+
+def find(view: View, directory: Path, may_overlap: bool = False) -> List[Problem]:
+    """Return the mistakes of a data set; ``may_overlap`` if evaluation data that are trained on were accepted."""
+    found: List[Tuple[str, str]] = []
+    for name, part in view.parts.items():
+        found += _repeated(name, part)
+        found += _labels(name, part, view)
+    if not may_overlap:
+        found += _evaluated(view)
+    found += view.own()
+    return [Problem(*each, f"look at the source; {prepare_again(directory)}") for each in found]
+
+
+def _repeated(name: str, part: Part) -> Iterator[Tuple[str, str]]:
+    indices, _ = chosen(part.count)
+    keys = part.keys(indices)
+    empty = [int(index) for index, key in zip(indices, keys) if key == b""]
+    if len(empty) > MOST_EMPTY * len(keys):
+        yield f"{name}: {len(empty):,} of {len(keys):,} samples are empty, the first is {empty[0]:,}", "content"
+    if part.count < LEAST:
+        return
+    of: Dict[bytes, int] = {}
+    pairs = []
+    for index, key in zip(indices.tolist(), keys):
+        if key:
+            if key in of:
+                pairs.append((of[key], index))
+            of.setdefault(key, index)
+    for first, second in pairs[: LOOKED_AT // NEIGHBOURS]:
+        after = np.arange(1, NEIGHBOURS)
+        if second + NEIGHBOURS <= part.count and second - first >= NEIGHBOURS:
+            following = part.keys(first + after)
+            if all(following) and list(following) == list(part.keys(second + after)):
+                yield f"{name}: a part is repeated: from sample {second:,} on come those from {first:,} on", "each once"
+                return
+    share = 2 * len(pairs) * part.count / len(keys) ** 2
+    if len(pairs) >= LEAST_PAIRS and share > MOST_SHARE:
+        first, second = pairs[0]
+        found = (
+            f"{name}: {len(pairs):,} of {len(keys):,} samples repeat another one of them: {second:,} is {first:,} again"
+        )
+        yield f"{found}; of all {part.count:,} that is {share:.2f} for each", f"less than {MOST_SHARE}"
+
+
+def _labels(name: str, part: Part, view: View) -> Iterator[Tuple[str, str]]:
+    if part.labels is None:
+        return
+    labels = part.labels(spread(part.count)).astype(np.int64)
+    least, top = int(labels.min(initial=0)), int(labels.max(initial=0))
+    if least < 0 or (view.classes and top >= view.classes):
+        yield f"{name}: labels from {int(labels.min())} to {top}", f"{view.classes:,} classes, from 0 on"
+        return
+    seen = np.bincount(labels, minlength=view.classes)
+    missing = np.flatnonzero(seen == 0)
+    if len(missing) and len(labels) >= EXPECTED_OF_CLASS * view.classes:
+        found = f"{name}: {len(missing):,} of {view.classes:,} classes have no sample, the first is {missing[0]}"
+        yield found, "samples of every class"
+    if name != next(iter(view.parts)) or not view.is_shuffled:
+        return
+    mixed = 1 - float(np.sum((seen / max(1, seen.sum())) ** 2))  # share of neighbours with different labels
+    runs = [part.labels(run) for run in chosen(part.count)[1]]
+    neighbours = sum(len(run) - 1 for run in runs)
+    changes = sum(int(np.count_nonzero(np.diff(run))) for run in runs)
+    if mixed * neighbours >= EXPECTED_OF_CLASS and changes < FEW_CHANGES * mixed * neighbours:
+        yield (
+            f"{name}: labels are sorted: of {neighbours:,} neighbours {changes:,} have different ones",
+            f"about {mixed * neighbours:,.0f}, in a shuffled order",
+        )
+
+
+def _evaluated(view: View) -> Iterator[Tuple[str, str]]:
+    (_, train), (name, test) = view.parts.items()
+    if train.count < LEAST:
+        return
+    places, held = chosen(train.count)[0], chosen(test.count)[0]
+    trained = set((train.compared or train.keys)(places))
+    keys = [(int(index), key) for index, key in zip(held, (test.compared or test.keys)(held)) if key]
+    common = [index for index, key in keys if key in trained]
+    share = len(common) * train.count / max(1, len(places)) / max(1, len(keys))
+    if len(common) >= LEAST_PAIRS and share > MOST_SHARE:
+        found = f"{name}: about {min(share, 1):.0%} of the evaluation samples are in the training data as well"
+        yield f"{found}, the first is {common[0]:,}", "samples that are not trained on"
+
+
+def agreement(right: Mapping[int, bool], what: str, expected: str, least: float) -> Iterator[Tuple[str, str]]:
+    """Yield what is wrong if less than the share ``least`` of samples, by index, are right."""
+    wrong = [index for index, is_right in right.items() if not is_right]
+    if right and len(wrong) > (1 - least) * len(right):
+        yield f"{len(wrong):,} of {len(right):,} {what}, the first is {wrong[0]:,}", expected

@@ -1,0 +1,181 @@
+"""``python -m benchmarks.common.run.pod run --output DIR -- COMMAND``: ranks in a pod, where no `encore run` watches.
+
+What an outside process does for the ranks elsewhere, and nothing more: files in place before they start, a signal
+handed on to the ranks so that they write a checkpoint, the metrics stream on standard output for whoever follows the
+pod's log, and an exit code from which a failed training can be told from an interrupted one. Standard library only.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence
+
+from benchmarks.common.data.problem import INTERRUPTED
+
+POLL_SECONDS = 0.5
+# A shared file system shows another pod's last record late (NFS: up to 60 s); ranks that failed may write none.
+LATE_SECONDS, LATE_SECONDS_OF_FAILED = 90.0, 5.0
+REMAINS = ("result.txt", "metrics.jsonl")  # what a try without a checkpoint leaves
+NUMBER = "PET_NODE_RANK"  # torchrun's number of this node, from 0; a pod that is alone may have none
+
+
+def prepare(files: Path, output: Path, data: Optional[Path]) -> None:
+    """Put the experiment's ``files`` into ``output``, but for a log that is there; the first pod notes what it is."""
+    output.mkdir(parents=True, exist_ok=True)
+    number = os.environ.get(NUMBER, "0")
+    writing = output / ("config.json.%s.writing" % number)
+    shutil.copyfile(str(files / "config.json"), str(writing))
+    writing.replace(output / "config.json")
+    if number != "0":
+        return
+    if not any((output / "checkpoint").glob("step_*")):
+        for name in REMAINS:
+            # A log with the head alone is of this very run: no rank has written to it.
+            if (output / "metrics.jsonl").exists() and (output / name).exists():
+                (output / name).replace(output / (name + ".discarded"))
+    if not (output / "result.txt").exists():
+        shutil.copyfile(str(files / "result.txt"), str(output / "result.txt"))
+    (output / "node.json").write_text(json.dumps(facts()) + "\n", encoding="utf-8")
+    if data is not None and data.exists():
+        shutil.copyfile(str(data), str(output / data.name))
+
+
+def facts() -> Dict[str, object]:
+    """Return what this node has, as encore/machine/node.py names it; what cannot be read is missing or empty."""
+    cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    models = re.findall(r"^model name\s*: (.*)$", cpu, re.MULTILINE)
+    asked = "index,name,memory.total,driver_version"
+    lines: List[str] = []
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "--query-gpu=" + asked, "--format=csv,noheader,nounits"]
+        lines = subprocess.run(
+            command, stdout=subprocess.PIPE, universal_newlines=True, timeout=60, check=True
+        ).stdout.splitlines()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "hostname": socket.gethostname(),
+        "kernel": os.uname().release,
+        "cpu": models[0] if models else "",
+        "sockets": len(set(re.findall(r"^physical id\s*: (.*)$", cpu, re.MULTILINE))) or None,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30, 1),
+        "gpus": [_gpu(line) for line in lines if line.count(",") == 3],
+    }
+
+
+def _gpu(line: str) -> Dict[str, object]:
+    index, name, memory, driver = (word.strip() for word in line.split(","))
+    gib = round(int(memory) / 1024, 1) if memory.isdigit() else 0.0
+    return {"index": int(index), "name": name, "memory_gib": gib, "driver": driver, "compute_capability": None}
+
+
+class Relay:
+    """Copies a growing file of JSON lines to standard output, from its start; anew where a resumed run cut it back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def copy(self) -> None:
+        with suppress(OSError), self._path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._offset = 0
+            file.seek(self._offset)
+            found = file.read()
+            whole = found[: found.rfind(b"\n") + 1]
+            self._offset += len(whole)
+            sys.stdout.buffer.write(whole)
+            sys.stdout.buffer.flush()
+
+
+def ranks_here(heartbeats: Path) -> List[int]:
+    """Return the process numbers of this pod's ranks, by the files that they renew."""
+    found = []
+    for path in heartbeats.glob("rank_*"):
+        with suppress(OSError, ValueError):
+            pid, host = path.read_text(encoding="ascii").split()[:2]
+            found += [int(pid)] if host == socket.gethostname() else []
+    return found
+
+
+def raise_limits(stack: int, pinned: bool) -> None:
+    """Raise the soft limits that Kubernetes cannot set: of a thread's stack in bytes, and of pinned memory."""
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (stack if most == -1 else min(stack, most), most))
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+    if pinned and most != resource.RLIM_INFINITY:
+        print("warning: no more than %d bytes can be pinned; raise the container runtime's memlock" % most, flush=True)
+
+
+def run(output: Path, command: Sequence[str]) -> int:
+    """Run the ranks to their end; return 0, their exit code, or INTERRUPTED where they stopped with a checkpoint."""
+    heartbeats, is_first = output / "heartbeat", os.environ.get(NUMBER, "0") == "0"
+    for path in heartbeats.glob("rank_*"):
+        # Those of an earlier pod, whose numbers are used again.
+        with suppress(OSError, IndexError):
+            if path.read_text(encoding="ascii").split()[1] == socket.gethostname():
+                path.unlink()
+    relay, began = Relay(output / "metrics.jsonl"), time.time()
+    child = subprocess.Popen(command)
+
+    def hand_on(number: int, frame: object) -> None:
+        ranks = ranks_here(heartbeats)
+        for pid in ranks or [child.pid]:  # a launcher would end ranks that write a checkpoint
+            with suppress(OSError):
+                os.kill(pid, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    while child.poll() is None:
+        if is_first:
+            relay.copy()
+        time.sleep(POLL_SECONDS)
+    code = child.returncode
+    until = time.time() + (LATE_SECONDS_OF_FAILED if code else LATE_SECONDS)
+    while not outcome_of(output / "metrics.jsonl", began) and time.time() < until:
+        time.sleep(POLL_SECONDS)
+    if is_first:
+        relay.copy()
+    if outcome_of(output / "metrics.jsonl", began) == "interrupted":
+        return INTERRUPTED
+    return code if code >= 0 else 128 - code
+
+
+def outcome_of(metrics: Path, since: float) -> str:
+    """Return how the ranks ended, as the stream says since that Unix time; empty where it does not say it."""
+    with suppress(OSError, ValueError, IndexError, KeyError, TypeError):
+        last = json.loads(metrics.read_bytes().splitlines()[-1])
+        return str(last["outcome"]) if last["kind"] == "end" and last["time"] >= since else ""
+    return ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    words = list(arguments)
+    place = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.common.run.pod", description=__doc__)
+    parser.add_argument("action", choices=("prepare", "run"))
+    parser.add_argument("--output", type=Path, required=True, help="folder of the experiment")
+    parser.add_argument("--files", type=Path, help="prepare: folder with config.json and the head of result.txt")
+    parser.add_argument("--data", type=Path, help="prepare: the data set's dataset.json, copied to the output")
+    parser.add_argument("--stack", type=int, default=64 * 2**20, help="run: bytes of a thread's stack")
+    parser.add_argument("--pinned", action="store_true", help="run: warn where pinned memory is limited")
+    options = parser.parse_args(words[:place])
+    if options.action == "prepare":
+        prepare(options.files, options.output, options.data)
+        return 0
+    raise_limits(options.stack, options.pinned)
+    return run(options.output, words[place + 1 :])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

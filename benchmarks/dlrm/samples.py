@@ -1,0 +1,66 @@
+"""DLRM's data set as samples, for benchmarks/common/data/mistakes.py: rows of clicks."""
+
+from pathlib import Path
+from typing import Any, Iterator, List, Mapping, Tuple
+
+import numpy as np
+
+from benchmarks.common.data import mistakes
+from benchmarks.dlrm.blocks import BLOCK_ROWS, FIRST_TABLE, TABLES, open_blocks
+
+LEAST_ROWS = 5000  # from which a column's relation with the labels shows
+LEAST_RELATION = 4.0  # standard errors of a correlation; the largest of 26 columns without any is about 3
+
+
+class Rows:
+    """The rows of a split, read at random: a row is a word in each of the columns of its block."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.count = count
+        self._blocks = open_blocks(path, count)
+
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Return int32 [rows, columns]."""
+        return np.asarray(self._blocks[indices // BLOCK_ROWS, :, indices % BLOCK_ROWS])
+
+    def keys(self, indices: np.ndarray) -> List[bytes]:
+        return [mistakes.key(row) for row in self.read(indices)]
+
+    def labels(self, indices: np.ndarray) -> np.ndarray:
+        return np.asarray(self._blocks[indices // BLOCK_ROWS, 0, indices % BLOCK_ROWS])
+
+
+def relation(labels: np.ndarray, column: np.ndarray) -> float:
+    """Return the correlation of labels with what the other half of the rows says of a category, in standard errors."""
+    _, category = np.unique(column, return_inverse=True)
+    told, asked = slice(0, None, 2), slice(1, None, 2)
+    mean = labels[told].mean()
+    clicks = np.bincount(category[told], labels[told] - mean, minlength=category.max() + 1)
+    guess = (clicks / (np.bincount(category[told], minlength=category.max() + 1) + 10))[category[asked]]
+    spread = guess.std() * labels[asked].std()
+    own = labels[asked] - labels[asked].mean()
+    return float((guess * own).mean() / spread * np.sqrt(len(own))) if spread else 0.0
+
+
+def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+    parts = {name: Rows(directory / f"{name}.bin", passport["splits"][name]["count"]) for name in ("train", "val")}
+    sizes = np.array(passport["facts"]["table_sizes"])
+
+    def own() -> Iterator[Tuple[str, str]]:
+        for name, rows in parts.items():
+            found = rows.read(mistakes.spread(rows.count))
+            indices = found[:, FIRST_TABLE:]
+            outside = np.flatnonzero(((indices < 0) | (indices >= sizes)).any(0))
+            if len(outside):
+                yield (
+                    f"{name}: rows of table {outside[0]} from {indices[:, outside[0]].max():,} on",
+                    "rows of the table",
+                )
+            elif len(found) >= LEAST_ROWS and len(np.unique(found[:, 0])) > 1:
+                largest = max(relation(found[:, 0].astype(float), indices[:, table]) for table in range(TABLES))
+                if largest < LEAST_RELATION:
+                    text = f"{name}: no category says anything of the labels ({largest:.1f} standard errors)"
+                    yield f"{text}: they may be those of other rows", f"at least {LEAST_RELATION}"
+
+    shown = {name: mistakes.Part(rows.count, rows.keys, labels=rows.labels) for name, rows in parts.items()}
+    return mistakes.View(shown, classes=2, is_shuffled=True, own=own)

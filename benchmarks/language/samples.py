@@ -1,0 +1,87 @@
+"""Pretraining data as samples, for benchmarks/common/data/mistakes.py: masked sequences, and their vocabulary."""
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+
+import numpy as np
+
+from benchmarks.common.data import mistakes
+from benchmarks.language.arrays import Samples, open_data
+from benchmarks.language.vocabulary import Vocabulary
+from benchmarks.language.wordpiece import Tokenizer
+
+LEAST_MASKED = 0.5  # of the places to predict have [MASK]: 0.8 by the rule of BERT
+MOST_UNKNOWN = 0.1
+RETOKENIZED = 100  # sequences that are text and tokenized again
+LEAST_SAME = 0.8  # of them give the same tokens
+
+
+def _keys(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
+    # With the masks: the passes over a text make the same sequences, with other ones.
+    return lambda indices: [mistakes.key(samples[index], *samples.masked(index)) for index in indices.tolist()]
+
+
+def _originals(samples: Samples) -> Callable[[np.ndarray], List[bytes]]:
+    return lambda indices: [mistakes.key(_original(samples, index)) for index in indices.tolist()]
+
+
+def _original(samples: Samples, index: int) -> np.ndarray:
+    # The tokens before masking; as they are where the masks are those of another sample, which is found elsewhere.
+    fits = int(samples.masked(index)[0].max(initial=0)) < len(samples[index])
+    return samples.original(index) if fits else np.asarray(samples[index])
+
+
+def words(name: str, tokens: List[np.ndarray], vocabulary: Vocabulary) -> Iterator[Tuple[str, str]]:
+    """Yield what shows that sequences were not made by a vocabulary."""
+    every = np.concatenate(tokens)
+    if int(every.max()) >= vocabulary.size:
+        yield f"{name}: tokens up to {int(every.max()):,}", f"{vocabulary.size:,} entries of the vocabulary"
+        return
+    unknown = float((every == vocabulary.unk).mean())
+    if unknown > MOST_UNKNOWN:
+        yield f"{name}: {unknown:.0%} of the tokens are unknown", "the vocabulary that made them"
+    tokenizer = Tokenizer(vocabulary)
+    right: Dict[int, bool] = {}
+    for place, each in enumerate(tokens[:: max(1, len(tokens) // RETOKENIZED)]):
+        for ids in np.split(each, np.flatnonzero(np.isin(each, (vocabulary.cls, vocabulary.sep)))):
+            # A text that was cut may begin within a word, which no tokenizer makes of it again.
+            begin = next((at for at, id in enumerate(ids) if at and not _continues(vocabulary, id)), len(ids))
+            if vocabulary.unk not in ids and begin < len(ids):
+                again = tokenizer.encode(vocabulary.text(ids[begin:])).ids == ids[begin:].tolist()
+                right[place] = right.get(place, True) and again
+    what = f"sequences of {name} are other tokens when their text is tokenized again"
+    yield from mistakes.agreement(right, what, "tokens by the vocabulary of the data set", LEAST_SAME)
+
+
+def _continues(vocabulary: Vocabulary, token: int) -> bool:
+    return vocabulary.entries[token].startswith("##")
+
+
+def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+    data = open_data(directory)
+    parts = {"train": data.train, "test": data.test}
+
+    def own() -> Iterator[Tuple[str, str]]:
+        for name, samples in parts.items():
+            chosen = mistakes.spread(len(samples), 2000).tolist()
+            originals = [_original(samples, index) for index in chosen if len(samples[index])]
+            if not originals:
+                continue
+            yield from words(name, originals, data.vocabulary)
+            masked = [
+                np.append(samples[index], 0)[samples.masked(index)[0].clip(0, len(samples[index]))] for index in chosen
+            ]
+            share = float((np.concatenate(masked) == data.vocabulary.mask).mean())
+            if share < LEAST_MASKED:
+                found = f"{name}: [MASK] is at {share:.0%} of the places to predict: they may be those of other samples"
+                yield found, f"at least {LEAST_MASKED:.0%}"
+
+    def part(samples: Samples) -> mistakes.Part:
+        return mistakes.Part(
+            len(samples),
+            _keys(samples),
+            _originals(samples),
+            labels=lambda indices: np.asarray(samples.next[indices]).astype(np.int64),
+        )
+
+    return mistakes.View({name: part(samples) for name, samples in parts.items()}, classes=2, is_shuffled=True, own=own)

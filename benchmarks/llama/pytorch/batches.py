@@ -1,0 +1,36 @@
+"""Batches that threads build ahead and that travel to this rank's device while it computes."""
+
+from contextlib import closing
+from typing import Any, Callable, Generator, Iterable, List, TypeVar
+
+import torch
+
+from benchmarks.common.data.read_ahead import read_ahead
+
+THREADS = 2  # that build batches
+Part = TypeVar("Part")  # a NamedTuple of a micro-batch: tensors, and what is no tensor
+
+
+def ahead(
+    make: Callable[[int], List[Part]], steps: Iterable[int], prefetch: int, device: torch.device
+) -> Generator[List[Part], None, None]:
+    """Yield what ``make`` returns for each of ``steps``, on ``device``.
+
+    Nothing is read before the first batch is asked for. ``close`` ends the threads that read ahead.
+    """
+
+    def pinned(step: int) -> List[Part]:
+        found = make(step)
+        return [_each(part, torch.Tensor.pin_memory) for part in found] if device.type == "cuda" else found
+
+    with closing(read_ahead(pinned, steps, prefetch, THREADS)) as batches:
+        for batch in batches:
+            yield [to_device(part, device) for part in batch]
+
+
+def to_device(part: Part, device: torch.device) -> Part:
+    return _each(part, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def _each(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return type(part)(*(change(each) if isinstance(each, torch.Tensor) else each for each in part))

@@ -1,0 +1,53 @@
+"""Published weights of Llama into a network that is split over ranks: each rank reads its own part of each tensor."""
+
+from typing import Mapping, Tuple
+
+import numpy as np
+import torch
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.llama.pytorch.network import Network, published_name
+from benchmarks.llama.pytorch.parallel import local, share
+from benchmarks.llama.safetensors import Stored
+
+FUSED = "qkv_proj.weight"  # MLPerf's Llama 2 70B has the rows of queries, keys and values in one
+
+
+def is_fused(stored: Mapping[str, Stored]) -> bool:
+    return any(name.endswith(FUSED) for name in stored)
+
+
+def place_of(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple[str, int, Tuple[int, ...]]:
+    """Return the tensor that a parameter is in, its first row there, and the shape that the tensor must have."""
+    published, whole = published_name(name), network.get_parameter(name).shape
+    product = next((each for each in "qkv" if published.endswith(f"self_attn.{each}_proj.weight")), "")
+    fused = f"{published[: -len('q_proj.weight')]}{FUSED}" if product else ""
+    if fused not in stored:
+        return published, 0, tuple(whole)
+    shape = network.shape
+    keys = shape.width // shape.heads * shape.key_value_heads
+    first = {"q": 0, "k": shape.width, "v": shape.width + keys}[product]
+    return fused, first, (shape.width + 2 * keys, shape.width)
+
+
+@torch.no_grad()
+def fill(network: Network, stored: Mapping[str, Stored]) -> None:
+    """Give the frozen parameters of a network, which are on their device, the values of files.
+
+    Raises:
+        Problem: a tensor is missing, or of another shape; on all ranks together.
+    """
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            continue
+        where, first, shape = place_of(name, network, stored)
+        found = stored.get(where)
+        if found is None or found.shape != shape:
+            there = f"{where} of {found.shape} in {found.path.name}" if found else f"no {where} in the weights"
+            raise Problem(there, f"{where} of {shape}", "take the weights of the configured network, or set its sizes")
+        mine, *others = share(parameter)
+        part = found.values[(slice(first + mine.start, first + mine.stop), *others)]
+        if found.kind == "BF16":
+            local(parameter).copy_(torch.from_numpy(part.astype("<i2")).view(torch.bfloat16))
+        else:
+            local(parameter).copy_(torch.from_numpy(np.array(part)))

@@ -1,0 +1,108 @@
+"""Files of tensors as Hugging Face's safetensors has them: of any of them a part can be read.
+
+A file is the length of its header (uint64, little-endian), the header as JSON, by the tensors' names their ``dtype``,
+``shape`` and ``data_offsets`` behind the header, and the values (https://github.com/huggingface/safetensors). A model
+of many files has an index, NAME.safetensors.index.json, whose ``weight_map`` says in which file a tensor is.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.files import in_one_step
+from benchmarks.common.data.problem import Problem
+
+INDEX = ".safetensors.index.json"
+LONGEST_HEADER = 100_000_000  # bytes, the format's own limit
+# NumPy has no bfloat16: its bits are read.
+TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+HINT = "copy it again"
+
+
+class Stored(NamedTuple):
+    """A tensor in a file, of which nothing has been read."""
+
+    path: Path
+    kind: str  # of TYPES
+    shape: Tuple[int, ...]
+    begin: int  # bytes of the file before it
+
+    @property
+    def values(self) -> np.ndarray:
+        """A memory map; BF16 as the bits of its values, uint16."""
+        return np.memmap(self.path, TYPES[self.kind], "r", self.begin, self.shape)
+
+
+def tensors_of(path: Path) -> Dict[str, Stored]:
+    """Return the tensors of a file, or of all files of an index, by name; reads the headers alone.
+
+    Raises:
+        Problem: there is none, or it is damaged.
+    """
+    if not path.name.endswith(INDEX):
+        return _tensors_in(path)
+    placed = _object(_read(path), path).get("weight_map")
+    if not isinstance(placed, dict) or not all(
+        isinstance(each, str) and Path(each).name == each for each in placed.values()
+    ):
+        raise Problem(f"{path} has no weight_map of files next to it", "an index of safetensors", HINT)
+    files = {name: _tensors_in(path.with_name(name)) for name in sorted(set(placed.values()))}
+    missing = [name for name, file in placed.items() if name not in files[file]]
+    if missing:
+        raise Problem(f"{missing[0]} is not in {placed[missing[0]]}", f"as {path} has it", HINT)
+    return {name: files[file][name] for name, file in placed.items()}
+
+
+def _read(path: Path, begin: int = 0, size: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            return file.read(size)
+    except OSError as error:
+        raise Problem(f"cannot read {path}: {error.strerror}", "weights of a model as safetensors", HINT) from None
+
+
+def _object(content: bytes, path: Path) -> Dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Problem(f"{path} has no header of JSON", "a file of safetensors", HINT)
+    return found
+
+
+def _tensors_in(path: Path) -> Dict[str, Stored]:
+    length = int.from_bytes(_read(path, 0, 8), "little")
+    header = _object(_read(path, 8, length) if length <= LONGEST_HEADER else b"", path)
+    header.pop("__metadata__", None)
+    found, first, size = {}, 8 + length, path.stat().st_size
+    for name, each in header.items():
+        try:
+            kind, shape, (begin, end) = str(each["dtype"]), tuple(map(int, each["shape"])), each["data_offsets"]
+            fits = min((0, *shape)) == 0 <= begin and first + end <= size
+            whole = end - begin == math.prod(shape) * np.dtype(TYPES[kind]).itemsize
+        except (KeyError, TypeError, ValueError):
+            raise Problem(f"{path}: {name} is {each}", f"a tensor of {', '.join(TYPES)}", HINT) from None
+        if not (fits and whole):
+            raise Problem(f"{path}: {name} of {shape} is at {begin} to {end}", "within the file, as large", HINT)
+        found[name] = Stored(path, kind, shape, first + begin)
+    return found
+
+
+def write(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Write tensors of fp32 as a file of PyTorch's."""
+    header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, each in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(each.shape), "data_offsets": [end, end + each.size * 4]}
+        end += each.size * 4
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)  # values begin at a multiple of their size
+    with in_one_step(path) as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for each in tensors.values():
+            file.write(np.ascontiguousarray(each, "<f4").tobytes())

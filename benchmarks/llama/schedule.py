@@ -1,0 +1,17 @@
+"""The learning rate of a step, for all trainings of Llama: a linear warm-up, then a cosine."""
+
+import math
+from typing import Any
+
+
+def learning_rate(config: Any, step: int) -> float:
+    """Warm up linearly, then follow a cosine to ``end_learning_rate`` at ``max_steps``; ``step`` counts from 0.
+
+    As CosineAnnealing of NeMo has it (nemo/core/optim/lr_scheduler.py), whose warm-up is a step longer than its name.
+    Without a warm-up it is the cosine of Hugging Face's get_cosine_schedule_with_warmup.
+    """
+    if config.warmup_steps and step <= config.warmup_steps:
+        return float(config.learning_rate * (step + 1) / (config.warmup_steps + 1))
+    done = (step - config.warmup_steps) / (config.max_steps - config.warmup_steps)
+    half = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return float(config.end_learning_rate + (config.learning_rate - config.end_learning_rate) * half)

@@ -1,0 +1,85 @@
+"""A prepared data set: packed samples of one length as token ids, and which of their tokens count.
+
+train_tokens.npy test_tokens.npy    int32 (samples, length)
+train_counts.npy test_counts.npy    bool, the same: whether the loss counts a token as what follows the one before it
+tokenizer.json                      of the weights that are adapted, if it was given
+base.safetensors                    of the toy data set: weights to adapt, by Hugging Face's names
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+import numpy as np
+
+from benchmarks.common.data import passport
+from benchmarks.common.data.arrays import check_sizes, opening
+from benchmarks.common.data.problem import Problem
+
+PARTS = ("train", "test")
+BASE = "base.safetensors"
+
+
+@dataclass(frozen=True)
+class Samples:
+    tokens: np.ndarray  # int32 (samples, length), a memory map
+    counts: np.ndarray  # bool, the same
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        return int(self.tokens.shape[1])
+
+
+@dataclass(frozen=True)
+class DataSet:
+    folder: Path
+    train: Samples
+    test: Samples
+    passport: Mapping[str, Any]
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.passport["facts"]["vocabulary"])
+
+    def padded_vocabulary(self, multiple: int) -> int:
+        return -(-self.vocabulary // multiple) * multiple
+
+    def base(self, name: str) -> Path:
+        """Return the file of the weights to adapt: in this folder, or a path.
+
+        Raises:
+            Problem: there is none.
+        """
+        path = self.folder / name
+        if not path.is_file():
+            hint = "name the file or its index with --set base=FILE, or set base= to adapt random weights"
+            raise Problem(f"{path} is not there", "weights of Llama as safetensors", hint)
+        return path
+
+
+def open_data(folder: Path) -> DataSet:
+    """Open a prepared data set; reads no token, so that it may be open before the clock starts.
+
+    Raises:
+        Problem: there is none, it is half-written, or its files are not those of its passport.
+    """
+    found = passport.read(folder)
+    with opening(folder, "GovReport"):
+        arrays = {
+            part: Samples(
+                *(np.load(str(folder / f"{part}_{each}.npy"), mmap_mode="r") for each in ("tokens", "counts"))
+            )
+            for part in PARTS
+        }
+        data = DataSet(folder, arrays["train"], arrays["test"], found)
+        counts = [(part, each, found["splits"][part]["count"]) for part, each in arrays.items()]
+        sizes = [(f"samples in {part}", len(each), count) for part, each, count in counts]
+        sizes += [(f"counts in {part}", len(each.counts), count) for part, each, count in counts]
+        check_sizes(
+            folder, found, [*sizes, ("tokens of a sample", data.train.length, found["facts"]["sequence_length"])]
+        )
+        _ = data.vocabulary
+    return data

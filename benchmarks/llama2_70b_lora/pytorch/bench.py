@@ -1,0 +1,116 @@
+"""How fast the step is, next to a plain PyTorch loop, in one run.
+
+    $ python -m benchmarks.llama2_70b_lora.pytorch.bench --config config.json --data DATA
+
+The plain loop is what one would write first: the same network and adapters with dropout by PyTorch's own generator, the
+logits of all positions at once, torch.autocast, torch.optim.AdamW, on one device. Of a network that no device holds
+some layers are measured, with random weights: each layer is like the others. Speeds are tokens/s. The last line of the
+output is the result as JSON.
+"""
+
+import dataclasses
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Callable
+
+import torch
+from torch.nn import functional
+
+from benchmarks.common.checks import bench
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.llama.flops import adapter_flops
+from benchmarks.llama.pytorch import adapters
+from benchmarks.llama.pytorch.network import Network
+from benchmarks.llama.pytorch.parallel import initialize
+from benchmarks.llama2_70b_lora.dataset import open_data
+from benchmarks.llama2_70b_lora.pytorch.config import Config
+from benchmarks.llama2_70b_lora.pytorch.data import Batch, synthetic_batch, training_input
+from benchmarks.llama2_70b_lora.pytorch.model import rule_of, shape_of
+from benchmarks.llama2_70b_lora.pytorch.train import build, mean_loss, train_step
+
+MOST_LAYERS = 4
+
+
+class PlainDropout(adapters.Dropout):
+    """Dropout as torch has it."""
+
+    def of(self, hidden: torch.Tensor, adapter: int, width: int) -> torch.Tensor:
+        return functional.dropout(hidden, self.rule.dropout)
+
+
+def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
+    """A step of a plain PyTorch loop with the same network and batch."""
+    network = Network(shape_of(config, vocabulary))
+    adapters.add(network, rule_of(config), 0)
+    initialize(network, config.initial_weights, config.seed, ranks.context)
+    adapters.initialize(network, config.seed)
+    plain = PlainDropout(rule_of(config), 0)
+    for layer in network.layers:
+        layer.self_attn.qkv_lora.dropout = layer.self_attn.o_lora.dropout = plain
+    trained = list(adapters.trained(network).values())
+    optimizer = torch.optim.AdamW(trained, lr=bench.RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part in batch:
+            with pytorch.autocast(ranks.context, config.precision):
+                loss = network(part.tokens, part.labels) / part.counted
+            (loss / len(batch)).backward()
+        torch.nn.utils.clip_grad_norm_(trained, config.gradient_clip)
+        optimizer.step()
+
+    return step
+
+
+def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
+    data = open_data(folder)
+    if config.layers > MOST_LAYERS:
+        config = dataclasses.replace(config, layers=MOST_LAYERS, base="", tensor_parallelism=1, context_parallelism=1)
+    training = build(config, data, ranks, {})
+    vocabulary = training.vocabulary
+    synthetic = synthetic_batch(config, vocabulary, ranks)
+    # The loops take more batches than an epoch has: the input alone is read as often as it is asked for.
+    numbers = -(-len(data.train) // config.batch_size)
+    real, alone = (training_input(config, data.train, ranks, cycle(range(numbers))) for _ in range(2))
+
+    def close() -> None:
+        for batches in (real, alone):
+            batches.close()
+
+    def step(batch: Batch) -> torch.Tensor:
+        return train_step(training, batch, 0.0)
+
+    def evaluated() -> None:
+        with torch.no_grad():
+            mean_loss(training, synthetic[0])
+
+    loops = {
+        "bare": bench.repeated(bare_step(config, vocabulary, ranks, synthetic)),
+        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
+        "real": bench.training_loop(pytorch, config, ranks, step, partial(next, real)),
+        "input": bench.repeated(partial(next, alone)),
+        bench.EVALUATION: bench.repeated(evaluated),
+    }
+    tokens = config.batch_size * config.sequence_length
+    title = (
+        f"Llama with LoRA of rank {config.lora_rank}, {config.layers} layers, width {config.width}, {vocabulary:,} "
+        f"entries, {config.batch_size} samples of {config.sequence_length:,} tokens, {config.precision}, "
+        f"one {config.device}"
+    )
+    flops = config.batch_size * adapter_flops(config, vocabulary, config.sequence_length)
+    return bench.Subject(
+        title,
+        tokens,
+        loops,
+        {"bare": "plain PyTorch loop, synthetic data"},
+        {bench.EVALUATION: synthetic[0].tokens.numel()},
+        close=close,
+        unit="tokens",
+        flops=dict.fromkeys(("bare", "synthetic", "real"), flops),
+    )
+
+
+if __name__ == "__main__":
+    bench.main(__doc__, Config, pytorch, prepare)

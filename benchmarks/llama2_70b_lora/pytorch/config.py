@@ -1,0 +1,198 @@
+"""Hyperparameters of Llama 2 70B's fine-tuning in PyTorch: one flat, frozen dataclass; standard library only.
+
+The host side loads this file to check a configuration before anything starts, the training code to run it. Defaults
+are those of the reference (mlcommons/training, llama2_70b_lora: README.md and scripts/train.py with Hugging Face's
+Trainer), of the network's config.json, and ours where those say nothing. "Sample" is a packed sequence, "step" one
+update of the adapters.
+"""
+
+from dataclasses import dataclass
+from typing import Dict, List, Literal
+
+from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
+
+
+@dataclass(frozen=True)
+class Config:
+    # Everything that train.py needs to know, except where the data and the results are.
+
+    # The run
+    device: Literal["gpu", "cpu"] = "gpu"  # one rank drives one GPU, or its share of the CPU's cores
+    seed: int = 0  # draws the adapters, dropout and the order of the samples; a new one for each experiment
+    round: Literal["v4.0", "v4.1", "v5.0", "v5.1", "v6.0", "v6.1"] = "v6.1"  # of MLPerf, in whose dialect the log is
+    quality_target: float = 0.925  # loss on the evaluation set, or below, at which the run stops
+    epochs: int = 1  # of the log: a run is one of as many samples as max_steps allow
+    max_steps: int = 1024  # at which the learning rate is end_learning_rate and the run ends
+    base: str = ""  # file of the weights to adapt, or its name in the data folder; empty: random ones
+
+    # The network (Touvron et al. 2023, arXiv 2307.09288, 70B)
+    sequence_length: int = 8192  # tokens of a sample
+    layers: int = 80  # each an attention and a feed-forward network
+    width: int = 8192  # of the embeddings and of what layers exchange
+    heads: int = 64  # of queries in each attention
+    key_value_heads: int = 8  # of keys and values, each shared by as many queries' heads
+    inner_width: int = 28672  # of the feed-forward networks
+    rope_base: float = 10000.0  # of the rotary positions' wavelengths
+    norm_epsilon: float = 1e-5  # of RMSNorm
+    vocabulary_multiple: int = 128  # the vocabulary is padded to a multiple of this
+    initial_weights: float = 0.02  # standard deviation of a random base; what layers add has it / (2 * layers) ** 0.5
+    precision: Literal["bf16", "tf32", "fp32"] = "bf16"  # of GEMMs, activations and the base; adapters stay in fp32
+
+    # The adapters (Hu et al. 2021, arXiv 2106.09685)
+    lora_rank: int = 16  # columns of the first matrix, rows of the second
+    lora_alpha: int = 32  # their product counts lora_alpha / lora_rank
+    lora_dropout: float = 0.1  # of their inputs
+
+    # The input
+    batch_size: int = 1  # samples per rank and step; a group that splits a sample has those of its ranks
+    micro_batch: int = 1  # samples that a group computes at once, at most
+    prefetch: int = 4  # batches built ahead by threads
+
+    # The optimizer
+    optimizer: Literal["adamw"] = "adamw"  # Loshchilov and Hutter 2019, arXiv 1711.05101
+    learning_rate: float = 4e-4  # at first
+    end_learning_rate: float = 0.0  # at max_steps
+    warmup_steps: int = 0  # linear
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.999  # decay of the second moment
+    epsilon: float = 1e-8  # added to the root of the second moment
+    weight_decay: float = 0.0001  # of the adapters
+    gradient_clip: float = 0.3  # largest norm of the whole gradient
+
+    # How it is split over the ranks: by samples and, with the weights, gradients and AdamW's state, by FSDP
+    tensor_parallelism: int = 1  # ranks that share the GEMMs of a sample, and by positions what is between them
+    context_parallelism: int = 1  # ranks that share the positions of a sample
+    gradient_reduction: Literal["fp32", "bf16"] = "fp32"  # type in which gradients are summed over the ranks
+
+    # Evaluation: the first ones are left out, as many as the rules say for the global batch (events.py)
+    eval_interval_samples: int = 384  # samples trained on between two
+
+    # How it runs
+    recompute: bool = True  # the activations within a layer in the backward pass
+    loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
+    warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
+    log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
+    checkpoint_interval: int = 0  # evaluations between checkpoints; 0 keeps none but on a signal
+
+    @property
+    def group(self) -> int:
+        # Ranks that share a sample.
+        return self.tensor_parallelism * self.context_parallelism
+
+    @property
+    def micro_batch_size(self) -> int:
+        # Samples that a group computes at once: so many that they divide those of a step.
+        samples = self.batch_size * self.group
+        return next(size for size in range(min(self.micro_batch, samples), 0, -1) if samples % size == 0)
+
+    @property
+    def accumulation(self) -> int:
+        # Micro-batches of a step.
+        return self.batch_size * self.group // self.micro_batch_size
+
+    @property
+    def communicates(self) -> str:
+        # The lowest precision between ranks: FSDP gathers the weights in that of the GEMMs.
+        return "bf16" if "bf16" in (self.precision, self.gradient_reduction) else "fp32"
+
+    @property
+    def targets(self) -> Dict[str, float]:
+        # Target of each quality, by the names of benchmark.toml.
+        return {"eval_loss": self.quality_target}
+
+    @property
+    def lower_is_better(self) -> bool:
+        # A loss reaches its target from above.
+        return True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; ValueError says which keys contradict each other."""
+        precision_on_cpu(self, "fp32", "bf16")
+        at_least(self, 1, "max_steps", "layers", "width", "heads", "key_value_heads", "inner_width", "lora_rank")
+        at_least(self, 1, "vocabulary_multiple", "batch_size", "micro_batch", "eval_interval_samples", "log_interval")
+        at_least(self, 1, "tensor_parallelism", "context_parallelism")
+        at_least(self, 2, "sequence_length")
+        at_least(self, 0, "prefetch", "warmup_steps", "end_learning_rate", "weight_decay", "loss_rows", "warm_up_steps")
+        at_least(self, 0, "checkpoint_interval", "lora_dropout")
+        above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
+        above_zero(self, "initial_weights", "lora_alpha")
+        size, parts = self.width // self.heads, 2 * self.context_parallelism
+        refuse(
+            ("epochs must be 1: set max_steps to train longer", self.epochs != 1),
+            ("lora_dropout must be below 1", self.lora_dropout >= 1),
+            (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),
+            (f"a head of {size} values has no pairs: width / heads must be even", size % 2 != 0),
+            (
+                f"heads={self.heads} must be a multiple of key_value_heads={self.key_value_heads}",
+                self.heads % self.key_value_heads != 0,
+            ),
+            ("warmup_steps must be below max_steps", self.warmup_steps >= self.max_steps),
+            ("end_learning_rate must not be above learning_rate", self.end_learning_rate > self.learning_rate),
+            (
+                f"tensor_parallelism={self.tensor_parallelism} must divide key_value_heads={self.key_value_heads} and "
+                f"inner_width={self.inner_width}",
+                any(each % self.tensor_parallelism for each in (self.key_value_heads, self.inner_width)),
+            ),
+            (
+                f"sequence_length={self.sequence_length} must be a multiple of 2 * context_parallelism * "
+                f"tensor_parallelism = {parts * self.tensor_parallelism}",
+                self.group > 1 and self.sequence_length % (parts * self.tensor_parallelism) != 0,
+            ),
+            ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
+        )
+
+    # -- memory: a model by formula, which a test compares with what PyTorch keeps ---------------------------
+
+    @property
+    def key_width(self) -> int:
+        return self.width // self.heads * self.key_value_heads
+
+    def parameters(self, vocabulary: int) -> Dict[str, int]:
+        """Count the weights of a layer, of the adapters in it, and of all outside the layers."""
+        projected = self.width + 2 * self.key_width
+        layer = self.width * (projected + self.width + 3 * self.inner_width + 2)
+        adapters = self.lora_rank * (self.width + projected + 2 * self.width)
+        return {"layer": layer, "adapters": adapters, "outside": self.width * (2 * vocabulary + 1)}
+
+    def kept(self) -> int:
+        """Return the numbers of the GEMMs' type that a layer keeps of a position for the backward pass.
+
+        Inputs of both norms, of the adapters (with a mask of a byte), of attention and what it found, the gate before
+        and behind its function and what it multiplies: the base is frozen, so that no GEMM keeps its input.
+        """
+        masked = self.width if self.lora_dropout else 0
+        return 6 * self.width + masked + 2 * self.key_width + 3 * self.inner_width
+
+    def needed_memory(self, vocabulary: int, ranks: int) -> float:
+        """Return the bytes that a rank needs at least: weights, what it gathers, adapters, activations and logits."""
+        size = 2 if self.precision == "bf16" else 4
+        count = self.parameters(vocabulary)
+        base = (count["layer"] * self.layers + count["outside"]) * size
+        # FSDP gathers a layer while the one before is computed, and holds what is outside the layers.
+        gathered = (2 * count["layer"] + count["outside"]) * size if ranks > 1 else 0
+        adapters = 4 * 4 * count["adapters"] * self.layers
+        # Tensor parallelism splits what is between GEMMs by positions.
+        positions = self.micro_batch_size * self.sequence_length / self.group
+        layers = self.layers * self.width + self.kept() if self.recompute else self.layers * self.kept()
+        rows = min(self.loss_rows or positions, positions)
+        logits = 2 * 4 * rows * vocabulary
+        shards = ranks / self.tensor_parallelism
+        return (
+            base / ranks + gathered / self.tensor_parallelism + adapters / shards + positions * layers * size + logits
+        )
+
+    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+        """Return why a data set, a number of ranks or ``memory``, in bytes of a rank, does not do."""
+        found: List[Misfit] = []
+        if ranks % self.group:
+            together = f"{self.group} that share a sample (tensor_parallelism * context_parallelism)"
+            found.append((f"{ranks} ranks", f"a multiple of the {together}", "take other ranks, or set these keys"))
+        length, vocabulary = manifest["facts"]["sequence_length"], manifest["facts"]["vocabulary"]
+        if length != self.sequence_length:
+            hint = f"set sequence_length={length}, or prepare it again with --sequence-length"
+            found.append((f"samples of {length:,} tokens", f"sequence_length={self.sequence_length}", hint))
+        needed = self.needed_memory(vocabulary, ranks)
+        if needed > memory:
+            hint = "take more ranks, set recompute=true, a smaller micro_batch or more tensor_parallelism"
+            found.append((f"a rank needs {needed / 1e9:,.1f} GB at least", f"its memory, {memory / 1e9:,.1f} GB", hint))
+        return found

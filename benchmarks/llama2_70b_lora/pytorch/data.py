@@ -1,0 +1,85 @@
+"""Batches of a prepared data set, built ahead on threads: each group of ranks knows which samples are its own."""
+
+from functools import lru_cache, partial
+from typing import Generator, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.llama.pytorch.batches import ahead, to_device
+from benchmarks.llama.pytorch.network import IGNORED
+from benchmarks.llama.pytorch.parallel import Place, place_of
+from benchmarks.llama2_70b_lora.dataset import Samples
+from benchmarks.llama2_70b_lora.pytorch.config import Config
+
+
+class MicroBatch(NamedTuple):
+    tokens: torch.Tensor  # int64 (B, L)
+    labels: torch.Tensor  # int64 (B, L): the tokens that follow, of those that count
+    positions: torch.Tensor  # int64 (L,): this rank's positions of the samples
+    counted: int  # labels that count, of all ranks that share the samples; 0 if there is no sample
+    samples: Tuple[int, ...]  # numbers of the samples within the run
+
+
+Batch = List[MicroBatch]  # a group's samples of a step, in the parts that they are computed in
+
+
+def place(config: Config, ranks: Ranks) -> Place:
+    return place_of(ranks, config.tensor_parallelism, config.context_parallelism)
+
+
+@lru_cache(maxsize=4)
+def shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of an epoch's samples."""
+    return np.random.RandomState([seed % (1 << 32), seed >> 32, epoch]).permutation(count)
+
+
+def micro_batch(tokens: np.ndarray, counts: np.ndarray, at: Place, samples: Sequence[int]) -> MicroBatch:
+    """Return this rank's positions of ``tokens`` (B, L): each predicts the next one, and the last nothing."""
+    labels = np.full(tokens.shape, IGNORED, np.int64)
+    labels[:, :-1] = np.where(counts[:, 1:], tokens[:, 1:], IGNORED)
+    positions = at.positions(tokens.shape[1])
+    inputs = torch.from_numpy(tokens.astype(np.int64))
+    counted = int((labels != IGNORED).sum())
+    return MicroBatch(inputs[:, positions], torch.from_numpy(labels)[:, positions], positions, counted, tuple(samples))
+
+
+def step_of(config: Config, data: Samples, ranks: Ranks, step: int) -> Batch:
+    at, size = place(config, ranks), config.micro_batch_size
+    mine = config.batch_size * config.group
+    first = step * config.batch_size * ranks.size + at.group * mine
+    made = []
+    for begin in range(first, first + mine, size):
+        numbers = range(begin, begin + size)
+        rows = [shuffled(len(data), config.seed, each // len(data))[each % len(data)] for each in numbers]
+        made.append(micro_batch(data.tokens[rows], data.counts[rows], at, numbers))
+    return made
+
+
+def training_input(config: Config, data: Samples, ranks: Ranks, steps: Iterable[int]) -> Generator[Batch, None, None]:
+    """Yield the training batches of ``steps`` of the run on this rank's device; see ``ahead``.
+
+    The samples of each epoch come in an order of their own, and a batch may have the end of one and the begin of the
+    next.
+    """
+    return ahead(partial(step_of, config, data, ranks), steps, config.prefetch, ranks.context)
+
+
+def evaluation_input(config: Config, data: Samples, ranks: Ranks) -> Iterator[MicroBatch]:
+    """Yield the group's evaluation samples one by one; all groups have as many, the last of which may count nothing."""
+    at = place(config, ranks)
+    for begin in range(0, len(data), at.groups):
+        row = begin + at.group
+        part = micro_batch(data.tokens[[row % len(data)]], data.counts[[row % len(data)]], at, (row,))
+        if row >= len(data):
+            part = part._replace(labels=torch.full_like(part.labels, IGNORED), counted=0)
+        yield to_device(part, ranks.context)
+
+
+def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
+    """Return a batch of random tokens."""
+    shape = (config.micro_batch_size, config.sequence_length)
+    tokens = np.random.RandomState(0).randint(vocabulary, size=shape)
+    part = micro_batch(tokens, np.ones(shape, bool), place(config, ranks), range(len(tokens)))
+    return [to_device(part, ranks.context)] * config.accumulation

@@ -1,0 +1,75 @@
+"""Llama 2 70B's sizes, and the network with its adapters and their optimizer on this rank."""
+
+from pathlib import Path
+from typing import Any, Dict, Iterable, Mapping, Optional
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.llama.pytorch import adapters, parallel, state, weights
+from benchmarks.llama.pytorch.network import How, Network, Scaling, Shape
+from benchmarks.llama.safetensors import tensors_of
+from benchmarks.llama2_70b_lora.pytorch.config import Config
+
+
+def shape_of(config: Config, vocabulary: int) -> Shape:
+    return Shape(
+        vocabulary,
+        config.layers,
+        config.width,
+        config.heads,
+        config.key_value_heads,
+        config.inner_width,
+        config.rope_base,
+        Scaling(),
+        config.norm_epsilon,
+    )
+
+
+def rule_of(config: Config) -> adapters.Rule:
+    return adapters.Rule(config.lora_rank, config.lora_alpha, config.lora_dropout, config.seed)
+
+
+class Training:
+    """This rank's part of the frozen network, of its adapters and of AdamW's state."""
+
+    def __init__(self, config: Config, vocabulary: int, ranks: Ranks, base: Optional[Path]) -> None:
+        """Read the base's part of this rank, or draw it from the seed without one.
+
+        Raises:
+            Problem: the weights do not fit.
+        """
+        self.config, self.ranks, self.vocabulary, self.base = config, ranks, vocabulary, base
+        self.place = parallel.place_of(ranks, config.tensor_parallelism, config.context_parallelism)
+        types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
+        stored = tensors_of(base) if base else {}
+        with torch.device("meta"):
+            self.network = Network(shape_of(config, vocabulary), How(config.recompute, config.loss_rows))
+        self.network.to(types.computed)
+        self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.place.tensor)
+        parallel.distribute(self.network, ranks, self.place, types, more=adapters.splits())
+        if base:
+            self.network.to_empty(device=ranks.context)
+            weights.fill(self.network, stored)
+        else:
+            parallel.initialize(self.network, config.initial_weights, config.seed, ranks.context)
+        adapters.initialize(self.network, config.seed)
+        self.fused = not base or weights.is_fused(stored)
+        self.adapters = adapters.trained(self.network)
+        self.optimizer = state.adamw(self.adapters, config)
+
+    def state_dict(self) -> Dict[str, Any]:
+        return state.parts_of(self.adapters, self.optimizer)
+
+    def restore(self, every_rank: Iterable[Mapping[str, Any]]) -> None:
+        state.restore(self.adapters, self.optimizer, every_rank)
+
+    def forget(self) -> None:
+        state.forget(self.optimizer)
+
+    def save_adapters(self, folder: Path) -> None:
+        """Write the adapters by peft's names; all ranks call this together."""
+        whole = {name: parallel.whole(each.detach()).cpu() for name, each in self.adapters.items()}
+        if self.ranks.rank == 0:
+            adapters.save(folder, whole, rule_of(self.config), self.fused, str(self.base or ""))

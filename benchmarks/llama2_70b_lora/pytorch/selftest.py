@@ -1,0 +1,24 @@
+"""The checks of `encore selftest` for Llama 2 70B's LoRA in PyTorch; see benchmarks/common/checks/selftest.py."""
+
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
+from benchmarks.llama2_70b_lora import noise
+
+ROUNDED = Tolerance(0.005, 0.01)
+SUITE = Suite(
+    module="benchmarks.llama2_70b_lora.pytorch",
+    # The device's own generator draws the adapters and what dropout takes.
+    device=Tolerance(0.05, 0.05),
+    two_ranks=ROUNDED,
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    varied={
+        "precision": Tolerance(0.01, 0.02),
+        "gradient_reduction": Tolerance(0.01, 0.02),
+        "recompute": ROUNDED,
+        "loss_rows=96": ROUNDED,
+    },
+    # One epoch of few steps: a run counts samples.
+    settings={"epochs": 1, "max_steps": 60, "eval_interval_samples": 1 << 40},
+    real_sizes=noise.write,
+    shares_gpu="Gloo gathers and scatters no GPU tensors, and NCCL takes one rank per GPU",
+)

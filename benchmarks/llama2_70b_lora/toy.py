@@ -1,0 +1,92 @@
+"""The toy data set: docstrings of Python's standard library, whose first paragraph sums up the others (PEP 257).
+
+The base is trained here, on the docstrings of every second module as they are; adapted and evaluated is on those of
+the others, as texts with their summaries. So the base knows the words, and neither the task nor these modules.
+"""
+
+import ast
+import sysconfig
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+import numpy as np
+
+from benchmarks.bert import python_text
+from benchmarks.common.data.progress import Progress
+from benchmarks.llama import safetensors
+
+NAME = "python-summaries"
+LENGTH = 256  # tokens of a sample
+ENTRIES = 1024  # of the tokenizer
+HELD_OUT = 20  # of the modules that are adapted to, one in so many is for evaluation
+LONGEST = 200  # characters of a first paragraph that is a summary
+SIZES = {"layers": 3, "width": 96, "heads": 4, "key_value_heads": 2, "inner_width": 256}  # systems/cpu_v6.1.toml
+STEPS, BATCH = 120, 8
+RATE, WARMUP = 4e-3, 20
+SPREAD = 0.06  # of the initial weights
+
+Pair = Tuple[str, str]  # a text and its summary
+
+
+class Texts(NamedTuple):
+    base: List[str]  # whole docstrings
+    train: List[Pair]
+    test: List[Pair]
+    made: str
+
+
+def texts() -> Texts:
+    """Return the texts of this Python, each once."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found, seen = Texts([], [], [], f"docstrings of the modules of {root.name}"), set()
+    for number, path in enumerate(sorted(python_text.modules(root))):
+        for text in docstrings(path):
+            paragraphs = [" ".join(each.split()) for each in text.split("\n\n") if each.strip()]
+            if len(paragraphs) < 2 or len(paragraphs[0]) > LONGEST or text in seen:
+                continue
+            seen.add(text)
+            if number % 2 == 0:
+                found.base.append("\n".join(paragraphs))
+                continue
+            part = found.test if number // 2 % HELD_OUT == 0 else found.train
+            part.append((" ".join(paragraphs[1:]), paragraphs[0]))
+    return found
+
+
+def docstrings(path: Path) -> List[str]:
+    tree = python_text.parse(path)
+    return [ast.get_docstring(node) or "" for node in (python_text.documented(tree) if tree else ())]
+
+
+def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) -> Dict[str, Any]:
+    """Train the base on a stream of tokens and write it by Hugging Face's names; return what came of it."""
+    import torch  # of the toy data set alone: raw data are prepared without it
+
+    from benchmarks.llama.pytorch.network import Network, Scaling, Shape, published_name
+    from benchmarks.llama.pytorch.parallel import initialize
+
+    torch.set_num_threads(1)  # several wait for each other where the machine has other work
+    shape = Shape(vocabulary=entries, rope_base=10000.0, scaling=Scaling(), epsilon=1e-5, **SIZES)
+    with torch.device("meta"):
+        network = Network(shape)
+    initialize(network, SPREAD, 1, torch.device("cpu"))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, STEPS, pct_start=WARMUP / STEPS)
+    random, losses = np.random.RandomState(1), []
+    for step in range(STEPS):
+        begins = random.randint(len(ids) - LENGTH - 1, size=BATCH)
+        rows = torch.from_numpy(np.stack([ids[begin : begin + LENGTH + 1] for begin in begins]))
+        loss = network(rows[:, :-1], rows[:, 1:]) / (BATCH * LENGTH)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss.detach()))
+        progress.update("base", step + 1, STEPS, unit="steps")
+    weights = {published_name(name): each.detach().numpy() for name, each in network.named_parameters()}
+    safetensors.write(path, weights)
+    return {
+        "base_parameters": sum(each.size for each in weights.values()),
+        "base_loss": round(np.mean(losses[-20:]), 3),
+    }

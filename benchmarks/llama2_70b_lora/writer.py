@@ -1,0 +1,179 @@
+"""Writes packed samples: MLPerf's as they are, or texts with their summaries, packed as the reference does.
+
+create_datasets of the reference (llama2_70b_lora/scripts/utils.py) joins a text and its summary by a prompt, leaves out
+what is longer than a sample, and cuts the rest, one behind the other, into samples; in evaluation the summary alone
+counts. Its tokenizer's mark of the end is the last token of each.
+"""
+
+import argparse
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
+
+import numpy as np
+import tokenizers
+
+from benchmarks.common.data import source_checks
+from benchmarks.common.data.arrays import write_array
+from benchmarks.common.data.files import in_one_step
+from benchmarks.common.data.prepare import Content, Listing, Split
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.progress import Progress
+from benchmarks.llama import tokenization
+from benchmarks.llama2_70b_lora import sources, toy
+from benchmarks.llama2_70b_lora.dataset import BASE, PARTS
+from benchmarks.llama2_70b_lora.sources import PACKED, TEXT, Source
+
+VERSION = "1"  # raise it when the same source and options give other bytes
+LENGTH, ENTRIES = 8192, 32000  # of MLPerf's samples, and of the vocabulary of Llama 2
+ENDS = ("</s>", tokenization.END)  # marks of the end, of Llama 2 and of the toy data set's tokenizer
+NOT_COUNTED = -100  # label of such a token in MLPerf's samples
+BEFORE, BETWEEN = "### Summarize the following text:\n ", "\n ### Summary:\n"
+
+
+class Packed(NamedTuple):
+    """Samples of a part."""
+
+    tokens: np.ndarray  # int32 (samples, length)
+    counts: np.ndarray  # bool, the same
+    keys: List[str]  # of what was packed
+    left_out: int  # texts longer than a sample
+
+
+def list_source(args: argparse.Namespace, progress: Progress) -> Listing:
+    # Find the files; all that decides what is written goes into the fingerprint.
+    source = sources.find(args) if args.origin is not None else None
+    if source is None and args.tokenizer:
+        raise Problem("--tokenizer without raw data", "both for a text of your own", "name the text")
+    paths = [*source.files.values(), *([source.tokenizer] if source.tokenizer else [])] if source else []
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    made = (VERSION, args.name, "" if source else platform.python_version())
+    facts = repr((made, tokenizers.__version__, files, args.vocabulary_size, args.sequence_length))
+    return Listing(source, hashlib.sha256(facts.encode()).hexdigest())
+
+
+def write(listing: Listing, args: argparse.Namespace, scratch: Path, progress: Progress) -> Content:
+    """Write both parts.
+
+    Raises:
+        Problem: the source is damaged, too small, or does not fit the vocabulary.
+    """
+    source: Source = listing.source
+    length = args.sequence_length or (toy.LENGTH if source is None else LENGTH)
+    entries = args.vocabulary_size or ENTRIES
+    more: Dict[str, Any] = {}
+    files: List[str] = []
+    if source is None or source.tokenizer:
+        texts = toy.texts() if source is None else None
+        tokenizer = tokenization.learn(_all(texts), toy.ENTRIES) if texts else tokenization.read(source.tokenizer)
+        entries, files = tokenizer.get_vocab_size(), [tokenization.FILE]
+        with in_one_step(scratch / tokenization.FILE) as file:
+            file.write(tokenizer.to_str(pretty=True).encode())
+        if texts:
+            end = _end(tokenizer)
+            ids = [token for each in tokenization.encode(tokenizer, texts.base) for token in (*each, end)]
+            more = {"made": texts.made, **toy.train_base(np.array(ids), entries, scratch / BASE, progress)}
+            files.append(BASE)
+    parts: Dict[str, Packed] = {}
+    for part in PARTS:
+        if source and source.is_packed:
+            parts[part] = _checked(source.files[part])
+        else:
+            pairs = getattr(texts, part) if source is None else _pairs(source.files[part])
+            parts[part] = _pack(pairs, tokenizer, length, part == "test")
+        progress.note(f"{part}: {len(parts[part].tokens):,} samples")
+        _check(parts[part], part, entries)
+        write_array(scratch / f"{part}_tokens.npy", parts[part].tokens)
+        write_array(scratch / f"{part}_counts.npy", parts[part].counts)
+    length = parts["train"].tokens.shape[1]
+    if parts["test"].tokens.shape[1] != length:
+        raise Problem(f"evaluation samples of {parts['test'].tokens.shape[1]:,} tokens", f"{length:,}", "pack alike")
+    held = [(f"row {number:,}", key) for number, key in enumerate(parts["test"].keys, 1)]
+    common = source_checks.overlap(held, parts["train"].keys, "samples", args.allow_overlap, progress)
+    counts = {part: len(each.tokens) for part, each in parts.items()}
+    usual = toy.NAME if source is None else sources.NAME if source.is_packed else args.origin.stem
+    own = {part: (f"{part}_tokens.npy", f"{part}_counts.npy", *files) for part in PARTS}
+    return Content(
+        name=args.name or usual,
+        splits={part: Split(counts[part], own[part]) for part in PARTS},
+        summary=f"{counts['train']:,} + {counts['test']:,} samples of {length:,} tokens, {entries:,} entries",
+        facts={"vocabulary": entries, "sequence_length": length},
+        how={"in_both": common, "left_out": {part: each.left_out for part, each in parts.items()}, **more},
+        tool={"version": VERSION, "numpy": np.__version__, "tokenizers": tokenizers.__version__},
+    )
+
+
+def _all(texts: toy.Texts) -> Iterable[str]:
+    yield from texts.base
+    yield from (part for pair in texts.train for part in pair)
+
+
+def _end(tokenizer: tokenizers.Tokenizer) -> int:
+    found = next((tokenizer.token_to_id(each) for each in ENDS if tokenizer.token_to_id(each) is not None), None)
+    if found is None:
+        raise Problem(f"the tokenizer has no {' or '.join(ENDS)}", "a tokenizer of Llama 2", "take another")
+    return int(found)
+
+
+def _pairs(path: Path) -> List[toy.Pair]:
+    return [sources.field(row, TEXT, str, path, number) for number, row in enumerate(sources.rows(path), 1)]
+
+
+def _pack(pairs: List[toy.Pair], tokenizer: tokenizers.Tokenizer, length: int, held: bool) -> Packed:
+    # Tokenize and pack, without the last tokens that fill no sample.
+    tokens: List[int] = []
+    counts: List[bool] = []
+    keys: List[str] = []
+    end, left_out = _end(tokenizer), 0
+    for text, summary in pairs:
+        prompt = f"{BEFORE}{text}{BETWEEN}"
+        ids = [*tokenizer.encode(f"{prompt} {summary}").ids, end]
+        if len(ids) > length:
+            left_out += 1
+            continue
+        first = len(tokenizer.encode(prompt).ids) if held else 0
+        tokens += ids
+        counts += [not held or first <= place < len(ids) - 1 for place in range(len(ids))]
+        keys.append(source_checks.key(f"{text}\n{summary}".encode()))
+    whole = len(tokens) // length
+    shape = (whole, length)
+    packed = np.array(tokens[: whole * length], np.int32).reshape(shape)
+    return Packed(packed, np.array(counts[: whole * length], bool).reshape(shape), keys, left_out)
+
+
+def _checked(path: Path) -> Packed:
+    # Read packed samples.
+    found: List[Tuple[np.ndarray, np.ndarray]] = []
+    length = 0
+    for number, row in enumerate(sources.rows(path), 1):
+        try:
+            ids, labels = (np.array(each, np.int32) for each in sources.field(row, PACKED, list, path, number))
+        except (ValueError, TypeError, OverflowError):
+            raise Problem(f"{path}, row {number:,} has no lists of numbers", "token ids", "fix the row") from None
+        length = length or len(ids)
+        if ids.shape != (length,) or labels.shape != ids.shape:
+            sizes = f"{len(ids):,} ids and {len(labels):,} labels"
+            raise Problem(f"{path}, row {number:,} has {sizes}", f"{length:,}, as the first row", "pack it again")
+        counts = labels != NOT_COUNTED
+        if not np.array_equal(ids[counts], labels[counts]):
+            hint = "write the tokens themselves as labels: they are shifted here"
+            raise Problem(f"{path}, row {number:,} has labels that are not its tokens", "its tokens, or -100", hint)
+        found.append((ids, counts))
+    arrays = [np.array([row[kind] for row in found]).reshape(len(found), length) for kind in (0, 1)]
+    return Packed(arrays[0], arrays[1], [source_checks.key(ids.tobytes()) for ids, _ in found], 0)
+
+
+def _check(packed: Packed, part: str, entries: int) -> None:
+    if not len(packed.tokens):
+        raise Problem(
+            f"the {part} part has no sample", "a whole one", "add to the source, or a shorter --sequence-length"
+        )
+    lowest, highest = int(packed.tokens.min()), int(packed.tokens.max())
+    # Ids that the vocabulary has not would be read beyond the end of the embedding table.
+    if lowest < 0 or highest >= entries:
+        found = f"tokens {lowest:,} to {highest:,} in the {part} part, and {entries:,} entries"
+        raise Problem(found, "the vocabulary of the samples", "name it with --tokenizer or --vocabulary-size")
+    empty = np.flatnonzero(~packed.counts[:, 1:].any(axis=1))
+    if len(empty):
+        raise Problem(f"sample {empty[0] + 1:,} of the {part} part has no token that counts", "one", "leave it out")

@@ -1,0 +1,62 @@
+"""Documents as samples, for benchmarks/common/data/mistakes.py: token ids, and the tokenizer that made them."""
+
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from benchmarks.common.data import mistakes
+from benchmarks.llama import tokenization
+from benchmarks.llama.megatron import Documents
+from benchmarks.llama31_8b.dataset import open_data
+
+READ = 256  # tokens of a document that are read, at most
+SHORT = 8  # tokens up to which documents repeat each other in any text
+DECODED = 64  # documents that are decoded and encoded again
+LEAST_SAME = 0.8  # of them give the same tokens; a document may end in the middle of a character
+
+
+def _keys(documents: Documents) -> Callable[[np.ndarray], List[Optional[bytes]]]:
+    def keys(indices: np.ndarray) -> List[Optional[bytes]]:
+        found: List[Optional[bytes]] = []
+        for index in indices.tolist():
+            tokens, length = documents.read(index, 0, READ), documents.lengths[index : index + 1]
+            found.append(None if 0 < len(tokens) <= SHORT else mistakes.key(tokens, length))
+        return found
+
+    return keys
+
+
+def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+    data = open_data(directory)
+    parts = {"train": data.train, "test": data.test}
+
+    def own() -> Iterator[Tuple[str, str]]:
+        tokenizer = tokenization.read(directory / tokenization.FILE)
+        for name, documents in parts.items():
+            chosen = mistakes.spread(len(documents.lengths))
+            chosen = chosen[chosen + 1 < len(documents.lengths)]
+            ends = documents.begins[chosen] + documents.lengths[chosen].astype(np.int64) * documents.tokens.itemsize
+            places = dict(zip(chosen.tolist(), (ends == documents.begins[chosen + 1]).tolist()))
+            expected = "documents one behind the other, in the order of the index"
+            yield from mistakes.agreement(
+                places, f"documents of {name} do not end where the next one begins", expected, 1.0
+            )
+            texts = [
+                documents.read(index, 0, READ) for index in mistakes.spread(len(documents.lengths), DECODED).tolist()
+            ]
+            top = max(int(each.max(initial=0)) for each in texts)
+            if top >= data.vocabulary:
+                yield f"{name}: tokens up to {top:,}", f"{data.vocabulary:,} entries of the tokenizer"
+                continue
+            marks = tokenizer.get_added_tokens_decoder()  # of a document's begin or end, which are no text
+            plain = [[token for token in each.tolist() if token not in marks] for each in texts]
+            again = tokenization.encode(tokenizer, [tokenizer.decode(each) for each in plain])
+            # The last tokens depend on the text behind what was read.
+            cut = [max(1, min(len(each), READ - SHORT)) for each in plain]
+            same = {place: one[:last] == two[:last] for place, (one, two, last) in enumerate(zip(plain, again, cut))}
+            what = f"documents of {name} are other tokens when they are decoded and encoded again"
+            yield from mistakes.agreement(same, what, "tokens by the tokenizer of the data set", LEAST_SAME)
+
+    shown = {name: mistakes.Part(len(each.lengths), _keys(each)) for name, each in parts.items()}
+    return mistakes.View(shown, own=own)

@@ -1,0 +1,43 @@
+"""ResNet's data set as samples, for benchmarks/common/data/mistakes.py: labels, and the begins of the images."""
+
+import struct
+from pathlib import Path
+from typing import Any, List, Mapping
+
+import numpy as np
+
+from benchmarks.common.data import mistakes, recordio
+
+HEADER = struct.Struct("<IIIf")  # magic number, length with its flag, number of labels, label (recordio.py)
+BEGIN = 4096  # bytes of a record that tell it from others, next to its length
+
+
+class Records:
+    """The records of a split, read at random."""
+
+    def __init__(self, directory: Path, split: Mapping[str, Any]) -> None:
+        self._records, index = (directory / file["name"] for file in split["files"])
+        self.offsets = np.array([offset for _, offset in recordio.read_index(index)], np.int64)
+
+    def keys(self, indices: np.ndarray) -> List[bytes]:
+        return [mistakes.key(np.frombuffer(record[HEADER.size + 16 :], np.uint8)) for record in self._read(indices)]
+
+    def labels(self, indices: np.ndarray) -> np.ndarray:
+        return np.array([HEADER.unpack_from(record)[3] for record in self._read(indices)]).astype(np.int64)
+
+    def _read(self, indices: np.ndarray) -> List[bytes]:
+        found = []
+        with self._records.open("rb") as file:
+            for index in indices:
+                file.seek(self.offsets[index])
+                length = self.offsets[index + 1] - self.offsets[index] if index + 1 < len(self.offsets) else BEGIN
+                found.append(file.read(min(BEGIN, int(length))))
+        return found
+
+
+def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+    parts = {}
+    for name, split in passport["splits"].items():
+        records = Records(directory, split)
+        parts[name] = mistakes.Part(len(records.offsets), records.keys, labels=records.labels)
+    return mistakes.View(parts, classes=len(passport["classes"]), is_shuffled=True)

@@ -1,0 +1,74 @@
+"""Parallel text as samples, for benchmarks/common/data/mistakes.py: pairs of sentences, and their vocabulary."""
+
+import html
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data import mistakes
+from benchmarks.common.data.arrays import Sequences
+from benchmarks.translation.arrays import DataSet, Pairs, open_data
+from benchmarks.translation.vocabulary import UNK
+
+SHORT = 6  # tokens of both sides up to which sentences repeat each other in any text
+LEAST_RELATION = 0.3  # correlation of the lengths of both sides; translations have 0.9 and more
+LEAST_PAIRS = 300  # from which it is told from an accident
+MOST_UNKNOWN = 0.1
+
+
+def _keys(pairs: Pairs) -> Callable[[np.ndarray], List[Optional[bytes]]]:
+    def keys(indices: np.ndarray) -> List[Optional[bytes]]:
+        found: List[Optional[bytes]] = []
+        for index in indices.tolist():
+            source, target = pairs.source[index], pairs.target[index]
+            is_short = 0 < len(source) + len(target) <= SHORT
+            found.append(None if is_short else mistakes.key(source, target) if len(target) else b"")
+        return found
+
+    return keys
+
+
+def letters(text: str) -> str:
+    # Moses' tokenizer writes an apostrophe as &apos;
+    return "".join(filter(str.isalpha, html.unescape(text))).lower()
+
+
+def _same(data: DataSet, sentences: Sequences, lines: Sequence[str]) -> Dict[int, bool]:
+    # Whether the tokens of a sentence have the letters of its line, by index; unknown tokens have others.
+    right = {}
+    for index in mistakes.spread(len(sentences), 500).tolist():
+        ids = sentences[index].tolist()
+        if UNK not in ids:
+            right[index] = letters(data.vocabulary.joined(ids)) == letters(lines[index])
+    return right
+
+
+def view(directory: Path, passport: Mapping[str, Any]) -> mistakes.View:
+    data = open_data(directory)
+
+    def own() -> Iterator[Tuple[str, str]]:
+        for name, pairs in (("train", data.train), ("test", data.test)):
+            chosen = mistakes.spread(len(pairs))
+            lengths = [np.diff(side.offsets)[chosen] for side in (pairs.source, pairs.target)]
+            if len(chosen) >= LEAST_PAIRS and all(each.std() for each in lengths):
+                related = float(np.corrcoef(*lengths)[0, 1])
+                if related < LEAST_RELATION:
+                    found = f"{name}: the lengths of both sides have a correlation of {related:.2f}"
+                    yield f"{found}: the sides may not be aligned", f"at least {LEAST_RELATION}"
+            for side, sentences in (("source", pairs.source), ("target", pairs.target)):
+                ids = sentences.tokens[mistakes.spread(len(sentences.tokens))]
+                if len(ids) and int(ids.max()) >= data.vocabulary.size:
+                    yield f"{name}_{side}: tokens up to {int(ids.max()):,}", f"{data.vocabulary.size:,} entries"
+                elif float((ids == UNK).mean()) > MOST_UNKNOWN:
+                    yield f"{name}_{side}: {float((ids == UNK).mean()):.0%} of the tokens are unknown", "a few"
+        for name, sentences, lines in (
+            ("test_source", data.test.source, data.sources),
+            ("test_target", data.test.target, data.references),
+        ):
+            what = f"lines of {name} are not what its tokens say"
+            expected = "the same order and the vocabulary that made the tokens"
+            yield from mistakes.agreement(_same(data, sentences, lines), what, expected, least=0.5)
+
+    parts = {"train": data.train, "test": data.test}
+    return mistakes.View({name: mistakes.Part(len(pairs), _keys(pairs)) for name, pairs in parts.items()}, own=own)

@@ -1,0 +1,367 @@
+"""Raw data from where the field publishes them: what ``[download]`` of a benchmark.toml names, by wget, curl or gsutil.
+
+A file is written as NAME.part and takes its name once it is whole and has its checksum, so that a half of it is never
+prepared; the same command resumes it. MLCommons documents a script to be piped into a shell (mlcommons/r2-downloader,
+mlc-r2-downloader.sh); what it does is done here from the metadata that it reads: the address of a folder, and a list of
+its files with their MD5.
+"""
+
+import hashlib
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from encore import catalogue, data
+from encore.errors import EncoreError, ExitCode
+
+PART = ".part"
+IN_FOLDER = "DIR"  # What stands for the folder of the raw data in a benchmark.toml
+TOOLS = ("wget", "curl")
+POLL_SECONDS = 0.2  # Between two looks at how much of a file is there
+CHUNK = 1 << 22  # Bytes that a checksum reads at once
+R2_SCRIPT = "https://raw.githubusercontent.com/mlcommons/r2-downloader/refs/heads/main/mlc-r2-downloader.sh"
+AGAIN = "give the same command again: it resumes where it stopped"
+# A line of the list of MD5 that MLCommons publishes, as md5sum writes it.
+_LISTED = re.compile(r"([0-9a-f]{32}) [ *](?:\./)?(.+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """One thing to get, and where it comes to."""
+
+    kind: str  # url, r2, gs or login
+    address: str
+    target: Path  # A file; of r2 and gs a folder
+    bytes: int = 0  # 0 where nobody publishes it
+    unpacked_bytes: int = 0  # Of a gzip file that has to be unpacked before the preparation
+    checksums: Mapping[str, tuple[str, ...]]  # By algorithm, the digests, or their beginnings, that are right
+    source: str
+
+    @property
+    def final(self) -> Path:
+        return self.target.with_suffix("") if self.unpacked_bytes else self.target
+
+    def command(self, tool: str) -> str:
+        """Return what does this in a shell, for a person to read; a page to log in to is no command."""
+        if self.kind == "r2":
+            return f"bash <(curl -s {R2_SCRIPT}) -d {shlex.quote(str(self.target))} {self.address}"
+        if self.kind == "login":
+            return f"log in to {self.address} and save it as {self.target}"
+        if self.kind == "gs":
+            return shlex.join(gsutil(self))
+        return shlex.join(argv(tool, self.address, self.target))
+
+    def state(self) -> str:
+        if self.kind in ("r2", "gs"):
+            return "started" if self.target.is_dir() and any(self.target.iterdir()) else "missing"
+        is_packed = bool(self.unpacked_bytes) and self.target.exists()
+        if self.final.exists() and not is_packed:
+            return "present"
+        return "started" if is_packed or part_of(self.target).exists() else "missing"
+
+    def missing_bytes(self) -> int:
+        """Return the bytes that it still takes on the disk, as far as they are known."""
+        if self.state() == "present":
+            return 0
+        if self.unpacked_bytes:
+            return self.unpacked_bytes  # The packed one goes when it is unpacked
+        files = self.target.rglob("*") if self.target.is_dir() else (self.target, part_of(self.target))
+        there = sum(path.stat().st_size for path in files if path.is_file())
+        return max(0, self.bytes - there)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    benchmark: str
+    data_set: str
+    directory: Path
+    output: Path  # Where the data set is to be prepared
+    fetches: tuple[Fetch, ...]
+    prepared_bytes: int
+    terms: str
+    needs: str  # What a user has to add before the preparation
+    words: tuple[str, ...]  # Of the preparation: the raw data, and options
+
+    def preparation(self) -> data.Preparation:
+        source, *options = (self._found(word) for word in self.words)
+        return data.Preparation(source=Path(source), options=tuple(options))
+
+    def next(self) -> list[str]:
+        wanted = self.preparation()
+        return [*_PREPARE, self.benchmark, str(wanted.source), "-o", str(self.output), *wanted.options]
+
+    def _found(self, word: str) -> str:
+        # A word with the folder in the place of DIR, and the one file that a pattern there fits.
+        if not word.startswith(IN_FOLDER):
+            return word
+        name = word[len(IN_FOLDER) :].lstrip("/")
+        found = sorted(self.directory.glob(name)) if "*" in name else []
+        return str(found[0] if len(found) == 1 else self.directory / name)
+
+
+_PREPARE = ("encore", "data", "prepare")
+
+
+def part_of(path: Path) -> Path:
+    return path.with_name(path.name + PART)
+
+
+def plan(benchmark: catalogue.Benchmark, directory: Path, output: Path) -> Plan:
+    """Return what a benchmark's raw data are made of and where they come to; asks no server."""
+    known = benchmark.download
+    if known.same_as:
+        known = catalogue.benchmarks()[known.same_as].download
+    fetches = [each for file in known.files for each in _fetches(file, directory)]
+    # Weights to begin with that are published as one file; others come with the data, or are named by the run.
+    for weights in (each for group in benchmark.weights.values() for each in group):
+        if re.match("https?://", weights.source) and weights.source.endswith(f"/{weights.file}"):
+            target = directory / weights.file
+            checksums = {str(name): digests for name, digests in weights.checksums.items()}
+            fetches.append(
+                Fetch(kind="url", address=weights.source, target=target, checksums=checksums, source=weights.published)
+            )
+    return Plan(
+        benchmark=benchmark.name,
+        data_set=benchmark.full_data.name,
+        directory=directory,
+        output=output,
+        fetches=tuple(fetches),
+        prepared_bytes=known.prepared_bytes,
+        terms=known.terms,
+        needs=known.needs,
+        words=known.prepare,
+    )
+
+
+def _fetches(file: catalogue.RawFile, directory: Path) -> Iterator[Fetch]:
+    kind, address = file.place
+    for number in range(file.count):
+        url = address.replace("{number}", str(number))
+        yield Fetch(
+            kind=kind,
+            address=url,
+            target=directory / (file.file or PurePosixPath(urlsplit(url).path).name),
+            bytes=file.bytes // file.count,
+            unpacked_bytes=file.unpacked_bytes // file.count,
+            checksums={name: (digest,) for name, digest in (("md5", file.md5), ("sha256", file.sha256)) if digest},
+            source=file.source,
+        )
+
+
+# -- the disk ------------------------------------------------------------------------------------------
+
+
+def check_space(plan: Plan) -> None:
+    """Refuse a download that the disk has no room for, with the data set that is prepared of it.
+
+    Raises:
+        EncoreError: too little is free, by the sizes that are published.
+    """
+    needed: dict[int, tuple[Path, int]] = {}
+    raw = sum(fetch.missing_bytes() for fetch in plan.fetches)
+    prepared = 0 if (plan.output / data.PASSPORT).exists() else plan.prepared_bytes
+    for folder, size in ((plan.directory, raw), (plan.output, prepared)):
+        disk = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+        device = disk.stat().st_dev
+        needed[device] = (disk, size + needed.get(device, (disk, 0))[1])
+    for disk, size in needed.values():
+        free = shutil.disk_usage(disk).free
+        if size > free:
+            raise EncoreError(
+                f"{free / 1e9:,.1f} GB free on the disk of {disk}",
+                expected=f"{size / 1e9:,.1f} GB: {raw / 1e9:,.1f} GB to download, {prepared / 1e9:,.1f} GB prepared",
+                hint="name a folder on a larger disk, or -o DIR on another one for the prepared data set",
+            )
+
+
+# -- fetching ------------------------------------------------------------------------------------------
+
+
+def choose_tool(named: str | None) -> str:
+    found = [tool for tool in ([named] if named else TOOLS) if shutil.which(tool)]
+    if not found:
+        raise EncoreError(f"no {named or ' or '.join(TOOLS)} on this machine", hint="install wget or curl")
+    return found[0]
+
+
+def argv(tool: str, url: str, path: Path) -> list[str]:
+    """Return the command that downloads a file, or continues what is there of it."""
+    if tool == "curl":
+        retry = ["--retry", "5", "--retry-connrefused", "--connect-timeout", "60", "--speed-time", "60"]
+        quiet = ["--silent", "--show-error", "--fail", "--location"]
+        return ["curl", "--continue-at", "-", *quiet, *retry, "--output", str(path), url]
+    retry = ["--tries=5", "--timeout=60", "--retry-connrefused", "--retry-on-http-error=429,500,502,503,504"]
+    return ["wget", "--continue", "--no-verbose", *retry, f"--output-document={path}", url]
+
+
+def gsutil(fetch: Fetch) -> list[str]:
+    return ["gsutil", "-m", "cp", "-n", "-r", fetch.address, str(fetch.target)]
+
+
+def run(plan: Plan, tool: str, on_update: data.OnUpdate) -> None:
+    """Get what is missing, and check what is there.
+
+    Raises:
+        EncoreError: no room, a wrong checksum, or a file that is behind a login (exit code 2); a downloader failed (1);
+            an interruption (130).
+    """
+    check_space(plan)
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    absent = [fetch for fetch in plan.fetches if fetch.kind == "login" and not fetch.target.exists()]
+    for fetch in (each for each in plan.fetches if each not in absent):
+        if fetch.kind == "r2":
+            _fetch_r2(fetch, tool, on_update)
+        elif fetch.kind == "gs":
+            fetch.target.mkdir(exist_ok=True)
+            _follow(gsutil(fetch), fetch.target, data.Update(phase=fetch.target.name), on_update)
+        elif not fetch.unpacked_bytes or fetch.target.exists() or not fetch.final.exists():
+            _fetch_file(fetch, tool, on_update)
+            if fetch.unpacked_bytes:
+                unpacking = data.Update(phase=fetch.final.name, total=fetch.unpacked_bytes)
+                _follow(["gunzip", "--force", str(fetch.target)], fetch.final, unpacking, on_update)
+    if absent:
+        raise EncoreError(
+            f"{', '.join(str(fetch.target) for fetch in absent)}: not there, and nobody but you may download them",
+            expected=plan.terms,
+            hint=f"log in to {absent[0].address}, save them there and give the same command again",
+        )
+
+
+def _fetch_file(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
+    target, part = fetch.target, part_of(fetch.target)
+    if target.exists():
+        check(target, fetch)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    phase = data.Update(phase=target.name, total=fetch.bytes or None)
+    try:
+        _follow(argv(tool, fetch.address, part), part, phase, on_update)
+    except EncoreError as error:
+        # The file may have been whole when the command was interrupted: a server has no more of it, which curl reports.
+        is_whole = error.exit_code is ExitCode.FAILED and part.exists() and bool(fetch.checksums)
+        if not is_whole or wrong_checksum(part, fetch.checksums):
+            raise
+    check(part, fetch)
+    part.replace(target)
+
+
+def check(path: Path, fetch: Fetch) -> None:
+    """Compare a file with its checksums.
+
+    Raises:
+        EncoreError: it has another one; the file stays as it is.
+    """
+    wrong = wrong_checksum(path, fetch.checksums)
+    if wrong:
+        name, found = wrong
+        raise EncoreError(
+            f"{path} has {name} {found}",
+            expected=f"{' or '.join(fetch.checksums[name])} ({fetch.source})",
+            hint=f"rm {shlex.quote(str(path))}, and give the same command again",
+        )
+
+
+def wrong_checksum(path: Path, checksums: Mapping[str, Sequence[str]]) -> tuple[str, str] | None:
+    """Return the algorithm and the digest of a file by which it is not the one that is expected."""
+    for name, digests in checksums.items():
+        found = hashlib.new(name)
+        with path.open("rb") as file:
+            for chunk in iter(lambda file=file: file.read(CHUNK), b""):  # type: ignore[misc]
+                found.update(chunk)
+        if not found.hexdigest().startswith(tuple(digests)):
+            return name, found.hexdigest()
+    return None
+
+
+def _fetch_r2(fetch: Fetch, tool: str, on_update: data.OnUpdate) -> None:
+    fetch.target.mkdir(exist_ok=True)
+    stem = PurePosixPath(urlsplit(fetch.address).path).stem
+    texts = []
+    for ending in (".uri", ".md5"):
+        path = fetch.target / f"{stem}{ending}"
+        for old in (path, part_of(path)):  # MLCommons may have published a new version
+            old.unlink(missing_ok=True)
+        address = fetch.address[: -len(".uri")] + ending
+        _fetch_file(Fetch(kind="url", address=address, target=path, checksums={}, source=""), tool, on_update)
+        texts.append(path.read_text(encoding="utf-8", errors="replace").strip())
+    base, listing = texts[0].rstrip("/"), listed(texts[1], fetch)
+    of_metadata, of_files = urlsplit(fetch.address), urlsplit(base)
+    if (of_files.scheme, of_files.netloc) != (of_metadata.scheme, of_metadata.netloc):
+        raise EncoreError(f"{fetch.address} names {base!r}", expected="a folder of the same server", hint="look at it")
+    for name, digest in listing.items():
+        address = f"{base}/{quote(name)}"
+        md5 = {"md5": (digest,)}
+        source = f"{stem}.md5 of MLCommons"
+        each = Fetch(kind="url", address=address, target=fetch.target / name, checksums=md5, source=source)
+        _fetch_file(each, tool, on_update)
+
+
+def listed(text: str, fetch: Fetch) -> dict[str, str]:
+    """Return the MD5 of each file in a list of MLCommons', by its name below the folder.
+
+    Raises:
+        EncoreError: a line is none, or its name would come to lie outside of the folder.
+    """
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _LISTED.fullmatch(line)
+        name = PurePosixPath(match[2]) if match else None
+        if match is None or name is None or name.is_absolute() or ".." in name.parts:
+            raise EncoreError(
+                f"{fetch.address}: line {number} of its list of files is {line[:80]!r}",
+                expected="an MD5 and a name",
+                hint=f"look at it, or use MLCommons' own script: {fetch.command('')}",
+            )
+        found[str(name)] = match[1]
+    return found
+
+
+def _follow(command: list[str], path: Path, phase: data.Update, on_update: data.OnUpdate) -> None:
+    """Run a downloader and report how much of ``path`` is there.
+
+    Raises:
+        EncoreError: it is not installed, failed (with its last words), or was interrupted.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        except OSError as error:
+            raise EncoreError(f"{command[0]}: {error.strerror}", hint=f"install {command[0]}") from None
+        try:
+            while _waits(child):
+                on_update(_with_done(phase, path))
+        except BaseException as error:
+            data.stop(child)
+            if isinstance(error, KeyboardInterrupt):
+                raise EncoreError("interrupted", hint=AGAIN, exit_code=ExitCode.INTERRUPTED) from None
+            raise
+        if child.returncode:
+            said.seek(0)
+            tail = "\n    ".join(said.read().splitlines()[-data.LAST_LINES :])
+            found = f"{command[0]} of {command[-1]} ended with exit code {child.returncode}"
+            raise EncoreError(found + (f":\n    {tail}" if tail else ""), hint=AGAIN, exit_code=ExitCode.FAILED)
+    done = _with_done(phase, path).done
+    on_update(data.Update(phase=phase.phase, done=done, total=done))
+
+
+def _waits(child: "subprocess.Popen[Any]") -> bool:
+    try:
+        child.wait(POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _with_done(phase: data.Update, path: Path) -> data.Update:
+    try:
+        done = 0 if path.is_dir() else path.stat().st_size
+    except FileNotFoundError:
+        done = 0
+    return data.Update(phase=phase.phase, done=done, total=phase.total)

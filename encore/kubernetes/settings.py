@@ -1,0 +1,57 @@
+"""``[kubernetes]`` of cluster.toml: what is particular to a Kubernetes cluster."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field, field_validator
+
+from encore import names
+from encore.catalogue import Strict
+from encore.errors import EncoreError
+
+Kind = Literal["job", "jobset", "trainjob"]
+KINDS = ("auto", *get_args(Kind))
+
+
+class Volume(Strict):
+    """A folder, the same here and in the pods, with what holds it there: a claim, or a folder of every node."""
+
+    path: Path
+    claim: str = ""  # PersistentVolumeClaim whose root is mounted at ``path``; empty: the node's folder of that path
+
+    @field_validator("path")
+    @classmethod
+    def _is_absolute(cls, path: Path) -> Path:
+        if not path.is_absolute():
+            raise ValueError(f"{str(path)!r} is no absolute path")
+        return path
+
+
+class Kubernetes(Strict):
+    context: str = ""  # of the kubeconfig; empty: its current one
+    namespace: str = "default"
+    kind: Literal["auto", "job", "jobset", "trainjob"] = "auto"
+    volumes: tuple[Volume, ...] = ()
+    gpu_resource: str = "nvidia.com/gpu"
+    # Further limits of a pod, which are its requests as well: cpu, memory, an adapter's rdma/...
+    resources: dict[str, str] = Field(default_factory=dict)
+    host_network: bool = False
+    host_ipc: bool = False
+    user: int | None = Field(default=None, ge=0)  # numbers that the ranks run as; None: the caller's
+    group: int | None = Field(default=None, ge=0)
+    labels: dict[str, str] = Field(default_factory=dict)  # of the workload, such as Kueue's queue
+    annotations: dict[str, str] = Field(default_factory=dict)  # of the pods, such as a second network
+    pod: dict[str, Any] = Field(default_factory=dict)  # put over the pod's own spec: nodeSelector, tolerations ...
+
+
+def volume(text: str) -> Volume:
+    """Return the volume of ``--volume /shared=CLAIM``, or ``/shared`` for a folder of the nodes."""
+    path, _, claim = text.partition("=")
+    if not path.startswith("/"):
+        raise EncoreError(f"--volume {text}", expected="/FOLDER=CLAIM, or /FOLDER for a folder of every node")
+    return Volume(path=Path(path), claim=claim)
+
+
+def check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise names.unknown("kind", kind, KINDS)

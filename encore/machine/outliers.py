@@ -1,0 +1,52 @@
+"""Which one of several that should be alike is slow: the others' median, which a slow one does not move, decides.
+
+from encore.machine.outliers import lowest, slow_ones
+slow_ones({"n1": 99.0, "n2": 100.0, "n3": 50.0}, tolerance=0.2)  # {"n3": 0.5025...}
+"""
+
+import statistics
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+FAR = 4.0  # Median absolute deviations of the others
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared(Generic[Key]):
+    """A value next to the others, of which there is at least one."""
+
+    name: Key
+    value: float
+    others: float  # Their median
+    spread: float  # Their median absolute deviation
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it is lower by far more than the others differ."""
+        return self.value < self.others - FAR * self.spread
+
+
+def compared(values: Mapping[Key, float]) -> list[Compared[Key]]:
+    """Compare each value with the others; nothing where there is only one."""
+    found = []
+    for name, value in values.items() if len(values) > 1 else ():
+        others = [other for key, other in values.items() if key != name]
+        middle = statistics.median(others)
+        spread = statistics.median(abs(other - middle) for other in others)
+        found.append(Compared(name=name, value=value, others=middle, spread=spread))
+    return found
+
+
+def lowest(values: Mapping[Key, float]) -> Compared[Key] | None:
+    return min(compared(values), key=lambda each: each.value, default=None)
+
+
+def slow_ones(values: Mapping[Key, float], tolerance: float) -> dict[Key, float]:
+    """Return the share of the others' median that each reaches which is slow by more than ``tolerance``, and far."""
+    return {
+        each.name: each.value / each.others
+        for each in compared(values)
+        if each.others > 0 and each.value < each.others * (1 - tolerance) and each.is_far
+    }

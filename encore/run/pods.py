@@ -1,0 +1,273 @@
+"""From what the user asks for to the manifests of a run in a Kubernetes cluster, and to the cluster."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from encore import data as data_sets
+from encore.containers import building
+from encore.containers.renderers import Container
+from encore.errors import EncoreError
+from encore.job import Command
+from encore.kubernetes import manifests
+from encore.kubernetes.api import Connection
+from encore.kubernetes.manifests import Files, Manifest, Pods
+from encore.kubernetes.settings import Kind, Kubernetes, Volume, check_kind
+from encore.machine import preflight
+from encore.machine.node import Gpu, Node
+from encore.run import hints, passport, planning, run_folder, runner, workloads
+from encore.run.planning import Plan, Request
+from encore.run.run_folder import ExperimentState, RunFolder
+from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, pretended
+from encore.slurm import cluster as clusters
+from encore.slurm import script
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # Kueue's, which starts a workload when there is room for all of its pods
+UNSEEN = "(Kubernetes)"  # what a submission knows of the nodes; a pod notes the facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What ``encore submit --kubernetes`` was asked for in addition to the run; None leaves it to cluster.toml."""
+
+    kind: str | None = None
+    nodes: int | None = None
+    volumes: tuple[Volume, ...] = ()
+    minutes: int | None = None
+
+
+def prepare(request: Request, wanted: Wanted) -> tuple[Plan, script.Estimate]:
+    """Make all choices; needs no cluster. ``auto`` is a Job until the cluster was asked."""
+    cluster, file = clusters.load(request.cluster)
+    settings = cluster.kubernetes
+    kind = wanted.kind or settings.kind
+    check_kind(kind)
+    nodes = 1 if wanted.nodes is None else wanted.nodes
+    _refuse(request, settings, cluster, nodes, wanted.minutes)
+    settings = settings.model_copy(update={"volumes": (*wanted.volumes, *settings.volumes)})
+    per_node = cast("int", request.gpus) // nodes
+    asked = replace(request, gpus=None, runtime="host", cluster=file, drop_caches=False)
+    plan = planning.make_plan(asked, allocation=pretended(nodes, per_node, 0))
+    choice, small = plan.configuration.choice, plan.configuration.system.kind == "small"
+    makes = small and request.data is None
+    data = plan.results / "toy" / choice.benchmark.name if makes else plan.data
+    prepares = data_sets.prepare_command("python", choice.benchmark.name, data, data_sets.Preparation())
+    estimate = script.estimate(plan.configuration, 1)
+    if wanted.minutes:
+        estimate = script.Estimate(wanted.minutes, "as asked for")
+    pods = Pods(
+        settings=settings,
+        kind=cast("Kind", "job" if kind == "auto" else kind),
+        nodes=nodes,
+        seconds=estimate.minutes * 60 if estimate.minutes else None,
+        restarts=cluster.max_requeues,
+        prepares=tuple(prepares) if makes else (),
+    )
+    image = request.image or cluster.image or building.image_name(choice)
+    if image.startswith(("/", ".")):
+        name = "a name in a registry, which nodes pull"
+        raise EncoreError(f"image {image}", expected=name, hint="--image HOST/TEAM/NAME:TAG")
+    target = planning.in_image(image)
+    return replace(plan, allocation=None, data=data, makes_small_data=False, target=target, pods=pods), estimate
+
+
+def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, nodes: int, minutes: int | None) -> None:
+    gpus = request.gpus
+    if gpus is None:
+        raise EncoreError("no number of GPUs given", expected=f"encore submit {request.name} GPUS --kubernetes")
+    if not 1 <= nodes <= MAX_NODES:
+        raise EncoreError(f"--nodes {nodes}", expected=f"1 to {MAX_NODES}")
+    if gpus % nodes or gpus < 1:
+        raise EncoreError(
+            f"{gpus} GPUs on {nodes} nodes", expected="as many on every node", hint=f"a multiple of {nodes}"
+        )
+    if minutes is not None and not LEAST_MINUTES <= minutes <= MOST_MINUTES:
+        raise EncoreError(f"--time {minutes}", expected=f"{LEAST_MINUTES} to {MOST_MINUTES} minutes")
+    given: dict[str, object] = {"--runtime": request.runtime, "--python": request.python, "--hosts": request.hosts}
+    for option, value in {**given, "--drop-caches": request.drop_caches}.items():
+        if value:
+            raise EncoreError(
+                f"{option} with --kubernetes", expected="an image, which pods run in", hint="leave it out"
+            )
+    if request.system is None and cluster.gpus_per_node:
+        raise EncoreError(
+            "no system named; the nodes' GPUs cannot be seen from here",
+            hint=f"--system dgxa100, or another one of: encore list {request.name}",
+        )
+    if request.runs > 1 and nodes > 1 and QUEUE_LABEL not in settings.labels:
+        raise EncoreError(
+            f"--runs {request.runs} on {nodes} nodes: each is a workload, and two that wait for each other's nodes "
+            "would wait for ever",
+            expected=f"Kueue, which starts whole ones: {QUEUE_LABEL} = QUEUE in kubernetes.labels of cluster.toml",
+            hint="or --runs 1, and the next one after it",
+        )
+
+
+def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest, ...]:
+    """Return the manifests of one experiment whose folder is ``output``."""
+    assert plan.pods is not None
+    job, settings = runner.job_of(plan, output), plan.pods.settings
+    container = Container(
+        image=plan.target.image,
+        name=manifests.name_of(plan.configuration.choice.name, output),
+        user=os.getuid() if settings.user is None else settings.user,
+        group=os.getgid() if settings.group is None else settings.group,
+        caller=os.environ,
+    )
+    secrets = frozenset(name for name in job.environment if passport.SECRET.search(name))
+    return manifests.render(job, container, plan.pods, Files(output=output, content=content, secrets=secrets))
+
+
+def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
+    """Return what a submission would send, without secrets' values; TIME is in place of the time of a new run."""
+    found: list[Manifest] = []
+    path = folder.path if folder else plan.results / f"TIME-{plan.label}"
+    for number, seed in enumerate(plan.seeds):
+        config = {**plan.configuration.plain(), "seed": seed}
+        # The head of the log has the time of the submission.
+        content = {"config.json": json.dumps(config, indent=2) + "\n", "result.txt": ""}
+        found += objects(plan, path / f"experiment_{number}", content)
+    for each in (each for each in found if each["kind"] == "Secret"):
+        each["stringData"] = dict.fromkeys(each["stringData"], passport.REDACTED)
+    return found
+
+
+def unseen(plan: Plan) -> Node:
+    gpu = Gpu(index=0, name=f"GPU {UNSEEN}", memory_gib=0, driver="", compute_capability=None)
+    gpus = (gpu,) if plan.configuration.get("device") == "gpu" else ()
+    return Node(
+        hostname="", operating_system="", kernel="", cpu=f"CPU {UNSEEN}", sockets=None, cores=0, memory_gib=0, gpus=gpus
+    )
+
+
+def checks(plan: Plan) -> list[preflight.Check]:
+    """Return what can be seen from here: whether nodes can have the image, and whether results and data are there."""
+    assert plan.pods is not None
+    data = plan.data
+    found: list[preflight.Check] = []
+    if plan.target.image.startswith("localhost/"):
+        hint = f"make push-{plan.configuration.choice.name} REGISTRY=HOST/TEAM, and --image with what it printed"
+        found.append(preflight.Check("WARN", "image", f"{plan.target.image} is on this machine alone", hint))
+    for what, folder in (("data", data), ("results", plan.results)):
+        if not any(folder.is_relative_to(each.path) for each in plan.pods.settings.volumes):
+            hint = "--volume FOLDER=CLAIM, or kubernetes.volumes in cluster.toml"
+            found.append(preflight.Check("WARN", what, f"{folder} must be there on every node: no volume has it", hint))
+    if (data / data_sets.PASSPORT).exists():
+        found.append(preflight.check_data_set(plan.configuration, data)[0])
+    return found
+
+
+def connect(plan: Plan) -> Connection:
+    assert plan.pods is not None
+    return Connection(plan.pods.settings)
+
+
+def detected(plan: Plan, kind: str, connection: Connection) -> Plan:
+    """Return the plan with a kind that the cluster has; ``auto`` is a JobSet for several nodes where there is one."""
+    assert plan.pods is not None
+    if kind == "auto":
+        several = plan.pods.nodes > 1 and connection.serves("jobset")
+        return replace(plan, pods=replace(plan.pods, kind="jobset" if several else "job"))
+    if not connection.serves(plan.pods.kind):
+        raise EncoreError(
+            f"the cluster has no {manifests.API[plan.pods.kind][1]} ({manifests.API[plan.pods.kind][0]})",
+            expected="its controller, installed by who runs the cluster",
+            hint="--kind job, which every cluster has",
+        )
+    return plan
+
+
+def create(plan: Plan) -> RunFolder:
+    """Make the run folder on this machine; what the pods need of it travels with the manifests."""
+    pods, machine, seeds = plan.pods, unseen(plan), list(plan.seeds)
+    assert pods is not None
+    data_set: passport.DataFacts = {
+        "id": "",
+        "name": "a data set of the cluster",
+        "folder": str(plan.data),
+        "counts": {},
+    }
+    if (plan.data / data_sets.PASSPORT).exists():
+        found = data_sets.check_data(plan.data, plan.configuration.choice.benchmark.name)
+        data_set["id"], data_set["name"], data_set["counts"] = found.id, found.name, dict(found.counts)
+        if found.unearned:
+            data_set["unearned"] = found.unearned
+
+    def content(path: Path) -> dict[str, Any]:
+        job = runner.job_of(plan, path / "experiment_0")
+        command = Command(argv=job.argv, environment=job.environment, working_directory=path, runtime="kubernetes")
+        target = (plan.target.runtime, plan.target.as_json())
+        kept = {
+            "settings": pods.settings.model_dump(mode="json"),
+            "kind": pods.kind,
+            "seconds": pods.seconds,
+            "prepares": list(pods.prepares),
+            "user": os.getuid() if pods.settings.user is None else pods.settings.user,
+            "group": os.getgid() if pods.settings.group is None else pods.settings.group,
+        }
+        return {
+            **passport.describe(plan.configuration, command, data_set, machine, seeds, *target),
+            "drop_caches": False,
+            "extra_environment": passport.redact(plan.extra_environment),
+            "kubernetes": kept,
+        }
+
+    system = passport.system_description(plan.configuration, machine, {})
+    folder = run_folder.create(plan.results, plan.label, content, system, plan.configuration.plain(), seeds)
+    for experiment in folder.experiments():
+        passport.write_log_header(experiment.log, plan.configuration, machine, False)
+        name = workloads.name_of(folder, experiment)
+        experiment.set_state(ExperimentState(status="prepared", job=name))
+    return folder
+
+
+def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
+    """Send the experiments that have not ended; return their workloads, such as ``Job encore-ncf-0123abcd``."""
+    assert plan.pods is not None
+    sent, kind = [], manifests.API[plan.pods.kind][1]
+    for experiment in folder.experiments():
+        if experiment.state().status in run_folder.FINISHED:
+            continue
+        content = {path.name: path.read_text(encoding="utf-8") for path in (experiment.config, experiment.log)}
+        connection.create(objects(plan, experiment.folder, content))
+        sent.append(f"{kind} {workloads.name_of(folder, experiment)}")
+    return sent
+
+
+def resumed(path: Path) -> tuple[Plan, RunFolder]:
+    """Return an existing run that was submitted to Kubernetes, with its plan."""
+    folder = run_folder.open_run(path)
+    folder.check_whole()
+    return planning.plan_of(folder, in_pods=True), folder
+
+
+def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
+    """Take an ended run's workloads out of the cluster, so that it can be submitted again; its checkpoints stay.
+
+    Raises:
+        EncoreError: one of them has not ended, or all experiments have.
+    """
+    assert plan.pods is not None
+    left = []
+    for experiment in folder.experiments():
+        seen = workloads.look(connection, folder, experiment)
+        workloads.settle(folder, experiment, seen)
+        if experiment.state().status in run_folder.FINISHED:
+            continue
+        if seen.state in ("waiting", "running"):
+            raise EncoreError(
+                f"{workloads.name_of(folder, experiment)} is in the cluster and has {folder.path.name}",
+                expected="a run that no workload has",
+                hint=f"watch it: {hints.follow(folder.path)}; or end it: {hints.cancel(folder.path)}",
+            )
+        left.append(experiment)
+    if not left:
+        raise EncoreError(
+            f"{folder.path.name} has ended: nothing is left to run", hint=f"see it: {hints.follow(folder.path)}"
+        )
+    for experiment in left:
+        connection.delete(plan.pods.kind, workloads.name_of(folder, experiment))
+        workloads.wait_for_end(connection, folder, experiment)
+        experiment.set_state(replace(experiment.state(), status="prepared", reason="", ended=""))

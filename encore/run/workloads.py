@@ -1,0 +1,220 @@
+"""Runs in the pods of a Kubernetes cluster, after their submission: their state, their end, their results."""
+
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from encore import data as data_sets
+from encore import files
+from encore.errors import EncoreError
+from encore.job import Mount
+from encore.kubernetes import manifests
+from encore.kubernetes.api import Connection, Workload
+from encore.kubernetes.settings import Kind, Kubernetes
+from encore.machine.node import Gpu, Node
+from encore.run import follow, hints, passport, planning, run_folder
+from encore.run.run_folder import Experiment, RunFolder
+from encore.slurm import queue
+
+# What a cluster says of a workload, in the words of a queue
+QUEUED = {"waiting": "PENDING", "running": "RUNNING", "succeeded": "COMPLETED", "failed": "FAILED", "gone": "CANCELLED"}
+GONE_SECONDS, POLL_SECONDS = manifests.STOP_SECONDS + 60.0, 0.5
+RESULTS_THERE = "it has ended; its results are on the cluster's volume, and encore follow says how to copy them"
+
+
+def is_in_pods(folder: RunFolder) -> bool:
+    """Return whether a run was submitted to Kubernetes; a damaged one was not, as far as anybody can see."""
+    with contextlib.suppress(OSError, EncoreError, AttributeError):
+        return bool(files.read_json(folder.path / "run.json").get("kubernetes"))
+    return False
+
+
+def settings_of(folder: RunFolder) -> tuple[Kubernetes, Kind]:
+    kept = folder.passport()["kubernetes"]
+    return Kubernetes.model_validate(kept["settings"]), kept["kind"]
+
+
+def connect(folder: RunFolder) -> Connection:
+    return Connection(settings_of(folder)[0])
+
+
+def name_of(folder: RunFolder, experiment: Experiment) -> str:
+    return manifests.name_of(folder.passport()["name"], experiment.folder)
+
+
+def look(connection: Connection, folder: RunFolder, experiment: Experiment) -> Workload:
+    return connection.look(settings_of(folder)[1], name_of(folder, experiment), _marks(experiment))
+
+
+def settle(folder: RunFolder, experiment: Experiment, found: Workload) -> None:
+    """Note how far an experiment is, by its workload and by what its folder has; publish the log of an ended one."""
+    state, seen = experiment.state(), follow.read_progress(experiment.metrics)
+    if state.status in run_folder.FINISHED:
+        return
+    outcome, now = seen.outcome, files.utc_now()
+    if outcome in run_folder.FINISHED and found.state in ("succeeded", "gone"):
+        began, ended = _times(experiment)
+        new = replace(state, status=outcome, reason="", started=began, ended=ended)
+    elif found.state == "failed":
+        new = replace(state, status="failed", reason=found.reason, ended=state.ended or now)
+    elif found.state == "succeeded":
+        new = replace(state, status="interrupted", reason=RESULTS_THERE, ended=state.ended or now)
+    elif found.state == "gone":
+        how = "a checkpoint was written" if outcome == "interrupted" else "it was deleted"
+        new = replace(state, status="interrupted", reason=f"{found.reason}: {how}", ended=state.ended or now)
+    elif found.state == "running" or state.status == "running":
+        new = replace(state, status="running", reason="", started=state.started or now, ended="")
+    else:
+        new = replace(state, status="prepared", reason="", ended="")
+    if new != state:
+        experiment.set_state(new)
+    if new.status in run_folder.FINISHED:
+        experiment.publish_log()
+        _note(folder, experiment, seen)
+
+
+def _times(experiment: Experiment) -> tuple[str, str]:
+    records = follow.Tail(experiment.metrics).read()
+    return _utc(records[0]["time"]), _utc(records[-1]["time"])
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _note(folder: RunFolder, experiment: Experiment, seen: follow.Progress) -> None:
+    # What nobody could know at the submission: the node, its data set, and what rank 0 reported
+    plan = planning.plan_of(folder, in_pods=True)
+    content = folder.passport()
+    with contextlib.suppress(EncoreError):
+        found = data_sets.read_passport(experiment.folder)
+        content["data"] = {"id": found.id, "name": found.name, "counts": dict(found.counts)} | {
+            "folder": content["data"]["folder"],
+            **({"unearned": found.unearned} if found.unearned else {}),
+        }
+        content["submission"] = passport.submission_of(plan.configuration, content["data"])
+    with contextlib.suppress(EncoreError, KeyError, TypeError):
+        facts = files.read_json(experiment.folder / "node.json")
+        gpus = tuple(Gpu(**each) for each in facts.pop("gpus"))
+        machine = Node(operating_system="", gpus=gpus, **facts)
+        content["node"] = machine
+        system = passport.system_description(plan.configuration, machine, {})
+        files.write_json(folder.path / "system.json", system)
+    run_folder.write_passport(folder.path, content)
+    reported = {"choices": seen.choices, "evidence": seen.evidence, "startup": seen.startup}
+    folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
+
+
+def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
+    """Bring the states of runs in pods up to date; return their workloads as jobs of a queue, and what went wrong."""
+    found, note = [], ""
+    connections: dict[tuple[str, str], Connection] = {}
+    for folder in folders:
+        try:
+            if not is_in_pods(folder):
+                continue
+            left = [each for each in folder.experiments() if each.state().status not in run_folder.FINISHED]
+            if left:
+                settings, _ = settings_of(folder)
+                key = (settings.context, settings.namespace)
+                connection = connections.get(key) or connections.setdefault(key, Connection(settings))
+                found += [_as_job(connection, folder, each) for each in left]
+        except EncoreError as error:
+            note = f"{folder.path.name}: {error.found}"
+    return found, note
+
+
+def _as_job(connection: Connection, folder: RunFolder, experiment: Experiment) -> queue.Job:
+    seen, name = look(connection, folder, experiment), name_of(folder, experiment)
+    with contextlib.suppress(OSError):  # another user's run
+        settle(folder, experiment, seen)
+    made = seen.made or datetime.now(timezone.utc)
+    return queue.Job(
+        name=name,
+        number=name,
+        state=QUEUED[seen.state],
+        nodes=folder.passport()["nodes"],
+        seconds=time.time() - made.timestamp(),
+        submitted=made.isoformat(),
+        user=queue.this_user(),
+        reason=seen.reason,
+        title=name,
+        partition=settings_of(folder)[0].namespace,
+    )
+
+
+def cancel(folder: RunFolder) -> list[str]:
+    """Delete the workloads of a run that have not ended; return what was done and how to resume."""
+    connection, done = connect(folder), []
+    _, kind = settings_of(folder)
+    for experiment in folder.experiments():
+        if experiment.state().status in run_folder.FINISHED:
+            continue
+        name = name_of(folder, experiment)
+        settle(folder, experiment, look(connection, folder, experiment))
+        if experiment.state().status not in run_folder.FINISHED and connection.delete(kind, name):
+            done.append(f"deleted {manifests.API[kind][1]} {name}; its ranks write a checkpoint if they have begun")
+    if not done:
+        raise EncoreError(f"{folder.path.name} has nothing in the cluster that could be ended", hint=_look(folder))
+    return [*done, f"resume with: {hints.resume(folder.path)}"]
+
+
+def _look(folder: RunFolder) -> str:
+    return f"see what came of it: {hints.follow(folder.path)}"
+
+
+def wait_for_end(connection: Connection, folder: RunFolder, experiment: Experiment) -> None:
+    """Wait until nothing of an experiment is in the cluster; EncoreError if it stays."""
+    until = time.monotonic() + GONE_SECONDS
+    while look(connection, folder, experiment).state != "gone":
+        if time.monotonic() > until:
+            name = name_of(folder, experiment)
+            raise EncoreError(
+                f"{name} is still in the cluster", hint=f"see why: kubectl get all -l {_marks(experiment)}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _marks(experiment: Experiment) -> str:
+    return ",".join(f"{key}={value}" for key, value in manifests.marks_of(experiment.folder).items())
+
+
+def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
+    """Yield records of the metrics stream among the lines of a pod's log, and all other lines as they are."""
+    for line in lines:
+        record = None
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+        yield record if isinstance(record, dict) and "kind" in record else line
+
+
+def copying(folder: RunFolder) -> list[str]:
+    """Return commands that copy a run from its volume to this machine, by a pod that mounts it meanwhile."""
+    settings, _ = settings_of(folder)
+    results, name, image = folder.path.parent, "encore-copy", folder.passport()["image"]["name"]
+    volumes = manifests.Volumes(settings.volumes, results)
+    root = volumes.root(results)
+    mount = volumes.mount(Mount(root, str(root), False))
+    user = {
+        "runAsUser": folder.passport()["kubernetes"]["user"],
+        "runAsGroup": folder.passport()["kubernetes"]["group"],
+    }
+    container = {"name": name, "image": image, "command": ["sleep", "3600"], "volumeMounts": [mount]}
+    spec = {"containers": [container], "volumes": volumes.listed(), "securityContext": user, **settings.pod}
+    context = ("--context", settings.context) if settings.context else ()
+    kubectl = ("kubectl", *context, "--namespace", settings.namespace)
+    overrides = f"--overrides={json.dumps({'spec': spec})}"
+    source = f"{name}:{folder.path}"
+    return [
+        shlex.join((*kubectl, "run", name, f"--image={image}", "--restart=Never", overrides)),
+        shlex.join((*kubectl, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=10m")),
+        shlex.join((*kubectl, "cp", source, str(Path(folder.path)))),
+        shlex.join((*kubectl, "delete", "pod", name)),
+        hints.follow(folder.path),
+    ]

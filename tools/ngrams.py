@@ -1,0 +1,92 @@
+"""Measures what an n-gram model reaches on a data set of Llama's: what a network has to be better than.
+
+    python -m tools.ngrams ~/.local/share/encore/llama31-8b --order 2 --length 128 --samples 100
+
+Interpolated modified Kneser-Ney smoothing (Chen and Goodman 1998, TR-10-98, section 3): three discounts an order by the
+counts of counts, lower orders by the number of different tokens before, below them all the uniform distribution. Only
+the training part is counted. A token of the evaluation samples is predicted from those before it, whatever sample they
+are of; the network sees those of its own sample alone, but all of them.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.llama31_8b.dataset import open_data
+from tools import run
+
+Gram = tuple[int, ...]
+Order = tuple[dict[Gram, int], dict[Gram, int], dict[Gram, float], tuple[float, float, float]]
+
+
+def discounts(counts: dict[Gram, int]) -> tuple[float, float, float]:
+    """Return what is taken off counts of 1, 2, and 3 or more (equation 26).
+
+    Where that gives none, as among single tokens, they are those that KenLM's lmplz offers (--discount_fallback).
+    """
+    of = Counter(counts.values())
+    if all(of[count] for count in range(1, 4)):
+        share = of[1] / (of[1] + 2 * of[2])
+        one, two, three = (count - (count + 1) * share * of[count + 1] / of[count] for count in range(1, 4))
+        if 0 < one < 1 and 0 < two < 2 and 0 < three < 3:
+            return one, two, three
+    return 0.5, 1.0, 1.5
+
+
+def orders(tokens: Sequence[int], highest: int) -> list[Order]:
+    """Return, from order 1 on, counts of grams and of their contexts, the weight of the order below, and discounts."""
+    counts: dict[Gram, int] = Counter(zip(*(tokens[begin:] for begin in range(highest)), strict=False))
+    found: list[Order] = []
+    while counts:
+        taken = discounts(counts)
+        total: dict[Gram, int] = defaultdict(int)
+        left: dict[Gram, float] = defaultdict(float)
+        for gram, count in counts.items():
+            total[gram[:-1]] += count
+            left[gram[:-1]] += taken[min(count, 3) - 1]
+        found.append((counts, dict(total), {context: left[context] / total[context] for context in total}, taken))
+        counts = Counter(gram[1:] for gram in counts) if len(found) < highest else {}
+    return found[::-1]
+
+
+def probability(model: Sequence[Order], context: Gram, token: int, entries: int) -> float:
+    """Return that of a token after ``context``, of which the last tokens count."""
+    found = 1.0 / entries
+    for number, (counts, total, left, taken) in enumerate(model):
+        before = context[len(context) - number :]
+        if before not in total:
+            break
+        count = counts.get((*before, token), 0)
+        found = left[before] * found + (max(count - taken[min(count, 3) - 1], 0) / total[before] if count else 0.0)
+    return found
+
+
+def loss(train: Sequence[int], held: Sequence[int], order: int, entries: int) -> float:
+    """Return the mean loss of the tokens of ``held`` behind the first one, in nats."""
+    model = orders(train, order)
+    chances = (
+        probability(model, tuple(held[max(0, at - order + 1) : at]), held[at], entries) for at in range(1, len(held))
+    )
+    return -sum(map(math.log, chances)) / (len(held) - 1)
+
+
+def main(
+    data: Annotated[Path, typer.Argument(help="A prepared data set.")],
+    order: Annotated[int, typer.Option(min=1, help="Highest order of the model.")] = 5,
+    length: Annotated[int, typer.Option(help="sequence_length of the network.")] = 128,
+    samples: Annotated[int, typer.Option(help="eval_samples of the network.")] = 1024,
+) -> None:
+    """Print the log perplexity of each order on the evaluation samples of a network."""
+    found = open_data(data)
+    train, held = (part.tokens.tolist() for part in (found.train, found.test))
+    held = held[: min(samples, (len(held) - 1) // length) * length + 1]
+    for each in range(1, order + 1):
+        print(f"{each}-gram: {loss(train, held, each, found.vocabulary):.4f} on {len(held) - 1:,} tokens")
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
