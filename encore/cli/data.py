@@ -219,7 +219,8 @@ def _planned(plan: download.Plan, tool: str) -> PlannedDownload:
 
 def _plan_lines(plan: download.Plan, tool: str) -> Iterator[str]:
     known = sum(each.bytes for each in plan.fetches)
-    yield f"{plan.data_set} for {plan.benchmark}: {filesize.decimal(known)} to download" + (
+    size = f"{filesize.decimal(known)} to download" if known else "no size published"
+    yield f"{plan.data_set} for {plan.benchmark}: {size}" + (
         f", {filesize.decimal(plan.prepared_bytes)} at most to prepare it" if plan.prepared_bytes else ""
     )
     if plan.terms:
