@@ -49,7 +49,6 @@ class Evidence:
     """Means over the runs of a side; None where nothing was recorded."""
 
     parts: Mapping[str, float] = field(default_factory=dict)  # Seconds, by goodput's names
-    step: float | None = None  # Seconds of a step, the median
     late: tuple[float, int, str] = (0.0, 0, "")  # Share by which the others waited longer for a rank; rank, node
     waiting: float | None = None  # Share in which even the rank that waits least waited
     delayed: float | None = None  # Seconds in which a rank's threads had no core, per second
@@ -228,7 +227,6 @@ def evidence_of(logs: Sequence[RunLog]) -> Evidence:
         **{
             name: mean(name)
             for name in (
-                "step",
                 "waiting",
                 "delayed",
                 "others",
@@ -258,7 +256,6 @@ def _of_run(log: RunLog) -> Evidence | None:
     cards = [gpu for each in nodes.values() for reading in each for gpu in reading.get("gpus", ())]
     return Evidence(
         parts=goodput.parts,
-        step=statistics.median(w.median for w in every) if every else None,
         late=_late(windows, shares),
         waiting=min(shares.values(), default=None),
         delayed=sum(w.delayed for w in every) / sum(w.window for w in every) if every else None,
