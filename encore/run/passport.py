@@ -106,6 +106,14 @@ class Startup(TypedDict):
     budget: dict[str, float]  # Of each part on eight GPUs, 60 s in all
 
 
+class Written(TypedDict):
+    """Checkpoints that were written while training continued."""
+
+    count: int
+    seconds: float  # Of writing
+    stopped: float  # Seconds in which training stood still for them
+
+
 class Compiled(TypedDict):
     """What `torch.compile` left in the user's cache, `encore/compiled/KEY.bin`."""
 
@@ -148,6 +156,7 @@ class Passport(Begun):
     evidence: NotRequired[dict[str, dict[str, Any]]]  # By experiment: what it computed and sent in, how it was split
     utilization: NotRequired[dict[str, Utilization]]  # By experiment
     startup: NotRequired[dict[str, Startup]]  # By experiment
+    checkpoints: NotRequired[dict[str, Written]]  # By experiment, where any were
     kubernetes: NotRequired[InPods]
     compiled: NotRequired[dict[str, Compiled]]  # By experiment, where `torch.compile` is used on GPUs
 
