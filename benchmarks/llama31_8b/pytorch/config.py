@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
+from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,7 @@ class Config:
 
     @property
     def micro_batch_size(self) -> int:
-        # Samples that a group computes at once: so many that they divide those of a step.
-        samples = self.batch_size * self.group
-        return next(size for size in range(min(self.micro_batch, samples), 0, -1) if samples % size == 0)
+        return micro_batch_size(self)
 
     @property
     def accumulation(self) -> int:
@@ -121,31 +120,13 @@ class Config:
         at_least(self, 0, "checkpoint_interval", "rope_low_frequency")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights")
-        size, parts = self.width // self.heads, 2 * self.context_parallelism
+        size = self.width // self.heads
         refuse(
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
-            (f"width={self.width} must be a multiple of heads={self.heads}", self.width % self.heads != 0),
-            (f"a head of {size} values has no pairs: width / heads must be even", size % 2 != 0),
-            (
-                f"heads={self.heads} must be a multiple of key_value_heads={self.key_value_heads}",
-                self.heads % self.key_value_heads != 0,
-            ),
             (
                 "rope_high_frequency must be above rope_low_frequency",
                 self.rope_high_frequency <= self.rope_low_frequency,
-            ),
-            ("warmup_steps must be below max_steps", self.warmup_steps >= self.max_steps),
-            ("end_learning_rate must not be above learning_rate", self.end_learning_rate > self.learning_rate),
-            (
-                f"tensor_parallelism={self.tensor_parallelism} must divide key_value_heads={self.key_value_heads}, "
-                f"inner_width={self.inner_width} and sequence_length={self.sequence_length}",
-                any(each % self.tensor_parallelism for each in (self.key_value_heads, self.inner_width)),
-            ),
-            (
-                f"sequence_length={self.sequence_length} must be a multiple of 2 * context_parallelism * "
-                f"tensor_parallelism = {parts * self.tensor_parallelism}",
-                self.group > 1 and self.sequence_length % (parts * self.tensor_parallelism) != 0,
             ),
             ("fp8 needs precision=bf16 for all but the GEMMs", self.fp8 != "none" and self.precision != "bf16"),
             (
@@ -165,14 +146,11 @@ class Config:
                     )
                 ),
             ),
-            ("beta1 and beta2 must be in 0..1", not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)),
+            *problems(self),
         )
 
     def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        found: List[Misfit] = []
-        if ranks % self.group:
-            together = f"{self.group} that share a sample (tensor_parallelism * context_parallelism)"
-            found.append((f"{ranks} ranks", f"a multiple of the {together}", "take other ranks, or set these keys"))
+        found = misfits_of_ranks(self, ranks)
         for part in ("train", "test"):
             tokens = manifest["facts"]["tokens"][part]
             if tokens <= self.sequence_length:

@@ -1,0 +1,45 @@
+"""What both configurations of Llama refuse, and how many samples their micro-batches have; standard library only."""
+
+from typing import Any, List, Tuple
+
+from benchmarks.common.config_checks import Misfit
+
+
+def micro_batch_size(config: Any) -> int:
+    """Return the samples that a group computes at once: so many that they divide those of a step."""
+    samples = config.batch_size * config.group
+    return next(size for size in range(min(config.micro_batch, samples), 0, -1) if samples % size == 0)
+
+
+def problems(config: Any) -> List[Tuple[str, bool]]:
+    """Return what is wrong with the shape, the schedule or the split, each with whether it is."""
+    size, parts = config.width // config.heads, 2 * config.context_parallelism
+    return [
+        (f"width={config.width} must be a multiple of heads={config.heads}", config.width % config.heads != 0),
+        (f"a head of {size} values has no pairs: width / heads must be even", size % 2 != 0),
+        (
+            f"heads={config.heads} must be a multiple of key_value_heads={config.key_value_heads}",
+            config.heads % config.key_value_heads != 0,
+        ),
+        ("warmup_steps must be below max_steps", config.warmup_steps >= config.max_steps),
+        ("end_learning_rate must not be above learning_rate", config.end_learning_rate > config.learning_rate),
+        (
+            f"tensor_parallelism={config.tensor_parallelism} must divide key_value_heads={config.key_value_heads} and "
+            f"inner_width={config.inner_width}",
+            any(each % config.tensor_parallelism for each in (config.key_value_heads, config.inner_width)),
+        ),
+        (
+            f"sequence_length={config.sequence_length} must be a multiple of 2 * context_parallelism * "
+            f"tensor_parallelism = {parts * config.tensor_parallelism}",
+            config.group > 1 and config.sequence_length % (parts * config.tensor_parallelism) != 0,
+        ),
+        ("beta1 and beta2 must be in 0..1", not (0 <= config.beta1 < 1 and 0 <= config.beta2 < 1)),
+    ]
+
+
+def misfits_of_ranks(config: Any, ranks: int) -> List[Misfit]:
+    """Return why a number of ranks does not do; empty if it does."""
+    if ranks % config.group == 0:
+        return []
+    together = f"{config.group} that share a sample (tensor_parallelism * context_parallelism)"
+    return [(f"{ranks} ranks", f"a multiple of the {together}", "take other ranks, or set these keys")]
