@@ -55,8 +55,8 @@ def after(owner, name, calls=1):
     # Die at the end of so many calls
     function, count = getattr(owner, name), itertools.count(1)
 
-    def call(*values):
-        found = function(*values)
+    def call(*values, **named):
+        found = function(*values, **named)
         if next(count) == calls:
             die()
         return found
