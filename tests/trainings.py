@@ -186,6 +186,12 @@ def config_of(benchmark: str, system: str, round_: str | None, ranks: int, *sett
     return SimpleNamespace(**configuration.resolve(choice, found, nodes, ranks, list(settings)).plain())
 
 
+def checked_config(benchmark: str, system: str, round_: str | None, *settings: str, nodes: int = 1) -> Any:
+    # The same on eight ranks per node as train.py has it, which refuses what cannot work
+    plain = vars(config_of(benchmark, system, round_, 8, *settings, nodes=nodes))
+    return configuration.config_class(catalogue.choose(benchmark).folder)(**plain)
+
+
 def reached(encore: Encore, benchmark: str, data: Path, results: Path, seed: str = "1") -> Path:
     # The folder of a run of the small system on two ranks to its target, as a user starts it
     where = ("--data", str(data), "--results", str(results))

@@ -37,6 +37,25 @@ def problems(config: Any) -> List[Tuple[str, bool]]:
     ]
 
 
+def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
+    """Return what GEMMs in FP8 cannot multiply, each with whether it is so."""
+    keys, fp8 = config.width // config.heads * config.key_value_heads, config.fp8 != "none"
+    shares = (
+        config.sequence_length % (16 * config.context_parallelism),
+        config.inner_width % (16 * config.tensor_parallelism),
+        keys % (16 * config.tensor_parallelism),
+    )
+    return [
+        ("fp8 needs precision=bf16 for all but the GEMMs", fp8 and config.precision != "bf16"),
+        (
+            f"fp8 needs shares of 16: sequence_length={config.sequence_length} a multiple of 16 * context_parallelism, "
+            f"inner_width={config.inner_width} and the width of all key_value_heads, {keys}, of 16 * "
+            f"tensor_parallelism",
+            fp8 and any(shares),
+        ),
+    ]
+
+
 def misfits_of_ranks(config: Any, ranks: int) -> List[Misfit]:
     """Return why a number of ranks does not do; empty if it does."""
     if ranks % config.group == 0:

@@ -33,6 +33,7 @@ class Benched(TypedDict):
     """How fast a step is, as benchmarks/common/checks/bench.py measures it."""
 
     title: str
+    is_part: bool  # Whether it is of some layers alone, or of what several ranks share: no speed of the benchmark
     unit: str  # What is counted: samples or tokens, for example
     measured: dict[str, Speed]  # By loop: bare, synthetic, real, input, evaluation
     input_share: float | None  # Share of the time in which the device waits for its next batch

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,7 @@ from benchmarks.llama31_8b.dataset import open_data
 from encore import catalogue, configuration
 from tests import preparing
 from tests.conftest import Encore, evaluations, quality
-from tests.trainings import BENCHED, benched, config_of, exported, reached
+from tests.trainings import BENCHED, benched, checked_config, config_of, exported, reached
 from tools import ngrams
 
 prepare = partial(preparing.run, "llama31_8b")
@@ -234,10 +235,7 @@ def test_a_group_takes_what_divides_its_samples() -> None:
         (("batch_size=3",), 1),
         (("tensor_parallelism=8",), 2),
     ):
-        choice = catalogue.choose("llama31-8b")
-        system = catalogue.find_system(choice, "reference_h200", None)
-        found = configuration.resolve(choice, system, 1, 8, list(settings))
-        made = configuration.config_class(choice.folder)(**found.plain())
+        made = checked_config("llama31-8b", "reference_h200", None, *settings)
         assert made.micro_batch_size == expected, settings
         assert made.accumulation * made.micro_batch_size == made.batch_size * made.group
 
@@ -290,7 +288,30 @@ def test_bench_shows_every_kind(encore: Encore, python_text: Path) -> None:
     assert benched(encore, "llama31-8b", python_text) == BENCHED
 
 
+SYSTEMS = (
+    ("reference_h100", 1, 80),
+    ("reference_h200", 1, 141),
+    ("hpf_n8", 8, 80),
+    ("tyche_ngpu8", 1, 186),
+    ("xe9680l_b200", 1, 180),
+)
+
+
 def test_a_data_set_that_is_too_small_is_refused() -> None:
     found = configuration.config_class(catalogue.choose("llama31-8b").folder)(sequence_length=65536)
-    (misfit,) = found.misfits({"facts": {"tokens": {"train": 65537, "test": 65536}}}, 1, 0.0)
+    facts = {"vocabulary": 128256, "tokens": {"train": 65537, "test": 65536}}
+    (misfit,) = found.misfits({"facts": facts}, 1, math.inf)
     assert misfit[0] == "65,536 tokens in the test part" and "set a shorter sequence_length" in misfit[2]
+
+
+def test_what_cannot_fit_is_refused() -> None:
+    facts = {"facts": {"vocabulary": 128256, "tokens": {"train": 10**9, "test": 10**9}}}
+    needed = {}
+    for system, nodes, gigabytes in SYSTEMS:
+        config = checked_config("llama31-8b", system, None, nodes=nodes)
+        needed[system] = round(config.needed_memory(128256, 8 * nodes) / 1e9)
+        assert config.misfits(facts, 8 * nodes, gigabytes * 1e9) == [], system
+    assert list(needed.values()) == [23, 26, 50, 105, 105]
+    whole = checked_config("llama31-8b", "reference_h200", None, "recompute=false", "micro_batch=4")
+    ((found, expected, hint),) = whole.misfits(facts, 8, 141e9)
+    assert found == "a rank needs 192.8 GB at least" and expected == "its memory, 141.0 GB" and "recompute=true" in hint

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from benchmarks.llama import safetensors, tokenization
 from benchmarks.llama.schedule import learning_rate
 from benchmarks.llama2_70b_lora import events, noise
 from benchmarks.llama2_70b_lora.dataset import open_data
-from encore import catalogue, configuration
 from tests import preparing
 from tests.conftest import Encore, evaluations, losses, quality
 from tests.trainings import (
@@ -24,6 +22,7 @@ from tests.trainings import (
     BareRuns,
     bare_runs,
     benched,
+    checked_config,
     config_of,
     exported,
     reached,
@@ -198,24 +197,23 @@ def test_learning_rate_and_evaluations_are_the_rules() -> None:
         assert timeline.evaluates_after(9999)
 
 
-def made(system: str, round_: str, *settings: str) -> Any:
-    choice = catalogue.choose("llama2-70b-lora")
-    found = configuration.resolve(choice, catalogue.find_system(choice, system, round_ or None), 1, 8, list(settings))
-    return configuration.config_class(choice.folder)(**found.plain())
+made = partial(checked_config, "llama2-70b-lora")
 
 
 def test_what_cannot_fit_is_refused() -> None:
     facts = {"facts": {"sequence_length": 8192, "vocabulary": 32000}}
     for system, round_, gigabytes in (("eos", "v4.0", 80), ("h200", "v4.1", 141), ("reference_a100", "v4.0", 80)):
         assert made(system, round_).misfits(facts, 8, gigabytes * 1e9) == []
-    stated = {"eos": (22, 67), "h200": (29, 118), "nyx": (35, 213)}
+    stated = {"eos": (22, 66), "h200": (28, 117), "nyx": (35, 212)}
     for system, gigabytes in stated.items():
-        both = [made(system, "", f"recompute={each}").needed_memory(32000, 8) for each in ("true", "false")]
+        both = [made(system, None, f"recompute={each}").needed_memory(32000, 8) for each in ("true", "false")]
         assert [int(each / 1e9 + 0.5) for each in both] == pytest.approx(gigabytes, abs=1), system
-    ((found, expected, hint),) = made("eos", "v4.0").misfits(facts, 4, 40e9)
-    assert found.startswith("a rank needs 4") and "40.0 GB" in expected and "more ranks" in hint
+    ((found, expected, hint),) = made("eos", "v4.0").misfits(facts, 4, 35e9)
+    assert found.startswith("a rank needs 3") and "35.0 GB" in expected and "more ranks" in hint
     kept = made("reference_a100", "v4.0", "recompute=false")
     assert "a rank needs 2" in kept.misfits(facts, 8, 80e9)[0][0]
+    in_fp8 = made("eos", "v4.0", "fp8=scaled_mm").needed_memory(32000, 8)
+    assert made("eos", "v4.0").needed_memory(32000, 8) - in_fp8 == 80 * 855_654_400 / 8
     facts["facts"]["sequence_length"] = 4096
     assert made("eos", "v4.0").misfits(facts, 8, 80e9)[0][1] == "sequence_length=8192"
 

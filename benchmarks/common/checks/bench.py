@@ -150,9 +150,13 @@ def main(
     framework: Any,
     prepare: Callable[[Any, Ranks, Path], Subject],
     epochs: bool = False,
+    alone: Callable[[Any], Any] = lambda config: config,
 ) -> NoReturn:
-    """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch."""
-    end_process(lambda: _main(description, config_class, framework, prepare, epochs))
+    """Run the command line that every bench.py has; with ``epochs`` a step of the measurement is a whole epoch.
+
+    ``alone`` makes a configuration one that a single rank can compute: of what it changes, the speed is of a part.
+    """
+    end_process(lambda: _main(description, config_class, framework, prepare, epochs, alone))
 
 
 def _main(
@@ -161,6 +165,7 @@ def _main(
     framework: Any,
     prepare: Callable[[Any, Ranks, Path], Subject],
     epochs: bool,
+    alone: Callable[[Any], Any],
 ) -> int:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (JSON)")
@@ -172,7 +177,8 @@ def _main(
         "--any-data", action="store_true", help="also data that could not be trained on: for speeds alone"
     )
     arguments = parser.parse_args()
-    config = configuration.load(config_class, arguments.config)
+    whole = configuration.load(config_class, arguments.config)
+    config = alone(whole)
     ranks = framework.start(config)
     try:
         if not arguments.any_data:
@@ -189,6 +195,7 @@ def _main(
         subject.close()
     result = {
         "title": subject.title,
+        "is_part": config != whole,
         "unit": subject.unit,
         "measured": measured,
         "input_share": share,

@@ -13,12 +13,12 @@ from torch.nn import functional
 
 ROWS = 16  # rows of an input must be a multiple of it, and so must both sides of a weight (cuBLASLt)
 INPUTS, GRADIENTS = "float8_e4m3fn", "float8_e5m2"
-_SMALLEST = 1e-12  # largest value below which a tensor counts as zero
+SMALLEST = 1e-12  # largest value below which a tensor counts as zero
 
 
 def cast(tensor: torch.Tensor, kind: torch.dtype) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the tensor in ``kind``, times what makes its largest value the largest of the type; and the inverse."""
-    largest = torch.linalg.vector_norm(tensor, float("inf"), dtype=torch.float32).clamp_min(_SMALLEST)
+    largest = torch.linalg.vector_norm(tensor, float("inf"), dtype=torch.float32).clamp_min(SMALLEST)
     most = torch.finfo(kind).max
     return (tensor.float() * (most / largest)).to(kind), largest / most
 
@@ -67,28 +67,35 @@ class _Float8Product(torch.autograd.Function):
         return (*_gradients(gradients[0], inputs, input_scale, columns, scale, ctx.weight_type), None, None, None)
 
 
+def _rows(weight: torch.Tensor, scale: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
+    kind = getattr(torch, INPUTS)
+    return cast(weight, kind) if scale is None else (weight.to(kind), scale)
+
+
 class _GatheredProduct(torch.autograd.Function):
     # The same with a weight that is whole only in a layer's own passes, as FSDP gathers it: each of them casts it.
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor]) -> torch.Tensor:
         inputs, input_scale = cast(hidden, getattr(torch, INPUTS))
-        rows, scale = cast(weight, inputs.dtype)
         learns = ctx.needs_input_grad[1]
-        ctx.save_for_backward(inputs.t().contiguous() if learns else None, input_scale, weight)
-        return multiply(inputs, input_scale, rows, scale, hidden.dtype, fast=True)
+        ctx.save_for_backward(inputs.t().contiguous() if learns else None, input_scale, weight, scale)
+        return multiply(inputs, input_scale, *_rows(weight, scale), hidden.dtype, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        inputs, input_scale, weight = ctx.saved_tensors
-        rows, scale = cast(weight, getattr(torch, INPUTS))
+        inputs, input_scale, weight, scale = ctx.saved_tensors
+        rows, scale = _rows(weight, scale)
         kind = None if inputs is None else weight.dtype
-        return _gradients(gradients[0], inputs, input_scale, rows.t().contiguous(), scale, kind)
+        return (*_gradients(gradients[0], inputs, input_scale, rows.t().contiguous(), scale, kind), None)
 
 
-def gathered_product(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(..., in) by a weight (out, in), both in bf16, to (..., out); no copy of the weight outlives a pass."""
-    product: torch.Tensor = _GatheredProduct.apply(hidden.flatten(0, -2), weight)
+def gathered_product(hidden: torch.Tensor, weight: torch.Tensor, scale: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """(..., in) by a weight (out, in), both in bf16, to (..., out); no copy of the weight outlives a pass.
+
+    With a ``scale`` the weight has values of FP8, which count that much.
+    """
+    product: torch.Tensor = _GatheredProduct.apply(hidden.flatten(0, -2), weight, scale)
     return product.unflatten(0, hidden.shape[:-1])
 
 

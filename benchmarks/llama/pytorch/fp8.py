@@ -4,7 +4,11 @@ As benchmarks/common/torch/low_precision.py has it: E4M3, gradients in E5M2, eac
 largest value. FSDP gathers the weights in bf16 and a layer casts them where they are gathered, in its forward and in
 its backward pass. With tensor parallelism each rank scales its share of a weight. The embedding and the head stay in
 bf16, as do attention and all between GEMMs.
+
+Frozen weights are kept in FP8, each with one scale for the whole of it, so that the casts are exact.
 """
+
+from typing import Optional
 
 import torch
 from torch import nn
@@ -20,18 +24,23 @@ from benchmarks.llama.pytorch.network import Network
 class Float8Linear(nn.Linear):
     """A Linear without bias; with tensor parallelism its input and output are DTensors, as nn.Linear's."""
 
+    scale: Optional[torch.Tensor] = None  # of a weight that is kept in FP8
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if not isinstance(self.weight, DTensor):
-            return low_precision.gathered_product(hidden, self.weight)
+            return low_precision.gathered_product(hidden, self.weight, self.scale)
         # Split by outputs, each rank has a share of the input's gradient; by inputs, a share of the output.
         (by,), last, share = self.weight.placements, Shard(hidden.ndim - 1), Partial()
         grad, out = (share, last) if by == Shard(0) else (last, share)
-        product = low_precision.gathered_product(hidden.to_local(grad_placements=[grad]), self.weight.to_local())
+        mine = hidden.to_local(grad_placements=[grad])
+        product = low_precision.gathered_product(mine, self.weight.to_local(), self.scale)
         return DTensor.from_local(product, self.weight.device_mesh, [out])
 
 
-def set_up(network: Network, chosen: str, device: torch.device) -> None:
+def set_up(network: Network, chosen: str, device: torch.device, frozen: bool = False) -> None:
     """Let the Linears of all layers, which are on no device yet, multiply in FP8; their parameters stay.
+
+    Those that are ``frozen`` become FP8; parallel.py's ``keep`` gives them their values.
 
     Raises:
         Problem: a rank's PyTorch or device has no FP8.
@@ -45,4 +54,7 @@ def set_up(network: Network, chosen: str, device: torch.device) -> None:
             if isinstance(linear, nn.Linear):
                 made = Float8Linear(linear.in_features, linear.out_features, bias=False, device="meta")
                 made.weight = linear.weight
+                if frozen:
+                    kept = linear.weight.to(getattr(torch, low_precision.INPUTS))
+                    made.weight = nn.Parameter(kept, requires_grad=False)
                 setattr(module, name, made)

@@ -29,6 +29,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.torch import low_precision
 from benchmarks.llama.pytorch.network import Attend, Network, deviation
 
 SEED_STRIDE = 1_000_003  # between the seeds of two parameters
@@ -228,6 +229,25 @@ def fill(tensor: torch.Tensor, begins: Sequence[int], values: torch.Tensor) -> N
 
 
 @torch.no_grad()
+def keep(network: Network, name: str, part: torch.Tensor) -> None:
+    """Give this rank's part of a parameter its values; all ranks call this together.
+
+    A parameter in FP8 gets them divided by its module's ``scale``: that of the whole tensor's largest value.
+    """
+    parameter = local(network.get_parameter(name))
+    if parameter.dtype.itemsize > 1:
+        parameter.copy_(part)
+        return
+    part = part.to(parameter.device, torch.float32)
+    largest = part.abs().max() if part.numel() else part.new_zeros(())
+    if dist.is_initialized():
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+    scale = largest.clamp_min(low_precision.SMALLEST) / torch.finfo(parameter.dtype).max
+    parameter.copy_(part / scale)
+    network.get_submodule(name.rpartition(".")[0]).scale = scale
+
+
+@torch.no_grad()
 def initialize(network: Network, initial: float, seed: int, device: torch.device) -> None:
     """Give a network its values: the same whatever ranks it is split over.
 
@@ -241,7 +261,7 @@ def initialize(network: Network, initial: float, seed: int, device: torch.device
             continue
         generator = torch.Generator(device).manual_seed(seed * SEED_STRIDE + number)
         drawn = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)
-        local(parameter).copy_(drawn[share(parameter)])
+        keep(network, name, drawn[share(parameter)])
 
 
 def sum_of(loss: torch.Tensor) -> torch.Tensor:

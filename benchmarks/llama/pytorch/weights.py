@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.llama.pytorch.network import Network, published_name
-from benchmarks.llama.pytorch.parallel import local, share
+from benchmarks.llama.pytorch.parallel import keep, share
 from benchmarks.llama.safetensors import Stored
 
 FUSED = "qkv_proj.weight"  # MLPerf's Llama 2 70B has the rows of queries, keys and values in one
@@ -47,7 +47,6 @@ def fill(network: Network, stored: Mapping[str, Stored]) -> None:
             raise Problem(there, f"{where} of {shape}", "take the weights of the configured network, or set its sizes")
         mine, *others = share(parameter)
         part = found.values[(slice(first + mine.start, first + mine.stop), *others)]
-        if found.kind == "BF16":
-            local(parameter).copy_(torch.from_numpy(part.astype("<i2")).view(torch.bfloat16))
-        else:
-            local(parameter).copy_(torch.from_numpy(np.array(part)))
+        bits = found.kind == "BF16"
+        values = torch.from_numpy(part.astype("<i2") if bits else np.array(part))
+        keep(network, name, values.view(torch.bfloat16) if bits else values)

@@ -9,7 +9,6 @@ output is the result as JSON.
 """
 
 import dataclasses
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Callable
@@ -22,6 +21,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.flops import adapter_flops
 from benchmarks.llama.pytorch import adapters
+from benchmarks.llama.pytorch.measured import Measured, for_one_rank, subject
 from benchmarks.llama.pytorch.network import Network
 from benchmarks.llama.pytorch.parallel import initialize
 from benchmarks.llama2_70b_lora.dataset import open_data
@@ -29,8 +29,6 @@ from benchmarks.llama2_70b_lora.pytorch.config import Config
 from benchmarks.llama2_70b_lora.pytorch.data import Batch, synthetic_batch, training_input
 from benchmarks.llama2_70b_lora.pytorch.model import rule_of, shape_of
 from benchmarks.llama2_70b_lora.pytorch.train import build, mean_loss, train_step
-
-MOST_LAYERS = 4
 
 
 class PlainDropout(adapters.Dropout):
@@ -64,53 +62,35 @@ def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Ca
     return step
 
 
+def alone(config: Config) -> Config:
+    cut = for_one_rank(config)
+    return dataclasses.replace(cut, base="" if cut.layers < config.layers else cut.base)
+
+
 def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     data = open_data(folder)
-    if config.layers > MOST_LAYERS:
-        config = dataclasses.replace(config, layers=MOST_LAYERS, base="", tensor_parallelism=1, context_parallelism=1)
     training = build(config, data, ranks, {})
     vocabulary = training.vocabulary
     synthetic = synthetic_batch(config, vocabulary, ranks)
-    # The loops take more batches than an epoch has: the input alone is read as often as it is asked for.
+    # The loops take more batches than an epoch has.
     numbers = -(-len(data.train) // config.batch_size)
-    real, alone = (training_input(config, data.train, ranks, cycle(range(numbers))) for _ in range(2))
-
-    def close() -> None:
-        for batches in (real, alone):
-            batches.close()
-
-    def step(batch: Batch) -> torch.Tensor:
-        return train_step(training, batch, 0.0)
 
     def evaluated() -> None:
         with torch.no_grad():
             mean_loss(training, synthetic[0])
 
-    loops = {
-        "bare": bench.repeated(bare_step(config, vocabulary, ranks, synthetic)),
-        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
-        "real": bench.training_loop(pytorch, config, ranks, step, partial(next, real)),
-        "input": bench.repeated(partial(next, alone)),
-        bench.EVALUATION: bench.repeated(evaluated),
-    }
-    tokens = config.batch_size * config.sequence_length
-    title = (
-        f"Llama with LoRA of rank {config.lora_rank}, {config.layers} layers, width {config.width}, {vocabulary:,} "
-        f"entries, {config.batch_size} samples of {config.sequence_length:,} tokens, {config.precision}, "
-        f"one {config.device}"
+    measured = Measured(
+        f"Llama with LoRA of rank {config.lora_rank}",
+        vocabulary,
+        synthetic,
+        bare_step(config, vocabulary, ranks, synthetic),
+        lambda batch: train_step(training, batch, 0.0),
+        lambda: training_input(config, data.train, ranks, cycle(range(numbers))),
+        evaluated,
+        adapter_flops(config, vocabulary, config.sequence_length),
     )
-    flops = config.batch_size * adapter_flops(config, vocabulary, config.sequence_length)
-    return bench.Subject(
-        title,
-        tokens,
-        loops,
-        {"bare": "plain PyTorch loop, synthetic data"},
-        {bench.EVALUATION: synthetic[0].tokens.numel()},
-        close=close,
-        unit="tokens",
-        flops=dict.fromkeys(("bare", "synthetic", "real"), flops),
-    )
+    return subject(config, ranks, measured)
 
 
 if __name__ == "__main__":
-    bench.main(__doc__, Config, pytorch, prepare)
+    bench.main(__doc__, Config, pytorch, prepare, alone=alone)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
-from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems
+from benchmarks.llama import memory
+from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems, problems_of_fp8
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Config:
 
     # How it runs
     recompute: bool = True  # the activations within a layer in the backward pass
+    fp8: Literal["none", "scaled_mm"] = "none"  # the base's layers: kept in FP8, and their GEMMs in it
     loss_rows: int = 2048  # positions whose logits exist at a time; 0: all of a micro-batch
     warm_up_steps: int = 2  # on synthetic data, before the clock; 0 does none
     log_interval: int = 10  # steps per record in the metrics stream, and between looks for a signal
@@ -119,57 +121,40 @@ class Config:
             ("epochs must be 1: set max_steps to train longer", self.epochs != 1),
             ("lora_dropout must be below 1", self.lora_dropout >= 1),
             *problems(self),
+            *problems_of_fp8(self),
         )
 
     # -- memory: a model by formula, which a test compares with what PyTorch keeps ---------------------------
 
-    @property
-    def key_width(self) -> int:
-        return self.width // self.heads * self.key_value_heads
-
-    def parameters(self, vocabulary: int) -> Dict[str, int]:
-        """Count the weights of a layer, of the adapters in it, and of all outside the layers."""
-        projected = self.width + 2 * self.key_width
-        layer = self.width * (projected + self.width + 3 * self.inner_width + 2)
-        adapters = self.lora_rank * (self.width + projected + 2 * self.width)
-        return {"layer": layer, "adapters": adapters, "outside": self.width * (2 * vocabulary + 1)}
+    def adapters(self, tensor_parallelism: int = 1) -> int:
+        """Count the weights of the adapters in a layer, those more than once that all ranks of a GEMM have whole."""
+        return self.lora_rank * (2 * self.width * (tensor_parallelism + 1) + 2 * memory.key_width(self))
 
     def kept(self) -> int:
-        """Return the numbers of the GEMMs' type that a layer keeps of a position for the backward pass.
+        """Return the bytes that a layer keeps of a position for the backward pass.
 
-        Inputs of both norms, of the adapters (with a mask of a byte), of attention and what it found, the gate before
-        and behind its function and what it multiplies: the base is frozen, so that no GEMM keeps its input.
+        Inputs of both norms, of the adapters (with a mask of a byte a value), of attention and what it found, the gate
+        before and behind its function and what it multiplies: the base is frozen, so that no GEMM keeps its input.
+        Without dropout an adapter reads what attention keeps.
         """
-        masked = self.width if self.lora_dropout else 0
-        return 6 * self.width + masked + 2 * self.key_width + 3 * self.inner_width
+        dropped = self.lora_dropout > 0
+        values = (6 if dropped else 5) * self.width + 2 * memory.key_width(self) + 3 * self.inner_width
+        return memory.size_of(self) * values + (2 * self.width if dropped else 0)
 
     def needed_memory(self, vocabulary: int, ranks: int) -> float:
         """Return the bytes that a rank needs at least: weights, what it gathers, adapters, activations and logits."""
-        size = 2 if self.precision == "bf16" else 4
-        count = self.parameters(vocabulary)
-        base = (count["layer"] * self.layers + count["outside"]) * size
-        # FSDP gathers a layer while the one before is computed, and holds what is outside the layers.
-        gathered = (2 * count["layer"] + count["outside"]) * size if ranks > 1 else 0
-        adapters = 4 * 4 * count["adapters"] * self.layers
-        # Tensor parallelism splits what is between GEMMs by positions.
-        positions = self.micro_batch_size * self.sequence_length / self.group
-        layers = self.layers * self.width + self.kept() if self.recompute else self.layers * self.kept()
-        rows = min(self.loss_rows or positions, positions)
-        logits = 2 * 4 * rows * vocabulary
-        shards = ranks / self.tensor_parallelism
-        return (
-            base / ranks + gathered / self.tensor_parallelism + adapters / shards + positions * layers * size + logits
-        )
+        weights = memory.weights_of(self, vocabulary)
+        size = memory.size_of(self)
+        base = weights.layer * self.layers * (size if self.fp8 == "none" else 1) + weights.outside * size
+        # Adapters and both moments in fp32, and sums of gradients behind the first micro-batch
+        adapters = 4 * (4 if self.accumulation > 1 else 3) * self.adapters(self.tensor_parallelism) * self.layers
+        return memory.needed(self, vocabulary, ranks, (base + adapters) / ranks, self.kept())
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
-        """Return why a data set, a number of ranks or ``memory``, in bytes of a rank, does not do."""
+    def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
+        """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
         found = misfits_of_ranks(self, ranks)
         length, vocabulary = manifest["facts"]["sequence_length"], manifest["facts"]["vocabulary"]
         if length != self.sequence_length:
             hint = f"set sequence_length={length}, or prepare it again with --sequence-length"
             found.append((f"samples of {length:,} tokens", f"sequence_length={self.sequence_length}", hint))
-        needed = self.needed_memory(vocabulary, ranks)
-        if needed > memory:
-            hint = "take more ranks, set recompute=true, a smaller micro_batch or more tensor_parallelism"
-            found.append((f"a rank needs {needed / 1e9:,.1f} GB at least", f"its memory, {memory / 1e9:,.1f} GB", hint))
-        return found
+        return found + memory.misfits(self, self.needed_memory(vocabulary, ranks), available)

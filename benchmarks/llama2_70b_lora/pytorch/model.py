@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
-from benchmarks.llama.pytorch import adapters, parallel, state, weights
+from benchmarks.llama.pytorch import adapters, fp8, parallel, state, weights
 from benchmarks.llama.pytorch.network import How, Network, Scaling, Shape
 from benchmarks.llama.safetensors import tensors_of
 from benchmarks.llama2_70b_lora.pytorch.config import Config
@@ -47,6 +47,8 @@ class Training:
         with torch.device("meta"):
             self.network = Network(shape_of(config, vocabulary), How(config.recompute, config.loss_rows))
         self.network.to(types.computed)
+        if config.fp8 != "none":
+            fp8.set_up(self.network, config.fp8, ranks.context, frozen=True)
         self.dropout = adapters.add(self.network, rule_of(config), ranks.rank % self.place.tensor)
         parallel.distribute(self.network, ranks, self.place, types, more=adapters.splits())
         if base:

@@ -3,11 +3,11 @@
     $ python -m benchmarks.llama31_8b.pytorch.bench --config config.json --data DATA
 
 The plain loop is what one would write first: the same network with the logits of all positions at once and keys and
-values repeated for each head of queries, torch.autocast, torch.optim.AdamW, on one device. Speeds are tokens/s. The
-last line of the output is the result as JSON.
+values repeated for each head of queries, torch.autocast, torch.optim.AdamW, on one device. Of a network that no device
+holds with it some layers are measured: each layer is like the others. Speeds are tokens/s. The last line of the output
+is the result as JSON.
 """
 
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Callable
@@ -20,6 +20,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama import order
 from benchmarks.llama.flops import training_flops
+from benchmarks.llama.pytorch.measured import Measured, for_one_rank, subject
 from benchmarks.llama.pytorch.network import Network
 from benchmarks.llama.pytorch.parallel import initialize
 from benchmarks.llama31_8b.dataset import open_data
@@ -62,45 +63,25 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
     training = build(config, vocabulary, ranks, {})
     synthetic = synthetic_batch(config, vocabulary, ranks)
     samples = order.shuffled(data.train.lengths, config.sequence_length, STEPS * config.batch_size, config.seed)
-    # The loops take more batches than the order has: the input alone is read as often as it is asked for.
+    # The loops take more batches than the order has.
     numbers = len(samples) // config.batch_size
-    real, alone = (training_input(config, data.train, samples, ranks, cycle(range(numbers))) for _ in range(2))
-
-    def close() -> None:
-        for batches in (real, alone):
-            batches.close()
-
-    def step(batch: Batch) -> torch.Tensor:
-        return train_step(training, batch, 0.0)
 
     def evaluated() -> None:
         with torch.no_grad():
             training.network(synthetic[0].tokens, synthetic[0].labels, synthetic[0].positions)
 
-    loops = {
-        "bare": bench.repeated(bare_step(config, vocabulary, ranks, synthetic)),
-        "synthetic": bench.training_loop(pytorch, config, ranks, step, lambda: synthetic),
-        "real": bench.training_loop(pytorch, config, ranks, step, partial(next, real)),
-        "input": bench.repeated(partial(next, alone)),
-        bench.EVALUATION: bench.repeated(evaluated),
-    }
-    tokens = config.batch_size * config.sequence_length
-    title = (
-        f"Llama, {config.layers} layers, width {config.width}, {vocabulary:,} entries, {config.batch_size} samples of "
-        f"{config.sequence_length:,} tokens, {config.precision}, one {config.device}"
+    measured = Measured(
+        "Llama",
+        vocabulary,
+        synthetic,
+        bare_step(config, vocabulary, ranks, synthetic),
+        lambda batch: train_step(training, batch, 0.0),
+        lambda: training_input(config, data.train, samples, ranks, cycle(range(numbers))),
+        evaluated,
+        training_flops(config, vocabulary, config.sequence_length),
     )
-    flops = config.batch_size * training_flops(config, vocabulary, config.sequence_length)
-    return bench.Subject(
-        title,
-        tokens,
-        loops,
-        {"bare": "plain PyTorch loop, synthetic data"},
-        {bench.EVALUATION: synthetic[0].labels.numel()},
-        close=close,
-        unit="tokens",
-        flops=dict.fromkeys(("bare", "synthetic", "real"), flops),
-    )
+    return subject(config, ranks, measured)
 
 
 if __name__ == "__main__":
-    bench.main(__doc__, Config, pytorch, prepare)
+    bench.main(__doc__, Config, pytorch, prepare, alone=for_one_rank)

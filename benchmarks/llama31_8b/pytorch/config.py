@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
-from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems
+from benchmarks.llama import memory
+from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems, problems_of_fp8
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,6 @@ class Config:
         at_least(self, 0, "checkpoint_interval", "rope_low_frequency")
         above_zero(self, "learning_rate", "epsilon", "norm_epsilon", "gradient_clip", "quality_target", "rope_base")
         above_zero(self, "initial_weights")
-        size = self.width // self.heads
         refuse(
             ("epochs must be 1: set max_samples or max_steps to train longer", self.epochs != 1),
             ("device=cpu is not compiled for: set compile=false", self.device == "cpu" and self.compile),
@@ -128,32 +128,42 @@ class Config:
                 "rope_high_frequency must be above rope_low_frequency",
                 self.rope_high_frequency <= self.rope_low_frequency,
             ),
-            ("fp8 needs precision=bf16 for all but the GEMMs", self.fp8 != "none" and self.precision != "bf16"),
             (
                 "fp8=transformer_engine does not multiply weights that FSDP gathers: set fp8=scaled_mm",
                 self.fp8 == "transformer_engine",
             ),
-            (
-                f"fp8 needs shares of 16: sequence_length={self.sequence_length} a multiple of 16 * "
-                f"context_parallelism, inner_width={self.inner_width} and the width of all key_value_heads, "
-                f"{size * self.key_value_heads}, of 16 * tensor_parallelism",
-                self.fp8 != "none"
-                and any(
-                    (
-                        self.sequence_length % (16 * self.context_parallelism),
-                        self.inner_width % (16 * self.tensor_parallelism),
-                        size * self.key_value_heads % (16 * self.tensor_parallelism),
-                    )
-                ),
-            ),
             *problems(self),
+            *problems_of_fp8(self),
         )
 
-    def misfits(self, manifest: Manifest, ranks: int, memory: float) -> List[Misfit]:
+    # -- memory: a model by formula, which a test compares with what PyTorch keeps ---------------------------
+
+    def kept(self) -> int:
+        """Return the bytes that a layer keeps of a position for the backward pass.
+
+        Inputs of both norms and of the GEMMs behind them, queries, keys and values, what attention found (which the
+        next GEMM reads), the gate before and behind its function, what it multiplies, and the product. In FP8 each GEMM
+        keeps a copy of its input, of a byte a value. A compiler computes the gate's function again, and casts once.
+        """
+        width, keys, inner = self.width, memory.key_width(self), self.inner_width * (3 if self.compile else 4)
+        if self.fp8 == "none":
+            return memory.size_of(self) * (6 * width + 2 * keys + inner)
+        values = 4 * width + 2 * keys + inner - self.inner_width
+        return memory.size_of(self) * values + (3 if self.compile else 6) * width + self.inner_width
+
+    def needed_memory(self, vocabulary: int, ranks: int) -> float:
+        """Return the bytes that a rank needs at least: weights, AdamW's state, what it gathers, activations, logits."""
+        weights = memory.weights_of(self, vocabulary)
+        # Weights and both moments in fp32, and sums of gradients behind the first micro-batch
+        held = 4 * (4 if self.accumulation > 1 else 3) * (weights.layer * self.layers + weights.outside)
+        return memory.needed(self, vocabulary, ranks, held / ranks, self.kept())
+
+    def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
+        """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
         found = misfits_of_ranks(self, ranks)
         for part in ("train", "test"):
             tokens = manifest["facts"]["tokens"][part]
             if tokens <= self.sequence_length:
                 hint = "set a shorter sequence_length, or take more text"
                 found.append((f"{tokens:,} tokens in the {part} part", f"more than {self.sequence_length:,}", hint))
-        return found
+        return found + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)

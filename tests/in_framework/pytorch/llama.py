@@ -11,14 +11,16 @@ from torch.nn import functional
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
-from benchmarks.llama.pytorch import parallel
+from benchmarks.llama import memory
+from benchmarks.llama.pytorch import fp8, parallel
 from benchmarks.llama.pytorch.fp8 import Float8Linear
 from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
 from benchmarks.llama.pytorch.state import MOMENTS, adamw
 from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.data import synthetic_batch
-from benchmarks.llama31_8b.pytorch.model import Training
+from benchmarks.llama31_8b.pytorch.model import Training, shape_of
 from benchmarks.llama31_8b.pytorch.train import train_step
+from tests.in_framework.activations import kept_by_layers
 
 RANKS = (1, 2)
 VOCABULARY = 96
@@ -290,6 +292,28 @@ def test_fp8_is_refused_where_it_cannot_multiply(ranks, monkeypatch):
     ):
         with pytest.raises(ValueError, match=words):
             dataclasses.replace(IN_FP8, **settings)
+
+
+@pytest.mark.parametrize("how", [{}, {"recompute": True}, {"precision": "bf16", "fp8": "scaled_mm"}])
+def test_activations_are_those_of_the_formula(how, alone):
+    sizes = {"layers": 6, "width": 64, "inner_width": 160, "sequence_length": 64}
+    config = dataclasses.replace(CONFIG, **sizes, **how)
+    network = Network(shape_of(config, VOCABULARY), How(config.recompute)).to(pytorch.DTYPES[config.precision])
+    if config.fp8 != "none":
+        fp8.set_up(network, config.fp8, alone.context)
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+    kept = kept_by_layers(network, tokens, torch.arange(64))
+    # A CPU's RMSNorm keeps what it scales, too, and all in fp32; what attention found is copied for fp32's GEMM.
+    more = config.width * (0 if config.recompute else 12)
+    assert kept == pytest.approx(128 * 6 * (more + (config.width * 4 if config.recompute else config.kept())), rel=0.05)
+
+
+def test_parameters_are_those_of_8b():
+    counted = memory.weights_of(Config(), 128256)
+    with torch.device("meta"):
+        network = Network(shape_of(Config(), 128256))
+    weights = sum(each.numel() for each in network.parameters())
+    assert weights == counted.layer * 32 + counted.outside == 8_030_261_248
 
 
 def test_norms_do_not_decay():

@@ -13,13 +13,14 @@ from torch.func import functional_call
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
-from benchmarks.llama import safetensors
+from benchmarks.llama import memory, safetensors
 from benchmarks.llama.pytorch import adapters, parallel
-from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, published_name, rotation
+from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, published_name
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 from benchmarks.llama2_70b_lora.pytorch.data import micro_batch
 from benchmarks.llama2_70b_lora.pytorch.model import Training, rule_of, shape_of
 from benchmarks.llama2_70b_lora.pytorch.train import train_step
+from tests.in_framework.activations import kept_by_layers
 
 RANKS = (1, 2)
 VOCABULARY = 96
@@ -264,6 +265,40 @@ def test_the_base_is_kept_in_bf16_and_adapters_in_fp32(ranks, alone):
     assert kinds == {(False, torch.bfloat16), (True, torch.float32)}
 
 
+IN_FP8 = dataclasses.replace(CONFIG, width=64, inner_width=64, initial_weights=0.05, precision="bf16", fp8="scaled_mm")
+
+
+@pytest.mark.parametrize("how", PARALLEL)
+def test_a_base_in_fp8_trains_like_one_in_fp32_in_every_split(how, ranks, alone):
+    how = how if ranks.size > 1 or "recompute" in how else {}
+    config = dataclasses.replace(IN_FP8, batch_size=4 // ranks.size, **how)
+    training, losses = trained(config, ranks)
+    single, expected = trained(dataclasses.replace(IN_FP8, fp8="none", precision="fp32"), alone)
+    assert losses == pytest.approx(expected, rel=0.01) and losses != expected
+    kept = [name for name, each in training.network.named_parameters() if each.dtype == torch.float8_e4m3fn]
+    assert len(kept) == 2 * 7 and not any("lora" in name for name in kept)
+    check_kept(training, single.network)
+
+
+def check_kept(training, network):
+    # Three bits behind the first: within a sixteenth, and the smallest values within the type's smallest step
+    for name, wanted in network.named_parameters():
+        found = parallel.whole(training.network.get_parameter(name).detach())
+        if found.dtype == torch.float8_e4m3fn:
+            scale = training.network.get_submodule(name.rpartition(".")[0]).scale
+            assert float(scale) == pytest.approx(float(wanted.detach().abs().max()) / 448)
+            error = (found.float() * scale - wanted.detach()).abs()
+            assert bool((error <= torch.maximum(wanted.detach().abs() / 16, scale * 2.0**-9)).all()), name
+
+
+def test_published_weights_are_kept_in_fp8(ranks, alone, tmp_path):
+    single = Training(dataclasses.replace(IN_FP8, fp8="none", precision="fp32"), VOCABULARY, alone, None)
+    base = {published_name(k): v.detach().numpy() for k, v in single.network.named_parameters() if "lora" not in k}
+    safetensors.write(tmp_path / "model.safetensors", base)
+    config = dataclasses.replace(IN_FP8, tensor_parallelism=ranks.size, batch_size=4 // ranks.size)
+    check_kept(Training(config, VOCABULARY, ranks, tmp_path / "model.safetensors"), single.network)
+
+
 # -- memory -----------------------------------------------------------------------------------------------
 
 
@@ -274,33 +309,19 @@ def test_activations_are_those_of_the_formula(recompute, alone):
     training = Training(config, VOCABULARY, alone, None)
     (part, *_) = batch_of(config, training.place, alone, 0)
     training.dropout.samples, training.dropout.positions, training.dropout.length = part.samples, part.positions, 64
-    weights_of = {each.untyped_storage().data_ptr() for each in training.network.parameters()}
-    found = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights_of:
-            found[storage.data_ptr()] = (storage.nbytes(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = training.network.embed_tokens(part.tokens)
-        by = rotation(part.positions, training.network.shape)
-        for layer in training.network.layers:
-            hidden = layer(hidden, by)
-    kept = sum(size for size, _ in found.values())
+    kept = kept_by_layers(training.network, part.tokens, part.positions)
     positions = part.tokens.numel()
-    expected = positions * config.layers * ((config.width if recompute else config.kept()) * 4)
+    expected = positions * config.layers * (config.width * 4 if recompute else config.kept())
     assert kept == pytest.approx(expected, rel=0.1)
 
 
 def test_parameters_are_those_of_70b():
     config = Config()
-    counted = config.parameters(32000)
+    counted = memory.weights_of(config, 32000)
     with torch.device("meta"):
         network = Network(shape_of(config, 32000))
         before = sum(each.numel() for each in network.parameters())
         adapters.add(network, rule_of(config), 0)
-    assert before == counted["layer"] * 80 + counted["outside"] == 68_976_648_192
-    assert sum(each.numel() for each in adapters.trained(network).values()) == counted["adapters"] * 80 == 44_564_480
+    assert before == counted.layer * 80 + counted.outside == 68_976_648_192
+    assert sum(each.numel() for each in adapters.trained(network).values()) == config.adapters() * 80 == 44_564_480
     assert math.isclose(before * 2, 137.95e9, rel_tol=1e-3)

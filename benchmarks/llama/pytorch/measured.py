@@ -1,0 +1,65 @@
+"""The loops of both benches, from what differs between them."""
+
+import dataclasses
+from functools import partial
+from typing import Any, Callable, Generator, NamedTuple, Sequence
+
+from benchmarks.common.checks import bench
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run.ranks import Ranks
+
+MOST_LAYERS = 4
+
+
+def for_one_rank(config: Any) -> Any:
+    """Return a configuration without what takes several ranks, and with no more layers than a device holds.
+
+    Each layer is like the others, so that some tell how fast all of them are.
+    """
+    return dataclasses.replace(
+        config, layers=min(config.layers, MOST_LAYERS), tensor_parallelism=1, context_parallelism=1
+    )
+
+
+class Measured(NamedTuple):
+    """What a bench of Llama measures; ``synthetic`` is a step's micro-batches, which ``step`` takes."""
+
+    title: str  # begins with this
+    vocabulary: int
+    synthetic: Sequence[Any]
+    bare: Callable[[], None]  # a step of the plain loop
+    step: Callable[[Any], Any]
+    read: Callable[[], Generator[Any, None, None]]  # begins to read batches, without end
+    evaluated: Callable[[], None]  # the first micro-batch
+    flops: float  # of a sample
+
+
+def subject(config: Any, ranks: Ranks, measured: Measured) -> bench.Subject:
+    real, alone = measured.read(), measured.read()
+
+    def close() -> None:
+        for batches in (real, alone):
+            batches.close()
+
+    trained = partial(bench.training_loop, pytorch, config, ranks, measured.step)
+    loops = {
+        "bare": bench.repeated(measured.bare),
+        "synthetic": trained(lambda: measured.synthetic),
+        "real": trained(partial(next, real)),
+        "input": bench.repeated(partial(next, alone)),
+        bench.EVALUATION: bench.repeated(measured.evaluated),
+    }
+    title = (
+        f"{measured.title}, {config.layers} layers, width {config.width}, {measured.vocabulary:,} entries, "
+        f"{config.batch_size} samples of {config.sequence_length:,} tokens, {config.precision}, one {config.device}"
+    )
+    return bench.Subject(
+        title,
+        config.batch_size * config.sequence_length,
+        loops,
+        {"bare": "plain PyTorch loop, synthetic data"},
+        {bench.EVALUATION: measured.synthetic[0].tokens.numel()},
+        close=close,
+        unit="tokens",
+        flops=dict.fromkeys(("bare", "synthetic", "real"), config.batch_size * measured.flops),
+    )
