@@ -35,3 +35,8 @@ def default_results() -> Path:
 
 def build_folder() -> Path:
     return (cache_folder() if IS_INSTALLED else ROOT) / "build"
+
+
+def absolute(path: Path) -> Path:
+    """Return a path from the root without ``..``; links stay, since other nodes may have them elsewhere."""
+    return Path(os.path.abspath(path))  # noqa: PTH100

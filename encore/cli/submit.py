@@ -195,7 +195,10 @@ KUBERNETES = RESUMING | {"benchmark", "nodes", "minutes", "kind", "volumes"}
 def _refuse_others(context: typer.Context, known: set[str]) -> None:
     more = sorted(options.given(context) - known - {"benchmark"})
     if more:
-        given = ", ".join(f"--{name.replace('_', '-')}" for name in more)
+        named = {each.name: each.opts[0] for each in context.command.params}
+        given = ", ".join(named[name] for name in more)
+        if known is RESUMING:
+            raise EncoreError(f"{given} with --resume", expected="what the run was submitted with", hint="leave it out")
         raise EncoreError(f"{given} with Kubernetes", expected="no option of Slurm's", hint="leave it out")
 
 
@@ -229,7 +232,7 @@ def _to_kubernetes(given: Mapping[str, Any], wanted: pods.Wanted, dry_run: bool,
     plan = pods.detected(plan, wanted.kind or plan.cluster.kubernetes.kind, connection)
     if not as_json:
         say(console(), f"time limit: {estimate.reason}")
-    _send(plan, pods.create(plan), connection, as_json)
+    _send(plan, pods.create(plan, connection.context), connection, as_json)
 
 
 def _resume_in_pods(path: Path, dry_run: bool, as_json: bool) -> None:

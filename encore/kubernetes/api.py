@@ -56,14 +56,14 @@ class Connection:
                 if "KUBERNETES_SERVICE_HOST" not in os.environ:
                     raise
                 config.load_incluster_config()
+            self.context = settings.context or _current_context(config)
         except (config.ConfigException, OSError) as error:
             raise EncoreError(
                 f"no cluster to talk to: {error}",
                 expected="a kubeconfig: KUBECONFIG, or ~/.kube/config",
                 hint="see: kubectl config get-contexts; the manifest alone: --dry-run",
             ) from error
-        api = client.ApiClient()
-        api.configuration.retries = 1
+        api = client.ApiClient(_configuration(client))
         # By default in a folder and under a name that every user of this machine could write before.
         host = hashlib.sha256(api.configuration.host.encode()).hexdigest()[:16]
         known = paths.cache_folder() / "kubernetes" / f"{host}.json"
@@ -146,7 +146,31 @@ class Connection:
         def call() -> Any:
             return getattr(self._resource(of["apiVersion"], of["kind"]), verb)(**arguments)
 
-        return _call(call, missing=verb in ("get", "delete"))
+        from kubernetes.dynamic.exceptions import ResourceNotFoundError
+
+        try:
+            return _call(call, missing=verb in ("get", "delete"))
+        except ResourceNotFoundError as error:
+            raise EncoreError(
+                f"the cluster has no {of['kind']} ({of['apiVersion']})",
+                expected="the cluster that the run was sent to, with what serves it",
+                hint="see: kubectl config current-context; kubectl api-resources",
+            ) from error
+
+
+def _configuration(client: Any) -> Any:
+    # The connection pool reads it when it is made: three retries of a server that is silent would take two minutes.
+    found = client.Configuration.get_default_copy()
+    found.retries = 1
+    return found
+
+
+def _current_context(config: Any) -> str:
+    # Empty in a pod of the cluster, which has no kubeconfig
+    with contextlib.suppress(config.ConfigException, OSError, TypeError, KeyError):
+        _, current = config.list_kube_config_contexts(os.environ.get("KUBECONFIG") or None)
+        return str(current["name"])
+    return ""
 
 
 def _call(call: Callable[[], Any], missing: bool = False) -> Any:

@@ -98,6 +98,16 @@ class Progress:
     _began: tuple[float, int] = (0.0, 0)  # Time and step at which this start or resume began
 
     @property
+    def reported(self) -> dict[str, Mapping[str, Any]]:
+        """What run.json keeps of an experiment that has ended, by its keys."""
+        return {
+            "choices": self.choices,
+            "evidence": self.evidence,
+            "startup": self.startup,
+            "checkpoints": self.written,
+        }
+
+    @property
     def total_steps(self) -> int:
         return self.epochs * self.steps_per_epoch
 

@@ -137,7 +137,8 @@ class Begun(Described):
 class InPods(TypedDict):
     """How a run in the pods of a Kubernetes cluster was sent there, for what asks about it and resumes it."""
 
-    settings: dict[str, Any]  # Of the cluster file
+    folder: str  # The run's, as its pods see it: from it follow the names of its workloads
+    settings: dict[str, Any]  # Of the cluster file, with the context that it was sent by
     kind: str  # job, jobset or trainjob
     seconds: int | None  # Time limit; null: none
     prepares: list[str]  # The command that makes the toy data set before the training; empty: it is there

@@ -214,9 +214,9 @@ def make_plan(request: Request, small_data: Path | None = None, allocation: Allo
     return Plan(
         configuration=resolved,
         machine=machine,
-        data=(data or small_data or paths.default_data(choice.benchmark.name)).absolute(),
+        data=paths.absolute(data or small_data or paths.default_data(choice.benchmark.name)),
         makes_small_data=system.kind == "small" and data is None,
-        results=(request.results or cluster.results or paths.default_results()).absolute(),
+        results=paths.absolute(request.results or cluster.results or paths.default_results()),
         seeds=tuple(first + number for number in range(runs)),
         extra_environment=passport.parse_environment(request.environment, os.environ),
         drop_caches=system.kind != "small" if request.drop_caches is None else request.drop_caches,

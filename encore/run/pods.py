@@ -10,7 +10,7 @@ from encore import data as data_sets
 from encore.containers import building
 from encore.containers.renderers import Container
 from encore.errors import EncoreError
-from encore.job import Command
+from encore.job import Command, Job, Mount
 from encore.kubernetes import manifests
 from encore.kubernetes.api import Connection
 from encore.kubernetes.manifests import Files, Manifest, Pods
@@ -19,7 +19,7 @@ from encore.machine import preflight
 from encore.machine.node import Gpu, Node
 from encore.run import hints, passport, planning, run_folder, runner, workloads
 from encore.run.planning import Plan, Request
-from encore.run.run_folder import ExperimentState, RunFolder
+from encore.run.run_folder import Experiment, ExperimentState, RunFolder
 from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, pretended
 from encore.slurm import cluster as clusters
 from encore.slurm import script
@@ -108,7 +108,7 @@ def _refuse(request: Request, settings: Kubernetes, cluster: clusters.Cluster, n
 def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest, ...]:
     """Return the manifests of one experiment whose folder is ``output``."""
     assert plan.pods is not None
-    job, settings = runner.job_of(plan, output), plan.pods.settings
+    job, settings = _with_shards(runner.job_of(plan, output)), plan.pods.settings
     container = Container(
         image=plan.target.image,
         name=manifests.name_of(plan.configuration.choice.name, output),
@@ -120,10 +120,18 @@ def objects(plan: Plan, output: Path, content: dict[str, str]) -> tuple[Manifest
     return manifests.render(job, container, plan.pods, Files(output=output, content=content, secrets=secrets))
 
 
+def _with_shards(job: Job) -> Job:
+    # The files that an index of weights names may be on the cluster's volume alone: their folder is mounted for it.
+    ends = (".index", ".safetensors.index.json")
+    parents = [each.source.parent for each in job.mounts if each.read_only and each.source.name.endswith(ends)]
+    kept = [each for each in job.mounts if not (each.read_only and each.source.parent in parents)]
+    return replace(job, mounts=(*kept, *(Mount(each, str(each), True) for each in dict.fromkeys(parents))))
+
+
 def shown(plan: Plan, folder: RunFolder | None = None) -> list[Manifest]:
     """Return what a submission would send, without secrets' values; TIME is in place of the time of a new run."""
     found: list[Manifest] = []
-    path = folder.path if folder else plan.results / f"TIME-{plan.label}"
+    path = Path(folder.passport()["kubernetes"]["folder"]) if folder else plan.results / f"TIME-{plan.label}"
     for number, seed in enumerate(plan.seeds):
         config = {**plan.configuration.plain(), "seed": seed}
         # The head of the log has the time of the submission.
@@ -179,8 +187,11 @@ def detected(plan: Plan, kind: str, connection: Connection) -> Plan:
     return plan
 
 
-def create(plan: Plan) -> RunFolder:
-    """Make the run folder on this machine; what the pods need of it travels with the manifests."""
+def create(plan: Plan, context: str = "") -> RunFolder:
+    """Make the run folder on this machine; what the pods need of it travels with the manifests.
+
+    ``context`` of the kubeconfig is where they are sent: another one may be the current one when somebody asks.
+    """
     pods, machine, seeds = plan.pods, unseen(plan), list(plan.seeds)
     assert pods is not None
     data_set: passport.DataFacts = {
@@ -200,7 +211,8 @@ def create(plan: Plan) -> RunFolder:
         command = Command(argv=job.argv, environment=job.environment, working_directory=path, runtime="kubernetes")
         target = (plan.target.runtime, plan.target.as_json())
         kept = {
-            "settings": pods.settings.model_dump(mode="json"),
+            "folder": str(path),
+            "settings": {**pods.settings.model_dump(mode="json"), "context": context},
             "kind": pods.kind,
             "seconds": pods.seconds,
             "prepares": list(pods.prepares),
@@ -230,10 +242,16 @@ def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
     for experiment in folder.experiments():
         if experiment.state().status in run_folder.FINISHED:
             continue
-        content = {path.name: path.read_text(encoding="utf-8") for path in (experiment.config, experiment.log)}
-        connection.create(objects(plan, experiment.folder, content))
+        content = {experiment.config.name: experiment.config.read_text(encoding="utf-8")}
+        # The head of the log; a run that goes on from a checkpoint has its log where that is.
+        content[experiment.log.name] = "" if _has_checkpoint(experiment) else experiment.log.read_text(encoding="utf-8")
+        connection.create(objects(plan, workloads.sent_as(folder, experiment), content))
         sent.append(f"{kind} {workloads.name_of(folder, experiment)}")
     return sent
+
+
+def _has_checkpoint(experiment: Experiment) -> bool:
+    return any((experiment.folder / "checkpoint").glob("step_*"))
 
 
 def resumed(path: Path) -> tuple[Plan, RunFolder]:
@@ -262,6 +280,12 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
                 expected="a run that no workload has",
                 hint=f"watch it: {hints.follow(folder.path)}; or end it: {hints.cancel(folder.path)}",
             )
+        if seen.state == "succeeded":
+            raise EncoreError(
+                f"{folder.path.name} has ended, and its results are on the cluster's volume",
+                expected="a run that has not ended",
+                hint=f"copy them: {hints.follow(folder.path)} says how",
+            )
         left.append(experiment)
     if not left:
         raise EncoreError(
@@ -270,4 +294,7 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
     for experiment in left:
         connection.delete(plan.pods.kind, workloads.name_of(folder, experiment))
         workloads.wait_for_end(connection, folder, experiment)
+        if not _has_checkpoint(experiment):
+            runner.clear_remains(experiment)
+            passport.write_log_header(experiment.log, plan.configuration, unseen(plan), False)
         experiment.set_state(replace(experiment.state(), status="prepared", reason="", ended=""))

@@ -209,14 +209,7 @@ def _note_ranks(plan: Plan, folder: RunFolder, experiment: Experiment, hooks: Ho
     # Add to run.json what rank 0 reported; a full disk has not to hide how the experiment ended.
     try:
         seen = follow.read_progress(experiment.metrics)
-        reported = {
-            "choices": seen.choices,
-            "evidence": seen.evidence,
-            "utilization": _utilization(plan, seen),
-            "startup": seen.startup,
-            "checkpoints": seen.written,
-            "compiled": kept,
-        }
+        reported = {**seen.reported, "utilization": _utilization(plan, seen), "compiled": kept}
         folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
     except OSError as error:
         hooks.step(f"run.json lacks what the ranks reported, it cannot be written: {error.strerror or error}")
@@ -254,7 +247,7 @@ def _run_experiment(
     try:
         # A folder that was still being written when the ranks were killed is none.
         if not any((experiment.folder / "checkpoint").glob("step_*")):
-            _clear_remains(experiment)
+            clear_remains(experiment)
             cleared = plan.drop_caches and (
                 step.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
             )
@@ -317,7 +310,7 @@ def _run_in_slurm(
     return outcome
 
 
-def _clear_remains(experiment: Experiment) -> None:
+def clear_remains(experiment: Experiment) -> None:
     # Put aside what a try without a checkpoint has left, so that the new one starts clean.
     for path in (experiment.log, experiment.metrics):
         if path.exists():

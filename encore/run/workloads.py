@@ -44,12 +44,17 @@ def connect(folder: RunFolder) -> Connection:
     return Connection(settings_of(folder)[0])
 
 
+def sent_as(folder: RunFolder, experiment: Experiment) -> Path:
+    """Return an experiment's folder as its pods see it, however the path of the run is written here."""
+    return Path(folder.passport()["kubernetes"]["folder"]) / experiment.folder.name
+
+
 def name_of(folder: RunFolder, experiment: Experiment) -> str:
-    return manifests.name_of(folder.passport()["name"], experiment.folder)
+    return manifests.name_of(folder.passport()["name"], sent_as(folder, experiment))
 
 
 def look(connection: Connection, folder: RunFolder, experiment: Experiment) -> Workload:
-    return connection.look(settings_of(folder)[1], name_of(folder, experiment), _marks(experiment))
+    return connection.look(settings_of(folder)[1], name_of(folder, experiment), _marks(folder, experiment))
 
 
 def settle(folder: RunFolder, experiment: Experiment, found: Workload) -> None:
@@ -107,8 +112,7 @@ def _note(folder: RunFolder, experiment: Experiment, seen: follow.Progress) -> N
         system = passport.system_description(plan.configuration, machine, {})
         files.write_json(folder.path / "system.json", system)
     run_folder.write_passport(folder.path, content)
-    reported = {"choices": seen.choices, "evidence": seen.evidence, "startup": seen.startup}
-    folder.note_ranks(experiment.number, passport.redact(seen.environment), reported)
+    folder.note_ranks(experiment.number, passport.redact(seen.environment), seen.reported)
 
 
 def jobs_of(folders: Sequence[RunFolder]) -> tuple[list[queue.Job], str]:
@@ -176,13 +180,13 @@ def wait_for_end(connection: Connection, folder: RunFolder, experiment: Experime
         if time.monotonic() > until:
             name = name_of(folder, experiment)
             raise EncoreError(
-                f"{name} is still in the cluster", hint=f"see why: kubectl get all -l {_marks(experiment)}"
+                f"{name} is still in the cluster", hint=f"see why: kubectl get all -l {_marks(folder, experiment)}"
             )
         time.sleep(POLL_SECONDS)
 
 
-def _marks(experiment: Experiment) -> str:
-    return ",".join(f"{key}={value}" for key, value in manifests.marks_of(experiment.folder).items())
+def _marks(folder: RunFolder, experiment: Experiment) -> str:
+    return ",".join(f"{key}={value}" for key, value in manifests.marks_of(sent_as(folder, experiment)).items())
 
 
 def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
@@ -197,7 +201,8 @@ def records(lines: Iterator[str]) -> Iterator[dict[str, Any] | str]:
 def copying(folder: RunFolder) -> list[str]:
     """Return commands that copy a run from its volume to this machine, by a pod that mounts it meanwhile."""
     settings, _ = settings_of(folder)
-    results, name, image = folder.path.parent, "encore-copy", folder.passport()["image"]["name"]
+    there = Path(folder.passport()["kubernetes"]["folder"])
+    results, name, image = there.parent, "encore-copy", folder.passport()["image"]["name"]
     volumes = manifests.Volumes(settings.volumes, results)
     root = volumes.root(results)
     mount = volumes.mount(Mount(root, str(root), False))
@@ -210,11 +215,11 @@ def copying(folder: RunFolder) -> list[str]:
     context = ("--context", settings.context) if settings.context else ()
     kubectl = ("kubectl", *context, "--namespace", settings.namespace)
     overrides = f"--overrides={json.dumps({'spec': spec})}"
-    source = f"{name}:{folder.path}"
+    source = f"{name}:{there}"
     return [
         shlex.join((*kubectl, "run", name, f"--image={image}", "--restart=Never", overrides)),
         shlex.join((*kubectl, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=10m")),
-        shlex.join((*kubectl, "cp", source, str(Path(folder.path)))),
+        shlex.join((*kubectl, "cp", source, str(folder.path))),
         shlex.join((*kubectl, "delete", "pod", name)),
         hints.follow(folder.path),
     ]

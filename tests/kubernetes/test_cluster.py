@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.run import pod
 from encore import paths
+from encore.errors import EncoreError
 from encore.kubernetes.api import Workload
 from encore.machine import node
 from encore.run import workloads
@@ -81,27 +83,48 @@ def test_a_workload_that_waits_is_seen_ended_and_submitted_again(serve: Serve, t
     assert '"state": "queued"' in (shown := seen()) and reason in shown
     dry = encore("submit", "--resume", str(folder.path), "--dry-run", "--json")
     assert json.loads(dry)["items"][0]["metadata"]["name"] == name
+    # However the path is written, and whatever context is the current one by now
+    assert folder.passport()["kubernetes"]["settings"]["context"] == "test"
+    link = tmp_path / "linked"
+    link.symlink_to(folder.path.parent)
+    for path in (link / folder.path.name, folder.path / ".." / folder.path.name):
+        assert "is in the cluster" in encore("submit", "--resume", str(path), code=2)
     assert "is in the cluster" in encore("submit", "--resume", str(folder.path), code=2)
     ended = encore("cancel", str(folder.path))
     assert f"deleted Job {name}" in ended and "submit --resume" in " ".join(ended.split())
     assert not server.objects
     assert '"state": "interrupted"' in seen()
     assert "was submitted to Kubernetes" in encore("run", "--resume", str(folder.path), code=2)
+    # A try without a checkpoint leaves a log, of which the next one must have nothing.
+    (experiment,) = folder.experiments()
+    head = experiment.log.read_text(encoding="utf-8")
+    experiment.log.write_text(head + ":::MLLOG {}\n", encoding="utf-8")
     encore("submit", "--resume", str(folder.path))
     assert ("jobs", name) in server.objects and '"state": "queued"' in seen()
+    sent = server.objects["configmaps", name]["data"]["result.txt"]
+    assert sent == experiment.log.read_text(encoding="utf-8") and len(sent.splitlines()) == len(head.splitlines())
+    wrong = encore("submit", "--resume", str(folder.path), "--time", "60", code=2)
+    assert "--time with --resume" in wrong and "submitted with" in wrong
     # Several nodes are a JobSet where the cluster has it; what it has not is refused.
     submit(tmp_path / "more", "2", "--nodes", "2")
     assert [plural for plural, _ in server.objects if plural == "jobsets"] == ["jobsets"]
     where = ("--kubernetes", "--results", str(tmp_path / "more"), "--kind", "trainjob")
     assert "no TrainJob" in encore("submit", "ncf", "1", *where, code=2)
+    with pytest.raises(EncoreError, match=r"has no TrainJob \(trainer.kubeflow.org/v1alpha1\)"):
+        workloads.connect(folder).look("trainjob", name, "")
 
 
-def test_results_that_are_on_the_volume_alone_are_copied(serve: Serve, tmp_path: Path) -> None:
+def test_results_that_are_on_the_volume_alone_are_copied(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serve({}, held="no room")
     folder, _ = submit(tmp_path / "results", "1", "--volume", f"{tmp_path}=shared")
     (experiment,) = folder.experiments()
     workloads.settle(folder, experiment, Workload(state="succeeded"))
     assert (experiment.state().status, experiment.state().reason) == ("interrupted", workloads.RESULTS_THERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(workloads, "look", lambda *given: Workload(state="succeeded"))
+        assert "on the cluster's volume" in encore("submit", "--resume", str(folder.path), code=2)
     run, _, copy, _, _ = map(shlex.split, workloads.copying(folder))
     spec = next(word for word in run if word.startswith("--overrides=")).partition("=")[2]
     valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": run[4]}, **json.loads(spec)})
@@ -148,3 +171,23 @@ def test_a_training_that_fails_is_not_retried(serve: Serve, tmp_path: Path) -> N
     assert server.starts == 1 and not server.problems
     assert folder.experiments()[0].state().status == "failed" and "PodFailurePolicy" in said
     assert "No module named 'torch'" in said
+
+
+def test_a_pod_keeps_the_head_of_a_log_alone(tmp_path: Path) -> None:
+    files, output = tmp_path / "files", tmp_path / "experiment_0"
+    for folder in (files, output):
+        folder.mkdir()
+    for name, text in (("config.json", "{}"), ("result.txt", "head\n")):
+        (files / name).write_text(text, encoding="utf-8")
+    pod.prepare(files, output, None)
+    pod.prepare(files, output, None)
+    assert not list(output.glob("*.discarded"))
+    # Evicted behind init_stop, before its first record
+    (output / "result.txt").write_text("head\nrun_start\n", encoding="utf-8")
+    pod.prepare(files, output, None)
+    assert (output / "result.txt").read_text(encoding="utf-8") == "head\n"
+    assert (output / "result.txt.discarded").read_text(encoding="utf-8").endswith("run_start\n")
+    (output / "checkpoint" / "step_8").mkdir(parents=True)
+    (output / "result.txt").write_text("head\nrun_start\n", encoding="utf-8")
+    pod.prepare(files, output, None)
+    assert (output / "result.txt").read_text(encoding="utf-8") == "head\nrun_start\n"

@@ -393,7 +393,7 @@ def test_a_disk_that_is_full_at_the_end_hides_no_outcome(array_run: RunFolder, m
     hooks = types.SimpleNamespace(step=said.append)
     runner._note_ranks(None, array_run, array_run.experiments()[0], hooks, {})  # type: ignore[arg-type]
     assert said == ["run.json lacks what the ranks reported, it cannot be written: No space left on device"]
-    monkeypatch.setattr(runner, "_clear_remains", full)
+    monkeypatch.setattr(runner, "clear_remains", full)
     plan, experiment = types.SimpleNamespace(allocation=None), array_run.experiments()[0]
     with ownership.owned(experiment, "") as mine:
         given: Any = (plan, experiment, None, supervise.Signals(), None, mine)

@@ -40,14 +40,18 @@ def prepare(files: Path, output: Path, data: Optional[Path]) -> None:
         return
     if not any((output / "checkpoint").glob("step_*")):
         for name in REMAINS:
-            # A log with the head alone is of this very run: no rank has written to it.
-            if (output / "metrics.jsonl").exists() and (output / name).exists():
+            # But the head alone, to which no rank has written.
+            if (output / name).exists() and not _same(output / name, files / name):
                 (output / name).replace(output / (name + ".discarded"))
     if not (output / "result.txt").exists():
         shutil.copyfile(str(files / "result.txt"), str(output / "result.txt"))
     (output / "node.json").write_text(json.dumps(facts()) + "\n", encoding="utf-8")
     if data is not None and data.exists():
         shutil.copyfile(str(data), str(output / data.name))
+
+
+def _same(path: Path, other: Path) -> bool:
+    return other.exists() and path.read_bytes() == other.read_bytes()
 
 
 def facts() -> Dict[str, object]:
