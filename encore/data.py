@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -99,7 +99,15 @@ def prepare_command(python: str, benchmark: str, directory: Path, wanted: Prepar
         value = getattr(wanted, option)
         if value is not None:
             command += ["--" + option, str(value)]
-    return [*command, *(["--overwrite"] if wanted.overwrite else []), *wanted.options]
+    named = paths_in(wanted.options)
+    options = (str(named.get(word, word)) for word in wanted.options)
+    return [*command, *(["--overwrite"] if wanted.overwrite else []), *options]
+
+
+def paths_in(options: Sequence[str]) -> dict[str, Path]:
+    """Return the words of a benchmark's own options that name what is there, seen from here, with their paths."""
+    words = (word for word in options if not word.startswith("-") and not word.isdecimal())
+    return {word: path for word in words if (path := Path(word).absolute()).exists()}
 
 
 def check_options(benchmark: str, wanted: Preparation) -> None:
@@ -297,6 +305,14 @@ def _shortfall(facts: Mapping[str, Any]) -> str:
         if not isinstance(found, type(wanted)) or (found < wanted if path in least else found != wanted):
             differing.append(f"{path} {found} for {wanted if path in checksums else format(wanted, ',')}")
     return ", ".join(differing)
+
+
+def holds(directory: Path, name: str) -> bool:
+    """Return whether a folder holds the whole data set of this name."""
+    try:
+        return read_passport(directory).name == name
+    except EncoreError:
+        return False
 
 
 def _absent(directory: Path) -> EncoreError:

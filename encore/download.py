@@ -60,7 +60,8 @@ class Fetch:
 
     def state(self) -> str:
         if self.kind in ("r2", "gs"):
-            return "started" if self.target.is_dir() and any(self.target.iterdir()) else "missing"
+            # Whether all of it is there is what their own tools find out, by checksums.
+            return "unchecked" if self.target.is_dir() and any(self.target.iterdir()) else "missing"
         is_packed = bool(self.unpacked_bytes) and self.target.exists()
         if self.final.exists() and not is_packed:
             return "present"
@@ -103,7 +104,7 @@ class Plan:
             return word
         name = word[len(IN_FOLDER) :].lstrip("/")
         found = sorted(self.directory.glob(name)) if "*" in name else []
-        return str(found[0] if len(found) == 1 else self.directory / name)
+        return str((found[0] if len(found) == 1 else self.directory / name).absolute())
 
 
 _PREPARE = ("encore", "data", "prepare")
@@ -166,7 +167,7 @@ def check_space(plan: Plan) -> None:
     """
     needed: dict[int, tuple[Path, int]] = {}
     raw = sum(fetch.missing_bytes() for fetch in plan.fetches)
-    prepared = 0 if (plan.output / data.PASSPORT).exists() else plan.prepared_bytes
+    prepared = 0 if data.holds(plan.output, plan.data_set) else plan.prepared_bytes
     for folder, size in ((plan.directory, raw), (plan.output, prepared)):
         disk = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
         device = disk.stat().st_dev

@@ -152,6 +152,10 @@ def get(
     plan = download.plan(choice.benchmark, directory, place)
     if then_prepare and plan.needs:
         raise EncoreError(f"--prepare, but {plan.data_set} needs {plan.needs}", hint="leave --prepare out")
+    if then_prepare and (place / data.PASSPORT).exists() and not data.holds(place, plan.data_set):
+        raise EncoreError(
+            f"{place} holds another data set", expected="a folder for this one alone", hint="name one: -o DIR"
+        )
     does = (run or then_prepare) and not dry_run
     if does:
         with shown_progress(Console(stderr=True, quiet=as_json)) as on_update:
@@ -305,10 +309,13 @@ def _list_data(as_json: bool) -> None:
     if as_json:
         found = [(name, folder, [each] if isinstance(each, EncoreError) else []) for name, folder, each in known]
         layout.write_json("data", [_verified(*each) for each in found])
-        return
-    for benchmark, directory, state in known:
-        line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
-        typer.echo(f"{benchmark:<12}{line}")
+    else:
+        for benchmark, directory, state in known:
+            line = state.found if isinstance(state, EncoreError) else f"{directory}: ready: {describe(state)}"
+            typer.echo(f"{benchmark:<12}{line}")
+    # One that is not there is no damage.
+    if any(isinstance(state, EncoreError) and (folder / data.PASSPORT).exists() for _, folder, state in known):
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def describe(passport: data.DataPassport) -> str:

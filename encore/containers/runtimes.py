@@ -160,9 +160,9 @@ def preparation(target: Target, benchmark: str, directory: Path, wanted: data.Pr
     """Return the command that prepares a data set in a container; it sees the raw data and the folder to write."""
     folder = directory.absolute()
     mounts: tuple[Mount, ...] = (Mount(folder, str(folder), False),)
-    if wanted.source is not None:
-        raw = wanted.source.absolute()
-        mounts = (*mounts, Mount(raw, str(raw), True))
+    named = data.paths_in(wanted.options).values()
+    read = dict.fromkeys([*([wanted.source.absolute()] if wanted.source else []), *named])
+    mounts = (*mounts, *(Mount(path, str(path), True) for path in read if path != folder))
     prepare = data.prepare_command("python", benchmark, folder, wanted)
     job = Job(argv=(*prepare, "--progress", "json"), environment={}, mounts=mounts, ranks=1, gpus=0)
     return render(target, job, container_name(folder), os.environ)

@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from benchmarks.common.data import passport
 from encore import data, paths
 from encore.cli.app import app
+from encore.containers import runtimes
+from encore.containers.engines import Engine
 from encore.errors import EncoreError, ExitCode
 
 
@@ -67,6 +70,21 @@ def test_a_dry_run_prints_the_command_and_does_nothing(tmp_path):
     assert not (tmp_path / "d").exists()
 
 
+def test_paths_in_a_benchmarks_own_options_are_those_of_the_caller(tmp_path, monkeypatch):
+    # The child runs in the project's root, and a container sees what is mounted.
+    monkeypatch.chdir(tmp_path)
+    for name in ("raw", "480"):
+        Path(name).mkdir()
+    Path("vocab.txt").write_text("[PAD]")
+    done = run("prepare", "bert", "raw", "--vocabulary", "vocab.txt", "--evaluation", "later", "--dry-run")
+    assert shlex.split(done.output)[-4:] == ["--vocabulary", str(tmp_path / "vocab.txt"), "--evaluation", "later"]
+    wanted = data.Preparation(source=Path("raw"), options=("--vocabulary", "vocab.txt", "--length", "480"))
+    target = replace(runtimes.ON_HOST, runtime="docker", image="bert", engine=Engine("docker", "docker"))
+    argv = runtimes.preparation(target, "bert", tmp_path / "out", wanted).argv
+    mounted = [word for word in argv if str(tmp_path / "vocab.txt") in word and "ro" in word]
+    assert len(mounted) == 1 and not any(str(tmp_path / "480") in word for word in argv)
+
+
 def test_a_benchmark_judges_its_own_options(tmp_path):
     done = run("prepare", "dlrm", "--index-limit", 9, "--frequency-threshold", 3, "--dry-run")
     assert shlex.split(done.output)[-4:] == ["--index-limit", "9", "--frequency-threshold", "3"]
@@ -106,6 +124,9 @@ def test_list_shows_what_is_there(digits, monkeypatch, tmp_path):
     assert f"ncf         there is no data set in {tmp_path / 'ncf'}: no such folder" in output
     lines = [line.split() for line in output.splitlines()]
     assert [words[0] for words in lines if f"{tmp_path / 'ssd'}:" in words] == ["maskrcnn", "ssd"]
+    assert run("verify").exit_code == 0, "what is not there is not damaged"
+    (tmp_path / "ssd" / "dataset.json").write_text("{}")
+    assert (run("verify").exit_code, run("verify", "--json").exit_code) == (ExitCode.REFUSED, ExitCode.REFUSED)
 
 
 def test_an_error_of_the_child_comes_back_in_its_three_parts(tmp_path, mxnet_python):
