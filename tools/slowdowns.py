@@ -122,10 +122,10 @@ def in_evaluations(seconds: float) -> Harm:
     return harm
 
 
-def slow_link(milliseconds: float) -> tuple[str, ...]:
-    """Return what runs a command in a network namespace whose loopback delays each packet."""
-    delay = f"ip link set lo up; tc qdisc add dev lo root netem delay {milliseconds}ms"
-    return ("unshare", "--net", "sh", "-c", f'{delay}; exec "$@"', "sh")
+def slow_link(megabits: int) -> tuple[str, ...]:
+    """Return what runs a command in a network namespace whose loopback has this bandwidth."""
+    limit = f"ip link set lo up && tc qdisc add dev lo root tbf rate {megabits}mbit burst 256kb latency 1s"
+    return ("unshare", "--net", "sh", "-c", f'{limit} && exec "$@"', "sh")
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -139,7 +139,7 @@ FAULTS: Mapping[str, Fault] = {
     "suspended-rank-0-50": Fault("slow rank", harm=duty(0.5, slice(0, 1))),
     "suspended-rank-1-50": Fault("slow rank", harm=duty(0.5, slice(1, 2))),
     "suspended-rank-1-70": Fault("slow rank", harm=duty(0.7, slice(1, 2))),
-    **{f"netem-{delay}ms": Fault("slow link", under=slow_link(delay)) for delay in (2, 3, 5, 10, 20)},
+    **{f"link-{rate}-mbit": Fault("slow link", under=slow_link(rate)) for rate in (1600, 1200, 800, 600, 400)},
     **{f"slow-start-{seconds}": Fault("start", harm=at_start(seconds), at="start") for seconds in (8, 15, 25)},
     **{f"slow-checkpoints-{s}": Fault("checkpoints", harm=while_("checkpoint/writing_*", s)) for s in (2, 4)},
     **{f"slow-evaluations-{seconds}": Fault("evaluation", harm=in_evaluations(seconds)) for seconds in (3, 6)},

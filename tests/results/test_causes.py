@@ -197,6 +197,14 @@ def test_a_setting_explains_steps_that_nothing_else_does(
     assert causes.causes_of(change(slow), unharmed)[0].name == "slow rank"
 
 
+def test_gpus_that_computed_nothing_are_no_evidence(unharmed: Side, tmp_path: Path) -> None:
+    idle = {"sm_mhz": 345, "use_percent": 0}
+    ours = write(tmp_path / "ours", harmed(gpus=gpus(idle, {"use_percent": 99})))
+    assert causes.causes_of(ours, unharmed) == []
+    throttled = harmed(gpus=gpus(idle, {"use_percent": 99, "throttle": 4, "sm_mhz": 1300}))
+    assert causes.causes_of(write(tmp_path / "throttled", throttled), unharmed)[0].name == "power cap"
+
+
 def test_causes_come_first_among_the_differences(unharmed: Side, tmp_path: Path) -> None:
     ours = write(tmp_path / "ours", HARMS["power cap everywhere"][0])
     first = explain.explain(ours, unharmed).differences[0]

@@ -253,7 +253,8 @@ def _of_run(log: RunLog) -> Evidence | None:
     busy = _mean(
         r["cpu_percent"] / 100 * r["cores"] for each in nodes.values() for r in each if r.get("cores") is not None
     )
-    cards = [gpu for each in nodes.values() for reading in each for gpu in reading.get("gpus", ())]
+    gpus = _gpus_in_use(nodes)
+    cards = [reading for each in gpus.values() for reading in each]
     return Evidence(
         parts=goodput.parts,
         late=_late(windows, shares),
@@ -266,7 +267,7 @@ def _of_run(log: RunLog) -> Evidence | None:
         sent_rate=_rate_of(nodes, "network_sent_bytes", 1.0),
         nvlink_rate=_rate_of(_with_nvlink(nodes), "nvlink_sent_kib", 1024.0),
         clock=_mean(gpu.get("sm_mhz") for gpu in cards),
-        low_clock=_low_clock(nodes),
+        low_clock=_low_clock(gpus),
         throttled=_throttled(cards),
     )
 
@@ -276,14 +277,19 @@ def _late(windows: Mapping[int, Sequence[steps.Window]], shares: Mapping[int, fl
     return (slow.others - slow.value, slow.name, windows[slow.name][-1].node) if slow else (0.0, 0, "")
 
 
-def _low_clock(nodes: Mapping[str, Sequence[Reading]]) -> tuple[float, str]:
-    clocks: dict[str, list[float]] = {}
+def _gpus_in_use(nodes: Mapping[str, Sequence[Reading]]) -> dict[str, list[Reading]]:
+    # Telemetry has all GPUs of a node: one that computed nothing has a low clock and no part in the run.
+    found: dict[str, list[Reading]] = {}
     for node, readings in nodes.items():
         for reading in readings:
             for number, gpu in enumerate(reading.get("gpus", ())):
-                if gpu.get("sm_mhz"):
-                    clocks.setdefault(f"GPU {number} of {node}", []).append(gpu["sm_mhz"])
-    slow = lowest({name: statistics.fmean(each) for name, each in clocks.items()})
+                found.setdefault(f"GPU {number} of {node}", []).append(gpu)
+    return {name: each for name, each in found.items() if any(telemetry.in_use(gpu) for gpu in each)}
+
+
+def _low_clock(gpus: Mapping[str, Sequence[Reading]]) -> tuple[float, str]:
+    clocks = {name: _mean(gpu.get("sm_mhz") for gpu in each) for name, each in gpus.items()}
+    slow = lowest({name: each for name, each in clocks.items() if each is not None})
     return (slow.value / slow.others, slow.name) if slow and slow.others else (1.0, "")
 
 

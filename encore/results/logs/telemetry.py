@@ -55,6 +55,11 @@ def _readings(lines: Iterable[str]) -> Iterator[Reading]:
     return (each for each in json_objects(lines) if isinstance(each.get("time"), int | float))
 
 
+def in_use(gpu: Reading) -> bool:
+    """Return whether a kernel ran most of the time before a reading; one that does not say so counts as in use."""
+    return gpu.get("use_percent") is None or gpu["use_percent"] >= _IN_USE
+
+
 def slow_gpu(experiment: Path, now: float) -> str:
     """Return which GPU of a running experiment has far lower clocks than the others, and why; empty if none has.
 
@@ -65,7 +70,7 @@ def slow_gpu(experiment: Path, now: float) -> str:
     for path in files_of(experiment):
         for reading in _recent(path, now):
             for number, gpu in enumerate(reading.get("gpus", ())):
-                if gpu.get("sm_mhz") and (gpu.get("use_percent") or 0) >= _IN_USE:
+                if gpu.get("sm_mhz") and in_use(gpu):
                     place = str(reading["node"]), number
                     clocks.setdefault(place, []).append(float(gpu["sm_mhz"]))
                     reasons[place] = reasons.get(place, 0) | (gpu.get("throttle") or 0)
