@@ -2,6 +2,7 @@
 
     $ .venv/bin/python -m tools.overhead            # 5 pairs of runs, about 3 minutes on 2 cores
     $ .venv/bin/python -m tools.overhead --slurm    # as root; 5 pairs on each number of nodes, about 5 minutes
+    $ .venv/bin/python -m tools.overhead --telemetry    # 5 pairs of runs with and without it, about 8 minutes
 
 Compares `./run.sh resnet 2`, in a Slurm job `encore run`, with the launcher's own command over the same configuration,
 data, seed and environment, whole commands in turn; and measures the share of a core that telemetry takes.
@@ -31,6 +32,14 @@ NODES = (1, 2)
 ON_NODES = (sys.executable, "-m", "encore.cli.app", "run", "resnet")
 SHORT = ("epochs=1", "warmup_epochs=0", "quality_target=1.0", "checkpoint_interval=0")
 TELEMETRY_SECONDS = 20.0
+TELEMETRY_PAIRS = 5
+# Encore as it is, but that telemetry never starts
+WITHOUT = """
+from encore.cli.app import main
+from encore.machine.telemetry import Telemetry
+Telemetry.start = Telemetry.stop = lambda telemetry: None
+main()
+"""
 
 
 def seconds(command: Sequence[str], variables: Mapping[str, str], expected: int) -> float:
@@ -60,6 +69,21 @@ def measure(title: str, command: Sequence[str], work: Path, ranks: int) -> None:
     print(f"{title}: median {statistics.median(differences):+.2f} s of {PAIRS} pairs", flush=True)
 
 
+def telemetry_pairs(work: Path) -> None:
+    # Print how much longer a run takes with telemetry, pair by pair, either one first in turn
+    options = ["run", "resnet", "2", "--seed", "1", "--data", str(work / "digits"), "--results", str(work / "results")]
+    options += ["--set", "quality_target=1.0", "--set", "epochs=2"]
+    kinds = {"with": [sys.executable, "-m", "encore.cli.app"], "without": [sys.executable, "-c", WITHOUT]}
+    ratios = []
+    for number in range(TELEMETRY_PAIRS):
+        names = list(kinds) if number % 2 else list(reversed(kinds))
+        took = {name: seconds([*kinds[name], *options], os.environ, 3) for name in names}
+        ratios.append(took["with"] / took["without"])
+        print(f"pair {number + 1}: without {took['without']:.2f} s, with telemetry {ratios[-1] - 1:+.2%}", flush=True)
+    spread = f"{min(ratios) - 1:+.2%} to {max(ratios) - 1:+.2%}"
+    print(f"telemetry: median {statistics.median(ratios) - 1:+.2%} of {TELEMETRY_PAIRS} pairs, {spread}")
+
+
 def telemetry_share(work: Path) -> float:
     # The share of a core that sampling takes
     telemetry, process = Telemetry(work / "telemetry.jsonl"), psutil.Process()
@@ -73,6 +97,7 @@ def telemetry_share(work: Path) -> float:
 
 def main(
     slurm: Annotated[bool, typer.Option("--slurm", help="on a real two-node Slurm")] = False,
+    telemetry: Annotated[bool, typer.Option("--telemetry", help="pairs of runs with and without telemetry")] = False,
     in_job: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     if in_job is not None:
@@ -83,6 +108,9 @@ def main(
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         work = Path(folder)
         data.prepare("resnet", work / "digits", data.Preparation(), python, lambda update: None)
+        if telemetry:
+            telemetry_pairs(work)
+            return
         if not slurm:
             print(f"telemetry: {telemetry_share(work):.2%} of a core")
             measure("over horovodrun", [str(paths.ROOT / "run.sh"), "resnet", "2"], work, 2)
