@@ -30,6 +30,7 @@ from encore.results.scores.score import ClaimJson, Score, score_folder
 SCHEMA = 1
 MANIFEST, SIGNATURE = "bundle.json", "bundle.json.sig"
 DATA = "dataset.json"
+SIGN_SECONDS = 300  # a person may have to type a passphrase
 NAMESPACE = "encore-bundle"  # of the signature: one made for another purpose is none
 RULE = "encore/lab/submissions/bundle.py"
 # Of a folder of a run: what it is judged by, but no checkpoint, and nothing that ranks print.
@@ -174,7 +175,13 @@ def _signature(text: bytes, key: Path) -> bytes:
 def _ssh_keygen(what: str, *arguments: str, given: bytes = b"") -> str:
     command = ["ssh-keygen", "-Y", what, "-n", NAMESPACE, *arguments]
     try:
-        done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=60)
+        done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=SIGN_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise EncoreError(
+            f"ssh-keygen -Y {what} did not end in {SIGN_SECONDS} s",
+            expected="a key whose passphrase is given in time, or that ssh-agent has",
+            hint="ssh-add KEY",
+        ) from error
     except FileNotFoundError as error:
         raise EncoreError("ssh-keygen is not installed", hint="install openssh-client, 8.2 or newer") from error
     text = (done.stdout + done.stderr).decode(errors="replace").strip()
