@@ -4,4 +4,4 @@ This is the host side. It never imports a deep learning framework; the training 
 ``benchmarks/`` and never imports this package.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
