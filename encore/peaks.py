@@ -14,11 +14,21 @@ _SIZES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 @cache
 def peak_of(gpu: str, precision: str) -> tuple[float, str] | None:
     """Return the FLOP/s of a GPU by the driver's name for it, and the source; None where no data sheet has it."""
-    for sheet in read_toml(Path(__file__).with_suffix(".toml"))["gpus"]:
-        if re.search(sheet["name"], gpu):
-            tflops = sheet["tflops"].get(precision)
-            return None if tflops is None else (1e12 * tflops, sheet["source"])
-    return None
+    sheet = _sheet("gpus", gpu)
+    tflops = sheet["tflops"].get(precision) if sheet else None
+    return None if sheet is None or tflops is None else (1e12 * tflops, sheet["source"])
+
+
+@cache
+def bandwidth_of(gpu: str) -> tuple[float, str] | None:
+    """Return the bytes per second of a GPU's memory, and the source; None where no data sheet has it."""
+    sheet = _sheet("memory", gpu)
+    return None if sheet is None else (1e12 * sheet["terabytes"], sheet["source"])
+
+
+def _sheet(table: str, gpu: str) -> Mapping[str, Any] | None:
+    known = read_toml(Path(__file__).with_suffix(".toml"))[table]
+    return next((each for each in known if re.search(each["name"], gpu)), None)
 
 
 def utilization(flops: float, speed: float, unit: str, gpu: str, precision: str, gpus: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from encore import paths
+from encore import paths, peaks
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
 from encore.machine.links import PCIE_LANE_RATES
@@ -25,6 +25,7 @@ from encore.machine.node import THROTTLE
 from encore.machine.outliers import slow_ones
 from encore.machine.preflight import Check, Level
 
+LEAST_OF_SHEET = 0.5  # Of what a data sheet says: a GEMM reached 80 % of it on an H200, a copy 90 %
 Facts = Mapping[str, Any]
 Pairs = Mapping[tuple[str, str], Mapping[str, float]]  # Bytes per second of each collective between two nodes
 
@@ -276,6 +277,9 @@ def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
             node, _, number = name.rpartition(" ")
             shown = f"{devices[name] / unit:.3g} {word}, {share:.0%} of the others' median"
             yield node, Check("FAIL", f"{title} of device {number}", shown)
+    for node, speeds in measured.items():
+        for place, (gpu, found) in enumerate(zip(known[node]["gpus"], speeds["peaks"], strict=False)):
+            yield from ((node, each) for each in _next_to_sheet(place, str(gpu["name"]), found))
     for kind in ("all-reduce", "all-to-all"):
         rates = {node: _largest(speeds, kind) for node, speeds in measured.items()}
         yield from _slow(rates, f"{kind} within the node", 1e9, "GB/s", 0.2 if _on_gpus(measured) else 0.5)
@@ -287,6 +291,18 @@ def _measured(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
                     node,
                     Check("FAIL", f"{kind} within the node", shown, "see: nvidia-smi topo -m, nvidia-smi nvlink -s"),
                 )
+
+
+# What a GPU computes and copies next to its data sheet, whose figures are those of a GPU that nothing limits.
+def _next_to_sheet(number: int, gpu: str, found: Mapping[str, float]) -> Iterator[Check]:
+    for rate, title, unit, word, sheet in (
+        ("flops_per_second", "GEMMs", 1e12, "TFLOP/s", peaks.peak_of(gpu, "bf16")),
+        ("bytes_per_second", "copies", 1e9, "GB/s", peaks.bandwidth_of(gpu)),
+    ):
+        if sheet and found[rate] < LEAST_OF_SHEET * sheet[0]:
+            shown = f"{found[rate] / unit:,.0f} {word}, {found[rate] / sheet[0]:.0%} of the {sheet[0] / unit:,.0f} of "
+            shown += sheet[1]
+            yield Check("WARN", f"{title} of device {number}", shown, "see: nvidia-smi -q -d PERFORMANCE,CLOCK,POWER")
 
 
 # Pairs of GPUs, each among those of all nodes that are linked alike.

@@ -142,6 +142,19 @@ def test_a_slow_device_is_named_among_all_devices() -> None:
     assert found["n1"].level == found["n3"].level == "OK"
 
 
+def test_a_device_is_compared_with_its_data_sheet() -> None:
+    for path, value, words in (
+        ("flops_per_second", 4e14, "GEMMs of device 1: 400 TFLOP/s, 40% of the 990 of NVIDIA H100"),
+        ("bytes_per_second", 1e12, "copies of device 1: 1,000 GB/s, 30% of the 3,350 of NVIDIA H100"),
+    ):
+        slow = node_with(f"framework.peaks.1.{path}", value)
+        slow["framework"]["peaks"][0] = slow["framework"]["peaks"][1]
+        found = judged(slow)["n1"]
+        assert (found.level, len(found.reasons)) == ("WARN", 2) and found.reasons[1].startswith(words), found.reasons
+    slow["gpus"] = [{**GPU, "name": "another"}] * 2
+    assert judged(slow)["n1"].level == "OK"
+
+
 def test_collectives_are_compared_with_links_and_with_other_nodes() -> None:
     rows = [{"kind": "all-reduce", "bytes": 1 << 28, "rate": 1e11}, {"kind": "all-to-all", "bytes": 1, "rate": 3e11}]
     found = judged(node_with("framework.collectives", rows), FACTS)
