@@ -79,9 +79,9 @@ def test_paths_in_a_benchmarks_own_options_are_those_of_the_caller(tmp_path, mon
     done = run("prepare", "bert", "raw", "--vocabulary", "vocab.txt", "--evaluation", "later", "--dry-run")
     assert shlex.split(done.output)[-4:] == ["--vocabulary", str(tmp_path / "vocab.txt"), "--evaluation", "later"]
     wanted = data.Preparation(source=Path("raw"), options=("--vocabulary", "vocab.txt", "--length", "480"))
-    target = replace(runtimes.ON_HOST, runtime="docker", image="bert", engine=Engine("docker", "docker"))
+    target = replace(runtimes.ON_HOST, runtime="docker", image="bert", engine=Engine(name="docker", program="docker"))
     argv = runtimes.preparation(target, "bert", tmp_path / "out", wanted).argv
-    mounted = [word for word in argv if str(tmp_path / "vocab.txt") in word and "ro" in word]
+    mounted = [word for word in argv if str(tmp_path / "vocab.txt") in word and word.endswith("readonly")]
     assert len(mounted) == 1 and not any(str(tmp_path / "480") in word for word in argv)
 
 

@@ -127,9 +127,9 @@ def test_results_that_are_on_the_volume_alone_are_copied(
         assert "on the cluster's volume" in encore("submit", "--resume", str(folder.path), code=2)
     run, _, copy, _, _ = map(shlex.split, workloads.copying(folder))
     spec = next(word for word in run if word.startswith("--overrides=")).partition("=")[2]
-    valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": run[4]}, **json.loads(spec)})
+    valid({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "encore-copy"}, **json.loads(spec)})
     assert json.loads(spec)["spec"]["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shared"}
-    assert copy[3:] == ["cp", f"encore-copy:{folder.path}", str(folder.path)]
+    assert copy[1:3] == ["--context", "test"] and copy[5:] == ["cp", f"encore-copy:{folder.path}", str(folder.path)]
     # What is copied counts, whatever the cluster still knows.
     record = '{"kind": "start", "time": 1.0, "resumed_step": 0}\n{"kind": "end", "time": 9.0, "outcome": "reached"}\n'
     experiment.metrics.write_text(record, encoding="utf-8")

@@ -160,14 +160,14 @@ MISFITS = [
     ),
     (
         "llama31-8b",
-        {"tokens": {"train": 9999, "test": 99}},
+        {"vocabulary": 1024, "tokens": {"train": 9999, "test": 99}},
         2,
         "",
         "99 tokens in the test part; expected more than 128; hint: set a shorter sequence_length",
     ),
     (
         "llama31-8b",
-        {"tokens": {"train": 9999, "test": 999}},
+        {"vocabulary": 1024, "tokens": {"train": 9999, "test": 999}},
         3,
         "tensor_parallelism=2",
         "3 ranks; expected a multiple of the 2 that share a sample",
