@@ -3,6 +3,7 @@
 from typing import Any, List, Tuple
 
 from benchmarks.common.config_checks import Misfit
+from benchmarks.llama.memory import key_width
 
 
 def micro_batch_size(config: Any) -> int:
@@ -39,7 +40,7 @@ def problems(config: Any) -> List[Tuple[str, bool]]:
 
 def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
     """Return what GEMMs in FP8 cannot multiply, each with whether it is so."""
-    keys, fp8 = config.width // config.heads * config.key_value_heads, config.fp8 != "none"
+    keys, fp8 = key_width(config), config.fp8 != "none"
     shares = (
         config.sequence_length % (16 * config.context_parallelism),
         config.inner_width % (16 * config.tensor_parallelism),

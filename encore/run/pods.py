@@ -19,7 +19,7 @@ from encore.machine import preflight
 from encore.machine.node import Gpu, Node
 from encore.run import hints, passport, planning, run_folder, runner, workloads
 from encore.run.planning import Plan, Request
-from encore.run.run_folder import Experiment, ExperimentState, RunFolder
+from encore.run.run_folder import ExperimentState, RunFolder
 from encore.run.submission import LEAST_MINUTES, MAX_NODES, MOST_MINUTES, pretended
 from encore.slurm import cluster as clusters
 from encore.slurm import script
@@ -244,14 +244,10 @@ def submit(plan: Plan, folder: RunFolder, connection: Connection) -> list[str]:
             continue
         content = {experiment.config.name: experiment.config.read_text(encoding="utf-8")}
         # The head of the log; a run that goes on from a checkpoint has its log where that is.
-        content[experiment.log.name] = "" if _has_checkpoint(experiment) else experiment.log.read_text(encoding="utf-8")
+        content[experiment.log.name] = "" if experiment.has_checkpoint else experiment.log.read_text(encoding="utf-8")
         connection.create(objects(plan, workloads.sent_as(folder, experiment), content))
         sent.append(f"{kind} {workloads.name_of(folder, experiment)}")
     return sent
-
-
-def _has_checkpoint(experiment: Experiment) -> bool:
-    return any((experiment.folder / "checkpoint").glob("step_*"))
 
 
 def resumed(path: Path) -> tuple[Plan, RunFolder]:
@@ -294,7 +290,7 @@ def clear(plan: Plan, folder: RunFolder, connection: Connection) -> None:
     for experiment in left:
         connection.delete(plan.pods.kind, workloads.name_of(folder, experiment))
         workloads.wait_for_end(connection, folder, experiment)
-        if not _has_checkpoint(experiment):
+        if not experiment.has_checkpoint:
             runner.clear_remains(experiment)
             passport.write_log_header(experiment.log, plan.configuration, unseen(plan), False)
         experiment.set_state(replace(experiment.state(), status="prepared", reason="", ended=""))

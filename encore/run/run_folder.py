@@ -77,6 +77,11 @@ class Experiment:
         return self.folder / "metrics.jsonl"
 
     @property
+    def has_checkpoint(self) -> bool:
+        # A folder that was still being written when the ranks were killed is none.
+        return any((self.folder / "checkpoint").glob("step_*"))
+
+    @property
     def result(self) -> Path:
         return self.folder.parent / f"result_{self.number}.txt"
 

@@ -245,8 +245,7 @@ def _run_experiment(
     cluster = plan.allocation.cluster if plan.allocation else ""
     state = ExperimentState(status="running", started=started, job=job, cluster=cluster)
     try:
-        # A folder that was still being written when the ranks were killed is none.
-        if not any((experiment.folder / "checkpoint").glob("step_*")):
+        if not experiment.has_checkpoint:
             clear_remains(experiment)
             cleared = plan.drop_caches and (
                 step.drop_caches(plan.configuration.nodes) if plan.allocation else on_node.drop_caches()["dropped"]
