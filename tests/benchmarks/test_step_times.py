@@ -1,5 +1,6 @@
 """The lines of a rank's step times, from threads that work, wait and fetch."""
 
+import hashlib
 import json
 import threading
 import time
@@ -16,12 +17,18 @@ from benchmarks.common.run.timing import InputWait
 
 RANKS = Ranks(3, 4, 1, 2, None)
 WAIT = InputWait()
+BLOCK = bytes(2**22)
 
 
-def compute(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
+def compute(is_over: Callable[[], bool]) -> None:
+    # Outside of the interpreter's lock, as the threads of libraries do: one that waits for the lock sleeps.
+    while not is_over():
+        hashlib.sha256(BLOCK)
+
+
+def compute_for(seconds: float) -> None:
+    end = time.process_time() + seconds
+    compute(lambda: time.process_time() >= end)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -41,7 +48,7 @@ def measured(folder: Path, step: Callable[[StepTimes], None], communicating: set
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "SAMPLE_SECONDS", 0.02)
+    monkeypatch.setattr(step_times, "SAMPLE_SECONDS", 0.05)
     # One line each, however slow the machine is at that moment.
     monkeypatch.setattr(step_times, "FIRST_SECONDS", 600.0)
 
@@ -63,7 +70,7 @@ def seen(folder: Path, measure: Callable[[Path], bool]) -> None:
 
 def test_a_rank_that_computes_does_not_wait_and_one_that_sleeps_does(tmp_path: Path) -> None:
     def shows(folder: Path) -> bool:
-        busy = measured(folder / "busy", lambda times: compute(0.3), others())
+        busy = measured(folder / "busy", lambda times: compute_for(0.3), others())
         waits = measured(folder / "waits", idle, others())
         is_clear = bool(busy["waiting"] < 0.3 < 0.7 < waits["waiting"])
         return is_clear and busy["cpu"] > 0.5 and waits["cpu"] < busy["cpu"]
@@ -88,12 +95,7 @@ def test_a_rank_that_fetches_waits_for_data_and_not_for_others(tmp_path: Path) -
 
 def test_threads_of_a_library_that_spin_are_no_work(tmp_path: Path) -> None:
     ends = threading.Event()
-
-    def spin() -> None:
-        while not ends.is_set():
-            pass
-
-    spinning = threading.Thread(target=spin)
+    spinning = threading.Thread(target=compute, args=(ends.is_set,))
     spinning.start()
     assert spinning.native_id is not None
     excluded = others() | {str(spinning.native_id)}

@@ -71,6 +71,7 @@ class StepTimes:
         self._began = time.time()
         self._since: Optional[float] = None  # The end of the last step; None outside of the training
         self._fetching = False
+        self._ended = threading.Event()
         self._lock = threading.Lock()
         self._step = 0
         self._open_window()
@@ -92,8 +93,9 @@ class StepTimes:
         self._since = None
 
     def end(self) -> None:
-        """Write what no line has yet."""
+        """Write what no line has yet, and look no more."""
         self.stop()
+        self._ended.set()
         self._write()
 
     @contextmanager
@@ -116,8 +118,7 @@ class StepTimes:
         if self._others is not None:
             self._others.add(str(threading.get_native_id()))
         last = time.time()
-        while True:
-            time.sleep(SAMPLE_SECONDS)
+        while not self._ended.wait(SAMPLE_SECONDS):
             now, before = time.time(), last
             last = now
             if self._since is not None:
