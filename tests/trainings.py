@@ -192,10 +192,10 @@ def checked_config(benchmark: str, system: str, round_: str | None, *settings: s
     return configuration.config_class(catalogue.choose(benchmark).folder)(**plain)
 
 
-def reached(encore: Encore, benchmark: str, data: Path, results: Path, seed: str = "1") -> Path:
+def reached(encore: Encore, benchmark: str, data: Path, results: Path, *options: str, seed: str = "1") -> Path:
     # The folder of a run of the small system on two ranks to its target, as a user starts it
     where = ("--data", str(data), "--results", str(results))
-    done = encore("run", benchmark, "2", *where, "--seed", seed)
+    done = encore("run", benchmark, "2", *where, "--seed", seed, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     run = only_run(results)
     json_schemas.validate_run(run)

@@ -2,8 +2,7 @@
 
 from typing import Any, List, Tuple
 
-from benchmarks.common.config_checks import Misfit
-from benchmarks.llama.memory import key_width
+from benchmarks.common.config_checks import Manifest, Misfit
 
 
 def micro_batch_size(config: Any) -> int:
@@ -14,10 +13,11 @@ def micro_batch_size(config: Any) -> int:
 
 def problems(config: Any) -> List[Tuple[str, bool]]:
     """Return what is wrong with the shape, the schedule or the split, each with whether it is."""
-    size, parts = config.width // config.heads, 2 * config.context_parallelism
+    shape, parts = config.shape(1), 2 * config.context_parallelism
+    uneven = not shape.head_size and config.width % config.heads != 0
     return [
-        (f"width={config.width} must be a multiple of heads={config.heads}", config.width % config.heads != 0),
-        (f"a head of {size} values has no pairs: width / heads must be even", size % 2 != 0),
+        (f"width={config.width} must be a multiple of heads={config.heads}", uneven),
+        (f"a head of {shape.size} values has no pairs: they must be even", shape.size % 2 != 0),
         (
             f"heads={config.heads} must be a multiple of key_value_heads={config.key_value_heads}",
             config.heads % config.key_value_heads != 0,
@@ -40,7 +40,7 @@ def problems(config: Any) -> List[Tuple[str, bool]]:
 
 def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
     """Return what GEMMs in FP8 cannot multiply, each with whether it is so."""
-    keys, fp8 = key_width(config), config.fp8 != "none"
+    keys, fp8 = config.shape(1).keys, config.fp8 != "none"
     shares = (
         config.sequence_length % (16 * config.context_parallelism),
         config.inner_width % (16 * config.tensor_parallelism),
@@ -55,6 +55,17 @@ def problems_of_fp8(config: Any) -> List[Tuple[str, bool]]:
             fp8 and any(shares),
         ),
     ]
+
+
+def misfits_of_text(config: Any, manifest: Manifest) -> List[Misfit]:
+    """Return which parts of a data set are too short for a sample."""
+    found: List[Misfit] = []
+    for part in ("train", "test"):
+        tokens = manifest["facts"]["tokens"][part]
+        if tokens <= config.sequence_length:
+            hint = "set a shorter sequence_length, or take more text"
+            found.append((f"{tokens:,} tokens in the {part} part", f"more than {config.sequence_length:,}", hint))
+    return found
 
 
 def misfits_of_ranks(config: Any, ranks: int) -> List[Misfit]:

@@ -9,19 +9,19 @@ from benchmarks.common.config_checks import Misfit
 
 
 class Weights(NamedTuple):
-    """How many weights a layer has, and all that is outside the layers."""
+    """How many weights a layer has, those of its experts among them, and all that is outside the layers."""
 
     layer: int
     outside: int
-
-
-def key_width(config: Any) -> int:
-    return int(config.width // config.heads * config.key_value_heads)
+    experts: int = 0
 
 
 def weights_of(config: Any, vocabulary: int) -> Weights:
-    products = 2 * (config.width + key_width(config)) + 3 * config.inner_width
-    return Weights(config.width * (products + 2), config.width * (2 * vocabulary + 1))
+    shape = config.shape(vocabulary)
+    inner = shape.width * 3 * shape.inner_width * max(1, shape.experts)
+    attention = shape.width * 2 * (shape.queries + shape.keys) + (shape.heads if shape.sinks else 0)
+    layer = attention + inner + shape.width * (shape.experts + 2)
+    return Weights(layer, shape.width * (2 * vocabulary + 1), inner if shape.experts else 0)
 
 
 def size_of(config: Any) -> int:
@@ -29,7 +29,7 @@ def size_of(config: Any) -> int:
     return 2 if config.precision == "bf16" else 4
 
 
-def needed(config: Any, vocabulary: int, ranks: int, held: float, kept: float) -> float:
+def needed(config: Any, vocabulary: int, ranks: int, held: float, kept: float, share_of: int = 1) -> float:
     """Return the bytes that a rank needs at least in a backward pass: in that of the head, or of the last layer.
 
     Args:
@@ -38,6 +38,7 @@ def needed(config: Any, vocabulary: int, ranks: int, held: float, kept: float) -
         ranks: Of the whole run.
         held: Bytes of weights and of the optimizer's state on the rank.
         kept: Bytes that a layer keeps of a position for the backward pass.
+        share_of: Ranks that have a layer's experts together.
     """
     size, weights = size_of(config), weights_of(config, vocabulary)
     positions = config.micro_batch_size * config.sequence_length / config.context_parallelism
@@ -46,7 +47,7 @@ def needed(config: Any, vocabulary: int, ranks: int, held: float, kept: float) -
     # Logits and their gradients, in fp32
     logits = 2 * 4 * min(config.loss_rows or positions, positions) * vocabulary
     # FSDP gathers a layer while the one before is computed, and holds what is outside the layers.
-    gathered = weights.layer * size if ranks > 1 else 0
+    gathered = (weights.layer - weights.experts * (1 - 1 / share_of)) * size if ranks > 1 else 0
     outside = weights.outside * size if ranks > 1 else 0
     head = gathered + positions * begins + logits
     last = 2 * gathered + positions * (begins + again)

@@ -20,7 +20,8 @@ LENGTH = 256  # tokens of a sample
 ENTRIES = 1024  # of the tokenizer
 HELD_OUT = 20  # of the modules that are adapted to, one in so many is for evaluation
 LONGEST = 200  # characters of a first paragraph that is a summary
-SIZES = {"layers": 3, "width": 96, "heads": 4, "key_value_heads": 2, "inner_width": 256}  # systems/cpu_v6.1.toml
+# As in systems/cpu_v6.1.toml
+SIZES: Dict[str, Any] = {"layers": 3, "width": 96, "heads": 4, "key_value_heads": 2, "inner_width": 256}
 STEPS, BATCH = 120, 8
 RATE, WARMUP = 4e-3, 20
 SPREAD = 0.06  # of the initial weights
@@ -62,8 +63,9 @@ def train_base(ids: np.ndarray, entries: int, path: Path, progress: Progress) ->
     """Train the base on a stream of tokens and write it by Hugging Face's names; return what came of it."""
     import torch  # of the toy data set alone: raw data are prepared without it
 
-    from benchmarks.llama.pytorch.network import Network, Scaling, Shape, published_name
+    from benchmarks.llama.pytorch.network import Network, published_name
     from benchmarks.llama.pytorch.parallel import initialize
+    from benchmarks.llama.shapes import Scaling, Shape
 
     torch.set_num_threads(1)  # several wait for each other where the machine has other work
     shape = Shape(vocabulary=entries, rope_base=10000.0, scaling=Scaling(), epsilon=1e-5, **SIZES)

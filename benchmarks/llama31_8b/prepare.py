@@ -15,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.common.data import prepare
 
+BENCHMARKS = ("llama31-8b", "gpt-oss-20b")
+
 
 def _add_options(options: argparse._ArgumentGroup) -> None:
     add = options.add_argument
@@ -25,15 +27,21 @@ def _add_options(options: argparse._ArgumentGroup) -> None:
     add("--append-eod", action="store_true", help=eod)
 
 
-DATA_SET = prepare.DataSet(
-    benchmark="llama31-8b",
-    source="folder of MLPerf's c4-*.bin and .idx, or of text or JSON lines for training and evaluation",
-    files=("train.bin", "train.idx", "test.bin", "test.idx", "tokenizer.json"),
-    add_options=_add_options,
-    writer="benchmarks.llama31_8b.writer",
-    samples="benchmarks.llama31_8b.samples",
-    check=prepare.opens("benchmarks.llama31_8b.dataset"),
-)
+def data_set(benchmark: str) -> prepare.DataSet:
+    """Return the declaration of a data set that both benchmarks read, as one of them prepares it."""
+    return prepare.DataSet(
+        benchmark=benchmark,
+        source="folder of MLPerf's c4-*.bin and .idx, or of text or JSON lines for training and evaluation",
+        files=("train.bin", "train.idx", "test.bin", "test.idx", "tokenizer.json"),
+        add_options=_add_options,
+        writer="benchmarks.llama31_8b.writer",
+        samples="benchmarks.llama31_8b.samples",
+        check=prepare.opens("benchmarks.llama31_8b.dataset"),
+        shared_with=BENCHMARKS,
+    )
+
+
+DATA_SET = data_set(BENCHMARKS[0])
 main = partial(prepare.main, DATA_SET)
 
 

@@ -16,9 +16,8 @@ def for_one_rank(config: Any) -> Any:
 
     Each layer is like the others, so that some tell how fast all of them are.
     """
-    return dataclasses.replace(
-        config, layers=min(config.layers, MOST_LAYERS), tensor_parallelism=1, context_parallelism=1
-    )
+    shared = [each.name for each in dataclasses.fields(config) if each.name.endswith("_parallelism")]
+    return dataclasses.replace(config, layers=min(config.layers, MOST_LAYERS), **dict.fromkeys(shared, 1))
 
 
 class Measured(NamedTuple):

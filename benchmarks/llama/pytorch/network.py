@@ -1,44 +1,24 @@
 """Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, an untied head (Grattafiori et al. 2024).
 
-Parameters have Hugging Face's names (LlamaForCausalLM), see ``published_name``. Nothing here knows how the network is
-split over ranks: benchmarks/llama/pytorch/parallel.py does that to its modules.
+With experts, windows and sinks the same is gpt-oss (OpenAI 2025, arXiv 2508.10925). Parameters have Hugging Face's
+names (LlamaForCausalLM), see ``published_name``. Nothing here knows how the network is split over ranks:
+benchmarks/llama/pytorch/parallel.py does that to its modules.
 """
 
 import math
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Tuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.llama.pytorch import attention
+from benchmarks.llama.pytorch.experts import Mixture
+from benchmarks.llama.shapes import Scaling, Shape
+
 IGNORED = -100  # label of a position that is not counted, which PyTorch's cross-entropy leaves out
 Rotation = Tuple[torch.Tensor, torch.Tensor]  # cosines and sines of positions, fp32 (length, size of a head / 2)
-# Takes queries (B, heads, L, size), keys and values (B, key_value_heads, L, size); returns as queries.
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class Scaling(NamedTuple):
-    """Llama 3.1's scaling of the rotary frequencies; a factor of 1 scales nothing."""
-
-    factor: float = 1.0
-    low: float = 1.0  # turns in the old context below which a frequency is divided by the factor
-    high: float = 4.0  # turns above which it stays
-    context: int = 8192  # positions that were trained on before
-
-
-class Shape(NamedTuple):
-    """Sizes of a network."""
-
-    vocabulary: int
-    layers: int
-    width: int
-    heads: int
-    key_value_heads: int
-    inner_width: int
-    rope_base: float
-    scaling: Scaling
-    epsilon: float  # of the norms
 
 
 class How(NamedTuple):
@@ -60,9 +40,7 @@ def frequencies(size: int, base: float, scaling: Scaling) -> torch.Tensor:
 
 
 def rotation(positions: torch.Tensor, shape: Shape) -> Rotation:
-    angles = positions.float()[:, None] * frequencies(shape.width // shape.heads, shape.rope_base, shape.scaling).to(
-        positions.device
-    )
+    angles = positions.float()[:, None] * frequencies(shape.size, shape.rope_base, shape.scaling).to(positions.device)
     return angles.cos(), angles.sin()
 
 
@@ -73,22 +51,17 @@ def rotated(values: torch.Tensor, by: Rotation) -> torch.Tensor:
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1).to(values.dtype)
 
 
-def causal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    # Let each position attend to itself and to all before it, whatever documents they are of, as the reference does.
-    return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
-
-
 def linear(before: int, after: int) -> nn.Linear:
     return nn.Linear(before, after, bias=False)
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, window: int) -> None:
         super().__init__()
-        self.size, self.attend = shape.width // shape.heads, causal  # type: Tuple[int, Attend]
-        keys = self.size * shape.key_value_heads
-        self.q_proj, self.k_proj = linear(shape.width, shape.width), linear(shape.width, keys)
-        self.v_proj, self.o_proj = linear(shape.width, keys), linear(shape.width, shape.width)
+        self.size, self.attend = shape.size, attention.within(window)  # type: Tuple[int, attention.Attend]
+        self.q_proj, self.k_proj = linear(shape.width, shape.queries), linear(shape.width, shape.keys)
+        self.v_proj, self.o_proj = linear(shape.width, shape.keys), linear(shape.queries, shape.width)
+        self.sinks = nn.Parameter(torch.empty(shape.heads)) if shape.sinks else None
         self.qkv_lora = self.o_lora = None  # type: Any  # benchmarks/llama/pytorch/adapters.py
 
     def forward(self, hidden: torch.Tensor, by: Rotation) -> torch.Tensor:
@@ -96,7 +69,12 @@ class Attention(nn.Module):
         if self.qkv_lora is not None:
             projected = [each + more for each, more in zip(projected, self.qkv_lora(hidden))]
         queries, keys, values = (each.unflatten(-1, (-1, self.size)).transpose(1, 2) for each in projected)
-        found = self.attend(rotated(queries, by), rotated(keys, by), values).transpose(1, 2).flatten(2)
+        queries, keys = rotated(queries, by), rotated(keys, by)
+        if self.sinks is None:
+            found = self.attend(queries, keys, values)
+        else:
+            found = attention.with_sinks(self.attend, self.sinks, queries, keys, values)
+        found = found.transpose(1, 2).flatten(2)
         return self.o_proj(found) if self.o_lora is None else self.o_proj(found) + self.o_lora(found)[0]
 
 
@@ -111,11 +89,11 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Shape, recompute: bool) -> None:
+    def __init__(self, shape: Shape, recompute: bool, window: int) -> None:
         super().__init__()
         self.recompute = recompute
         self.input_layernorm, self.post_attention_layernorm = (norm(shape) for _ in range(2))
-        self.self_attn, self.mlp = Attention(shape), FeedForward(shape)
+        self.self_attn, self.mlp = Attention(shape, window), Mixture(shape) if shape.experts else FeedForward(shape)
 
     def forward(self, hidden: torch.Tensor, by: Rotation) -> torch.Tensor:
         # Here and not around the module, whose weights FSDP gathers before it and frees behind it.
@@ -164,7 +142,9 @@ class Network(nn.Module):
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList(Layer(shape, how.recompute) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(
+            Layer(shape, how.recompute, shape.window_of(number)) for number in range(shape.layers)
+        )
         self.norm = norm(shape)
         self.head = Head(shape, how.loss_rows)
 
@@ -187,12 +167,12 @@ def published_name(name: str) -> str:
 
 
 def deviation(name: str, shape: Shape, initial: float) -> float:
-    """Return the standard deviation of a matrix's initial values; 0 for a norm's, which are 1.
+    """Return the standard deviation of a matrix's initial values; 0 for a norm's, which are 1, and for sinks.
 
     As Megatron initializes: ``init_method_std``, and for what a layer adds to its input that by the root of twice the
     number of layers (scaled_init_method_normal).
     """
-    if "norm" in name:
+    if "norm" in name or name.endswith("sinks"):
         return 0.0
-    adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+    adds = name.endswith(("o_proj.weight", "down_proj.weight", "experts.down_proj"))
     return initial / math.sqrt(2 * shape.layers) if adds else initial

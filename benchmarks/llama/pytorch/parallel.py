@@ -2,18 +2,19 @@
 
 Ranks are numbered so that those of a group are neighbours: a group computes a sample together, ``tensor`` ranks share
 each GEMM, ``context`` of these share the positions. Weights, gradients and the optimizer's state are sharded over all
-ranks (FSDP over the ranks that hold the same part of a GEMM).
+ranks (FSDP over the ranks that hold the same part of a GEMM). Instead, neighbours can share the experts of a mixture.
 """
 
 from contextlib import nullcontext
 from types import MappingProxyType
-from typing import Any, ContextManager, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, ContextManager, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -30,7 +31,8 @@ from torch.nn.attention.bias import causal_lower_right
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import low_precision
-from benchmarks.llama.pytorch.network import Attend, Network, deviation
+from benchmarks.llama.pytorch.attention import Attend
+from benchmarks.llama.pytorch.network import Network, deviation
 
 SEED_STRIDE = 1_000_003  # between the seeds of two parameters
 
@@ -74,10 +76,12 @@ def distribute(
     types: Types,
     compiles: bool = False,
     more: Mapping[str, ParallelStyle] = MappingProxyType({}),
+    expert_parallelism: int = 1,
 ) -> None:
     """Split a network, which has no values yet, over all ranks. A single rank in fp32 keeps it whole.
 
-    ``more`` is how tensor parallelism splits what has been added to a layer.
+    ``more`` is how tensor parallelism splits what has been added to a layer; ``expert_parallelism`` ranks share the
+    experts of each mixture.
     """
     if place.context > 1:
         attend = across(context_group(ranks, place), place)
@@ -96,6 +100,8 @@ def distribute(
         split_products(network, mesh["tensor"], more)
     # The rotation of the positions stays in fp32: the only input of a layer that is not in the type of the weights.
     policy = MixedPrecisionPolicy(types.computed, types.summed, cast_forward_inputs=False)
+    if expert_parallelism > 1:
+        split_experts(network, ranks, expert_parallelism, policy)
     for layer in network.layers:
         fully_shard(layer, mesh=mesh["shard"], mp_policy=policy)
     fully_shard(network, mesh=mesh["shard"], mp_policy=policy)
@@ -129,6 +135,39 @@ def split_products(network: Network, mesh: Any, more: Mapping[str, ParallelStyle
         parallelize_module(layer, mesh, {**within, **more})
     for name in frozen:  # SequenceParallel makes parameters anew, to be trained
         network.get_parameter(name).requires_grad_(False)
+
+
+def split_experts(network: Network, ranks: Ranks, share_of: int, policy: MixedPrecisionPolicy) -> None:
+    """Let ``share_of`` neighbours have the experts together, and FSDP shard those that others have too."""
+    shape, names = (ranks.size // share_of, share_of), ("copies", "experts")
+    mesh = init_device_mesh(ranks.context.type, shape, mesh_dim_names=names)
+    for layer in network.layers:
+        mixture = layer.mlp
+        mixture.group = mesh["experts"].get_group()
+        for name, each in list(mixture.experts.named_parameters(recurse=False)):
+            setattr(mixture.experts, name, nn.Parameter(distribute_tensor(each, mesh["experts"], [Shard(0)])))
+        fully_shard(mixture.experts, mesh=mesh["copies"], mp_policy=policy, shard_placement_fn=lambda _: Shard(1))
+        mixture.experts.shared_by = share_of
+
+
+def by_mesh(parameters: Iterable[nn.Parameter]) -> List[List[nn.Parameter]]:
+    """Return the parameters in groups of those that are split over the same mesh, which PyTorch computes together."""
+    found: Dict[Any, List[nn.Parameter]] = {}
+    for each in parameters:
+        found.setdefault(each.device_mesh if isinstance(each, DTensor) else None, []).append(each)
+    return list(found.values())
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], most: float) -> torch.Tensor:
+    """Scale the gradients so that their norm is at most ``most``, as clip_grad_norm_; return what it was."""
+    gradients = [[each.grad for each in group if each.grad is not None] for group in by_mesh(parameters)]
+    norms = [whole(nn.utils.get_total_norm(group, foreach=True)) for group in gradients]
+    norm = torch.stack(norms).square().sum().sqrt()
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    for each in (gradient for group in gradients for gradient in group):
+        local(each).mul_(factor)
+    return norm
 
 
 def loss_context(place: Place) -> ContextManager[Any]:
@@ -257,7 +296,7 @@ def initialize(network: Network, initial: float, seed: int, device: torch.device
     for number, (name, parameter) in enumerate(network.named_parameters()):
         spread = deviation(name, network.shape, initial)
         if not spread:
-            local(parameter).fill_(1.0)
+            local(parameter).fill_(1.0 if "norm" in name else 0.0)
             continue
         generator = torch.Generator(device).manual_seed(seed * SEED_STRIDE + number)
         drawn = torch.empty(parameter.shape, device=device).normal_(0.0, spread, generator=generator)

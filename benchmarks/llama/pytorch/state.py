@@ -16,8 +16,9 @@ def adamw(parameters: Parameters, config: Any) -> torch.optim.AdamW:
     The norms do not decay, as no parameter of one dimension does in Megatron (_get_param_groups).
     """
     groups: List[Dict[str, Any]] = [
-        {"params": [each for each in parameters.values() if (each.ndim > 1) == decays], "weight_decay": decay}
+        {"params": group, "weight_decay": decay}
         for decays, decay in ((True, config.weight_decay), (False, 0.0))
+        for group in parallel.by_mesh(each for each in parameters.values() if (each.ndim > 1) == decays)
     ]
     rule = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2), "eps": config.epsilon}
     made = torch.optim.AdamW(groups, fused=True, **rule)

@@ -25,9 +25,8 @@ def place_of(name: str, network: Network, stored: Mapping[str, Stored]) -> Tuple
     if fused not in stored:
         return published, 0, tuple(whole)
     shape = network.shape
-    keys = shape.width // shape.heads * shape.key_value_heads
-    first = {"q": 0, "k": shape.width, "v": shape.width + keys}[product]
-    return fused, first, (shape.width + 2 * keys, shape.width)
+    first = {"q": 0, "k": shape.queries, "v": shape.queries + shape.keys}[product]
+    return fused, first, (shape.queries + 2 * shape.keys, shape.width)
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from benchmarks.llama.pytorch.parallel import initialize
 from benchmarks.llama2_70b_lora.dataset import open_data
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 from benchmarks.llama2_70b_lora.pytorch.data import Batch, synthetic_batch, training_input
-from benchmarks.llama2_70b_lora.pytorch.model import rule_of, shape_of
+from benchmarks.llama2_70b_lora.pytorch.model import rule_of
 from benchmarks.llama2_70b_lora.pytorch.train import build, mean_loss, train_step
 
 
@@ -40,7 +40,7 @@ class PlainDropout(adapters.Dropout):
 
 def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
     """A step of a plain PyTorch loop with the same network and batch."""
-    network = Network(shape_of(config, vocabulary))
+    network = Network(config.shape(vocabulary))
     adapters.add(network, rule_of(config), 0)
     initialize(network, config.initial_weights, config.seed, ranks.context)
     adapters.initialize(network, config.seed)

@@ -12,6 +12,7 @@ from typing import Dict, List, Literal
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
 from benchmarks.llama import memory
 from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems, problems_of_fp8
+from benchmarks.llama.shapes import Scaling, Shape
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,20 @@ class Config:
         # Ranks that share a sample.
         return self.tensor_parallelism * self.context_parallelism
 
+    def shape(self, vocabulary: int) -> Shape:
+        scaling = Scaling()
+        return Shape(
+            vocabulary,
+            self.layers,
+            self.width,
+            self.heads,
+            self.key_value_heads,
+            self.inner_width,
+            self.rope_base,
+            scaling,
+            self.norm_epsilon,
+        )
+
     @property
     def micro_batch_size(self) -> int:
         return micro_batch_size(self)
@@ -128,7 +143,7 @@ class Config:
 
     def adapters(self, tensor_parallelism: int = 1) -> int:
         """Count the weights of the adapters in a layer, those more than once that all ranks of a GEMM have whole."""
-        return self.lora_rank * (2 * self.width * (tensor_parallelism + 1) + 2 * memory.key_width(self))
+        return self.lora_rank * (2 * self.width * (tensor_parallelism + 1) + 2 * self.shape(1).keys)
 
     def kept(self) -> int:
         """Return the bytes that a layer keeps of a position for the backward pass.
@@ -138,7 +153,7 @@ class Config:
         Without dropout an adapter reads what attention keeps.
         """
         dropped = self.lora_dropout > 0
-        values = (6 if dropped else 5) * self.width + 2 * memory.key_width(self) + 3 * self.inner_width
+        values = (6 if dropped else 5) * self.width + 2 * self.shape(1).keys + 3 * self.inner_width
         return memory.size_of(self) * values + (2 * self.width if dropped else 0)
 
     def needed_memory(self, vocabulary: int, ranks: int) -> float:

@@ -21,7 +21,7 @@ from benchmarks.llama.pytorch.state import joined
 from benchmarks.llama.safetensors import tensors_of
 from benchmarks.llama2_70b_lora.dataset import DataSet, open_data
 from benchmarks.llama2_70b_lora.pytorch.config import Config
-from benchmarks.llama2_70b_lora.pytorch.model import rule_of, shape_of
+from benchmarks.llama2_70b_lora.pytorch.model import rule_of
 
 
 def evaluate(data: DataSet, infer: Infer) -> Dict[str, float]:
@@ -36,7 +36,7 @@ def evaluate(data: DataSet, infer: Infer) -> Dict[str, float]:
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     data, cpu = open_data(folder), torch.device("cpu")
-    shape = shape_of(config, data.padded_vocabulary(config.vocabulary_multiple))
+    shape = config.shape(data.padded_vocabulary(config.vocabulary_multiple))
     with torch.device("meta"):
         network = Network(shape).requires_grad_(False)
     if config.base:

@@ -8,23 +8,9 @@ import torch
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import adapters, fp8, parallel, state, weights
-from benchmarks.llama.pytorch.network import How, Network, Scaling, Shape
+from benchmarks.llama.pytorch.network import How, Network
 from benchmarks.llama.safetensors import tensors_of
 from benchmarks.llama2_70b_lora.pytorch.config import Config
-
-
-def shape_of(config: Config, vocabulary: int) -> Shape:
-    return Shape(
-        vocabulary,
-        config.layers,
-        config.width,
-        config.heads,
-        config.key_value_heads,
-        config.inner_width,
-        config.rope_base,
-        Scaling(),
-        config.norm_epsilon,
-    )
 
 
 def rule_of(config: Config) -> adapters.Rule:
@@ -45,7 +31,7 @@ class Training:
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
         stored = tensors_of(base) if base else {}
         with torch.device("meta"):
-            self.network = Network(shape_of(config, vocabulary), How(config.recompute, config.loss_rows))
+            self.network = Network(config.shape(vocabulary), How(config.recompute, config.loss_rows))
         self.network.to(types.computed)
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context, frozen=True)

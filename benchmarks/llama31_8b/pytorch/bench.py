@@ -8,9 +8,10 @@ holds with it some layers are measured: each layer is like the others. Speeds ar
 is the result as JSON.
 """
 
+from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -26,7 +27,6 @@ from benchmarks.llama.pytorch.parallel import initialize
 from benchmarks.llama31_8b.dataset import open_data
 from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.data import Batch, synthetic_batch, training_input
-from benchmarks.llama31_8b.pytorch.model import shape_of
 from benchmarks.llama31_8b.pytorch.train import build, train_step
 
 STEPS = 64  # whose samples the order has, at least
@@ -37,12 +37,18 @@ def repeated(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) ->
     return functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
 
 
-def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Callable[[], None]:
-    """A step of a plain PyTorch loop with the same network and batch."""
-    network = Network(shape_of(config, vocabulary))
-    initialize(network, config.initial_weights, config.seed, ranks.context)
+def plain(network: Network) -> None:
     for layer in network.layers:
         layer.self_attn.attend = repeated
+
+
+def bare_step(
+    config: Any, vocabulary: int, ranks: Ranks, batch: Batch, change: Callable[[Network], None]
+) -> Callable[[], None]:
+    """A step of a plain PyTorch loop with the same network, which ``change`` makes plain, and batch."""
+    network = Network(config.shape(vocabulary))
+    initialize(network, config.initial_weights, config.seed, ranks.context)
+    change(network)
     optimizer = torch.optim.AdamW(network.parameters(), lr=bench.RATE)
 
     def step() -> None:
@@ -57,10 +63,19 @@ def bare_step(config: Config, vocabulary: int, ranks: Ranks, batch: Batch) -> Ca
     return step
 
 
-def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
+class Benched(NamedTuple):
+    """What the benches of a pretraining differ in."""
+
+    title: str
+    build: Callable[..., Any]
+    step: Callable[[Any, Batch, float], Any]
+    plain: Callable[[Network], None]
+
+
+def pretraining(benched: Benched, config: Any, ranks: Ranks, folder: Path) -> bench.Subject:
     data = open_data(folder)
     vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
-    training = build(config, vocabulary, ranks, {})
+    training = benched.build(config, vocabulary, ranks, {})
     synthetic = synthetic_batch(config, vocabulary, ranks)
     samples = order.shuffled(data.train.lengths, config.sequence_length, STEPS * config.batch_size, config.seed)
     # The loops take more batches than the order has.
@@ -71,17 +86,19 @@ def prepare(config: Config, ranks: Ranks, folder: Path) -> bench.Subject:
             training.network(synthetic[0].tokens, synthetic[0].labels, synthetic[0].positions)
 
     measured = Measured(
-        "Llama",
+        benched.title,
         vocabulary,
         synthetic,
-        bare_step(config, vocabulary, ranks, synthetic),
-        lambda batch: train_step(training, batch, 0.0),
+        bare_step(config, vocabulary, ranks, synthetic, benched.plain),
+        lambda batch: benched.step(training, batch, 0.0),
         lambda: training_input(config, data.train, samples, ranks, cycle(range(numbers))),
         evaluated,
         training_flops(config, vocabulary, config.sequence_length),
     )
     return subject(config, ranks, measured)
 
+
+prepare = partial(pretraining, Benched("Llama", build, train_step, plain))
 
 if __name__ == "__main__":
     bench.main(__doc__, Config, pytorch, prepare, alone=for_one_rank)

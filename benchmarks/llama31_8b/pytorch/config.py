@@ -11,7 +11,14 @@ from typing import Dict, List, Literal
 
 from benchmarks.common.config_checks import Manifest, Misfit, above_zero, at_least, precision_on_cpu, refuse
 from benchmarks.llama import memory
-from benchmarks.llama.config_checks import micro_batch_size, misfits_of_ranks, problems, problems_of_fp8
+from benchmarks.llama.config_checks import (
+    micro_batch_size,
+    misfits_of_ranks,
+    misfits_of_text,
+    problems,
+    problems_of_fp8,
+)
+from benchmarks.llama.shapes import Scaling, Shape
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,20 @@ class Config:
         # Ranks that share a sample.
         return self.tensor_parallelism * self.context_parallelism
 
+    def shape(self, vocabulary: int) -> Shape:
+        scaling = Scaling(self.rope_factor, self.rope_low_frequency, self.rope_high_frequency, self.rope_context)
+        return Shape(
+            vocabulary,
+            self.layers,
+            self.width,
+            self.heads,
+            self.key_value_heads,
+            self.inner_width,
+            self.rope_base,
+            scaling,
+            self.norm_epsilon,
+        )
+
     @property
     def micro_batch_size(self) -> int:
         return micro_batch_size(self)
@@ -145,7 +166,7 @@ class Config:
         next GEMM reads), the gate before and behind its function, what it multiplies, and the product. In FP8 each GEMM
         keeps a copy of its input, of a byte a value. A compiler computes the gate's function again, and casts once.
         """
-        width, keys, inner = self.width, memory.key_width(self), self.inner_width * (3 if self.compile else 4)
+        width, keys, inner = self.width, self.shape(1).keys, self.inner_width * (3 if self.compile else 4)
         if self.fp8 == "none":
             return memory.size_of(self) * (6 * width + 2 * keys + inner)
         values = 4 * width + 2 * keys + inner - self.inner_width
@@ -160,10 +181,5 @@ class Config:
 
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
-        found = misfits_of_ranks(self, ranks)
-        for part in ("train", "test"):
-            tokens = manifest["facts"]["tokens"][part]
-            if tokens <= self.sequence_length:
-                hint = "set a shorter sequence_length, or take more text"
-                found.append((f"{tokens:,} tokens in the {part} part", f"more than {self.sequence_length:,}", hint))
+        found = misfits_of_ranks(self, ranks) + misfits_of_text(self, manifest)
         return found + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)

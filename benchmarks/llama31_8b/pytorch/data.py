@@ -1,7 +1,7 @@
 """Batches of a prepared data set, built ahead on threads: each group of ranks knows which samples are its own."""
 
 from functools import partial
-from typing import Generator, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Any, Generator, Iterable, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from benchmarks.llama.pytorch.batches import ahead, to_device
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.pytorch.parallel import Place, place_of
 from benchmarks.llama31_8b.dataset import DataSet
-from benchmarks.llama31_8b.pytorch.config import Config
 
 ORDER = "order"  # folder of a run that holds the order of its samples
 
@@ -30,7 +29,7 @@ class MicroBatch(NamedTuple):
 Batch = List[MicroBatch]  # a group's samples of a step, in the parts that they are computed in
 
 
-def training_order(config: Config, data: DataSet, run: Run) -> Order:
+def training_order(config: Any, data: DataSet, run: Run) -> Order:
     """Return the order of the run's samples, which rank 0 writes for all; the same for any number of ranks."""
     folder, samples = run.output / ORDER, config.max_steps * config.batch_size * run.ranks.size
     if run.ranks.rank == 0:
@@ -39,12 +38,12 @@ def training_order(config: Config, data: DataSet, run: Run) -> Order:
     return order.read(folder, config.sequence_length)
 
 
-def place(config: Config, ranks: Ranks) -> Place:
+def place(config: Any, ranks: Ranks) -> Place:
     return place_of(ranks, config.tensor_parallelism, config.context_parallelism)
 
 
 def micro_batch(
-    config: Config, source: Documents, samples: Order, at: Place, numbers: Sequence[int], rows: int
+    config: Any, source: Documents, samples: Order, at: Place, numbers: Sequence[int], rows: int
 ) -> MicroBatch:
     """Return the samples of some ``numbers``, filled up to ``rows`` by some that no loss counts."""
     tokens = np.zeros((rows, config.sequence_length + 1), np.int64)
@@ -56,7 +55,7 @@ def micro_batch(
     return MicroBatch(torch.from_numpy(tokens[:, :-1])[:, positions], labels[:, positions], positions)
 
 
-def step_of(config: Config, source: Documents, samples: Order, ranks: Ranks, step: int) -> Batch:
+def step_of(config: Any, source: Documents, samples: Order, ranks: Ranks, step: int) -> Batch:
     at, size = place(config, ranks), config.micro_batch_size
     mine = config.batch_size * config.group
     first = step * config.batch_size * ranks.size + at.group * mine
@@ -65,13 +64,13 @@ def step_of(config: Config, source: Documents, samples: Order, ranks: Ranks, ste
 
 
 def training_input(
-    config: Config, source: Documents, samples: Order, ranks: Ranks, steps: Iterable[int]
+    config: Any, source: Documents, samples: Order, ranks: Ranks, steps: Iterable[int]
 ) -> Generator[Batch, None, None]:
     """Yield the training batches of ``steps`` of the run on this rank's device; see ``ahead``."""
     return ahead(partial(step_of, config, source, samples, ranks), steps, config.prefetch, ranks.context)
 
 
-def evaluation_input(config: Config, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
+def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Ranks) -> Iterator[MicroBatch]:
     """Yield the group's evaluation samples; all groups have as many batches, the last of which may count nothing."""
     at, size = place(config, ranks), config.eval_batch_size
     each = -(-len(samples) // at.groups)
@@ -81,11 +80,11 @@ def evaluation_input(config: Config, source: Documents, samples: Order, ranks: R
         yield to_device(part, ranks.context)
 
 
-def evaluated_samples(config: Config, data: DataSet) -> Order:
+def evaluated_samples(config: Any, data: DataSet) -> Order:
     return order.in_order(data.test.lengths, config.sequence_length, config.eval_samples)
 
 
-def synthetic_batch(config: Config, vocabulary: int, ranks: Ranks) -> Batch:
+def synthetic_batch(config: Any, vocabulary: int, ranks: Ranks) -> Batch:
     """Return a batch of random tokens."""
     at, generator = place(config, ranks), torch.Generator().manual_seed(config.seed)
     shape = (config.micro_batch_size, config.sequence_length + 1)

@@ -17,10 +17,9 @@ from benchmarks.llama.pytorch.network import Network
 from benchmarks.llama.pytorch.state import joined
 from benchmarks.llama31_8b.dataset import DataSet, open_data
 from benchmarks.llama31_8b.pytorch.config import Config
-from benchmarks.llama31_8b.pytorch.model import shape_of
 
 
-def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
+def evaluate(config: Any, data: DataSet, infer: Infer) -> Dict[str, float]:
     samples = order.in_order(data.test.lengths, config.sequence_length, config.eval_samples)
     loss, size = 0.0, config.eval_batch_size
     for begin in range(0, len(samples), size):
@@ -32,9 +31,9 @@ def evaluate(config: Config, data: DataSet, infer: Infer) -> Dict[str, float]:
     return {"log_perplexity": loss / (len(samples) * config.sequence_length)}
 
 
-def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+def prepare(config: Any, saved: Mapping[str, Any], folder: Path) -> Subject:
     data = open_data(folder)
-    network = Network(shape_of(config, data.padded_vocabulary(config.vocabulary_multiple)))
+    network = Network(config.shape(data.padded_vocabulary(config.vocabulary_multiple)))
     parts = [saved[f"rank_{rank}"]["parts"] for rank in range(sum(key.startswith("rank_") for key in saved))]
     network.load_state_dict(joined(parts))
     return Subject(

@@ -7,23 +7,8 @@ import torch
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import fp8, parallel, state
-from benchmarks.llama.pytorch.network import How, Network, Scaling, Shape
+from benchmarks.llama.pytorch.network import How, Network
 from benchmarks.llama31_8b.pytorch.config import Config
-
-
-def shape_of(config: Config, vocabulary: int) -> Shape:
-    scaling = Scaling(config.rope_factor, config.rope_low_frequency, config.rope_high_frequency, config.rope_context)
-    return Shape(
-        vocabulary,
-        config.layers,
-        config.width,
-        config.heads,
-        config.key_value_heads,
-        config.inner_width,
-        config.rope_base,
-        scaling,
-        config.norm_epsilon,
-    )
 
 
 class Training:
@@ -33,7 +18,7 @@ class Training:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         self.place = parallel.place_of(ranks, config.tensor_parallelism, config.context_parallelism)
         with torch.device("meta"):
-            self.network = Network(shape_of(config, vocabulary), How(config.recompute, config.loss_rows))
+            self.network = Network(config.shape(vocabulary), How(config.recompute, config.loss_rows))
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])

@@ -33,8 +33,10 @@ __all__ = [
 ]  # fmt: skip
 
 _MAX_EVENTS = 500_000
-# Findings that the round's quality target was missed, or was another.
-_TARGET_CODES = frozenset({official.TARGET_NOT_MET, "target_missed", "v05_target_missed", "v05_eval_target"})
+# Findings that the round's quality target was missed, or was another, and that samples are shorter.
+_SMALLER = frozenset(
+    {official.TARGET_NOT_MET, official.SEQUENCE_LENGTH, "target_missed", "v05_target_missed", "v05_eval_target"}
+)
 
 
 def ruleset_of(round_: str | None) -> str | None:
@@ -191,9 +193,9 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         findings += [*extra_findings(events, run), *small]
         checker = f"{official.version()} and Encore's own rules"
     if small and run.status == "success":
-        # The small data made it miss the round's target: the run reached the target that it was given. A
-        # run that missed its own, that was stopped or that was killed has nothing to excuse.
-        findings = [replace(each, kind="small_data") if each.code in _TARGET_CODES else each for each in findings]
+        # The small data made it miss the round's target, and have shorter samples: the run reached the target that it
+        # was given. A run that missed its own, that was stopped or that was killed has nothing to excuse.
+        findings = [replace(each, kind="small_data") if each.code in _SMALLER else each for each in findings]
     rates = [(each, rate_of("check", each.code)) for each in findings]
     return [
         each if rate is None else replace(each, rate=rate, severity=severity_at(rate, each.severity))

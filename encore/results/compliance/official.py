@@ -111,6 +111,13 @@ _CONFIG = re.compile(r"training_\d+\.\d+\.\d+/[a-z0-9_]+\.yaml")
 _PER_KEY = 20
 _PLACE = frozenset({"file", "lineno"})
 TARGET_NOT_MET = "target_not_met"  # Code of the finding that no evaluation reaches the quality target
+SEQUENCE_LENGTH = "sequence_length"  # Code of the finding that samples have another length than the rules say
+
+
+def _code(key: str, any_event: bool) -> str:
+    if key == "max_sequence_length":
+        return SEQUENCE_LENGTH
+    return TARGET_NOT_MET if any_event and key == "eval_accuracy" else ""
 
 
 def version() -> str:
@@ -308,7 +315,7 @@ def _finding(key: str | None, message: str, severity: Severity, ruleset: str) ->
         found = "no such event in the log" if whole else _value_in(message)
         return Finding(
             line=line,
-            code=TARGET_NOT_MET if whole and name == "eval_accuracy" else "",
+            code=_code(name, bool(whole)),
             rule=f"{where}, {name}: {' '.join(text.split())}",
             expected=expectation(name, text, any_event=bool(whole)),
             found=found,

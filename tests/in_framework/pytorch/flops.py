@@ -22,9 +22,7 @@ from benchmarks.llama.pytorch import adapters
 from benchmarks.llama.pytorch.network import Network as Llama
 from benchmarks.llama2_70b_lora.pytorch.config import Config as LoraConfig
 from benchmarks.llama2_70b_lora.pytorch.model import rule_of
-from benchmarks.llama2_70b_lora.pytorch.model import shape_of as lora_shape
 from benchmarks.llama31_8b.pytorch.config import Config as LlamaConfig
-from benchmarks.llama31_8b.pytorch.model import shape_of as llama_shape
 from benchmarks.maskrcnn import flops as of_maskrcnn
 from benchmarks.maskrcnn.pytorch import model as maskrcnn
 from benchmarks.maskrcnn.pytorch.config import Config as MaskRCNNConfig
@@ -133,7 +131,7 @@ def test_squad():
 def test_llama():
     """A causal attention is counted whole by PyTorch and by half here; its scores are computed again for backward."""
     config = LlamaConfig(**PLAIN, layers=3, width=64, heads=4, key_value_heads=2, inner_width=96)
-    network, length = Llama(llama_shape(config, 128)), 48
+    network, length = Llama(config.shape(128)), 48
     tokens = torch.zeros(2, length, dtype=torch.int64)
     product = 2 * length * length * config.width
     more = config.layers * (3 * product + product)
@@ -144,7 +142,7 @@ def test_llama():
 def test_lora():
     """As above; the frozen weights have no gradient."""
     config = LoraConfig(**PLAIN, layers=3, width=64, heads=4, key_value_heads=2, inner_width=96, lora_rank=4)
-    network, length = Llama(lora_shape(config, 128)), 48
+    network, length = Llama(config.shape(128)), 48
     adapters.add(network, rule_of(config), 0)
     network.to_empty(device=CPU)
     tokens = torch.zeros(2, length, dtype=torch.int64)
@@ -155,7 +153,7 @@ def test_lora():
 
 def test_llama_has_the_parameters_of_8b():
     with torch.device("meta"):
-        network = Llama(llama_shape(LlamaConfig(), 128256))
+        network = Llama(LlamaConfig().shape(128256))
     assert sum(each.numel() for each in network.parameters()) == 8_030_261_248
 
 

@@ -14,13 +14,14 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.llama import memory
 from benchmarks.llama.pytorch import fp8, parallel
 from benchmarks.llama.pytorch.fp8 import Float8Linear
-from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, frequencies, published_name
-from benchmarks.llama.pytorch.state import MOMENTS, adamw
+from benchmarks.llama.pytorch.network import IGNORED, How, Network, frequencies, published_name
+from benchmarks.llama.pytorch.state import adamw
+from benchmarks.llama.shapes import Scaling, Shape
 from benchmarks.llama31_8b.pytorch.config import Config
-from benchmarks.llama31_8b.pytorch.data import synthetic_batch
-from benchmarks.llama31_8b.pytorch.model import Training, shape_of
+from benchmarks.llama31_8b.pytorch.model import Training
 from benchmarks.llama31_8b.pytorch.train import train_step
 from tests.in_framework.activations import kept_by_layers
+from tests.in_framework.splits import batch_of, moments_of, whole
 
 RANKS = (1, 2)
 VOCABULARY = 96
@@ -134,36 +135,12 @@ def test_frequencies_are_those_of_the_rule(scaling):
 # -- ranks ------------------------------------------------------------------------------------------------
 
 
-def whole(training):
-    """The weights of all ranks together, by name."""
-    return {
-        name: (each.detach().full_tensor() if hasattr(each, "full_tensor") else each.detach()).clone()
-        for name, each in training.parameters.items()
-    }
-
-
-def batch_of(config, place, ranks, step):
-    """Samples that do not depend on how the ranks share them, as the input deals them out."""
-    generator = torch.Generator().manual_seed(step)
-    mine = config.batch_size * config.group
-    tokens = torch.randint(
-        VOCABULARY, (config.batch_size * ranks.size, config.sequence_length + 1), generator=generator
-    )
-    tokens = tokens[place.group * mine : (place.group + 1) * mine]
-    positions = place.positions(config.sequence_length)
-    example = synthetic_batch(config, VOCABULARY, ranks)[0]
-    return [
-        example._replace(tokens=part[:, positions], labels=part[:, positions + 1], positions=positions)
-        for part in tokens.split(config.micro_batch_size)
-    ]
-
-
 def trained(config, ranks, steps=3):
     training = Training(config, VOCABULARY, ranks)
     initial = whole(training)
     losses = []
     for step in range(steps):
-        loss = train_step(training, batch_of(config, training.place, ranks, step), 0.01)
+        loss = train_step(training, batch_of(config, VOCABULARY, ranks, step), 0.01)
         losses.append(pytorch.total(loss)[0] / ranks.size if ranks.size > 1 else float(loss))
     return training, initial, losses
 
@@ -216,16 +193,9 @@ def test_state_of_a_checkpoint_continues_in_every_split(ranks, alone, tmp_path):
             if other == how and by is ranks:
                 same = again
         for each in (training, same):
-            train_step(each, batch_of(config, each.place, ranks, 7), 0.01)
+            train_step(each, batch_of(config, VOCABULARY, ranks, 7), 0.01)
         ours, theirs = whole(same), whole(training)
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs), how
-
-
-def moments_of(optimizer, name, training):
-    """Both moments of a parameter, of all ranks together."""
-    state = optimizer.state[training.parameters[name]]
-    found = [state[key].full_tensor() if hasattr(state[key], "full_tensor") else state[key] for key in MOMENTS]
-    return torch.stack(found)
 
 
 def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
@@ -239,7 +209,7 @@ def test_bf16_is_close_to_fp32_on_any_number_of_ranks(ranks, alone):
     training.network.layers[0].self_attn.register_forward_pre_hook(
         lambda module, inputs: seen.append((inputs[0].dtype, inputs[1][0].dtype))
     )
-    train_step(training, batch_of(config, training.place, ranks, 0), 0.0)
+    train_step(training, batch_of(config, VOCABULARY, ranks, 0), 0.0)
     assert set(seen) == {(torch.bfloat16, torch.float32)}
 
 
@@ -273,7 +243,7 @@ def test_fp8_learns_like_fp32_in_every_split_and_resumes_with_the_same_bits(rank
         again = Training(dataclasses.replace(config, seed=9), VOCABULARY, ranks)
         again.restore(map(pytorch.load, paths))
         for each in (training, again):
-            found = [train_step(each, batch_of(config, each.place, ranks, step), 0.01) for step in (1, 2)]
+            found = [train_step(each, batch_of(config, VOCABULARY, ranks, step), 0.01) for step in (1, 2)]
         losses += [pytorch.total(each)[0] / ranks.size for each in found]
         assert losses == pytest.approx(expected, rel=0.005), how
         ours, theirs = whole(again), whole(training)
@@ -298,7 +268,7 @@ def test_fp8_is_refused_where_it_cannot_multiply(ranks, monkeypatch):
 def test_activations_are_those_of_the_formula(how, alone):
     sizes = {"layers": 6, "width": 64, "inner_width": 160, "sequence_length": 64}
     config = dataclasses.replace(CONFIG, **sizes, **how)
-    network = Network(shape_of(config, VOCABULARY), How(config.recompute)).to(pytorch.DTYPES[config.precision])
+    network = Network(config.shape(VOCABULARY), How(config.recompute)).to(pytorch.DTYPES[config.precision])
     if config.fp8 != "none":
         fp8.set_up(network, config.fp8, alone.context)
     tokens = torch.zeros(2, 64, dtype=torch.int64)
@@ -311,7 +281,7 @@ def test_activations_are_those_of_the_formula(how, alone):
 def test_parameters_are_those_of_8b():
     counted = memory.weights_of(Config(), 128256)
     with torch.device("meta"):
-        network = Network(shape_of(Config(), 128256))
+        network = Network(Config().shape(128256))
     weights = sum(each.numel() for each in network.parameters())
     assert weights == counted.layer * 32 + counted.outside == 8_030_261_248
 

@@ -15,10 +15,11 @@ from benchmarks.common.data.problem import Problem
 from benchmarks.common.frameworks import pytorch
 from benchmarks.llama import memory, safetensors
 from benchmarks.llama.pytorch import adapters, parallel
-from benchmarks.llama.pytorch.network import IGNORED, How, Network, Scaling, Shape, published_name
+from benchmarks.llama.pytorch.network import IGNORED, How, Network, published_name
+from benchmarks.llama.shapes import Scaling, Shape
 from benchmarks.llama2_70b_lora.pytorch.config import Config
 from benchmarks.llama2_70b_lora.pytorch.data import micro_batch
-from benchmarks.llama2_70b_lora.pytorch.model import Training, rule_of, shape_of
+from benchmarks.llama2_70b_lora.pytorch.model import Training, rule_of
 from benchmarks.llama2_70b_lora.pytorch.train import train_step
 from tests.in_framework.activations import kept_by_layers
 
@@ -320,7 +321,7 @@ def test_parameters_are_those_of_70b():
     config = Config()
     counted = memory.weights_of(config, 32000)
     with torch.device("meta"):
-        network = Network(shape_of(config, 32000))
+        network = Network(config.shape(32000))
         before = sum(each.numel() for each in network.parameters())
         adapters.add(network, rule_of(config), 0)
     assert before == counted.layer * 80 + counted.outside == 68_976_648_192

@@ -1,0 +1,59 @@
+"""How fast the step is, next to a plain PyTorch loop, in one run.
+
+    $ python -m benchmarks.gpt_oss_20b.pytorch.bench --config config.json --data DATA
+
+The plain loop is that of Llama 3.1 8B's bench with a loop over the experts, each of which takes its tokens, and a mask
+of the whole sequence where there is a window. Of a network that no device holds with it some layers are measured.
+Speeds are tokens/s. The last line of the output is the result as JSON.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from benchmarks.common.checks import bench
+from benchmarks.common.frameworks import pytorch
+from benchmarks.gpt_oss_20b.pytorch.config import Config
+from benchmarks.gpt_oss_20b.pytorch.train import build, train_step
+from benchmarks.llama.pytorch.experts import chosen_experts
+from benchmarks.llama.pytorch.measured import for_one_rank
+from benchmarks.llama.pytorch.network import Network
+from benchmarks.llama31_8b.pytorch.bench import Benched, pretraining
+
+
+def masked(
+    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Any = None
+) -> torch.Tensor:
+    keys, values = (each.repeat_interleave(queries.shape[1] // each.shape[1], dim=1) for each in (keys, values))
+    length, seen = queries.shape[2], keys.shape[2]
+    places = torch.arange(seen, device=queries.device) - (seen - length)
+    distance = torch.arange(length, device=queries.device)[:, None] - places
+    mask = ((distance >= 0) & (distance < (window or length))) | (places < 0)
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+
+
+def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
+    rows = hidden.flatten(0, 1)
+    experts, shares = chosen_experts(mixture, rows)
+    found = torch.zeros_like(rows)
+    for number in range(mixture.count):
+        tokens, place = torch.where(experts == number)
+        own = mixture.experts
+        gate, up = (rows[tokens] @ own.gate_up_proj[number]).unflatten(-1, (-1, 2)).unbind(-1)
+        by = own.gate(gate, up) @ own.down_proj[number] * shares[tokens, place, None]
+        found = found.index_add(0, tokens, by.to(found.dtype))
+    return found.unflatten(0, hidden.shape[:2])
+
+
+def plain(network: Network) -> None:
+    for number, layer in enumerate(network.layers):
+        layer.self_attn.attend = partial(masked, network.shape.window_of(number))
+        layer.mlp.forward = partial(one_by_one, layer.mlp)
+
+
+prepare = partial(pretraining, Benched("gpt-oss", build, train_step, plain))
+
+if __name__ == "__main__":
+    bench.main(__doc__, Config, pytorch, prepare, alone=for_one_rank)

@@ -1,0 +1,27 @@
+"""gpt-oss-20b for a server: the logits of the next token at each position.
+
+$ python -m benchmarks.gpt_oss_20b.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Mapping
+
+from benchmarks.common.export import export
+from benchmarks.common.export.export import Subject
+from benchmarks.common.export.torch import TOOLS
+from benchmarks.gpt_oss_20b.pytorch.config import Config
+from benchmarks.llama.pytorch.experts import by_all
+from benchmarks.llama31_8b.pytorch.export import prepare as of_llama
+
+
+def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
+    found = of_llama(config, saved, folder)
+    for layer in found.model.layers:
+        # No format has a grouped GEMM.
+        layer.mlp.forward = partial(by_all, layer.mlp)
+    return found
+
+
+if __name__ == "__main__":
+    export.main(__doc__, Config, TOOLS, prepare)

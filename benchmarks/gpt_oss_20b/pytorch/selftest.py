@@ -1,0 +1,26 @@
+"""The checks of `encore selftest` for gpt-oss-20b in PyTorch; see benchmarks/common/checks/selftest.py."""
+
+from benchmarks.common.checks.agreement import Tolerance
+from benchmarks.common.checks.selftest import Suite
+from benchmarks.llama31_8b import noise
+
+ROUNDED = Tolerance(0.005, 0.01)
+# A token whose highest experts are as good as each other takes others after rounding.
+CHOSEN_ANEW = Tolerance(0.02, 0.05)
+SUITE = Suite(
+    module="benchmarks.gpt_oss_20b.pytorch",
+    # The device's own generator draws the weights.
+    device=Tolerance(0.05, 0.05),
+    two_ranks=CHOSEN_ANEW,
+    resume=Tolerance(1e-3, 1e-3),  # a GPU adds in any order
+    varied={
+        "precision": CHOSEN_ANEW,
+        "gradient_reduction": CHOSEN_ANEW,
+        "recompute": ROUNDED,
+        "loss_rows=96": ROUNDED,
+    },
+    # One epoch of few steps: a run counts samples.
+    settings={"epochs": 1, "max_steps": 60, "eval_interval_samples": 1 << 40},
+    real_sizes=noise.write,
+    shares_gpu="Gloo gathers and scatters no GPU tensors, and NCCL takes one rank per GPU",
+)

@@ -1,0 +1,116 @@
+"""Train gpt-oss-20b in PyTorch: sequences of tokens in, log perplexity evaluated, MLPerf events out.
+
+    $ python -m benchmarks.gpt_oss_20b.pytorch.train --config config.json --data DATA --output OUT
+    $ torchrun --nproc-per-node 8 -m benchmarks.gpt_oss_20b.pytorch.train --config config.json --data DATA --output OUT
+
+OUT gets result.txt (MLPerf log), metrics.jsonl, order/, heartbeat/ and checkpoint/; a run that finds a checkpoint there
+resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+"""
+
+from contextlib import closing
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional
+
+import torch
+
+from benchmarks.common.frameworks import pytorch
+from benchmarks.common.run import mllog, stopping
+from benchmarks.common.run.ranks import Ranks
+from benchmarks.common.run.run import Run
+from benchmarks.common.run.stopping import end_process
+from benchmarks.gpt_oss_20b import events
+from benchmarks.gpt_oss_20b.pytorch.config import Config
+from benchmarks.gpt_oss_20b.pytorch.data import (
+    Batch,
+    evaluated_samples,
+    evaluation_input,
+    synthetic_batch,
+    training_input,
+    training_order,
+)
+from benchmarks.gpt_oss_20b.pytorch.model import Training
+from benchmarks.llama.flops import training_flops
+from benchmarks.llama.order import Order
+from benchmarks.llama.pytorch import parallel
+from benchmarks.llama.pytorch.network import IGNORED
+from benchmarks.llama.schedule import learning_rate
+from benchmarks.llama31_8b.dataset import DataSet, open_data
+
+
+def build(config: Config, vocabulary: int, ranks: Ranks, saved: Mapping[str, Any]) -> Training:
+    # Build for a padded vocabulary, with a checkpoint or fresh weights, ready: warmed up before the clock.
+    training = Training(config, vocabulary, ranks)
+    batch = synthetic_batch(config, vocabulary, ranks)
+    for _ in range(config.warm_up_steps):
+        train_step(training, batch, 0.0)  # which changes no weight
+        stopping.progress()
+    training.forget()
+    if saved:
+        training.restore(saved["every_rank"])
+    return training
+
+
+def train_step(training: Training, batch: Batch, rate: float) -> torch.Tensor:
+    """Forward and backward on each micro-batch, and one update.
+
+    Returns the mean loss of this rank's positions, of which the mean over the ranks is that of all, on the device.
+    """
+    positions = sum(part.labels.numel() for part in batch)
+    total = torch.zeros((), device=training.ranks.context)
+    for part in batch:
+        # FSDP takes the mean of the ranks' gradients: the mean over all positions is that of each rank's.
+        loss = training.network(part.tokens, part.labels) / positions
+        loss.backward()
+        total += loss.detach()
+    for group in training.optimizer.param_groups:
+        group["lr"] = rate
+    parallel.clip(training.parameters.values(), training.config.gradient_clip)
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return total
+
+
+@torch.no_grad()
+def evaluate(training: Training, data: DataSet, samples: Order, run: Run) -> Optional[Dict[str, float]]:
+    # Mean loss of a token of the evaluation samples, of all ranks; None if the run is to stop.
+    sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.context)
+    for part in run.interruptible(evaluation_input(training.config, data.test, samples, run.ranks)):
+        sums[0] += training.network(part.tokens, part.labels)
+        sums[1] += (part.labels != IGNORED).sum()
+    if run.interrupted:
+        return None
+    tokens = len(samples) * training.config.sequence_length
+    (loss,) = run.total(sums, tokens)
+    return {"log_perplexity": loss / tokens}
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    run = Run.start(Config, pytorch, __doc__, argv, events.WORDING, reshards=True)
+    config, ranks = run.config, run.ranks
+    data = run.open(lambda: open_data(run.data))
+    vocabulary = data.padded_vocabulary(config.vocabulary_multiple)
+    with run.initialization():
+        training = run.open(lambda: build(config, vocabulary, ranks, run.saved))
+    flops = partial(training_flops, config, vocabulary, config.sequence_length)
+    run.log(events.hyperparameters(config, ranks.size))
+    # No token is read before run_start, nor the length of a document.
+    with run.timed(events.timeline(config, ranks.size), flops) as timeline:
+        samples = training_order(config, data, run)
+        evaluated = evaluated_samples(config, data)
+        batches = training_input(config, data.train, samples, ranks, range(run.position, timeline.steps))
+        run.register_state(dict, training.state_dict)
+        with closing(batches):
+            for _ in run.blocks():
+                for number in run.steps():
+                    rate = learning_rate(config, number)
+                    run.report(train_step(training, run.wait_for(partial(next, batches)), rate), rate)
+                if run.evaluates():
+                    run.evaluated(evaluate(training, data, evaluated, run))
+        if not run.interrupted:
+            # As the reference logs it: of the samples that the run trained on.
+            run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(evaluated)))
+    return run.finish()
+
+
+if __name__ == "__main__":
+    end_process(main)

@@ -1,0 +1,84 @@
+"""Causal attention of a sequence: to all positions before, or to a window of them, and with a sink.
+
+All of it is by scaled_dot_product_attention, so that its fused kernels serve.
+"""
+
+from functools import partial
+from typing import Callable, Optional
+
+import torch
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
+
+# Takes queries (B, heads, L, size), keys and values (B, key_value_heads, L, size); returns as queries. Those of this
+# module take one key and value more, before the others: all positions attend to it.
+Attend = Callable[..., torch.Tensor]
+ALIGNED = 8  # values of a head by which fused kernels go
+
+
+def within(window: int) -> Attend:
+    return partial(windowed, window) if window else causal
+
+
+def causal(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
+) -> torch.Tensor:
+    # Let each position attend to itself and to all before it, whatever documents they are of, as the reference does.
+    length, seen = queries.shape[2], keys.shape[2]
+    if seen == length:
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
+        )
+    mask = causal_lower_right(length, seen)
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def windowed(
+    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
+) -> torch.Tensor:
+    """Let each position attend to itself and to the ``window`` - 1 before it.
+
+    The sequence is cut into blocks of at least so many positions: a block attends to itself and to the one before.
+    """
+    length, more = queries.shape[2], keys.shape[2] - queries.shape[2]
+    if length <= window:
+        return causal(queries, keys, values, scale)
+    block = next(size for size in range(max(1, window - 1), length + 1) if length % size == 0)
+    count = length // block
+
+    def parts(tensor: torch.Tensor) -> torch.Tensor:
+        # (B, heads, L, size) to (B * blocks, heads, block, size)
+        return tensor.unflatten(2, (count, block)).transpose(1, 2).flatten(0, 1)
+
+    def seen(tensor: torch.Tensor) -> torch.Tensor:
+        # What each block attends to: (B * blocks, heads, more + 2 * block, size)
+        first, own = tensor[:, :, :more], tensor[:, :, more:]
+        before = functional.pad(own[:, :, :-block], (0, 0, block, 0))
+        always = first.repeat_interleave(count, dim=0)
+        return torch.cat([always, parts(before), parts(own)], dim=2)
+
+    places = torch.arange(block, device=queries.device)
+    distance = block + places[:, None] - torch.arange(2 * block, device=queries.device)
+    inside = ((distance >= 0) & (distance < window)).repeat(count, 1, 1)
+    inside[0, :, :block] = False
+    mask = functional.pad(inside, (more, 0), value=True)[:, None].repeat(queries.shape[0], 1, 1, 1)
+    found = functional.scaled_dot_product_attention(
+        parts(queries), seen(keys), seen(values), attn_mask=mask, scale=scale, enable_gqa=True
+    )
+    return found.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
+
+
+def with_sinks(
+    attend: Attend, sinks: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Attend with a logit more in the softmax of each head, ``sinks`` (heads,), whose value is 0.
+
+    It is that of a key more, which has 1 where all others have 0: a value more in each head, which in queries is the
+    logit.
+    """
+    size = queries.shape[-1]
+    logits = (sinks * size**0.5).to(queries.dtype)[None, :, None, None].expand(*queries.shape[:3], 1)
+    queries = torch.cat([queries, functional.pad(logits, (0, ALIGNED - 1))], dim=-1)
+    keys, values = (functional.pad(each, (0, ALIGNED, 1, 0)) for each in (keys, values))
+    keys[:, :, 0, size] = 1.0
+    return attend(queries, keys, values, size**-0.5)[..., :size]

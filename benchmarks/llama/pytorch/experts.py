@@ -1,0 +1,128 @@
+"""A mixture of experts in place of a layer's feed-forward network: each token is computed by some of many.
+
+As Megatron has it without dropping and without a loss for balance: the logits of a router in fp32, the softmax of the
+highest alone, and what the chosen experts found by these weights. Each expert computes its tokens by one of the GEMMs
+of a grouped one. With expert parallelism a rank has some of the experts; tokens travel to them and back.
+"""
+
+from typing import Any, List, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from benchmarks.llama.shapes import Shape
+
+LIMIT, STEEPNESS = 7.0, 1.702  # of gpt-oss's gate
+
+
+def silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return functional.silu(gate) * up
+
+
+def clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return gpt-oss's gate (transformers' GptOssExperts, Megatron's quick_gelu with offset and clamp)."""
+    gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+    return gate * torch.sigmoid(STEEPNESS * gate) * (up + 1)
+
+
+GATES = {"silu": silu, "gpt_oss": clamped}
+
+
+def grouped_product(rows: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return rows (N, K), of which the first expert has the first of ``counts``, times its own weights (E, K, M)."""
+    if rows.dtype != torch.float64:
+        return functional.grouped_mm(rows, weights, offs=counts.cumsum(0, dtype=torch.int32))
+    return torch.cat([part @ own for part, own in zip(rows.split(counts.tolist()), weights)])
+
+
+class Exchanged(torch.autograd.Function):
+    """Rows that go to the ranks of a group, ``given`` to each, and come from them, ``taken`` from each."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, given: List[int], taken: List[int], group: Any) -> torch.Tensor:
+        ctx.how = taken, given, group
+        found = rows.new_empty((sum(taken), *rows.shape[1:]))
+        dist.all_to_all_single(found, rows.contiguous(), taken, given, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None, None]:
+        return Exchanged.apply(gradients, *ctx.how), None, None, None
+
+
+class Experts(nn.Module):
+    """This rank's experts; gate and up are in turn in the columns of ``gate_up_proj``, as in published weights."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate, self.shared_by = GATES[shape.gate], 1
+        self.gate_up_proj = nn.Parameter(torch.empty(shape.experts, shape.width, 2 * shape.inner_width))
+        self.down_proj = nn.Parameter(torch.empty(shape.experts, shape.inner_width, shape.width))
+
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        first, last = (self.own(each) for each in (self.gate_up_proj, self.down_proj))
+        gate, up = grouped_product(rows, first, counts).unflatten(-1, (-1, 2)).unbind(-1)
+        return grouped_product(self.gate(gate, up), last, counts)
+
+    def own(self, weights: torch.Tensor) -> torch.Tensor:
+        if not isinstance(weights, DTensor):
+            return weights
+        found = weights.to_local()
+        # An expert computes tokens of all ranks that share it, and FSDP takes the mean over the experts' copies alone.
+        if found.requires_grad:
+            found.register_hook(lambda gradient: gradient / self.shared_by)
+        return found
+
+
+def chosen_experts(mixture: Any, rows: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return the experts of each of the rows (N, width), int64 (N, chosen), and what each of them counts."""
+    exact = torch.promote_types(rows.dtype, torch.float32)
+    highest, experts = functional.linear(rows.to(exact), mixture.router.weight.to(exact)).topk(mixture.chosen)
+    return experts, highest.softmax(-1).to(rows.dtype)
+
+
+def by_all(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Compute each token by all experts, of which the chosen ones count: no size depends on what tokens choose."""
+    rows = hidden.flatten(0, 1)
+    experts, shares = chosen_experts(mixture, rows)
+    count = torch.zeros((len(rows), mixture.count), dtype=rows.dtype, device=rows.device).scatter(1, experts, shares)
+    own = mixture.experts
+    gate, up = (rows @ own.gate_up_proj).unflatten(-1, (-1, 2)).unbind(-1)
+    found = own.gate(gate, up) @ own.down_proj
+    return (found * count.t()[..., None]).sum(0).unflatten(0, hidden.shape[:2])
+
+
+class Mixture(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.chosen, self.count = shape.chosen, shape.experts
+        self.group = None  # type: Any  # of the ranks that share the experts, see parallel.py
+        self.router = nn.Linear(shape.width, shape.experts, bias=False)
+        self.experts = Experts(shape)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.flatten(0, 1)
+        experts, shares = chosen_experts(self, rows)
+        order = experts.flatten().argsort(stable=True)
+        counts = experts.flatten().bincount(minlength=self.count)
+        spread = rows.repeat_interleave(self.chosen, dim=0)[order]
+        found = self.experts(spread, counts) if self.group is None else self.elsewhere(spread, counts)
+        # Each rank adds in one order, whatever its GPU does first.
+        own = found[order.argsort()].unflatten(0, (-1, self.chosen))
+        return (own * shares[..., None]).sum(1).unflatten(0, hidden.shape[:2])
+
+    def elsewhere(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Return what the experts of all ranks of the group found for rows in the order of the experts."""
+        size = dist.get_world_size(self.group)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts, group=self.group)
+        given, taken = (each.view(size, -1).sum(1).tolist() for each in (counts, theirs))
+        found = Exchanged.apply(rows, given, taken, self.group)
+        # They come rank by rank, each in the order of the experts.
+        experts = torch.arange(len(counts) // size, device=rows.device).repeat(size).repeat_interleave(theirs)
+        order = experts.argsort(stable=True)
+        done = self.experts(found[order], theirs.view(size, -1).sum(0))
+        return Exchanged.apply(done[order.argsort()], taken, given, self.group)

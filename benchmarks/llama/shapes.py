@@ -1,0 +1,51 @@
+"""Sizes of a network, which its configuration knows before anything is built; standard library only."""
+
+from typing import NamedTuple
+
+
+class Scaling(NamedTuple):
+    """Llama 3.1's scaling of the rotary frequencies; a factor of 1 scales nothing."""
+
+    factor: float = 1.0
+    low: float = 1.0  # turns in the old context below which a frequency is divided by the factor
+    high: float = 4.0  # turns above which it stays
+    context: int = 8192  # positions that were trained on before
+
+
+class Shape(NamedTuple):
+    """Sizes of a network."""
+
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    key_value_heads: int
+    inner_width: int  # of the feed-forward network, or of each expert
+    rope_base: float
+    scaling: Scaling
+    epsilon: float  # of the norms
+    head_size: int = 0  # 0: width / heads
+    experts: int = 0  # of a layer; 0: one feed-forward network
+    chosen: int = 0  # experts of a token
+    gate: str = "silu"  # of the experts: a key of GATES in benchmarks/llama/pytorch/experts.py
+    window: int = 0  # positions that every second layer attends to, from the first one on; 0: all
+    sinks: bool = False  # in the attentions' softmax a logit more, learnt by each head
+
+    @property
+    def size(self) -> int:
+        """Return the values of a head."""
+        return self.head_size or self.width // self.heads
+
+    @property
+    def queries(self) -> int:
+        """Return the values of all heads' queries."""
+        return self.size * self.heads
+
+    @property
+    def keys(self) -> int:
+        """Return the values of all keys."""
+        return self.size * self.key_value_heads
+
+    def window_of(self, layer: int) -> int:
+        """Return the positions that a layer attends to; 0: all."""
+        return self.window if layer % 2 == 0 else 0

@@ -1,0 +1,43 @@
+"""Makes JSON lines of WikiText's articles, each a document, for `encore data prepare llama31-8b`.
+
+    python -m tools.wikitext wiki.valid.raw wiki.test.raw -o DIR --held-out 0.25
+
+What is read first trains; the last articles, as many as hold ``--held-out`` of the last file, are for evaluation.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tools import run
+
+TITLE = re.compile(r"(?m)^(?= = [^=].* = $)")
+
+
+def articles(path: Path) -> list[str]:
+    return [text.strip() for text in TITLE.split(path.read_text(encoding="utf-8")) if text.strip()]
+
+
+def main(
+    files: Annotated[list[Path], typer.Argument(help="WikiText's .raw or .tokens files.")],
+    to: Annotated[Path, typer.Option("-o", "--output", help="Folder of train.jsonl and test.jsonl.")],
+    held_out: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the last file's letters.")] = 0.25,
+) -> None:
+    """Write the articles."""
+    *before, last = [articles(path) for path in files]
+    first, wanted = len(last), held_out * sum(map(len, last))
+    while sum(map(len, last[first:])) < wanted:
+        first -= 1
+    to.mkdir(parents=True, exist_ok=True)
+    parts = {"train": [*(text for each in before for text in each), *last[:first]], "test": last[first:]}
+    for name, texts in parts.items():
+        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        (to / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        print(f"{name}: {len(texts)} articles, {sum(map(len, texts)):,} letters")
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
