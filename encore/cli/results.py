@@ -267,10 +267,9 @@ def _print_reports(reports: Sequence[ComplianceReport], sets: Sequence[Convergen
                 name = report.path.name if details else f"{report.path.parent.name}/{report.path.name}"
                 places.setdefault(replace(finding, line=None), []).append(f"{name}{line}")
     for finding, where in sorted(places.items(), key=lambda each: 0 if details else -len(each[1])):
-        label = "small data" if finding.kind == "small_data" else finding.severity
         more = f" and {len(where) - _PLACES} more" if len(where) > _PLACES else ""
         style = _COLOURS[finding.severity]
-        say(screen, text(f"{label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
+        say(screen, text(f"{finding.label}, {', '.join(where[:_PLACES])}{more}: {finding.found}", style))
         for what, words in (("expected", finding.expected), ("rule", finding.rule), ("hint", finding.hint)):
             say(screen, text(f"    {what + ':':<9} {words}"))
     if len(reports) > 1:

@@ -166,7 +166,8 @@ def check_data_set(
     except KeyError as error:
         return Check("FAIL", "data set", f"{data / PASSPORT} lacks {error}", "prepare the data set again"), None
     for found, expected, hint in misfits:
-        return Check("FAIL", "data set", f"{passport.name} in {data}: {found}; expected {expected}", hint), passport
+        # Of the configuration with the data set, the ranks or their memory: the words say of which.
+        return Check("FAIL", "fit", f"with {passport.name} in {data}: {found}; expected {expected}", hint), passport
     if passport.unearned:
         found = f"{data} is called {passport.name} and is not: {passport.unearned}"
         return Check("WARN", "data set", found, "give the published data set, or go on with it as own data"), passport

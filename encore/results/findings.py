@@ -55,6 +55,11 @@ class Finding:
     rate: float | None = None
 
     @property
+    def label(self) -> str:
+        """Return what people read: the severity, but of what no run on a small data set can satisfy."""
+        return "small data" if self.kind == "small_data" else self.severity
+
+    @property
     def place(self) -> str:
         """Return ``result_0.txt line 7``, as far as there is one."""
         line = f"line {self.line}" if self.line is not None else ""

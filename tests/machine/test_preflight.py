@@ -152,6 +152,13 @@ MISFITS = [
     ),
     ("gnmt", {}, 2, "batch_size=500", "999 pairs, fewer than the 1,000 of a step"),
     (
+        "gpt-oss-20b",
+        {"vocabulary": 1024, "tokens": {"train": 9999, "test": 999}},
+        2,
+        "expert_parallelism=4",
+        "2 ranks; expected a multiple of the 4 that share the experts",
+    ),
+    (
         "llama2-70b-lora",
         {"sequence_length": 128, "vocabulary": 1024},
         2,

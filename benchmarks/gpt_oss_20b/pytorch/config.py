@@ -188,12 +188,12 @@ class Config:
     def misfits(self, manifest: Manifest, ranks: int, available: float) -> List[Misfit]:
         """Return why a data set, a number of ranks or their memory, in bytes of a rank, does not do."""
         found = misfits_of_text(self, manifest)
-        if ranks % self.expert_parallelism:
+        copies, beyond = divmod(ranks, self.expert_parallelism)
+        if beyond:
             hint = "take other ranks, or set this key"
             together = f"a multiple of the {self.expert_parallelism} that share the experts (expert_parallelism)"
             found.append((f"{ranks} ranks", together, hint))
-        copies = ranks // self.expert_parallelism
-        if self.expert_parallelism > 1 and (self.width % copies or self.inner_width % copies):
+        elif self.expert_parallelism > 1 and (self.width % copies or self.inner_width % copies):
             expected = f"width={self.width} and inner_width={self.inner_width} to be multiples of the copies"
             found.append((f"{copies} copies of each expert", expected, "set a higher expert_parallelism"))
         return found + memory.misfits(self, self.needed_memory(manifest["facts"]["vocabulary"], ranks), available)

@@ -308,7 +308,7 @@ def _found(side: Side, reports: Sequence[ComplianceReport]) -> Iterable[tuple[Fi
     every = [(each, each.path.name if each.path else "") for each in side.findings if each.severity != "note"]
     every += [(each, report.path.name) for report in reports for each in report.findings]
     alike = grouped(every, lambda each: (each[0].severity, each[0].rule, each[0].expected, each[0].found)).values()
-    for found in sorted(alike, key=lambda found: found[0][0].severity != "error"):
+    for found in sorted(alike, key=lambda found: found[0][0].label != "error"):
         places = [file if each.line is None else f"{file or 'line'}:{each.line}" for each, file in found]
         shown = [place for place in dict.fromkeys(places) if place]
         more = f" and {len(shown) - _MOST_PLACES} more" if len(shown) > _MOST_PLACES else ""
