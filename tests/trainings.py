@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -352,6 +352,43 @@ def served(encore: Encore, folder: Path, *options: str, environment: dict[str, s
     json_schemas.validate("served", found)
     assert all(each["same"] for models in found["check"].values() for each in models)
     return found
+
+
+@dataclass(frozen=True)
+class Serving:
+    child: subprocess.Popen[str]
+    ports: dict[str, str]
+
+
+@contextlib.contextmanager
+def serving(exported: Path) -> Iterator[Serving]:
+    # A real Triton server of an export on this machine, ended whatever happens
+    log = ""
+    for _ in range(ATTEMPTS):
+        http, grpc = free_ports()
+        words = ["serve", str(exported), "--runtime", "host", "--http-port", http, "--grpc-port", grpc]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "encore.cli.app", *words, "--metrics-port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=paths.ROOT,
+        )
+        assert child.stdout is not None
+        for line in child.stdout:
+            log += line
+            if line.startswith("ready:"):
+                break
+        if child.poll() is None and "ready:" in log:
+            break
+        child.wait()
+        assert "a port is taken" in log, log
+    assert "ready:" in log, log
+    try:
+        yield Serving(child, {"http": http, "grpc": grpc})
+    finally:
+        child.send_signal(signal.SIGINT)
+        assert child.wait() in (0, 130)
 
 
 def evaluated(encore: Encore, folder: Path, run: Path, content: dict[str, Any], *options: str) -> None:

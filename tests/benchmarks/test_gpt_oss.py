@@ -2,15 +2,18 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.llama31_8b.dataset import open_data
-from encore import catalogue, configuration
+from encore import catalogue, configuration, paths
 from tests.conftest import Encore, evaluations, logged, quality
-from tests.trainings import BENCHED, benched, checked_config, config_of, exported, reached
+from tests.trainings import BENCHED, benched, checked_config, config_of, exported, reached, serving
 from tools import ngrams
 
 
@@ -38,8 +41,28 @@ def test_small_run_is_better_than_a_bigram_model(small_run: Path, python_text: P
     assert json.loads(encore("check", str(small_run), "--json", code=None).stdout)["passed_but_for_data"]
 
 
-def test_exported_model_predicts_alike(small_run: Path, encore: Encore, tmp_path: Path) -> None:
-    assert exported(encore, small_run, tmp_path / "exported")["reached"]
+def test_exported_model_predicts_alike_and_a_server_continues_a_text(
+    small_run: Path, encore: Encore, python_text: Path, serving_python: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "exported"
+    assert exported(encore, small_run, folder, "onnx")["reached"]
+    (packages,) = serving_python.parent.parent.glob("lib/python3*/site-packages")
+
+    def continued(text: str, port: str, *options: str) -> subprocess.CompletedProcess[str]:
+        words = [text, "--tokenizer", str(python_text / "tokenizer.json"), "--url", f"127.0.0.1:{port}", *options]
+        command = [sys.executable, "-m", "benchmarks.llama.generate", str(folder), *words]
+        environment = {**os.environ, "PYTHONPATH": f"{paths.ROOT}:{packages}"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    with serving(folder) as server:
+        port = server.ports["http"]
+        greedy = [continued("The list of", port, "--tokens", "12").stdout for _ in range(2)]
+        assert greedy[0] == greedy[1] and greedy[0].startswith("The list of ") and len(greedy[0]) > 20
+        drawn = [continued("The list of", port, "--temperature", "2", "--seed", seed).stdout for seed in "12"]
+        assert drawn[0] != drawn[1]
+        assert "the text has no token" in continued("", port).stderr
+    gone = continued("The list of", port, "--wait", "0.5")
+    assert gone.returncode == 2 and "is the server up?" in gone.stderr
 
 
 def test_bench_shows_every_kind(encore: Encore, python_text: Path) -> None:

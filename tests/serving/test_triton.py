@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from encore.job import Command
 from encore.lab.serving import server
 from encore.lab.serving.server import Ports
 from tests.conftest import Encore
-from tests.trainings import ATTEMPTS, free_ports
+from tests.trainings import Serving, free_ports, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the server's wheel is for Linux")
 
@@ -41,43 +40,20 @@ def exported(serving_python: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @dataclass(frozen=True)
 class Served:
-    child: subprocess.Popen[str]
-    ports: dict[str, str]
+    server: Serving
     folder: Path
     python: Path
 
     def ask(self, protocol: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-        url = f"127.0.0.1:{self.ports[protocol]}"
+        url = f"127.0.0.1:{self.server.ports[protocol]}"
         words = ("--url", url, "--protocol", protocol, "--json", "--folder", folder or self.folder)
         return run(self.python, self.folder / "client.py", *words)
 
 
 @pytest.fixture(scope="module")
 def served(exported: Path, serving_python: Path) -> Iterator[Served]:
-    log = ""
-    for _ in range(ATTEMPTS):
-        http, grpc = free_ports()
-        words = ["serve", str(exported), "--runtime", "host", "--http-port", http, "--grpc-port", grpc]
-        child = subprocess.Popen(
-            [sys.executable, "-m", "encore.cli.app", *words, "--metrics-port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=paths.ROOT,
-        )
-        assert child.stdout is not None
-        for line in child.stdout:
-            log += line
-            if line.startswith("ready:"):
-                break
-        if child.poll() is None and "ready:" in log:
-            break
-        child.wait()
-        assert "a port is taken" in log, log
-    assert "ready:" in log, log
-    yield Served(child, {"http": http, "grpc": grpc}, exported / "triton", serving_python)
-    child.send_signal(signal.SIGINT)
-    assert child.wait() in (0, 130)
+    with serving(exported) as found:
+        yield Served(found, exported / "triton", serving_python)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -130,7 +106,13 @@ np.savez("{tmp_path}/half.npz", ids=example["ids"])
 np.save("{tmp_path}/one.npy", example["ids"])
 """
     assert run(served.python, "-c", code).returncode == 0
-    words = (served.python, served.folder / "client.py", "--url", f"127.0.0.1:{served.ports['http']}", "--inputs")
+    words = (
+        served.python,
+        served.folder / "client.py",
+        "--url",
+        f"127.0.0.1:{served.server.ports['http']}",
+        "--inputs",
+    )
     done = run(*words, tmp_path / "own.npz", "--outputs", tmp_path / "found.npz")
     assert done.returncode == 0, done.stderr
     assert "sum [3]: " in done.stdout
@@ -174,7 +156,7 @@ def test_a_server_that_is_not_there_is_waited_for_only_so_long(served: Served) -
 
 def test_figures_by_batch_and_clients(served: Served, exported: Path) -> None:
     grid = ("--batches", "1,4,64", "--clients", "1,3", "--requests", "12")
-    url = ("--url", f"127.0.0.1:{served.ports['grpc']}", "--protocol", "grpc", "--folder", served.folder)
+    url = ("--url", f"127.0.0.1:{served.server.ports['grpc']}", "--protocol", "grpc", "--folder", served.folder)
     module = "benchmarks.common.serving.measure"
     done = run(served.python, "-m", module, *grid, *url, "--model", exported / "model.onnx")
     assert done.returncode == 0, done.stderr

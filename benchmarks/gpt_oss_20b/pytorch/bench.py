@@ -36,7 +36,7 @@ def masked(
 
 def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
     rows = hidden.flatten(0, 1)
-    experts, shares = chosen_experts(mixture, rows)
+    _, experts, shares = chosen_experts(mixture, rows)
     found = torch.zeros_like(rows)
     for number in range(mixture.count):
         tokens, place = torch.where(experts == number)

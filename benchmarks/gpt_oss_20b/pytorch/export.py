@@ -1,4 +1,4 @@
-"""gpt-oss-20b for a server: the logits of the next token at each position.
+"""gpt-oss-20b for a server: the logits of the next token behind each of some, with keys and values of those before.
 
 $ python -m benchmarks.gpt_oss_20b.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 """
@@ -17,7 +17,7 @@ from benchmarks.llama31_8b.pytorch.export import prepare as of_llama
 
 def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
     found = of_llama(config, saved, folder)
-    for layer in found.model.layers:
+    for layer in found.model.network.layers:
         # No format has a grouped GEMM.
         layer.mlp.forward = partial(by_all, layer.mlp)
     return found

@@ -77,22 +77,25 @@ class Experts(nn.Module):
         return found
 
 
-def chosen_experts(mixture: Any, rows: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Return the experts of each of the rows (N, width), int64 (N, chosen), and what each of them counts."""
-    exact = torch.promote_types(rows.dtype, torch.float32)
-    highest, experts = functional.linear(rows.to(exact), mixture.router.weight.to(exact)).topk(mixture.chosen)
-    return experts, highest.softmax(-1).to(rows.dtype)
+def chosen_experts(mixture: Any, hidden: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return, of hidden values (..., width), all experts' logits, the chosen experts, and what each of these counts."""
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    logits = functional.linear(hidden.to(exact), mixture.router.weight.to(exact))
+    highest, experts = logits.topk(mixture.chosen)
+    return logits, experts, highest.softmax(-1).to(hidden.dtype)
 
 
 def by_all(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Compute each token by all experts, of which the chosen ones count: no size depends on what tokens choose."""
-    rows = hidden.flatten(0, 1)
-    experts, shares = chosen_experts(mixture, rows)
-    count = torch.zeros((len(rows), mixture.count), dtype=rows.dtype, device=rows.device).scatter(1, experts, shares)
+    """Compute each token of (B, L, width) by all experts, of which the chosen ones count.
+
+    No size depends on what tokens choose, nor is one computed of two others, as a format needs it.
+    """
+    logits, experts, shares = chosen_experts(mixture, hidden)
+    count = torch.zeros_like(logits, dtype=hidden.dtype).scatter(-1, experts, shares)
     own = mixture.experts
-    gate, up = (rows @ own.gate_up_proj).unflatten(-1, (-1, 2)).unbind(-1)
-    found = own.gate(gate, up) @ own.down_proj
-    return (found * count.t()[..., None]).sum(0).unflatten(0, hidden.shape[:2])
+    gate, up = (hidden[:, None] @ own.gate_up_proj).unflatten(-1, (-1, 2)).unbind(-1)
+    found = own.gate(gate, up) @ own.down_proj  # (B, experts, L, width)
+    return (found * count.transpose(1, 2)[..., None]).sum(1)
 
 
 class Mixture(nn.Module):
@@ -105,7 +108,7 @@ class Mixture(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = hidden.flatten(0, 1)
-        experts, shares = chosen_experts(self, rows)
+        _, experts, shares = chosen_experts(self, rows)
         order = experts.flatten().argsort(stable=True)
         counts = experts.flatten().bincount(minlength=self.count)
         spread = rows.repeat_interleave(self.chosen, dim=0)[order]

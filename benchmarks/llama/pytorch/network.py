@@ -6,6 +6,7 @@ benchmarks/llama/pytorch/parallel.py does that to its modules.
 """
 
 import math
+from functools import partial
 from typing import Any, List, NamedTuple, Tuple
 
 import torch
@@ -65,16 +66,22 @@ class Attention(nn.Module):
         self.qkv_lora = self.o_lora = None  # type: Any  # benchmarks/llama/pytorch/adapters.py
 
     def forward(self, hidden: torch.Tensor, by: Rotation) -> torch.Tensor:
+        return self.found(self.attend, *self.projected(hidden, by))
+
+    def projected(self, hidden: torch.Tensor, by: Rotation) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries (B, heads, L, size), keys and values (B, key_value_heads, L, size), rotated."""
         projected = [project(hidden) for project in (self.q_proj, self.k_proj, self.v_proj)]
         if self.qkv_lora is not None:
             projected = [each + more for each, more in zip(projected, self.qkv_lora(hidden))]
         queries, keys, values = (each.unflatten(-1, (-1, self.size)).transpose(1, 2) for each in projected)
-        queries, keys = rotated(queries, by), rotated(keys, by)
-        if self.sinks is None:
-            found = self.attend(queries, keys, values)
-        else:
-            found = attention.with_sinks(self.attend, self.sinks, queries, keys, values)
-        found = found.transpose(1, 2).flatten(2)
+        return rotated(queries, by), rotated(keys, by), values
+
+    def found(
+        self, attend: attention.Attend, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        if self.sinks is not None:
+            attend = partial(attention.with_sinks, attend, self.sinks)
+        found = attend(queries, keys, values).transpose(1, 2).flatten(2)
         return self.o_proj(found) if self.o_lora is None else self.o_proj(found) + self.o_lora(found)[0]
 
 

@@ -1,20 +1,21 @@
-"""Llama 2 70B with its adapters merged, for a server: the logits of the next token at each position.
+"""Llama 2 70B with its adapters merged, for a server: the logits of the next tokens, with keys and values.
 
 $ python -m benchmarks.llama2_70b_lora.pytorch.export --experiment RUN/experiment_0 --data DATA -o DIR
 
 The adapters by themselves are in the run's folder already: experiment_0/adapter.
 """
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping
 
 import numpy as np
 import torch
 
 from benchmarks.common.export import export
-from benchmarks.common.export.export import Infer, Subject, Value
+from benchmarks.common.export.export import Subject
 from benchmarks.common.export.torch import TOOLS
-from benchmarks.llama.pytorch import adapters, weights
+from benchmarks.llama.pytorch import adapters, serving, weights
 from benchmarks.llama.pytorch.network import Network
 from benchmarks.llama.pytorch.parallel import initialize
 from benchmarks.llama.pytorch.state import joined
@@ -24,11 +25,11 @@ from benchmarks.llama2_70b_lora.pytorch.config import Config
 from benchmarks.llama2_70b_lora.pytorch.model import rule_of
 
 
-def evaluate(data: DataSet, infer: Infer) -> Dict[str, float]:
+def evaluate(data: DataSet, logits: Callable[[np.ndarray], np.ndarray]) -> Dict[str, float]:
     losses = []
     for tokens, counts in zip(data.test.tokens, data.test.counts):
-        (logits,) = infer(tokens[None].astype(np.int64))
-        chances = torch.from_numpy(logits[0, :-1]).double().log_softmax(-1)
+        found = logits(tokens[None].astype(np.int64))
+        chances = torch.from_numpy(found[0, :-1]).double().log_softmax(-1)
         each = chances.gather(-1, torch.from_numpy(tokens[1:, None].astype(np.int64)))[:, 0]
         losses.append(-float(each[torch.from_numpy(counts[1:].copy())].mean()))
     return {"eval_loss": sum(losses) / len(losses)}
@@ -46,14 +47,8 @@ def prepare(config: Config, saved: Mapping[str, Any], folder: Path) -> Subject:
         initialize(network, config.initial_weights, config.seed, cpu)
     parts = [saved[f"rank_{rank}"]["parts"] for rank in range(sum(key.startswith("rank_") for key in saved))]
     network.load_state_dict(adapters.merged(network.state_dict(), joined(parts), rule_of(config).scale))
-    return Subject(
-        model=network.eval(),
-        inputs=(Value("tokens", "numbers of the vocabulary, from the begin of the text on"),),
-        outputs=(Value("logits", "of the vocabulary at each position, for the token behind it"),),
-        example=(np.zeros((2, config.sequence_length), np.int64),),
-        evaluate=lambda infer: evaluate(data, infer),
-        preprocessing={"tokenizer": "tokenizer.json of the base", "sequence_length": config.sequence_length},
-    )
+    facts = {"tokenizer": "tokenizer.json of the base", "sequence_length": config.sequence_length}
+    return serving.subject(network, partial(evaluate, data), data.test.tokens[0], facts)
 
 
 if __name__ == "__main__":

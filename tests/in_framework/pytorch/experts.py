@@ -12,6 +12,7 @@ from benchmarks.llama.pytorch.experts import by_all
 from benchmarks.llama.pytorch.network import How, Network, published_name, rotated, rotation
 from benchmarks.llama.shapes import Scaling, Shape
 from tests.in_framework.activations import kept_by_layers
+from tests.in_framework.splits import steps_are_those_of
 
 VOCABULARY = 96
 CONFIG = Config(
@@ -107,6 +108,14 @@ def test_logits_loss_and_gradients_are_those_of_a_plain_formula(how, length):
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     for name, each in network.named_parameters():
         torch.testing.assert_close(each.grad, plain[published_name(name)].grad, rtol=1e-10, atol=1e-11)
+
+
+def test_steps_with_a_cache_are_the_network():
+    torch.manual_seed(2)
+    network = Network(SHAPE).double()
+    for each in network.parameters():
+        torch.nn.init.normal_(each, std=0.3)
+    steps_are_those_of(network, torch.randint(SHAPE.vocabulary, (2, 9)))
 
 
 @pytest.mark.parametrize(("window", "length"), [(1, 6), (2, 6), (5, 12), (6, 13), (129, 256), (9, 9)])

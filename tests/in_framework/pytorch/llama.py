@@ -21,7 +21,7 @@ from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.model import Training
 from benchmarks.llama31_8b.pytorch.train import train_step
 from tests.in_framework.activations import kept_by_layers
-from tests.in_framework.splits import batch_of, moments_of, whole
+from tests.in_framework.splits import batch_of, moments_of, steps_are_those_of, whole
 
 RANKS = (1, 2)
 VOCABULARY = 96
@@ -123,6 +123,14 @@ def test_logits_loss_and_gradients_are_those_of_a_plain_formula(how):
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
     for name, each in network.named_parameters():
         torch.testing.assert_close(each.grad, plain[published_name(name)].grad, rtol=1e-10, atol=1e-12)
+
+
+def test_steps_with_a_cache_are_the_network():
+    torch.manual_seed(2)
+    network = Network(SHAPE).double()
+    for each in network.parameters():
+        torch.nn.init.normal_(each, std=0.3)
+    steps_are_those_of(network, torch.randint(SHAPE.vocabulary, (2, 9)))
 
 
 @pytest.mark.parametrize("scaling", [Scaling(), SHAPE.scaling, Scaling(8.0, 1.0, 4.0, 8192)])

@@ -1,0 +1,103 @@
+"""Continue a text by an exported model of Llama's that a Triton server has: `encore serve`.
+
+    $ python -m benchmarks.llama.generate DIR --tokenizer DATA/tokenizer.json "The list"
+    $ python -m benchmarks.llama.generate DIR --tokenizer DATA/tokenizer.json "The list" --temperature 0.8 --seed 1
+
+DIR is what `encore export` wrote. Each request has the last token and the keys and values of all before, which the
+answer's are put behind. Needs NumPy, tokenizers and tritonclient. Exit code 0: printed; 2: no server, or it refuses.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from benchmarks.common.data.problem import Problem
+from benchmarks.common.serving import client
+from benchmarks.llama import tokenization
+
+POSITIONS = 4  # axis of a cache (B, layers, 2, key_value_heads, P, size)
+# Takes tokens int64 (B, N) and the cache; returns logits (B, N, vocabulary) and what goes behind the cache's positions.
+Step = Callable[[np.ndarray, np.ndarray], Tuple[np.ndarray, ...]]
+
+
+def empty_cache(shape: Sequence[int], batch: int = 1) -> np.ndarray:
+    """Return the cache of no token; the position's axis of ``shape``, which has no batch, is of any size."""
+    return np.zeros((batch, *shape[:3], 0, shape[4]), np.float32)
+
+
+def chosen(logits: np.ndarray, temperature: float, random: np.random.RandomState) -> int:
+    """Return the likeliest token, or one that is drawn from the softmax of the logits divided by ``temperature``."""
+    if temperature <= 0:
+        return int(logits.argmax())
+    chances = np.exp((logits - logits.max()).astype(np.float64) / temperature)
+    return int(random.choice(len(chances), p=chances / chances.sum()))
+
+
+def generate(
+    step: Step,
+    cache_shape: Sequence[int],
+    prompt: Sequence[int],
+    count: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    end: Optional[int] = None,
+) -> List[int]:
+    """Return up to ``count`` tokens behind a prompt, the last of which may be ``end``."""
+    random, cache, given = np.random.RandomState(seed), empty_cache(cache_shape), list(prompt)
+    found: List[int] = []
+    while len(found) < count and (not found or found[-1] != end):
+        logits, added = step(np.array([given], np.int64), cache)
+        cache = np.concatenate((cache, added), POSITIONS)
+        given = [chosen(logits[0, -1], temperature, random)]
+        found += given
+    return found
+
+
+def served(url: str, exported: Path, seconds: float) -> Tuple[Step, List[int]]:
+    """Return a server's step, and the shape of its cache without a batch."""
+    passport = client.read_passport(exported)
+    server = client.Server(url, "http", passport)
+    server.wait(seconds)
+    (cache,) = (each["shape"][1:] for each in passport["inputs"] if each["name"] == "cache")
+
+    def step(tokens: np.ndarray, cache: np.ndarray) -> Tuple[np.ndarray, ...]:
+        found = client.predict(server, {"tokens": tokens, "cache": cache})
+        return found["logits"], found["added"]
+
+    return step, cache
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Print a text and what follows it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("exported", type=Path, metavar="DIR", help="folder of export.json")
+    parser.add_argument("text", help="what is continued")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json of the data set")
+    parser.add_argument("--url", default="localhost:8000", help="HOST:PORT over HTTP; default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="at most; default: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn; default: %(default)s")
+    parser.add_argument("--wait", type=float, default=10.0, help="seconds for the model to become ready")
+    arguments = parser.parse_args(argv)
+    if not (arguments.exported / "export.json").is_file():
+        parser.error(f"{arguments.exported} has no export.json: name the folder of encore export")
+    try:
+        tokenizer = tokenization.read(arguments.tokenizer)
+        prompt = tokenizer.encode(arguments.text, add_special_tokens=False).ids
+        if not prompt:
+            parser.error("the text has no token")
+        step, cache = served(arguments.url, arguments.exported, arguments.wait)
+        end = tokenizer.token_to_id(tokenization.END)
+        found = generate(step, cache, prompt, arguments.tokens, arguments.temperature, arguments.seed, end)
+    except (client.RefusedError, Problem) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(arguments.text + tokenizer.decode(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""Llama for a server: a step on some tokens, with the keys and values of those before, which the client keeps."""
+
+from functools import partial
+from typing import Any, Callable, Dict, Mapping, Tuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.common.export.export import Arrays, Infer, Subject, Value
+from benchmarks.llama.generate import empty_cache, generate
+from benchmarks.llama.pytorch.network import Network, rotation
+
+POSITIONS = 4  # axis of a cache (B, layers, 2, key_value_heads, P, size)
+LAST = 1 << 30  # The example is a step with a cache: whole samples would have large logits.
+GENERATED, FROM = 8, 8  # tokens, and those that they follow, by which steps with a cache are checked
+INPUTS = (
+    Value("tokens", "numbers of the vocabulary: a text from its begin on, or what follows the cache"),
+    Value("cache", "keys and values of the tokens before, of each layer at each position; at first of none"),
+)
+OUTPUTS = (
+    Value("logits", "of the vocabulary at each of the tokens, for the one behind it"),
+    Value("added", "keys and values of these tokens: they go behind the cache's positions"),
+)
+
+
+def masked(
+    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Any = None, more: int = 0
+) -> torch.Tensor:
+    """Attend to all positions before, of which there may be more than queries, and always to the first ``more``."""
+    length, seen = queries.shape[2], keys.shape[2] - more
+    places = torch.arange(seen, device=queries.device)
+    distance = places[seen - length :, None] - places
+    inside = distance >= 0 if not window else (distance >= 0) & (distance < window)
+    mask = functional.pad(inside, (more, 0), value=True)
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+class Step(nn.Module):
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: torch.Tensor, cache: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return logits (B, N, vocabulary) and keys and values (B, layers, 2, key_value_heads, N, size).
+
+        Args:
+            tokens: int64 (B, N).
+            cache: (B, layers, 2, key_value_heads, P, size), of the P tokens before.
+        """
+        network, begin, added = self.network, cache.shape[POSITIONS], []
+        by = rotation(torch.arange(begin, begin + tokens.shape[1], device=tokens.device), network.shape)
+        hidden = network.embed_tokens(tokens)
+        for number, (layer, held) in enumerate(zip(network.layers, cache.unbind(1))):
+            own = layer.self_attn
+            queries, keys, values = own.projected(layer.input_layernorm(hidden), by)
+            added.append(torch.stack((keys, values), 1))
+            keys, values = torch.cat((held, added[-1]), 3).unbind(1)
+            attend = partial(masked, network.shape.window_of(number), more=int(own.sinks is not None))
+            hidden = hidden + own.found(attend, queries, keys, values)
+            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return network.head(network.norm(hidden)), torch.stack(added, 1)
+
+
+def subject(
+    network: Network, evaluate: Callable[[Callable[[np.ndarray], np.ndarray]], Dict[str, float]], text: np.ndarray,
+    preprocessing: Mapping[str, Any],
+) -> Subject:  # fmt: skip
+    """Return what is exported of a network; ``evaluate`` takes what finds the logits of whole samples (B, L).
+
+    What follows the begin of a ``text`` (L,) is generated too, so that steps with a cache are checked.
+    """
+    shape = network.shape
+    cache = (shape.layers, 2, shape.key_value_heads, 0, shape.size)
+
+    def through(infer: Infer) -> Dict[str, float]:
+        def logits(tokens: np.ndarray) -> np.ndarray:
+            return infer(tokens, empty_cache(cache, len(tokens)))[0]
+
+        found = evaluate(logits)
+        generate(infer, cache, text[:FROM].tolist(), GENERATED)
+        return found
+
+    return Subject(
+        model=Step(network).eval(),
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        example=(np.zeros((2, 3), np.int64), np.zeros((2, *cache[:3], 4, cache[4]), np.float32)),
+        evaluate=through,
+        any_size={"tokens": (1,), "logits": (1,), "cache": (POSITIONS,), "added": (POSITIONS,)},
+        preprocessing=preprocessing,
+        shown=LAST,
+    )
+
+
+def as_arrays(step: Step) -> Infer:
+    """Return a step that takes and gives arrays, as an exported model does."""
+
+    def infer(*inputs: np.ndarray) -> Arrays:
+        with torch.no_grad():
+            found = step(*map(torch.from_numpy, inputs))
+        return tuple(each.numpy() for each in found)
+
+    return infer
