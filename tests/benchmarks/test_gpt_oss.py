@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.llama import tokenization
 from benchmarks.llama31_8b.dataset import open_data
 from encore import catalogue, configuration, paths
 from tests.conftest import Encore, evaluations, logged, quality
@@ -39,6 +40,12 @@ def test_small_run_is_better_than_a_bigram_model(small_run: Path, python_text: P
     values = {event["key"]: event["value"] for event in logged(small_run / "result_0.txt")}
     assert (values["submission_benchmark"], values["expert_parallelism"]) == ("gpt_oss_20b", 2)
     assert json.loads(encore("check", str(small_run), "--json", code=None).stdout)["passed_but_for_data"]
+    texts = (small_run / "experiment_0" / "texts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(texts) == 4
+    read = tokenization.read(python_text / tokenization.FILE)
+    for line in map(json.loads, texts):
+        assert line["text"] + line["reference"] in read.decode(held.tolist())
+        assert line["likeliest"] and line["drawn"] != line["likeliest"]
 
 
 def test_exported_model_predicts_alike_and_a_server_continues_a_text(

@@ -20,7 +20,7 @@ from encore.results.compare.sides import load_side
 from encore.results.report.figures import STYLE, all_figures
 from encore.results.report.measurements import all_tables, of_side
 from encore.results.report.report import Report, build_report, render, section, tone, write_files
-from encore.results.report.shown import LONGEST, TRANSLATIONS, translations_table
+from encore.results.report.shown import LONGEST, TEXTS, TRANSLATIONS, texts_table, translations_table
 from encore.results.table import shown
 from tests.results.result_logs import START_MS, dell_texts, resnet_v07, uneven, write_set
 
@@ -344,6 +344,19 @@ def test_what_a_report_says(tmp_path: Path, recorded: Callable[[str, object], No
 
 
 # Neither markup, links, control characters nor a reversed direction of writing; what is damaged is passed over.
+def test_continued_texts_are_shown_as_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "experiment_2").mkdir()
+    texts = {"text": "The list", "reference": " of all", "likeliest": " is a\n\u202elist " + "x" * 400, "drawn": " <b>"}
+    lines = [json.dumps(texts), "{}", json.dumps({**texts, "text": 1})]
+    (tmp_path / "experiment_2" / TEXTS).write_text("\n".join(lines), encoding="utf-8")
+    table = texts_table(tmp_path)
+    assert table is not None and "result_2.txt" in table.note
+    ((begin, goes_on, likeliest, drawn),) = table.rows
+    assert (begin, goes_on, drawn) == ("The list", "of all", "<b>")
+    assert str(likeliest).startswith("is a list xxx") and len(str(likeliest)) == LONGEST
+    assert texts_table(tmp_path / "experiment_2") is None
+
+
 def test_translations_are_text_of_a_limited_length(tmp_path: Path) -> None:
     texts = [f"![{HOSTILE}](http://example.org)", "a\x1b[2J\u202eb\nc", "ü" * 1000, "\ufffd"]
     write_translations(tmp_path / "experiment_0", [(text, 1.0) for text in texts])

@@ -4,9 +4,18 @@ from benchmarks.llama31_8b.pytorch.data import (
     Batch,
     evaluated_samples,
     evaluation_input,
+    shown_samples,
     synthetic_batch,
     training_input,
     training_order,
 )
 
-__all__ = ["Batch", "evaluated_samples", "evaluation_input", "synthetic_batch", "training_input", "training_order"]
+__all__ = [
+    "Batch",
+    "evaluated_samples",
+    "evaluation_input",
+    "shown_samples",
+    "synthetic_batch",
+    "training_input",
+    "training_order",
+]

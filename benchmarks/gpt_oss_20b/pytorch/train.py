@@ -3,8 +3,9 @@
     $ python -m benchmarks.gpt_oss_20b.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.gpt_oss_20b.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, order/, heartbeat/ and checkpoint/; a run that finds a checkpoint there
-resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+OUT gets result.txt (MLPerf log), metrics.jsonl, texts.jsonl, order/, heartbeat/ and checkpoint/; a run that finds a
+checkpoint there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else:
+failed.
 """
 
 from contextlib import closing
@@ -24,6 +25,7 @@ from benchmarks.gpt_oss_20b.pytorch.data import (
     Batch,
     evaluated_samples,
     evaluation_input,
+    shown_samples,
     synthetic_batch,
     training_input,
     training_order,
@@ -31,9 +33,10 @@ from benchmarks.gpt_oss_20b.pytorch.data import (
 from benchmarks.gpt_oss_20b.pytorch.model import Training
 from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
-from benchmarks.llama.pytorch import parallel
+from benchmarks.llama.pytorch import parallel, texts
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.schedule import learning_rate
+from benchmarks.llama.tokenization import FILE
 from benchmarks.llama31_8b.dataset import DataSet, open_data
 
 
@@ -109,6 +112,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         if not run.interrupted:
             # As the reference logs it: of the samples that the run trained on.
             run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(evaluated)))
+    if not run.interrupted:
+        texts.write(training.network, shown_samples(data, evaluated), run.data / FILE, ranks, config.seed, run.output)
     return run.finish()
 
 

@@ -15,6 +15,7 @@ from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch.batches import ahead, to_device
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.pytorch.parallel import Place, place_of
+from benchmarks.llama.pytorch.texts import TEXTS
 from benchmarks.llama31_8b.dataset import DataSet
 
 ORDER = "order"  # folder of a run that holds the order of its samples
@@ -82,6 +83,12 @@ def evaluation_input(config: Any, source: Documents, samples: Order, ranks: Rank
 
 def evaluated_samples(config: Any, data: DataSet) -> Order:
     return order.in_order(data.test.lengths, config.sequence_length, config.eval_samples)
+
+
+def shown_samples(data: DataSet, samples: Order) -> List[np.ndarray]:
+    """Return the samples that a trained network continues for people to read."""
+    numbers = np.linspace(0, len(samples) - 1, min(TEXTS, len(samples))).astype(int)
+    return [samples.tokens(data.test, number) for number in numbers.tolist()]
 
 
 def synthetic_batch(config: Any, vocabulary: int, ranks: Ranks) -> Batch:

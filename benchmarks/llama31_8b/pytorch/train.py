@@ -3,8 +3,9 @@
     $ python -m benchmarks.llama31_8b.pytorch.train --config config.json --data DATA --output OUT
     $ torchrun --nproc-per-node 8 -m benchmarks.llama31_8b.pytorch.train --config config.json --data DATA --output OUT
 
-OUT gets result.txt (MLPerf log), metrics.jsonl, order/, heartbeat/ and checkpoint/; a run that finds a checkpoint there
-resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else: failed.
+OUT gets result.txt (MLPerf log), metrics.jsonl, texts.jsonl, order/, heartbeat/ and checkpoint/; a run that finds a
+checkpoint there resumes from it. Exit code 0: ended as planned, the last record of metrics.jsonl says how; else:
+failed.
 """
 
 from contextlib import closing
@@ -20,9 +21,11 @@ from benchmarks.common.run.run import Run
 from benchmarks.common.run.stopping import end_process
 from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
+from benchmarks.llama.pytorch import texts
 from benchmarks.llama.pytorch.network import IGNORED
 from benchmarks.llama.pytorch.parallel import loss_context, sum_of
 from benchmarks.llama.schedule import learning_rate
+from benchmarks.llama.tokenization import FILE
 from benchmarks.llama31_8b import events
 from benchmarks.llama31_8b.dataset import DataSet, open_data
 from benchmarks.llama31_8b.pytorch.config import Config
@@ -30,6 +33,7 @@ from benchmarks.llama31_8b.pytorch.data import (
     Batch,
     evaluated_samples,
     evaluation_input,
+    shown_samples,
     synthetic_batch,
     training_input,
     training_order,
@@ -119,6 +123,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         if not run.interrupted:
             # As the reference logs it: of the samples that the run trained on.
             run.log(mllog.samples(run.position * config.batch_size * ranks.size, len(evaluated)))
+    # Ranks that share a sample take such lengths alone as they can share.
+    if not run.interrupted and config.group == 1:
+        texts.write(training.network, shown_samples(data, evaluated), run.data / FILE, ranks, config.seed, run.output)
     return run.finish()
 
 

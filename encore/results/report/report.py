@@ -51,6 +51,7 @@ from encore.results.report.shown import (
     generations_table,
     images_of,
     shown_in_report,
+    texts_table,
     translations_table,
 )
 from encore.results.rules import data_size
@@ -106,6 +107,7 @@ class Section:
     machine: tuple[Table, ...]  # Goodput, and the steps of the ranks of each run
     choices: Table | None  # What the runs took where their configuration leaves it open
     translations: Table | None  # A few of a run that translates
+    texts: Table | None  # A few that a language model continued
     detections: tuple[Detected, ...]  # A few images of a run that detects objects
     generations: Table | None  # Those of a run that learns from games against itself
     game: Game | None  # One of its last generation
@@ -221,6 +223,7 @@ def section(
         if ours.choices
         else None,
         translations=translations_table(ours.folder),
+        texts=texts_table(ours.folder),
         detections=tuple(shown_in_report(images_of(ours.folder))),
         generations=generations_table(ours.folder),
         game=game_of(ours.folder),

@@ -1,4 +1,4 @@
-"""Files of lines that a training leaves for people to look at: translations, detections, games."""
+"""Files of lines that a training leaves for people to look at: translations, continued texts, detections, games."""
 
 from __future__ import annotations
 
@@ -77,6 +77,32 @@ def translations_table(folder: Path | None) -> Table | None:
         rows=(*best, *worst),
         note=f"Of {len(found):,} after epoch {found[0].epoch} of result_{number}.txt. BLEU of a sentence is no "
         f"quality of the run. Texts longer than {LONGEST} characters are cut.",
+    )
+
+
+TEXTS = "texts.jsonl"  # In the folder of an experiment: one JSON object per text that a trained network continued
+_MOST_TEXTS = 8
+
+
+class Continued(BaseModel):
+    text: str
+    reference: str
+    likeliest: str
+    drawn: str
+
+
+def texts_table(folder: Path | None) -> Table | None:
+    """Return what the network of the first experiment that has some texts made of their begins; None without any."""
+    path, every = first_read(folder, TEXTS, Continued, _MOST_TEXTS, _LONGEST_LINE)
+    if not every:
+        return None
+    number = path.parent.name.rpartition("_")[2]
+    return Table(
+        title="Texts that the trained network continues",
+        columns=("begin", "goes on", "by the likeliest tokens", "by drawn tokens"),
+        rows=tuple(tuple(map(_shown, (each.text, each.reference, each.likeliest, each.drawn))) for each in every),
+        note=f"Begins of evaluation samples, after result_{number}.txt; drawn at temperature 0.8. Texts longer than "
+        f"{LONGEST} characters are cut.",
     )
 
 
