@@ -60,6 +60,11 @@ LONGEST = (
     "tests/benchmarks/test_translation.py",
     "tests/benchmarks/test_llama.py",
     "tests/run/test_selftest.py",
+    "tests/cluster/test_gate.py",
+    "tests/ssh/test_over_ssh.py",
+    "tests/studies/test_multi_gpu.py",
+    "tests/kubernetes/test_cluster.py",
+    "tests/test_release.py",
 )
 
 
