@@ -41,7 +41,7 @@ class Finding:
     line: int | None  # Line of the file, from 1; None where the finding is about the whole log
     rule: str  # Where the rule is defined; of an audit its name, as in docs/audit.md
     # Name of one of Encore's own rules of `encore check`, as in docs/results.md; one of mlperf-logging's has none but
-    # ``target_not_met``.
+    # ``target_not_met`` and ``sequence_length``.
     code: str = ""
     expected: str
     found: str
