@@ -43,7 +43,12 @@ def continued(network: Network, begins: torch.Tensor, length: int, drawing: Opti
 
 @torch.no_grad()
 def write(network: Network, samples: List[np.ndarray], tokenizer: Path, ranks: Ranks, seed: int, output: Path) -> None:
-    """Let a network continue the first third of some evaluation ``samples``; rank 0 writes the file."""
+    """Let a network continue the first third of some evaluation ``samples``; rank 0 writes the file.
+
+    Synthetic data have no tokenizer, and no text.
+    """
+    if not tokenizer.exists():
+        return
     whole = torch.from_numpy(np.stack(samples)[:, :LENGTH].astype(np.int64)).to(ranks.context)
     length = whole.shape[1]
     begin = max(1, length // 3)
