@@ -131,6 +131,11 @@ def choose_system(
         return catalogue.find_system(choice, choice.benchmark.small_data.system, round_name)
     wanted_round = round_name or choice.benchmark.default_round
     candidates = [s for s in catalogue.systems(choice) if s.kind in FITTING and s.round == wanted_round]
+    if not candidates and round_name is None:
+        # A round whose results are not there yet: what others had, or the reference has, the newest first.
+        fitting = (s for s in catalogue.systems(choice) if s.kind in (*FITTING, "study"))
+        order = list(choice.benchmark.rounds)
+        candidates = sorted(fitting, key=lambda system: -order.index(system.round))
     if not candidates:
         raise EncoreError(f"no system of {choice.name} in round {wanted_round}", hint="name one with --system")
     gpu = machine.gpus[0]

@@ -210,12 +210,12 @@ def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, w
 
 
 def full_system(request: Request, choice: catalogue.Choice, machine: node.Node) -> catalogue.System:
-    # The nearest submitted system to one GPU of this machine; on a CPU the smallest one of its round.
+    # The nearest submitted system to one GPU of this machine; on a CPU the smallest one, of its round if that has one.
     if request.device == "gpu":
         return planning.choose_system(choice, 1, machine, None, None)
-    of_round = [each for each in catalogue.systems(choice) if each.round == choice.benchmark.default_round]
-    fitting = [each for each in of_round if each.kind in planning.FITTING]
-    return min(fitting, key=lambda each: each.nodes * each.gpus_per_node)
+    every, latest = catalogue.systems(choice), choice.benchmark.default_round
+    fitting = [each for each in every if each.kind in planning.FITTING] or every
+    return min(fitting, key=lambda each: (each.round != latest, each.nodes * each.gpus_per_node))
 
 
 def visible_gpus(machine: node.Node, caller: Mapping[str, str]) -> int:

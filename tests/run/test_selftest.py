@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 from encore import catalogue, job, paths
 from encore.cli import selftest as command_line
 from encore.cli.app import app
+from encore.errors import EncoreError
 from encore.machine import links, node
-from encore.run import published_speed
+from encore.run import planning, published_speed
 from encore.run import selftest as selftests
-from encore.run.selftest import Ended, Place, Request, Row, execute, judged, make_place
+from encore.run.selftest import Ended, Place, Request, Row, execute, full_system, judged, make_place
 from tests.conftest import Encore, in_process
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
@@ -62,6 +63,35 @@ def test_an_answer_is_the_last_line_and_a_crash_a_failed_check(
     row = judged(execute(python(program), tmp_path, 60), tmp_path, 60, EMPTY)
     found += WITHOUT[1] if result == "FAIL" else ""
     assert row == replace(EMPTY, result=result, found=found, lines=lines)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_every_implementation_has_a_full_system(device: Literal["cpu", "gpu"]) -> None:
+    machine = replace(node.this_node(), gpus=(gpu_of("9.0"),) * 8)
+    request = Request(device=device, python=Path(sys.executable))
+    found = {name: full_system(request, choice, machine) for name, choice in catalogue.choices().items()}
+    assert {name: each.kind for name, each in found.items() if each.kind == "small"} == (
+        {"gpt-oss-20b": "small"} if device == "cpu" else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "memory", "system"),
+    [
+        ("llama31-8b", "NVIDIA H200", 139.8, "reference_h200"),
+        ("llama31-8b", "NVIDIA H100 80GB HBM3", 79.6, "reference_h100"),
+        ("llama2-70b-lora", "NVIDIA H100 80GB HBM3", 79.6, "eos"),
+        ("gpt-oss-20b", "NVIDIA H200", 139.8, "reference_b200"),
+    ],
+)
+def test_where_the_newest_round_has_no_system_another_one_is_near(
+    name: str, gpu: str, memory: float, system: str
+) -> None:
+    gpus = tuple(replace(gpu_of("9.0"), name=gpu, memory_gib=memory) for _ in range(8))
+    machine = replace(node.this_node(), gpus=gpus)
+    assert planning.choose_system(catalogue.choose(name), 8, machine, None, None).system == system
+    with pytest.raises(EncoreError, match=r"no system of .* in round v6\.1"):
+        planning.choose_system(catalogue.choose(name), 8, machine, None, "v6.1")
 
 
 @pytest.mark.slow
