@@ -24,6 +24,8 @@ SIDE = {"cuda": 8192, "cpu": 2048}  # rows of the matrices: large enough that me
 ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
 SECONDS = 0.5  # length of each measurement, after the first call
 REPEATS = 3  # measurements of each kind; the fastest is the peak
+# A CPU without instructions for bf16 computes it number by number, at no more in a large matrix than in a small one.
+PROBED, LONGEST = 256, 2.0  # side of a first product, and the seconds that a measured one may take
 
 
 def measure(device: torch.device) -> Dict[str, Any]:
@@ -44,11 +46,20 @@ def name_of(device: torch.device) -> str:
 
 def flops_per_second(device: torch.device, precision: str, side: int = 0, seconds: float = SECONDS) -> float:
     """Return the most operations per second of a product of two matrices of ``side`` rows and columns."""
-    size = side or SIDE[device.type]
-    left, right = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
-    result = torch.empty_like(left)
+
+    def product(size: int) -> Callable[[], Any]:
+        left, right = (torch.rand(size, size, device=device, dtype=DTYPES[precision]) for _ in range(2))
+        result = torch.empty_like(left)
+        return lambda: torch.mm(left, right, out=result)
+
     with _tf32(precision == "tf32"):
-        return 2.0 * size**3 / fastest(lambda: torch.mm(left, right, out=result), seconds)
+        size = side or SIDE[device.type]
+        probe = product(PROBED)
+        probe()
+        once = seconds_of(probe, 1, pytorch.synchronize)
+        while not side and size > PROBED and once * (size / PROBED) ** 3 > LONGEST:
+            size //= 2
+        return 2.0 * size**3 / fastest(product(size), seconds)
 
 
 def bytes_per_second(device: torch.device, elements: int = 0, seconds: float = SECONDS) -> Dict[str, float]:

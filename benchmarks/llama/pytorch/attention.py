@@ -8,7 +8,6 @@ from typing import Callable, Optional
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 # Takes queries (B, heads, L, size), keys and values (B, key_value_heads, L, size); returns as queries. Those of this
 # module take one key and value more, before the others: all positions attend to it.
@@ -24,13 +23,12 @@ def causal(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Optional[float] = None
 ) -> torch.Tensor:
     # Let each position attend to itself and to all before it, whatever documents they are of, as the reference does.
-    length, seen = queries.shape[2], keys.shape[2]
-    if seen == length:
-        return functional.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
-        )
-    mask = causal_lower_right(length, seen)
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    more = keys.shape[2] - queries.shape[2]
+    if more:
+        # As many queries as keys need no mask, which not each fused kernel takes.
+        queries = functional.pad(queries, (0, 0, more, 0))
+    found = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=True)
+    return found[:, :, more:] if more else found
 
 
 def windowed(
