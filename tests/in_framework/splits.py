@@ -2,8 +2,9 @@
 
 import torch
 
-from benchmarks.llama.generate import empty_cache, generate
-from benchmarks.llama.pytorch.serving import POSITIONS, Step, as_arrays
+from benchmarks.common.export.torch import inferring
+from benchmarks.llama.generate import POSITIONS, empty_cache, generate
+from benchmarks.llama.pytorch.serving import Step
 from benchmarks.llama.pytorch.state import MOMENTS
 from benchmarks.llama31_8b.pytorch.data import place as place_of
 from benchmarks.llama31_8b.pytorch.data import synthetic_batch
@@ -42,7 +43,7 @@ def moments_of(optimizer, name, training):
 
 def steps_are_those_of(network, tokens, near=1e-12):
     """A text in one call, in several and token by token has the network's logits; the likeliest tokens follow it."""
-    step, shape = as_arrays(Step(network)), network.shape
+    step, shape = inferring(Step(network)), network.shape
     cache_shape = (shape.layers, 2, shape.key_value_heads, 0, shape.size)
     exact = network.embed_tokens.weight.dtype
     expected = network(tokens).detach()
@@ -54,10 +55,10 @@ def steps_are_those_of(network, tokens, near=1e-12):
             found.append(logits)
         torch.testing.assert_close(torch.cat(found, 1), expected, rtol=near, atol=near)
     prompt = tokens[0, :5].tolist()
-    greedy = generate(as_arrays(Step(network.float())), cache_shape, prompt, 6)
+    greedy = generate(inferring(Step(network.float())), cache_shape, prompt, 6)
     for number, token in enumerate(greedy):
         before = torch.tensor([prompt + greedy[:number]])
         assert token == int(network(before)[0, -1].argmax())
-    drawn = [generate(as_arrays(Step(network)), cache_shape, prompt, 6, 2.0, seed) for seed in (1, 1, 2)]
+    drawn = [generate(inferring(Step(network)), cache_shape, prompt, 6, 2.0, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 6
-    assert generate(as_arrays(Step(network)), cache_shape, prompt, 6, end=greedy[0]) == greedy[:1]
+    assert generate(inferring(Step(network)), cache_shape, prompt, 6, end=greedy[0]) == greedy[:1]

@@ -11,27 +11,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from benchmarks.common.checks import bench
 from benchmarks.common.frameworks import pytorch
 from benchmarks.gpt_oss_20b.pytorch.config import Config
 from benchmarks.gpt_oss_20b.pytorch.train import build, train_step
+from benchmarks.llama.pytorch.attention import masked
 from benchmarks.llama.pytorch.experts import chosen_experts
 from benchmarks.llama.pytorch.measured import for_one_rank
 from benchmarks.llama.pytorch.network import Network
 from benchmarks.llama31_8b.pytorch.bench import Benched, pretraining
-
-
-def masked(
-    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Any = None
-) -> torch.Tensor:
-    keys, values = (each.repeat_interleave(queries.shape[1] // each.shape[1], dim=1) for each in (keys, values))
-    length, seen = queries.shape[2], keys.shape[2]
-    places = torch.arange(seen, device=queries.device) - (seen - length)
-    distance = torch.arange(length, device=queries.device)[:, None] - places
-    mask = ((distance >= 0) & (distance < (window or length))) | (places < 0)
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
 
 
 def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -49,7 +38,8 @@ def one_by_one(mixture: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 def plain(network: Network) -> None:
     for number, layer in enumerate(network.layers):
-        layer.self_attn.attend = partial(masked, network.shape.window_of(number))
+        more = int(layer.self_attn.sinks is not None)
+        layer.self_attn.attend = partial(masked, network.shape.window_of(number), more=more)
         layer.mlp.forward = partial(one_by_one, layer.mlp)
 
 

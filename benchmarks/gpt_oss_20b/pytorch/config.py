@@ -89,6 +89,14 @@ class Config:
         return 1
 
     @property
+    def fp8(self) -> str:
+        return "none"
+
+    @property
+    def compile(self) -> bool:
+        return False
+
+    @property
     def group(self) -> int:
         # Ranks that share a sample.
         return 1

@@ -66,6 +66,23 @@ def windowed(
     return found.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
 
 
+def masked(
+    window: int,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: Optional[float] = None,
+    more: int = 0,
+) -> torch.Tensor:
+    """Attend to all positions before, of which there may be more than queries, and always to the first ``more``."""
+    length, seen = queries.shape[2], keys.shape[2] - more
+    places = torch.arange(seen, device=queries.device)
+    distance = places[seen - length :, None] - places
+    inside = distance >= 0 if not window else (distance >= 0) & (distance < window)
+    mask = functional.pad(inside, (more, 0), value=True)
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
 def with_sinks(
     attend: Attend, sinks: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:

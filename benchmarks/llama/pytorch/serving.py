@@ -6,13 +6,12 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
-from benchmarks.common.export.export import Arrays, Infer, Subject, Value
-from benchmarks.llama.generate import empty_cache, generate
+from benchmarks.common.export.export import Infer, Subject, Value
+from benchmarks.llama.generate import POSITIONS, empty_cache, generate
+from benchmarks.llama.pytorch.attention import masked
 from benchmarks.llama.pytorch.network import Network, rotation
 
-POSITIONS = 4  # axis of a cache (B, layers, 2, key_value_heads, P, size)
 LAST = 1 << 30  # The example is a step with a cache: whole samples would have large logits.
 GENERATED, FROM = 8, 8  # tokens, and those that they follow, by which steps with a cache are checked
 INPUTS = (
@@ -23,18 +22,6 @@ OUTPUTS = (
     Value("logits", "of the vocabulary at each of the tokens, for the one behind it"),
     Value("added", "keys and values of these tokens: they go behind the cache's positions"),
 )
-
-
-def masked(
-    window: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: Any = None, more: int = 0
-) -> torch.Tensor:
-    """Attend to all positions before, of which there may be more than queries, and always to the first ``more``."""
-    length, seen = queries.shape[2], keys.shape[2] - more
-    places = torch.arange(seen, device=queries.device)
-    distance = places[seen - length :, None] - places
-    inside = distance >= 0 if not window else (distance >= 0) & (distance < window)
-    mask = functional.pad(inside, (more, 0), value=True)
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
 
 
 class Step(nn.Module):
@@ -92,14 +79,3 @@ def subject(
         preprocessing=preprocessing,
         shown=LAST,
     )
-
-
-def as_arrays(step: Step) -> Infer:
-    """Return a step that takes and gives arrays, as an exported model does."""
-
-    def infer(*inputs: np.ndarray) -> Arrays:
-        with torch.no_grad():
-            found = step(*map(torch.from_numpy, inputs))
-        return tuple(each.numpy() for each in found)
-
-    return infer

@@ -20,7 +20,7 @@ from benchmarks.llama.pytorch.network import Network
 FILE = "texts.jsonl"
 TEXTS = 4
 LENGTH = 96  # tokens of a text and of what follows, at most those of a sample
-TEMPERATURE = 0.8  # of what is drawn: gpt-oss's and Llama's chance of a token, sharpened
+TEMPERATURE = 0.8  # of what is drawn: below 1 likely tokens are likelier
 
 
 def continued(network: Network, begins: torch.Tensor, length: int, drawing: Optional[torch.Generator]) -> torch.Tensor:

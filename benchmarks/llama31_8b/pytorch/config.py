@@ -88,6 +88,10 @@ class Config:
     async_checkpoints: bool = True  # written while training continues, from a copy in main memory
 
     @property
+    def expert_parallelism(self) -> int:
+        return 1
+
+    @property
     def group(self) -> int:
         # Ranks that share a sample.
         return self.tensor_parallelism * self.context_parallelism

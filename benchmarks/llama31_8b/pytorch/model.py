@@ -8,13 +8,12 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.llama.pytorch import fp8, parallel, state
 from benchmarks.llama.pytorch.network import How, Network
-from benchmarks.llama31_8b.pytorch.config import Config
 
 
 class Training:
     """This rank's part of the network and of AdamW's state, with the initial weights of the seed."""
 
-    def __init__(self, config: Config, vocabulary: int, ranks: Ranks) -> None:
+    def __init__(self, config: Any, vocabulary: int, ranks: Ranks) -> None:
         self.config, self.ranks, self.vocabulary = config, ranks, vocabulary
         self.place = parallel.place_of(ranks, config.tensor_parallelism, config.context_parallelism)
         with torch.device("meta"):
@@ -22,7 +21,9 @@ class Training:
         if config.fp8 != "none":
             fp8.set_up(self.network, config.fp8, ranks.context)
         types = parallel.Types(pytorch.DTYPES[config.precision], pytorch.DTYPES[config.gradient_reduction])
-        parallel.distribute(self.network, ranks, self.place, types, config.compile)
+        parallel.distribute(
+            self.network, ranks, self.place, types, config.compile, expert_parallelism=config.expert_parallelism
+        )
         parallel.initialize(self.network, config.initial_weights, config.seed, ranks.context)
         self.parameters = dict(self.network.named_parameters())
         self.optimizer = state.adamw(self.parameters, config)
