@@ -98,7 +98,7 @@ def language(name: str, pytorch_python: Path, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="module", name="reached")
 def run_to_target(name: str, encore: Encore, language: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The small system on two ranks, to its target.
-    return reached(encore, name, language, tmp_path_factory.mktemp("reached"), SEED[1])
+    return reached(encore, name, language, tmp_path_factory.mktemp("reached"), seed=SEED[1])
 
 
 def test_a_small_run_reaches_the_target_and_passes_the_checker(name: str, encore: Encore, reached: Path) -> None:

@@ -193,11 +193,18 @@ def test_a_node_with_few_cycles_is_slow(harmed: Harmed) -> None:
     try:
         (group / file).write_text(few)
         harmed.start(under=("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"))
-        found = harmed.gate()
-        assert any(each.startswith("SHA-256 on all cores: ") for each in found[SECOND].reasons), found
-        assert not failed(found["n1"]), found
+        # Again where other tests, on the same cores, had slowed the other node as much at that moment
+        tries = [harmed.gate()]
+        while not any(map(is_slow, tries[-1][SECOND].reasons)) and len(tries) < 5:
+            tries.append(harmed.gate())
+        assert any(map(is_slow, tries[-1][SECOND].reasons)), tries
+        assert [found["n1"] for found in tries if failed(found["n1"])] == []
     finally:
         (group / file).write_text(all_cycles)
+
+
+def is_slow(reason: str) -> bool:
+    return reason.startswith("SHA-256 on all cores: ")
 
 
 def test_a_prolog_drains_the_node_that_it_fails_on(harmed: Harmed, cluster: Cluster) -> None:
