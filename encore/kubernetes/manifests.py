@@ -222,8 +222,9 @@ def _pod(job: Job, container: Container, pods: Pods, files: Files, marks: Mappin
         },
     }
     limits = {**settings.resources, **({settings.gpu_resource: str(job.gpus)} if job.gpus else {})}
+    limited = ("--stack", str(STACK_BYTES), "--hang-seconds", f"{settings.hang_seconds:g}")
     pinned = ["--pinned"] if job.gpus else []
-    watched = (*POD, "run", "--output", str(output), "--stack", str(STACK_BYTES), *pinned, "--", *job.argv)
+    watched = (*POD, "run", "--output", str(output), *limited, *pinned, "--", *job.argv)
     memory = [] if settings.host_ipc else [{"name": "shm", "mountPath": "/dev/shm"}]
     # What docker's --shm-size is for a single rank; several talk through it, NCCL as well as DALI's processes.
     size = {} if job.ranks > 1 else {"sizeLimit": "1Gi"}

@@ -35,6 +35,7 @@ class Kubernetes(Strict):
     gpu_resource: str = "nvidia.com/gpu"
     # Further limits of a pod, which are its requests as well: cpu, memory, an adapter's rdma/...
     resources: dict[str, str] = Field(default_factory=dict)
+    hang_seconds: float = Field(default=600.0, ge=0)  # without a step, after which the ranks are ended; 0: never
     host_network: bool = False
     host_ipc: bool = False
     user: int | None = Field(default=None, ge=0)  # numbers that the ranks run as; None: the caller's

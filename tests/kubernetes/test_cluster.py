@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
 import shlex
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -171,6 +174,33 @@ def test_a_training_that_fails_is_not_retried(serve: Serve, tmp_path: Path) -> N
     assert server.starts == 1 and not server.problems
     assert folder.experiments()[0].state().status == "failed" and "PodFailurePolicy" in said
     assert "No module named 'torch'" in said
+
+
+RANK = """
+import time
+from pathlib import Path
+from benchmarks.common.run import stopping
+stopping.StopRequest()
+stopping.Heartbeat(Path({!r}), 0).beat({})
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("step", "waits"), [(5, 1.0), (-1, 3.0)])
+def test_a_pod_ends_ranks_that_hang(tmp_path: Path, step: int, waits: float) -> None:
+    rank = RANK.format(str(tmp_path / "heartbeat"), step)
+    watched = ("-m", "benchmarks.common.run.pod", "run", "--output", str(tmp_path), "--hang-seconds", "1")
+    # An earlier pod's rank, which came further and is gone.
+    (tmp_path / "heartbeat").mkdir()
+    (tmp_path / "heartbeat" / "rank_1").write_text("7 pod-before 90 1.0 1.0", encoding="ascii")
+    began = time.monotonic()
+    command = [sys.executable, *watched, "--", sys.executable, "-c", rank]
+    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGKILL and time.monotonic() - began > waits
+    assert re.search(
+        rf"error: rank 0 on \S+ hangs: no step for \d s, and it came least far \(step {step}\)", done.stdout
+    )
+    assert 'File "<string>", line 7' in done.stderr, "the stack of what hangs"
 
 
 def test_a_pod_keeps_the_head_of_a_log_alone(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """``python -m benchmarks.common.run.pod run --output DIR -- COMMAND``: ranks in a pod, where no `encore run` watches.
 
 What an outside process does for the ranks elsewhere, and nothing more: files in place before they start, a signal
-handed on to the ranks so that they write a checkpoint, the metrics stream on standard output for whoever follows the
-pod's log, and an exit code from which a failed training can be told from an interrupted one. Standard library only.
+handed on to the ranks so that they write a checkpoint, an end of ranks that hang, the metrics stream on standard output
+for whoever follows the pod's log, and an exit code from which a failed training can be told from an interrupted one.
+Standard library only.
 """
 
 import argparse
 import json
+import math
 import os
 import re
 import resource
@@ -18,13 +20,16 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from benchmarks.common.data.problem import INTERRUPTED
 
 POLL_SECONDS = 0.5
 # A shared file system shows another pod's last record late (NFS: up to 60 s); ranks that failed may write none.
 LATE_SECONDS, LATE_SECONDS_OF_FAILED = 90.0, 5.0
+WARM_UP_FACTOR = 3.0  # times the limit of a step: how long the first one is waited for, as encore/run/supervise.py does
+LOOK_SECONDS = 5.0  # between two readings of all heartbeats, which are on the network
+STACKS_SECONDS = 2.0  # for a rank to print its stacks before it is killed
 REMAINS = ("result.txt", "metrics.jsonl")  # what a try without a checkpoint leaves
 NUMBER = "PET_NODE_RANK"  # torchrun's number of this node, from 0; a pod that is alone may have none
 
@@ -101,14 +106,55 @@ class Relay:
             sys.stdout.buffer.flush()
 
 
-def ranks_here(heartbeats: Path) -> List[int]:
-    """Return the process numbers of this pod's ranks, by the files that they renew."""
+class Beat(NamedTuple):
+    """A rank's heartbeat file, as benchmarks/common/run/stopping.py writes it."""
+
+    rank: int
+    pid: int
+    host: str
+    step: int  # -1 before the first one
+    time: float  # Unix time of the step
+    alive: float  # the same of the writing
+
+
+def beats_since(heartbeats: Path, began: float) -> List[Beat]:
+    """Return the heartbeats of all pods' ranks that were written after the Unix time ``began``."""
     found = []
     for path in heartbeats.glob("rank_*"):
         with suppress(OSError, ValueError):
-            pid, host = path.read_text(encoding="ascii").split()[:2]
-            found += [int(pid)] if host == socket.gethostname() else []
-    return found
+            pid, host, step, when, alive = path.read_text(encoding="ascii").split()
+            found.append(Beat(int(path.name[5:]), int(pid), host, int(step), float(when), float(alive)))
+    return [each for each in found if each.alive >= began]
+
+
+def hung(beats: Sequence[Beat], seconds: float) -> str:
+    """Return which rank all wait for if none of this pod's made a step for so long; empty: they go on.
+
+    This pod's alone are asked for the time, which its own clock measures: one rank that hangs stops all of them.
+    """
+    own = [each for each in beats if each.host == socket.gethostname()]
+    if not own:
+        return ""
+    silent = time.time() - max(each.time for each in own)
+    limit = seconds * (WARM_UP_FACTOR if max(each.step for each in own) < 0 else 1)
+    if silent < limit:
+        return ""
+    seen = max(each.alive for each in beats)
+    slowest = min(beats, key=lambda each: (seen - each.alive <= limit / 2, each.step, each.time))
+    why = "gives no heartbeat" if seen - slowest.alive > limit / 2 else "came least far"
+    return "rank %d on %s hangs: no step for %.0f s, and it %s (step %d)" % (
+        slowest.rank, slowest.host, silent, why, slowest.step,
+    )  # fmt: skip
+
+
+def kill(ranks: Sequence[Beat]) -> None:
+    """End this pod's ranks, which print the stacks of their threads before."""
+    for number in (signal.SIGUSR1, signal.SIGKILL):
+        for each in ranks:
+            if each.host == socket.gethostname():
+                with suppress(OSError):
+                    os.kill(each.pid, number)
+        time.sleep(STACKS_SECONDS)
 
 
 def raise_limits(stack: int, pinned: bool) -> None:
@@ -121,19 +167,20 @@ def raise_limits(stack: int, pinned: bool) -> None:
         print("warning: no more than %d bytes can be pinned; raise the container runtime's memlock" % most, flush=True)
 
 
-def run(output: Path, command: Sequence[str]) -> int:
+def run(output: Path, command: Sequence[str], hang_seconds: float) -> int:
     """Run the ranks to their end; return 0, their exit code, or INTERRUPTED where they stopped with a checkpoint."""
     heartbeats, is_first = output / "heartbeat", os.environ.get(NUMBER, "0") == "0"
-    for path in heartbeats.glob("rank_*"):
+    for each in beats_since(heartbeats, 0.0):
         # Those of an earlier pod, whose numbers are used again.
-        with suppress(OSError, IndexError):
-            if path.read_text(encoding="ascii").split()[1] == socket.gethostname():
-                path.unlink()
+        if each.host == socket.gethostname():
+            with suppress(OSError):
+                (heartbeats / ("rank_%d" % each.rank)).unlink()
     relay, began = Relay(output / "metrics.jsonl"), time.time()
+    next_look = began if hang_seconds > 0 else math.inf
     child = subprocess.Popen(command)
 
     def hand_on(number: int, frame: object) -> None:
-        ranks = ranks_here(heartbeats)
+        ranks = [each.pid for each in beats_since(heartbeats, began) if each.host == socket.gethostname()]
         for pid in ranks or [child.pid]:  # a launcher would end ranks that write a checkpoint
             with suppress(OSError):
                 os.kill(pid, number)
@@ -143,8 +190,17 @@ def run(output: Path, command: Sequence[str]) -> int:
     while child.poll() is None:
         if is_first:
             relay.copy()
+        beats: List[Beat] = []
+        if time.time() >= next_look:
+            next_look = time.time() + min(LOOK_SECONDS, hang_seconds / 4)
+            beats = beats_since(heartbeats, began)
+        what = hung(beats, hang_seconds)
+        if what:
+            print("error: " + what, flush=True)
+            kill(beats)
+            break
         time.sleep(POLL_SECONDS)
-    code = child.returncode
+    code = child.wait()
     until = time.time() + (LATE_SECONDS_OF_FAILED if code else LATE_SECONDS)
     while not outcome_of(output / "metrics.jsonl", began) and time.time() < until:
         time.sleep(POLL_SECONDS)
@@ -172,13 +228,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--files", type=Path, help="prepare: folder with config.json and the head of result.txt")
     parser.add_argument("--data", type=Path, help="prepare: the data set's dataset.json, copied to the output")
     parser.add_argument("--stack", type=int, default=64 * 2**20, help="run: bytes of a thread's stack")
+    parser.add_argument("--hang-seconds", type=float, default=0.0, help="run: limit of a step; 0: none")
     parser.add_argument("--pinned", action="store_true", help="run: warn where pinned memory is limited")
     options = parser.parse_args(words[:place])
     if options.action == "prepare":
         prepare(options.files, options.output, options.data)
         return 0
     raise_limits(options.stack, options.pinned)
-    return run(options.output, words[place + 1 :])
+    return run(options.output, words[place + 1 :], options.hang_seconds)
 
 
 if __name__ == "__main__":
