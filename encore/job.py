@@ -73,6 +73,8 @@ def rank_environment(
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)
         # Threads that spin while they wait take the cores of the others, and of other programs.
         variables |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        if launch.environment.items() >= launchers.HOROVOD_BY_MPI.items():
+            variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if configuration.get("precision") == "fp32":
         variables |= catalogue.framework(configuration.choice.implementation.framework).fp32
     return {**variables, **{name: each.value for name, each in configuration.environment.items()}, **extra}
