@@ -69,7 +69,8 @@ class Connection:
         known = paths.cache_folder() / "kubernetes" / f"{host}.json"
         known.parent.mkdir(parents=True, exist_ok=True)
         self._core = client.CoreV1Api(api)
-        self._dynamic = _call(lambda: dynamic.DynamicClient(api, cache_file=str(known)))
+        limited = _limited(client.ApiClient(_configuration(client)))
+        self._dynamic = _call(lambda: dynamic.DynamicClient(limited, cache_file=str(known)))
 
     def serves(self, kind: Kind) -> bool:
         from kubernetes.dynamic.exceptions import ResourceNotFoundError
@@ -125,7 +126,12 @@ class Connection:
 
         stream = _call(
             lambda: self._core.read_namespaced_pod_log(
-                pod, self._namespace, container=NODE, follow=True, _preload_content=False
+                pod,
+                self._namespace,
+                container=NODE,
+                follow=True,
+                _preload_content=False,
+                _request_timeout=(CALL_SECONDS, None),
             )
         )
         rest = b""
@@ -141,7 +147,7 @@ class Connection:
 
     def _do(self, verb: str, of: Manifest, **arguments: Any) -> Any:
         # None where a get or delete finds nothing
-        arguments = {"namespace": self._namespace, "_request_timeout": CALL_SECONDS, **arguments}
+        arguments = {"namespace": self._namespace, **arguments}
 
         def call() -> Any:
             return getattr(self._resource(of["apiVersion"], of["kind"]), verb)(**arguments)
@@ -163,6 +169,17 @@ def _configuration(client: Any) -> Any:
     found = client.Configuration.get_default_copy()
     found.retries = 1
     return found
+
+
+def _limited(api: Any) -> Any:
+    # What is discovered before a call is asked for without a limit
+    call = api.call_api
+
+    def limited(*request: Any, _request_timeout: Any = None) -> Any:
+        return call(*request, _request_timeout=_request_timeout or CALL_SECONDS)
+
+    api.call_api = limited
+    return api
 
 
 def _current_context(config: Any) -> str:

@@ -17,6 +17,7 @@ from encore.errors import EncoreError, ExitCode
 from encore.job import Command, Job, training_job
 from encore.machine import fitness, links, node, on_node, openmetrics, preflight
 from encore.machine.fitness import Need
+from encore.machine.processes import heartbeats
 from encore.run import compiled, follow, hints, ownership, passport, run_folder, status
 from encore.run.planning import Plan, asked, plan_of, refuse
 from encore.run.run_folder import Experiment, ExperimentState, RunFolder
@@ -26,6 +27,7 @@ from encore.slurm.queue import Allocation
 from encore.ssh import hosts, multi_host
 
 LAUNCHES = 3  # Tries to start the ranks
+CRASHES = ("killed by SIGSEGV", "killed by SIGABRT", "killed by SIGBUS")
 # Time for a checkpoint after a signal: less than KillWait, after which Slurm kills (30 s unless configured).
 SLURM_STOP_SECONDS = 20.0
 
@@ -303,6 +305,8 @@ def _run_in_slurm(
         # PMIx's socket of a step that a crash cut off, for one, blocks the next step of its number on that node
         # (mpi/pmix, pmixp_usock_create_srv); the next try has the next number.
         never_began = "aborted before step completely launched" in launcher_output(experiment)
+        # PMIx crashes a rank now and then while it connects (openpmix issue 1114): none has a heartbeat by then.
+        never_began |= outcome.reason.endswith(CRASHES) and not heartbeats(experiment.folder / "heartbeat")
         if outcome.lost_nodes or signals.received or not never_began or not left:
             return outcome
         hooks.step(f"srun could not start the ranks ({outcome.reason}); trying again")

@@ -322,14 +322,29 @@ def test_doctor_checks_the_cluster(jobs: Jobs, tmp_path: Path) -> None:
     assert (levels["partition"], levels["runtime"], levels["network"]) == ("FAIL", "FAIL", "WARN")
 
 
-def test_pytorch_meets_by_its_environment(jobs: Jobs) -> None:
+# Crashes the second rank where it begins for the first time.
+CRASHING = """#!/bin/sh
+case "$SLURM_PROCID $*" in
+1*.train*) [ -e {mark} ] || {{ touch {mark}; kill -SEGV $$; }} ;;
+esac
+exec {python} "$@"
+"""
+
+
+def test_pytorch_meets_by_its_environment_after_a_crash_in_its_start(
+    jobs: Jobs, pytorch_python: Path, tmp_path: Path
+) -> None:
+    python, mark = tmp_path / "python", tmp_path / "crashed"
+    python.write_text(CRASHING.format(mark=mark, python=pytorch_python), encoding="utf-8")
+    python.chmod(0o755)
     script = str(paths.ROOT / "slurm" / "run.sub")
-    log = f"--output={jobs.results}/slurm-%j.out"
     jobs.results.mkdir()
-    job = jobs.cluster.call("sbatch", "--parsable", log, "--nodes=2", script, "ncf", "--results", str(jobs.results))
-    # The framework's environment may have to be made first.
-    jobs.wait_for_state(job, "COMPLETED", "FAILED", seconds=400)
+    options = ("--results", str(jobs.results), "--python", str(python))
+    log = f"--output={jobs.results}/slurm-%j.out"
+    job = jobs.cluster.call("sbatch", "--parsable", log, "--nodes=2", script, "ncf", *options)
+    jobs.wait_for_state(job, "COMPLETED", "FAILED")
     assert jobs.state(job)["status"] == "reached", jobs.log(job)
+    assert mark.exists() and "could not start the ranks" in jobs.log(job)
     environment = run_folder.open_run(jobs.folder(job)).passport()["environment"]
     assert environment["MASTER_ADDR"] == "localhost" and "HOROVOD_CONTROLLER" not in environment
     nobody_is_left(jobs)

@@ -37,6 +37,14 @@ def valid(content: dict[str, Any]) -> None:
         kubernetes_validate.validate(content, version, strict=True)
 
 
+def kubeconfig(cluster: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Config", "current-context": "test", "users": [],
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": ""}}],
+    }  # fmt: skip
+
+
 class Server(ThreadingHTTPServer):
     """The API server of a test; ``held`` is why no pod can be scheduled, empty: they run at once."""
 
@@ -52,13 +60,8 @@ class Server(ThreadingHTTPServer):
         self.starts = 0
 
     def kubeconfig(self) -> Path:
-        cluster = {"server": f"http://127.0.0.1:{self.server_port}"}
-        content = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "test", "users": [],
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": ""}}],
-        }  # fmt: skip
         path = self.folder / "kubeconfig"
+        content = kubeconfig({"server": f"http://127.0.0.1:{self.server_port}"})
         path.write_text(json.dumps(content), encoding="utf-8")
         return path
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,13 +20,15 @@ import pytest
 from benchmarks.common.run import pod
 from encore import paths
 from encore.errors import EncoreError
+from encore.kubernetes import api
 from encore.kubernetes.api import Workload
+from encore.kubernetes.settings import Kubernetes
 from encore.machine import node
 from encore.run import workloads
 from encore.run.follow import read_progress
 from encore.run.run_folder import RunFolder
 from tests.conftest import in_process
-from tests.kubernetes.server import Server, valid
+from tests.kubernetes.server import Server, kubeconfig, valid
 
 SECONDS = 120.0
 Serve = Callable[..., Server]
@@ -115,6 +118,19 @@ def test_a_workload_that_waits_is_seen_ended_and_submitted_again(serve: Serve, t
     assert "no TrainJob" in encore("submit", "ncf", "1", *where, code=2)
     with pytest.raises(EncoreError, match=r"has no TrainJob \(trainer.kubeflow.org/v1alpha1\)"):
         workloads.connect(folder).look("trainjob", name, "")
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # From the first call on, which asks what the cluster serves
+    monkeypatch.setattr(api, "CALL_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cluster = {"server": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(cluster)), encoding="utf-8")
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        began = time.monotonic()
+        with pytest.raises(EncoreError, match="the cluster does not answer: .*timed out"):
+            api.Connection(Kubernetes())
+        assert time.monotonic() - began < 10
 
 
 def test_results_that_are_on_the_volume_alone_are_copied(
