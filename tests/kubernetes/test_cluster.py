@@ -128,7 +128,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: py
         (tmp_path / "kubeconfig").write_text(json.dumps(kubeconfig(cluster)), encoding="utf-8")
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         began = time.monotonic()
-        with pytest.raises(EncoreError, match="the cluster does not answer: .*timed out"):
+        with pytest.raises(EncoreError, match=r"the cluster does not answer: .*timed out"):
             api.Connection(Kubernetes())
         assert time.monotonic() - began < 10
 
