@@ -12,6 +12,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -273,9 +274,13 @@ BEFORE_SIGNING: dict[str, Callable[[Files], None]] = {
     "metrics of another result": edited(METRICS, rb'"qualities": {"hit_rate": 0', b'"qualities": {"hit_rate": 0.9'),
     "metrics without an evaluation": edited(METRICS, rb'"kind": "eval"', b'"kind": "step"'),
     "metrics that missed": edited(METRICS, rb'"outcome": "reached"', b'"outcome": "not_reached"'),
+    "no telemetry": dropped(TELEMETRY),
+    "a worse run left out": passport_rewritten(lambda passport: passport["seeds"].append(2)),
     "another processor": edited(
         "system.json", rb'"host_processor_model_name": "', b'"host_processor_model_name": "Faster '
     ),
+    "more memory": edited("system.json", rb'"host_memory_capacity": "', b'"host_memory_capacity": "9'),
+    "another framework": edited("system.json", rb'"framework": "', b'"framework": "not '),
     "more nodes": edited("system.json", rb'"number_of_nodes": "1"', b'"number_of_nodes": "4"'),
     "a GPU that is not there": edited(
         "system.json", rb'"accelerator_model_name": ""', b'"accelerator_model_name": "NVIDIA H200"'
@@ -345,14 +350,53 @@ def test_what_was_changed_before_signing_contradicts(
 ) -> None:
     files = contents(signed)
     BEFORE_SIGNING[forgery](files)
+    found = signed_again(files, run, keys, tmp_path)
+    assert "ours@lab" in found.signer
+    assert not found.accepted, "signed, and yet its files contradict each other"
+
+
+def signed_again(files: Files, run: Path, keys: Path, tmp_path: Path) -> bundle.Verified:
     folder = tmp_path / run.name
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    bundle.write_bundle(folder, tmp_path / "forged.tar.gz", keys / "ours")
-    found = bundle.verify(tmp_path / "forged.tar.gz", keys / "ours.signers")
-    assert "ours@lab" in found.signer
-    assert not found.accepted, "signed, and yet its files contradict each other"
+    bundle.write_bundle(folder, tmp_path / "again.tar.gz", keys / "ours")
+    return bundle.verify(tmp_path / "again.tar.gz", keys / "ours.signers")
+
+
+def stopped_for_a_minute(files: Files) -> None:
+    # In the middle of the run's steps: all that comes later is a minute later, and begins with the resume's record
+    lines = files[METRICS].splitlines(keepends=True)
+    steps = [place for place, line in enumerate(lines) if b'"kind": "step"' in line]
+    middle = steps[len(steps) // 2]
+    begin = float(re.search(rb'"time": ([\d.]+)', lines[middle])[1])  # type: ignore[index]
+
+    def moved(match: re.Match[bytes]) -> bytes:
+        time = float(match[2])
+        return match[1] + (b"%.6f" % (time + 60) if time > begin else match[2])
+
+    lines.insert(middle + 1, b'{"kind": "start", "time": %.3f, "resumed_step": 5}\n' % (begin + 60))
+    files[METRICS] = b"".join(lines[: middle + 2]) + re.sub(
+        rb'("time": )([\d.]+)', moved, b"".join(lines[middle + 2 :])
+    )
+    files[TELEMETRY] = re.sub(rb'("time": )([\d.]+)', moved, files[TELEMETRY])
+    for name in ("result_0.txt", "experiment_0/result.txt"):
+        files[name] = re.sub(rb"( )(\d{10}\.\d+)(?= \()", moved, files[name])
+    state = json.loads(files["experiment_0/state.json"])
+    ended = datetime.fromisoformat(state["ended"]) + timedelta(minutes=1)
+    files["experiment_0/state.json"] = json.dumps({**state, "ended": ended.isoformat().replace("+00:00", "Z")}).encode()
+
+
+def test_a_run_that_was_stopped_and_resumed_is_accepted(run: Path, signed: Path, keys: Path, tmp_path: Path) -> None:
+    files = contents(signed)
+    stopped_for_a_minute(files)
+    found = signed_again(files, run, keys, tmp_path / "whole")
+    assert found.accepted, found.findings
+    # But not as one that went on in between, nor one whose second part nobody watched.
+    without = {**files, METRICS: re.sub(rb'"resumed_step": 5', b'"resumed_step": 0', files[METRICS])}
+    assert not signed_again(without, run, keys, tmp_path / "went on").accepted
+    without_lines(TELEMETRY, 0.5, 1.0)(files)
+    assert not signed_again(files, run, keys, tmp_path / "cut").accepted
 
 
 @pytest.mark.parametrize("name", WRONG_KINDS)

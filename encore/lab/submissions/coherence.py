@@ -5,7 +5,7 @@ Whoever changes one of them has to change the others with it, to the second and 
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,10 @@ def contradictions(folder: Path) -> Iterator[Contradiction]:
     """Yield what contradicts in a run folder, or in what of it a bundle has."""
     passport = _object(folder / "run.json")
     yield from _of_passport(folder, passport)
-    for place in sorted(folder.glob("experiment_*")):
+    places = sorted(folder.glob("experiment_*"))
+    if len(places) != len(passport["seeds"]):
+        yield "experiments", f"{len(passport['seeds'])} seeds (run.json)", str(len(places))
+    for place in places:
         with suppress(ValueError):
             yield from _of_experiment(folder, place, int(place.name.partition("_")[2]), passport)
 
@@ -42,9 +45,13 @@ def _of_passport(folder: Path, passport: dict[str, Any]) -> Iterator[Contradicti
     for key, said in {
         "number_of_nodes": str(passport.get("nodes")),
         "host_processor_model_name": node.get("cpu", ""),
+        "host_processors_per_node": str(node.get("sockets") or ""),
         "host_processor_vcpu_count": str(node.get("cores", "")),
+        "host_memory_capacity": f"{node['memory_gib']:g} GiB" if "memory_gib" in node else "",
         "accelerators_per_node": str(passport.get("ranks_per_node") if on_gpu and gpus else 0),
         "accelerator_model_name": gpus[0]["name"] if on_gpu and gpus else "",
+        "accelerator_memory_capacity": f"{gpus[0]['memory_gib']:g} GiB" if on_gpu and gpus else "",
+        "framework": passport.get("implementation", ""),
         "operating_system": node.get("operating_system", ""),
     }.items():
         if system.get(key) != said:
@@ -59,6 +66,8 @@ def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, A
             yield f"{place.name}/config.json, {key}", f"{wanted} (run.json)", str(config.get(key))
     published = folder / f"result_{number}.txt"
     if not published.exists():
+        if state.get("status") in FINISHED:
+            yield published.name, f"a log: {state['status']} (state.json)", "none"
         return
     if published.read_bytes() != (place / "result.txt").read_bytes():
         yield f"{published.name} is not {place.name}/result.txt", "one log", "two"
@@ -69,8 +78,12 @@ def _of_experiment(folder: Path, place: Path, number: int, passport: dict[str, A
         if state.get("status") in FINISHED:
             yield f"{published.name}, its clock", f"a start and an end: {state['status']} (state.json)", log.explanation
         return
+    records = list(json_objects(lines_of(place / "metrics.jsonl")))
     yield from _of_times(place, state, log, log.start_s, log.stop_s)
-    yield from _of_metrics(place, log, log.start_s, log.stop_s)
+    # No telemetry is written in pods.
+    if "kubernetes" not in passport:
+        yield from _of_telemetry(place, parts_of(records, log.start_s, log.stop_s))
+    yield from _of_metrics(place, log, records, log.start_s, log.stop_s)
 
 
 def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
@@ -81,21 +94,60 @@ def _of_times(place: Path, state: dict[str, Any], log: RunLog, start: float, sto
             f"{state.get('started')} to {state.get('ended')} (state.json)",
             f"{start:.0f} to {stop:.0f}",
         )
-    for path in sorted(place.glob("telemetry*.jsonl")):
-        times = [time for line in json_objects(lines_of(path)) if isinstance(time := line.get("time"), int | float)]
-        inside = [start, *(time for time in times if start < time < stop), stop]
-        gap = max(later - earlier for earlier, later in itertools.pairwise(inside))
-        if gap > _GAP or times != sorted(times):
-            yield (
-                f"{place.name}/{path.name} while the clock ran",
-                f"a reading each second, at most {_GAP:.0f} s apart",
-                f"{gap:.0f} s without one",
-            )
+
+
+def parts_of(records: Sequence[dict[str, Any]], start: float, stop: float) -> list[tuple[float, float]]:
+    """Return from when to when ranks trained while the clock ran: a stop and a resume are between two of them."""
+    parts, begin, last = [], start, start
+    for each in records:
+        time = each.get("time")
+        if not isinstance(time, int | float):
+            continue
+        if each.get("kind") == "start" and each.get("resumed_step"):
+            parts.append((begin, last))
+            begin = time
+        last = max(start, time)
+    return [*parts, (begin, stop)]
+
+
+# A node may join or leave where a run was resumed, and a lost one answers no more some time before it: each file has no
+# gap where it has readings, and those of some node reach through each part.
+def _of_telemetry(place: Path, parts: Sequence[tuple[float, float]]) -> Iterator[Contradiction]:
+    paths = sorted(place.glob("telemetry*.jsonl"))
+    read = {path.name: [each["time"] for each in json_objects(lines_of(path)) if _has_time(each)] for path in paths}
+    for begin, end in parts:
+        inside = {name: [time for time in times if begin < time < end] for name, times in read.items()}
+        through = [_gap([begin, *times, end]) for times in inside.values()]
+        shortest = min(through, default=end - begin)
+        if not paths or shortest > _GAP:
+            yield _gap_of(f"{place.name}/telemetry.jsonl", shortest)
+        for name, times in inside.items():
+            # Of the last part to its end, which each node comes to
+            gap = _gap([begin, *times, *([end] if (begin, end) == parts[-1] else [])]) if times else 0.0
+            if gap > max(_GAP, shortest):
+                yield _gap_of(f"{place.name}/{name}", gap)
+    for name, times in read.items():
+        if times != sorted(times):
+            yield f"{place.name}/{name}", "readings in the order of time", "another order"
+
+
+def _has_time(reading: dict[str, Any]) -> bool:
+    return isinstance(reading.get("time"), int | float)
+
+
+def _gap(times: Sequence[float]) -> float:
+    return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
+
+
+def _gap_of(name: str, seconds: float) -> Contradiction:
+    wanted = f"a reading each second, at most {_GAP:.0f} s apart"
+    return f"{name} while the clock ran", wanted, f"{seconds:.0f} s without one"
 
 
 # Rank 0 writes each evaluation to the log and to the metrics, with the times of both.
-def _of_metrics(place: Path, log: RunLog, start: float, stop: float) -> Iterator[Contradiction]:
-    records = list(json_objects(lines_of(place / "metrics.jsonl")))
+def _of_metrics(
+    place: Path, log: RunLog, records: Sequence[dict[str, Any]], start: float, stop: float
+) -> Iterator[Contradiction]:
     ends = [each for each in records if each.get("kind") == "end"]
     if not ends or not isinstance(ends[-1].get("time"), int | float) or abs(ends[-1]["time"] - stop) > _CLOCKS:
         yield (
