@@ -12,6 +12,6 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root
 
 if ! found=$("$root/slurm/prolog.sh" 2>&1); then
-  reason=$(printf '%s\n' "$found" | sed -n 's/^FAIL //p' | head -n 1)
+  reason=$(sed -n 's/^FAIL //p' <<<"$found" | head -n 1)
   scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="encore: ${reason:-the gate failed}"
 fi

@@ -54,6 +54,8 @@ def validate_run(folder: Path) -> None:
     passport = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     validate("run", passport)
     validate_file("system", folder / "system.json")
+    for gate in folder.glob("gate.json"):
+        validate_file("run-gate", gate)
     for config in folder.rglob("config.json"):
         validate_file(f"config-{passport['name']}", config)
     for experiment in folder.glob("experiment_*"):

@@ -101,7 +101,7 @@ def _gate(
     if python is None and not quick:
         screen.print("no framework to measure with: --python FILE, or make environments")
     folders = tuple(each.absolute() for each in disks or [settings.results or paths.default_results()])
-    verdicts = gates.check(place, folders, python, lambda step: screen.print(f"[dim]{step}[/]"))
+    verdicts = gates.check(place, folders, python, lambda step: screen.print(f"[dim]{step}[/]"), bool(disks))
     verdict.keep(verdicts)
     if as_json:
         content: NodeVerdicts = {"nodes": [each.as_json() for each in verdicts]}

@@ -287,6 +287,8 @@ def verify(
     """
     if identity is not None and signers is None:
         raise EncoreError("--identity without --signers", hint="name the file that has the key of that name")
+    if signers is not None and not signers.is_file():
+        raise EncoreError(f"there is no file {signers}", expected="an allowed_signers file of ssh-keygen")
     with reading():
         found = verify_bundle(bundle, signers, identity)
     if as_json:

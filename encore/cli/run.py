@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +15,12 @@ from rich.markup import escape
 from rich.text import Text
 from typing_extensions import TypedDict
 
-from encore import data, job, paths, peaks
+from encore import data, files, job, paths, peaks
 from encore.cli import live, options
 from encore.cli.layout import console, show, text, write_json
 from encore.configuration import Deviation
 from encore.errors import EncoreError, ExitCode
-from encore.machine import preflight
+from encore.machine import preflight, verdict
 from encore.results.findings import ReportJson
 from encore.results.words import with_names
 from encore.run import gate as gates
@@ -137,13 +138,12 @@ def run(
     if cluster is not None:
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.
         os.environ["ENCORE_CLUSTER"] = str(cluster.absolute())
-    if gate and not dry_run:
-        _leave_out_failed(screen, nodes, resume, results)
+    passed = _leave_out_failed(screen, nodes, resume, results) if gate and not dry_run else None
     if resume is not None:
         refuse_with_resume(
             context, "run folder", "hang_seconds", "stop_seconds", "cluster", "require_target", "gate", "notify"
         )
-        _resume(screen, resume.absolute(), limits, dry_run, as_json, require_target, notify)
+        _resume(screen, resume.absolute(), limits, dry_run, as_json, require_target, notify, passed)
         return
     if benchmark is None:
         raise EncoreError("no benchmark given", expected="encore run BENCHMARK GPUS")
@@ -154,7 +154,7 @@ def run(
     begun = _begun(plan)
     if begun is not None:
         screen.print(f"resuming {begun}")
-        _resume(screen, begun, limits, dry_run, as_json, require_target, notify)
+        _resume(screen, begun, limits, dry_run, as_json, require_target, notify, passed)
         return
     if plan.target.why != "asked for":
         screen.print(f"runtime {plan.target.runtime}: {plan.target.why}")
@@ -162,16 +162,23 @@ def run(
     for check in planning.refuse(plan):
         screen.print(f"[yellow]warning[/] {check.name}: {check.found}")
     folder = runner.prepare_and_create(plan, hooks(screen, None, None))
+    _keep_gate(folder, passed)
     with live.RunView(screen) as view:
         ending = runner.execute(plan, folder, hooks(screen, view, folder), limits)
     finish(screen, folder, ending, as_json, require_target, notify)
 
 
-def _leave_out_failed(screen: Console, nodes: int | None, resume: Path | None, results: Path | None) -> None:
+def _leave_out_failed(screen: Console, nodes: int | None, resume: Path | None, results: Path | None) -> verdict.Gate:
     settings, _ = clusters.load()
     where = resume.absolute().parent if resume else (results or settings.results or paths.default_results()).absolute()
     wanted = run_folder.open_run(resume).passport()["nodes"] if resume else nodes
-    gates.leave_out_failed(wanted, settings, where, lambda step: screen.print(step, markup=False, highlight=False))
+    said = partial(screen.print, markup=False, highlight=False)
+    return gates.leave_out_failed(wanted, settings, where, said)
+
+
+def _keep_gate(folder: run_folder.RunFolder, passed: verdict.Gate | None) -> None:
+    if passed is not None:
+        files.write_json(folder.path / "gate.json", passed)
 
 
 def as_request(given: Mapping[str, Any]) -> planning.Request:
@@ -230,8 +237,10 @@ def _resume(
     as_json: bool,
     require_target: bool,
     notify: str | None,
+    passed: verdict.Gate | None,
 ) -> None:
     folder = run_folder.open_run(path)
+    _keep_gate(folder, passed)
     if dry_run:
         for experiment in folder.experiments():
             if experiment.state().status not in run_folder.FINISHED:

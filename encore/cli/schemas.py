@@ -146,6 +146,7 @@ def published() -> dict[str, Published]:
         "dataset": Published("dataset.json of a data set", _record("DataSet")),
         "images-lock": Published("containers/images.lock", "containers.images:Lock"),
         "bundle": Published("bundle.json of a bundle", "lab.submissions.bundle:Manifest"),
+        "run-gate": Published("gate.json of a run with --gate", "machine.verdict:Gate"),
         "gate": Published("gate/NODE.json in the cache of encore doctor --nodes", "machine.verdict:KeptVerdict"),
         **configs,
         "release": Published("encore --version", "release:Release"),

@@ -3,8 +3,9 @@
 import os
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 import typer.main
@@ -130,7 +131,11 @@ def submit(
             _resume_in_pods(resume.absolute(), dry_run, as_json)
         else:
             asked = pods.Wanted(kind=kind, nodes=nodes, volumes=tuple(map(volume, volumes or ())), minutes=minutes)
-            _to_kubernetes(_run_options(_named(benchmark), rest), asked, dry_run, as_json)
+            given = _run_context(_named(benchmark), rest)
+            _refuse_without_watch(given)
+            if "hang_seconds" in options.given(given):
+                asked = replace(asked, hang_seconds=given.params["hang_seconds"])
+            _to_kubernetes(given.params, asked, dry_run, as_json)
         return
     if kind is not None or volumes:
         raise EncoreError("--kind and --volume are for --kubernetes", hint="add --kubernetes, or leave them out")
@@ -156,7 +161,7 @@ def submit(
     if resume is not None:
         prepared = submissions.prepare_resume(resume.absolute(), wanted)
     else:
-        prepared = submissions.prepare(as_request(_run_options(_named(benchmark), rest)), rest, wanted)
+        prepared = submissions.prepare(as_request(_run_context(_named(benchmark), rest).params), rest, wanted)
     job, screen = None, console(stderr=True, soft_wrap=True)
     if dry_run:
         found = [submissions.check_partition(prepared)] if commands.is_installed() else []
@@ -200,6 +205,17 @@ def _refuse_others(context: typer.Context, known: set[str]) -> None:
         if known is RESUMING:
             raise EncoreError(f"{given} with --resume", expected="what the run was submitted with", hint="leave it out")
         raise EncoreError(f"{given} with Kubernetes", expected="no option of Slurm's", hint="leave it out")
+
+
+def _refuse_without_watch(given: typer.Context) -> None:
+    # A pod runs the ranks alone: no `encore run` is there to do what these ask for.
+    for name in ("gate", "notify", "stop_seconds", "require_target"):
+        source = given.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            (option,) = (each.opts[0] for each in given.command.params if each.name == name)
+            raise EncoreError(
+                f"{option} with --kubernetes", expected="an option of what runs in pods", hint="leave it out"
+            )
 
 
 def _refuse_more(resume: Path, benchmark: str | None, rest: tuple[str, ...]) -> None:
@@ -278,9 +294,8 @@ def _gpus(text: str | None) -> tuple[str | None, int | None]:
         ) from error
 
 
-def _run_options(benchmark: str, rest: tuple[str, ...]) -> Mapping[str, Any]:
+def _run_context(benchmark: str, rest: tuple[str, ...]) -> typer.Context:
     # The rest of the command line as `encore run` reads it, with its own messages for what is wrong.
     app = typer.Typer()
     app.command()(run)
-    context = typer.main.get_command(app).make_context("encore run", [benchmark, *rest])
-    return dict(context.params)
+    return cast("typer.Context", typer.main.get_command(app).make_context("encore run", [benchmark, *rest]))

@@ -44,7 +44,7 @@ class Connection:
         except ImportError as error:
             raise EncoreError(
                 "the Kubernetes client is not installed",
-                hint="pip install 'encore-mlperf[kubernetes]', in a checkout: "
+                hint="install Encore's wheel with its extra [kubernetes]; in a checkout: "
                 ".venv/bin/pip install --no-deps -r requirements/kubernetes.txt; the manifest alone: --dry-run",
             ) from error
         self._namespace = settings.namespace

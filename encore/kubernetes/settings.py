@@ -1,5 +1,6 @@
 """``[kubernetes]`` of cluster.toml: what is particular to a Kubernetes cluster."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,6 +11,7 @@ from encore.catalogue import Strict
 from encore.errors import EncoreError
 
 Kind = Literal["job", "jobset", "trainjob"]
+CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")  # RFC 1123, as Kubernetes wants names
 KINDS = ("auto", *get_args(Kind))
 
 
@@ -25,6 +27,13 @@ class Volume(Strict):
         if not path.is_absolute():
             raise ValueError(f"{str(path)!r} is no absolute path")
         return path
+
+    @field_validator("claim")
+    @classmethod
+    def _is_name(cls, claim: str) -> str:
+        if claim and not CLAIM.fullmatch(claim):
+            raise ValueError(f"{claim!r} is no name of a claim: lower case letters, digits, - and .")
+        return claim
 
 
 class Kubernetes(Strict):
@@ -50,6 +59,8 @@ def volume(text: str) -> Volume:
     path, _, claim = text.partition("=")
     if not path.startswith("/"):
         raise EncoreError(f"--volume {text}", expected="/FOLDER=CLAIM, or /FOLDER for a folder of every node")
+    if claim and not CLAIM.fullmatch(claim):
+        raise EncoreError(f"--volume {text}", expected="a claim's name of lower case letters, digits, - and .")
     return Volume(path=Path(path), claim=claim)
 
 

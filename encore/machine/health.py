@@ -41,7 +41,10 @@ XID_SECONDS = 86400.0  # What is older has been seen, and a reset since leaves i
 
 
 def facts(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return everything; ``disks``: folders to write to, ``clock``: HOST:PORT, ``python``: of the framework."""
+    """Return everything; ``disks``: folders to write to, ``clock``: HOST:PORT, ``python``: of the framework.
+
+    ``named``: whether the folders have to be there; else a run would make them.
+    """
     machine = node.this_node()
     psutil.cpu_percent(None)
     time.sleep(0.5)
@@ -60,8 +63,8 @@ def facts(wanted: dict[str, Any]) -> dict[str, Any]:
         **_interfaces(),
         "cpu_rate": on_all_cores(hashing),
         "memory_rate": on_all_cores(copying),
-        "disks": {folder: disk(Path(folder)) for folder in wanted.get("disks", ())},
-        **(connections() if cards else {"links": [], "floor": None}),
+        "disks": {folder: disk(Path(folder), wanted.get("named", False)) for folder in wanted.get("disks", ())},
+        **(connections() if cards else {"links": [], "floor": None, "nvlink_rate": None}),
         "clock_offset": clock_offset(wanted.get("clock", "")),
         "framework": framework(wanted.get("python", ""), len(cards)),
     }
@@ -188,10 +191,13 @@ def copying() -> Callable[[], int]:
     return call
 
 
-def disk(folder: Path) -> dict[str, Any]:
+def disk(folder: Path, named: bool = False) -> dict[str, Any]:
     """Return bytes per second of a file written to a disk and read from it, and what is free; else the problem."""
     there = existing(folder)
-    found: dict[str, Any] = {"free_gib": round(shutil.disk_usage(there).free / 2**30, 2)}
+    found: dict[str, Any] = {"free_gib": round(shutil.disk_usage(there).free / 2**30, 2), "mounted": _mounted(there)}
+    if named and not folder.is_dir():
+        # Where a disk is not mounted, the one above it would take the file.
+        return {**found, "problem": "it is not there"}
     try:
         with tempfile.TemporaryFile(dir=there) as file:
             data, began = os.urandom(WRITTEN), time.perf_counter()
@@ -207,6 +213,13 @@ def disk(folder: Path) -> dict[str, Any]:
     except OSError as error:
         found["problem"] = error.strerror or str(error)
     return found
+
+
+def _mounted(folder: Path) -> str:
+    # Kind of the file system that has a folder: that of the deepest place where one is mounted
+    real = folder.resolve()
+    found = [each for each in psutil.disk_partitions(all=True) if real.is_relative_to(each.mountpoint)]
+    return max(found, key=lambda each: len(each.mountpoint)).fstype if found else ""
 
 
 def framework(python: str, cards: int) -> dict[str, Any]:
@@ -242,9 +255,11 @@ def connections() -> dict[str, Any]:
     """Return the words of the links between this node's GPUs, and what they allow an all-reduce at least (bytes/s)."""
     machine = node.this_node()
     server = links.this_server(machine)
-    least = links.all_reduce_floor(server, machine.gpus[0].compute_capability if machine.gpus else None)
+    capability = machine.gpus[0].compute_capability if machine.gpus else None
+    least = links.all_reduce_floor(server, capability)
     words = [[server.link(one, other) for other in server.gpus] for one in server.gpus]
-    return {"links": words, "floor": least[0] if least else None}
+    rate = links.NVLINK_RATES.get(capability or "")
+    return {"links": words, "floor": least[0] if least else None, "nvlink_rate": rate}
 
 
 # -- its clock ----------------------------------------------------------------------------------------------

@@ -150,6 +150,13 @@ def all_reduce_floor(server: Server, capability: str | None) -> tuple[float, str
     return FLOOR_SHARE * rate * 1e9, why
 
 
+def pair_floor(word: str, nvlink_rate: float | None) -> float | None:
+    """Return bytes per second that a copy between two GPUs must reach, by the word of their link; None: not known."""
+    if word.startswith("NV"):
+        return FLOOR_SHARE * int(word[2:]) * nvlink_rate * 1e9 if nvlink_rate else None
+    return FLOOR_SHARE * (CPU_RATE if word == "SYS" else PCIE_RATE) * 1e9
+
+
 def parse_topology(text: str) -> Server:
     """Return the server that ``nvidia-smi topo -m`` shows; one without GPUs where there is no matrix."""
     plain = _AFFINITY.sub(lambda match: match[0].replace(" ", "_"), _ESCAPE.sub("", text))

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from typing_extensions import TypedDict
@@ -20,7 +21,7 @@ from typing_extensions import TypedDict
 from encore import paths, peaks
 from encore.errors import EncoreError
 from encore.files import read_json, utc_now, write_json
-from encore.machine.links import PCIE_LANE_RATES
+from encore.machine.links import PCIE_LANE_RATES, pair_floor
 from encore.machine.node import THROTTLE
 from encore.machine.outliers import slow_ones
 from encore.machine.preflight import Check, Level
@@ -39,6 +40,7 @@ SLOWED = {bit: reason for bit, reason in THROTTLE.items() if reason != "power ca
 CLOCK_SECONDS = 1.0  # Records of nodes are merged by time, and files of the future break builds and caches
 BUSY = 0.25  # Share of the cores that other programs may take
 FREE_GIB = 1.0
+SLOW_LINK = "see: nvidia-smi nvlink -s, lspci -vv"
 SHARE_OF_LINE = 0.5  # A collective between two nodes reaches at least this share of the line's rate
 MEMORY_TOLERANCE = 0.03  # Firmware and kernel keep some for themselves
 
@@ -89,6 +91,13 @@ class NodeVerdict(TypedDict):
     checks: tuple[Check, ...]
 
 
+class Gate(TypedDict):
+    """What the gate before a run found: gate.json of its folder."""
+
+    time: str  # UTC
+    nodes: list[NodeVerdict]
+
+
 class KeptVerdict(NodeVerdict):
     """A node's last verdict, in the user's cache."""
 
@@ -113,13 +122,17 @@ class Verdict:
         return {"node": self.node, "level": self.level, "checks": self.checks}
 
 
-def judge(answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: str = "no answer") -> list[Verdict]:
-    """Return the verdict of each node; ``why`` is what is said of one that did not answer."""
+def judge(
+    answers: Mapping[str, Facts | None], pairs: Pairs | None = None, why: Mapping[str, str] = MappingProxyType({})
+) -> list[Verdict]:
+    """Return the verdict of each node; ``why`` is what is said of those that did not answer."""
     known = {node: facts for node, facts in answers.items() if facts is not None}
     found: dict[str, list[Check]] = {node: [] for node in answers}
     for node in answers:
         if node not in known:
-            found[node].append(Check("FAIL", "answer", why, "see its slurmd or sshd: scontrol show node"))
+            found[node].append(
+                Check("FAIL", "answer", why.get(node) or "no answer", "see its slurmd or sshd: scontrol show node")
+            )
         else:
             found[node] += [*_own(known[node]), *_gpus_of(known[node])]
     compared = (*_equal(known), *_measured(known), *_pairs_of_gpus(known), *_between(known, pairs or {}))
@@ -210,6 +223,9 @@ def _equal(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
                 yield node, Check(each.level, each.title, f"its GPUs differ: {', '.join(map(str, sorted(set(found))))}")
         lowest = {node: min(found) for node, found in plain.items() if found}
         yield from _odd(each, lowest)
+    for folder in dict.fromkeys(folder for facts in known.values() for folder in facts.get("disks", {})):
+        kinds = {node: facts["disks"].get(folder, {}).get("mounted", "") for node, facts in known.items()}
+        yield from _odd(Equal("mounted", f"file system of {folder}", ordered=False), kinds)
     memory = {node: facts["memory_gib"] for node, facts in known.items()}
     most = statistics.median_high(memory.values()) if memory else 0.0
     for node, has in memory.items():
@@ -237,7 +253,7 @@ def _odd(each: Equal, values: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
     for node, value in values.items():
         if repr(value) != repr(usual):
             # More than the others have slows nobody down.
-            level: Level = "WARN" if each.ordered and value is not None and value > usual else each.level
+            level: Level = "WARN" if each.ordered and None not in (value, usual) and value > usual else each.level
             yield node, Check(level, each.title, f"{_text(value)}, others have {_text(usual)}")
 
 
@@ -317,7 +333,12 @@ def _pairs_of_gpus(known: Mapping[str, Facts]) -> Iterator[tuple[str, Check]]:
     for word, rates in alike.items():
         for (node, i, j), share in slow_ones(rates, 0.2).items():
             shown = f"{rates[node, i, j] / 1e9:.3g} GB/s, {share:.0%} of the median of {word} pairs"
-            yield node, Check("FAIL", f"from GPU {i} to GPU {j}", shown, "see: nvidia-smi nvlink -s, lspci -vv")
+            yield node, Check("FAIL", f"from GPU {i} to GPU {j}", shown, SLOW_LINK)
+        for (node, i, j), rate in rates.items():
+            least = pair_floor(word, known[node].get("nvlink_rate"))
+            if least and rate < least:
+                shown = f"{rate / 1e9:.3g} GB/s, {word} allows {least / 1e9:.3g} at least"
+                yield node, Check("WARN", f"from GPU {i} to GPU {j}", shown, SLOW_LINK)
 
 
 def _on_gpus(measured: Mapping[str, Facts]) -> bool:

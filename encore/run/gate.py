@@ -10,6 +10,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,16 +20,19 @@ from typing import Any
 
 from encore import environment, launchers, paths
 from encore.errors import EncoreError
+from encore.files import utc_now
 from encore.machine import health, node, verdict
-from encore.machine.verdict import Verdict
+from encore.machine.verdict import Gate, Verdict
 from encore.slurm import queue, step
 from encore.slurm.cluster import Cluster
 from encore.slurm.queue import Allocation
 from encore.ssh import multi_host
 from encore.ssh.hosts import Host
 
-NODE_SECONDS = 180.0  # With the framework's measurements; 5 minutes with those between nodes
+ALL_SECONDS = 300.0
+NODE_SECONDS = 180.0  # With the framework's measurements
 PAIR_SECONDS = 60.0
+AT_ONCE = 1024  # Nodes and pairs that are waited for at a time
 FIRST_PORT = 31000  # Of a pair's rendezvous, below the ports of outgoing connections
 
 Environment = Mapping[str, str]
@@ -74,7 +78,11 @@ def of_hosts(hosts: Sequence[Host]) -> Place:
 
 
 def check(
-    place: Place, disks: Sequence[Path], python: Path | None = None, on_step: Callable[[str], None] = lambda text: None
+    place: Place,
+    disks: Sequence[Path],
+    python: Path | None = None,
+    on_step: Callable[[str], None] = lambda text: None,
+    named: bool = False,
 ) -> list[Verdict]:
     """Ask all nodes, then pairs of them; return the verdict of each. It takes up to five minutes.
 
@@ -83,25 +91,30 @@ def check(
         disks: folders that every node must be able to write to.
         python: has PyTorch; None: no GEMMs, copies and collectives are measured.
         on_step: told what it does.
+        named: the folders have to be there; else a run would make them.
     """
+    until = time.monotonic() + ALL_SECONDS
     on_step(f"asking {len(place.nodes)} node{'s' * (len(place.nodes) > 1)}")
     with health.clock_served() as port:
         question = {
             "disks": list(map(str, disks)),
+            "named": named,
             "clock": f"{place.clock}:{port}" if len(place.nodes) > 1 else "",
             "python": str(python or ""),
         }
         program = (sys.executable, "-m", "encore.machine.health", json.dumps(question))
-        with ThreadPoolExecutor(max_workers=32) as pool:
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             answered = list(pool.map(lambda command: _ask(command, program), place.everywhere))
     found: dict[str, Any] = dict.fromkeys(place.nodes)
-    for position, (answers, _) in enumerate(answered):
-        # A host answers by its own name, and is known here by the one that ssh has.
-        by_ssh = len(place.everywhere) > 1
-        found.update({place.nodes[position] if by_ssh else name: facts for name, facts in answers.items()})
-    reasons = [reason for answers, reason in answered if reason]
-    pairs = _pairs(place, python, found, on_step) if python else {}
-    return verdict.judge(found, pairs, reasons[0] if reasons else f"no answer within {NODE_SECONDS:g} s")
+    why = dict.fromkeys(place.nodes, f"no answer within {NODE_SECONDS:g} s")
+    # A host answers by its own name, and is known here by the one that ssh has.
+    one_each = len(place.everywhere) == len(place.nodes)
+    for position, (answers, reason) in enumerate(answered):
+        asked = place.nodes[position : position + 1] if one_each else place.nodes
+        found.update({asked[0] if one_each else name: facts for name, facts in answers.items()})
+        why.update({name: reason for name in asked if reason})
+    pairs = _pairs(place, python, found, on_step, until) if python else {}
+    return verdict.judge(found, pairs, why)
 
 
 def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, Any], str]:
@@ -124,7 +137,7 @@ def _ask(command: tuple[str, ...], program: tuple[str, ...]) -> tuple[dict[str, 
 
 
 def _pairs(
-    place: Place, python: Path, found: Mapping[str, Any], on_step: Callable[[str], None]
+    place: Place, python: Path, found: Mapping[str, Any], on_step: Callable[[str], None], until: float
 ) -> dict[tuple[str, str], dict[str, float]]:
     names = [name for name in place.nodes if found[name] is not None]
     if place.pair is None or len(names) < 2:
@@ -134,8 +147,12 @@ def _pairs(
     size = ("--device", "gpu") if cards else ("--device", "cpu", "--most-bytes", str(1 << 22))
     program = (str(python), "-m", "benchmarks.common.checks.link_speeds", *size)
     for pairs in verdict.rounds_of(names):
+        left = until - time.monotonic()
+        if left < PAIR_SECONDS:
+            on_step(f"not measured, for no time is left: {', '.join('-'.join(pair) for pair in pairs)}")
+            continue
         on_step(f"measuring between {', '.join('-'.join(pair) for pair in pairs)}")
-        with ThreadPoolExecutor(max_workers=32) as pool:
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
             commands = [
                 place.pair(pair, cards or 1, (*program, "--no-pairs", "--output", "/dev/stdout")) for pair in pairs
             ]
@@ -169,8 +186,10 @@ def own_python(named: Path | None) -> Path | None:
 # -- a run in a job with spare nodes --------------------------------------------------------------------------
 
 
-def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_step: Callable[[str], None]) -> None:
+def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_step: Callable[[str], None]) -> Gate:
     """Leave nodes of this Slurm job that fail the gate out of the run, by ENCORE_LEFT_OUT in this environment.
+
+    Returns what it found, for gate.json of the run folder.
 
     Raises:
         EncoreError: outside of a Slurm job, or where fewer nodes pass than are ``wanted`` (None: all of them).
@@ -194,3 +213,4 @@ def leave_out_failed(wanted: int | None, cluster: Cluster, results: Path, on_ste
         on_step(f"left out by the gate: {line}")
     if failed:
         os.environ[queue.LEFT_OUT] = ",".join(failed)
+    return {"time": utc_now(), "nodes": [each.as_json() for each in verdicts]}

@@ -1,5 +1,6 @@
 """Report the end of a run to a URL or a command: ``encore run --notify``."""
 
+import http.client
 import json
 import shlex
 import subprocess
@@ -23,7 +24,7 @@ def send(target: str, content: Mapping[str, Any]) -> str:
             with urllib.request.urlopen(request, timeout=SECONDS):
                 return ""
         done = subprocess.run(shlex.split(target), input=body, capture_output=True, timeout=SECONDS, check=False)
-    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
-        return str(error)
+    except (OSError, ValueError, IndexError, http.client.HTTPException, subprocess.TimeoutExpired) as error:
+        return str(error) or type(error).__name__
     said = done.stderr.decode(errors="replace").strip().splitlines()
     return "" if done.returncode == 0 else (said or [f"exit code {done.returncode}"])[-1]

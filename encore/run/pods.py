@@ -36,6 +36,7 @@ class Wanted:
     nodes: int | None = None
     volumes: tuple[Volume, ...] = ()
     minutes: int | None = None
+    hang_seconds: float | None = None
 
 
 def prepare(request: Request, wanted: Wanted) -> tuple[Plan, script.Estimate]:
@@ -46,7 +47,9 @@ def prepare(request: Request, wanted: Wanted) -> tuple[Plan, script.Estimate]:
     check_kind(kind)
     nodes = 1 if wanted.nodes is None else wanted.nodes
     _refuse(request, settings, cluster, nodes, wanted.minutes)
-    settings = settings.model_copy(update={"volumes": (*wanted.volumes, *settings.volumes)})
+    hang_seconds = settings.hang_seconds if wanted.hang_seconds is None else wanted.hang_seconds
+    changes = {"volumes": (*wanted.volumes, *settings.volumes), "hang_seconds": hang_seconds}
+    settings = settings.model_copy(update=changes)
     per_node = cast("int", request.gpus) // nodes
     asked = replace(request, gpus=None, runtime="host", cluster=file, drop_caches=False)
     plan = planning.make_plan(asked, allocation=pretended(nodes, per_node, 0))

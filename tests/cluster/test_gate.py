@@ -250,6 +250,8 @@ def test_a_run_leaves_out_the_node_that_failed(harmed: Harmed, jobs: Jobs) -> No
     job = submitted("--nodes", "1", "--system", "cpu", "--runtime", "host")
     assert jobs.cluster.state(job) == "COMPLETED", jobs.log(job)
     assert "left out by the gate: n2: GPU 1: 1 uncorrectable" in jobs.log(job)
+    kept = json.loads((jobs.folder(job) / "gate.json").read_text(encoding="utf-8"))
+    assert {each["node"]: each["level"] == "FAIL" for each in kept["nodes"]} == {"n1": False, "n2": True}
 
 
 def test_telemetry_and_step_times_of_both_nodes(harmed: Harmed, jobs: Jobs) -> None:

@@ -21,6 +21,7 @@ namespace = "mlperf"
 user = 1000
 group = 100
 host_network = true
+hang_seconds = 900
 resources = { "rdma/hca" = "8", cpu = "96" }
 labels = { "kueue.x-k8s.io/queue-name" = "gpus" }
 annotations = { "k8s.v1.cni.cncf.io/networks" = "rdma" }
@@ -109,6 +110,9 @@ def test_the_cluster_file_is_in_the_manifest(encore: Encore, cluster_file: str) 
     assert seen["/shared/data/resnet"]["readOnly"] and seen["/shared/data/resnet"]["subPath"] == "data/resnet"
     assert [each["image"] for each in (node, *pod["initContainers"])] == ["registry.example/team/resnet:1"] * 2
     assert {"name": "NCCL_SOCKET_IFNAME", "value": "=ib0"} in node["env"]
+    assert node["args"][node["args"].index("--hang-seconds") + 1] == "900"
+    asked = job_in(submitted(encore, *words, "--cluster", cluster_file, "--hang-seconds", "5"))
+    assert "5" in asked["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +124,9 @@ def test_the_cluster_file_is_in_the_manifest(encore: Encore, cluster_file: str) 
         (("ncf",), "no number of GPUs given"),
         (("ncf", "1", "--kind", "jobsets"), "did you mean 'jobset'"),
         (("ncf", "1", "--volume", "shared"), "/FOLDER=CLAIM"),
+        (("ncf", "1", "--volume", "/shared=Not_A_Name"), "a claim's name"),
+        (("ncf", "1", "--notify", "true"), "--notify with --kubernetes"),
+        (("ncf", "1", "--no-require-target"), "--require-target with --kubernetes"),
         (("ncf", "1", "--partition", "gpu"), "--partition with Kubernetes"),
         (("ncf", "1", "--runtime", "docker"), "--runtime with --kubernetes"),
         (("ncf", "1", "--time", "1"), "--time 1"),

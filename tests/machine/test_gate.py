@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from encore import paths
 from encore.errors import EncoreError
-from encore.machine import health, verdict
+from encore.machine import health, links, verdict
 from encore.machine.verdict import judge
 from encore.run import gate as gates
 from encore.slurm import queue
@@ -29,15 +33,17 @@ SPEEDS = {
         {"kind": "all-reduce", "bytes": 1 << 28, "rate": 4e11},
         {"kind": "all-to-all", "bytes": 1 << 28, "rate": 3e11},
     ],
-    "pairs": [[None, 1.5e11], [1.5e11, None]],
+    "pairs": [[None, 3e11], [3e11, None]],
     "peaks": [{"flops_per_second": 6e14, "bytes_per_second": 2.8e12}] * 2,
 }
 FACTS: dict[str, Any] = {
     "kernel": "6.8", "cpu": "Xeon", "sockets": 2, "cores": 96, "memory_gib": 2000.0, "busy": 0.01, "numa_nodes": 2,
     "governors": ["performance"], "shared_memory_mib": 1000, "pci_gpus": 2, "gpus": [GPU, GPU], "xids": [],
     "interface": "eth0", "megabits": 100_000, "ports": {"mlx5_0:1": 400.0}, "cpu_rate": 5e10, "memory_rate": 2e11,
-    "disks": {"/results": {"free_gib": 900.0, "write_rate": 1e9, "read_rate": 2e9}}, "clock_offset": 0.0001,
+    "disks": {"/results": {"free_gib": 900.0, "mounted": "nfs4", "write_rate": 1e9, "read_rate": 2e9}},
+    "clock_offset": 0.0001,
     "framework": SPEEDS, "links": [["X", "NV18"], ["NV18", "X"]], "floor": 1.9e11,
+    "nvlink_rate": 20.6,
 }  # fmt: skip
 
 
@@ -73,8 +79,8 @@ HARMS = [
     ("framework", {"problem": "no CUDA"}, "framework: the measurement failed: no CUDA"),
     (
         "framework.pairs",
-        [[None, 1.5e11], [6e10, None]],
-        "from GPU 1 to GPU 0: 60 GB/s, 40% of the median of NV18 pairs",
+        [[None, 3e11], [1.2e11, None]],
+        "from GPU 1 to GPU 0: 120 GB/s, 40% of the median of NV18 pairs",
     ),
     ("gpus.1.ecc_uncorrected", 2, "GPU 1: 2 uncorrectable memory errors"),
     ("gpus.0.remapped", [0, 1, 1, 0], "GPU 0: rows wait to be remapped"),
@@ -106,6 +112,19 @@ ODD = [
     ("memory_rate", 1e11, "memory copies on all cores: 100 GB/s, 50% of the others' median"),
     ("disks./results.write_rate", 1e8, "write of /results: 100 MB/s, 10% of the others' median"),
 ]
+
+
+def test_a_folder_on_another_file_system_than_that_of_others_fails() -> None:
+    found = judged(node_with("disks./results.mounted", "ext4"), FACTS, FACTS)
+    assert found["n1"].reasons == ["file system of /results: ext4, others have nfs4"]
+    assert judged(node_with("sockets", None), FACTS)["n1"].level == "FAIL", "what is not known is no number"
+
+
+def test_links_that_are_all_slow_alike_warn() -> None:
+    slow = node_with("framework.pairs", [[None, 9e10], [9e10, None]])
+    found = judged(slow, slow)["n1"]
+    assert found.level == "WARN" and "from GPU 0 to GPU 1: 90 GB/s, NV18 allows 185 at least" in found.reasons
+    assert (links.pair_floor("SYS", None), links.pair_floor("NV18", None)) == (3e9, None)
 
 
 @pytest.mark.parametrize("others", [1, 3])
@@ -191,7 +210,7 @@ def test_between_nodes_the_line_and_the_other_pairs_decide() -> None:
 
 
 def test_a_node_that_does_not_answer_fails() -> None:
-    found = judged(FACTS, None, why="task 1: Exited with exit code 1")
+    found = judged(FACTS, None, why={"n2": "task 1: Exited with exit code 1"})
     assert found["n2"].reasons == ["answer: task 1: Exited with exit code 1"] and found["n1"].level == "OK"
 
 
@@ -226,7 +245,9 @@ def test_a_clock_is_compared_over_the_network(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_disk_that_cannot_be_written_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "WRITTEN", 1 << 16)
-    assert set(health.disk(tmp_path / "not" / "there")) == {"free_gib", "write_rate", "read_rate"}
+    assert set(health.disk(tmp_path / "not" / "there")) == {"free_gib", "mounted", "write_rate", "read_rate"}
+    assert health.disk(tmp_path / "not" / "there", named=True)["problem"] == "it is not there"
+    assert health.disk(Path("/proc/sys"))["mounted"] == "proc"
 
     def full(**_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -290,6 +311,49 @@ def test_the_gate_of_a_run_needs_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(EncoreError, match="outside of a Slurm job"):
         gates.leave_out_failed(1, Cluster(), tmp_path, lambda text: None)
+
+
+def test_each_host_has_a_reason_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        ("ssh", "n2"): ({"other": FACTS}, ""),
+        ("ssh", "n3"): ({}, "Connection refused"),
+        ("ssh", "n4"): ({}, ""),
+    }
+    monkeypatch.setattr(gates, "_ask", lambda command, program: answers[command])
+    place = gates.Place(nodes=("n2", "n3", "n4"), everywhere=tuple(answers), clock="here")
+    found = {each.node: each.reasons for each in gates.check(place, ())}
+    assert found == {"n2": [], "n3": ["answer: Connection refused"], "n4": ["answer: no answer within 180 s"]}
+    one = gates.Place(nodes=("n2",), everywhere=(("ssh", "n2"),), clock="here")
+    assert [(each.node, each.level) for each in gates.check(one, ())] == [("n2", "OK")], "by the name that ssh has"
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "said"),
+    [
+        ({}, 0, ""),
+        ({"ENCORE_DISK": "/nonexistent/disk"}, 1, "FAIL disk: /nonexistent/disk cannot be written: it is not there"),
+        (
+            {"ENCORE_CLUSTER": "{folder}/encore/cluster.toml"},
+            0,
+            "the gate could not run (exit code 2): the node is not drained",
+        ),
+        ({"ENCORE_PROGRAM": "/nonexistent/encore", "PATH": "/usr/bin:/bin"}, 0, "could not run (exit code 127)"),
+    ],
+)
+def test_a_prolog_drains_for_what_the_gate_found_alone(
+    variables: dict[str, str], code: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "encore").mkdir()
+    (tmp_path / "encore" / "cluster.toml").write_text('partitoin = "gpu"\n', encoding="utf-8")
+    given = {name: value.replace("{folder}", str(tmp_path)) for name, value in variables.items()}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "ENCORE_PROGRAM": str(tmp_path / "program"), **given}
+    (tmp_path / "program").write_text(f'#!/bin/sh\nexec {sys.executable} -m encore.cli.app "$@"\n', encoding="utf-8")
+    (tmp_path / "program").chmod(0o755)
+    command = [str(paths.ROOT / "slurm" / "prolog.sh")]
+    done = subprocess.run(
+        command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == code and (not said or said in done.stdout), done.stdout + done.stderr
 
 
 def test_one_command_may_answer_for_some_nodes_and_say_why_not_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

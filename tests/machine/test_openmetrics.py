@@ -108,6 +108,7 @@ def test_the_end_of_a_run_is_reported_to_a_command_and_to_a_url(tmp_path: Path) 
         assert "500" in notice.send(f"{address}/ill", {})
         server.shutdown()
     assert notice.send(f"{address}/well", {})  # nobody listens any more
+    assert "control characters" in notice.send("http://exa mple.org/x", {})
     assert notice.send(f"tee '{tmp_path}/the end.json'", {"run": "x"}) == ""
     assert json.loads((tmp_path / "the end.json").read_text(encoding="utf-8")) == {"run": "x"}
     assert notice.send(f"touch {tmp_path}/a;b", {}) == "" and (tmp_path / "a;b").exists(), "no shell runs it"

@@ -35,7 +35,7 @@ NAMESPACE = "encore-bundle"  # of the signature: one made for another purpose is
 RULE = "encore/lab/submissions/bundle.py"
 # Of a folder of a run: what it is judged by, but no checkpoint, and nothing that ranks print.
 _RUN = re.compile(
-    r"(run|system|links)\.json|result_\d+\.txt"
+    r"(run|system|links|gate)\.json|result_\d+\.txt"
     r"|experiment_\d+/((config|state)\.json|result\.txt|[a-z]+([._][^/]*)?\.jsonl|steps/rank_\d+\.jsonl)"
 )
 _MOST_FILES, _MOST_BYTES = 10_000, 4 * 1024**3
