@@ -5,9 +5,13 @@ needed are shuffled together, cut into sequences one after the other, and the se
 stays apart from the others where less than 80 % of it is needed. A sequence has one token more than the network reads,
 which is the first one of the next sequence; its documents are not kept apart.
 
+The reference names one prefix for its training split, of which no blend is drawn whatever its weight is
+(BlendedMegatronDatasetBuilder, "Each split comes from a separate distribution").
+
 The evaluation set stays in its own order (README.md of the reference, "Test data order").
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Tuple
@@ -18,6 +22,7 @@ from benchmarks.common.data.arrays import write_array
 from benchmarks.llama.megatron import Documents
 
 WHOLE = 0.8  # share of the last epoch from which it is shuffled with the others
+KEY = "key"
 FILES = ("documents", "places", "offsets", "sequences")
 
 
@@ -96,10 +101,22 @@ def cut(lengths: np.ndarray, length: int) -> Tuple[np.ndarray, np.ndarray]:
     return places.astype(np.int32), (starts - begins).astype(np.int32)
 
 
-def write(order: Order, folder: Path) -> None:
+def key_of(lengths: np.ndarray, length: int, samples: int, seed: int) -> str:
+    """Return what an order is made from, as one line."""
+    return f"{hashlib.sha256(lengths.tobytes()).hexdigest()} {length} {samples} {seed}"
+
+
+def write(order: Order, folder: Path, key: str) -> None:
+    """Write an order, and last what it was made from."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / KEY).unlink(missing_ok=True)
     for name in FILES:
         write_array(folder / f"{name}.npy", getattr(order, name))
+    (folder / KEY).write_text(key, encoding="ascii")
+
+
+def is_there(folder: Path, key: str) -> bool:
+    return (folder / KEY).is_file() and (folder / KEY).read_text(encoding="ascii") == key
 
 
 def read(folder: Path, length: int) -> Order:

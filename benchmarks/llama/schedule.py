@@ -1,4 +1,4 @@
-"""The learning rate of a step, for all trainings of Llama: a linear warm-up, then a cosine."""
+"""The learning rate of a step: a linear warm-up, then a cosine."""
 
 import math
 from typing import Any
@@ -12,6 +12,20 @@ def learning_rate(config: Any, step: int) -> float:
     """
     if config.warmup_steps and step <= config.warmup_steps:
         return float(config.learning_rate * (step + 1) / (config.warmup_steps + 1))
-    done = (step - config.warmup_steps) / (config.max_steps - config.warmup_steps)
+    return _cosine(config, (step - config.warmup_steps) / (config.max_steps - config.warmup_steps))
+
+
+def of_megatron(config: Any, step: int) -> float:
+    """Warm up linearly from 0 at the first step, then follow a cosine that ends ``warmup_steps`` before ``max_steps``.
+
+    As OptimizerParamScheduler of Megatron-LM has it, with lr_decay_iters of gpt-oss-20b's reference, whose logs have
+    the rate of the step that follows (primus/rcp_logs: 1/128 of the base rate behind the first step).
+    """
+    if step <= config.warmup_steps:
+        return float(config.learning_rate * step / max(1, config.warmup_steps))
+    return _cosine(config, (step - config.warmup_steps) / max(1, config.max_steps - 2 * config.warmup_steps))
+
+
+def _cosine(config: Any, done: float) -> float:
     half = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
     return float(config.end_learning_rate + (config.learning_rate - config.end_learning_rate) * half)

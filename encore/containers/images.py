@@ -120,12 +120,15 @@ def find_release(framework: str, name: str | None = None) -> Release:
     raise names.unknown(f"{framework} release", wanted, [*(r.release for r in of_framework), STANDIN])
 
 
+REFERENCE = "MLCommons"  # Submitter of systems that are the reference's
+
+
 def differences(choice: Choice, system: System, here: str = "") -> list[Difference]:
-    """Return what of a submitted system is not as submitted, whatever is set.
+    """Return what of a submitted system, or of the reference's, is not as submitted, whatever is set.
 
     ``here`` is the image of a run, or what takes its place; by default today's base.
     """
-    if system.kind != "submitted":
+    if system.kind != "submitted" and system.submitter != REFERENCE:
         return []
     found = [each for each in choice.benchmark.differences if not each.rounds or system.round in each.rounds]
     framework = choice.implementation.framework

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.llama import tokenization
+from benchmarks.llama.schedule import of_megatron
 from benchmarks.llama31_8b.dataset import open_data
 from encore import catalogue, configuration, paths
 from tests.conftest import Encore, evaluations, logged, quality
@@ -77,6 +78,13 @@ def test_bench_shows_every_kind(encore: Encore, python_text: Path) -> None:
 
 
 FACTS = {"facts": {"vocabulary": 128256, "tokens": {"train": 10**9, "test": 10**9}}}
+
+
+def test_the_learning_rate_is_megatrons() -> None:
+    config = config_of("gpt-oss-20b", "reference_b200", None, 8)
+    rates = [of_megatron(config, step) / 4e-4 for step in (0, 1, 128, 600_000, 1_199_872, 1_200_000)]
+    # 1/128 of the base rate is what the reference's log has behind the first step.
+    assert rates == pytest.approx([0, 1 / 128, 1, 0.55, 0.1, 0.1])
 
 
 def test_what_cannot_fit_is_refused() -> None:

@@ -103,7 +103,9 @@ def test_samples_come_in_megatrons_order(tmp_path: Path, seed: int) -> None:
     length, samples = int(random.randint(2, 20)), int(random.randint(1, 120))
     source = write_documents(tmp_path / "part", documents)
     made = order.shuffled(source.lengths, length, samples, seed)
-    order.write(made, tmp_path / "order")
+    asked, other = ((source.lengths, length, each, seed) for each in (samples, samples + 1))
+    order.write(made, tmp_path / "order", order.key_of(*asked))
+    assert [order.is_there(tmp_path / "order", order.key_of(*each)) for each in (asked, other)] == [True, False]
     found = order.read(tmp_path / "order", length)
     expected = samples_one_by_one(documents, length, samples, seed)
     assert len(found) == len(expected) >= samples

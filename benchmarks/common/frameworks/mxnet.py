@@ -1,5 +1,6 @@
 """MXNet with Horovod: start-up, small sums over all ranks that nobody waits for, checkpoint files, an orderly end."""
 
+import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -26,6 +27,7 @@ __all__ = [
     "hvd",
     "input_wait",
     "load",
+    "memory",
     "save",
     "start",
     "summing",
@@ -50,6 +52,11 @@ def connect(ranks: Ranks) -> None:
     """Open the connections between the ranks' devices by a small and a large sum."""
     for count in CONNECTING if ranks.context.device_type == "gpu" else CONNECTING[:1]:
         _sum(mx.nd.zeros((count,), ctx=ranks.context), f"connect.{count}").wait_to_read()
+
+
+def memory(context: Any) -> float:
+    """Return no number: nothing in this framework knows by a formula what it needs."""
+    return math.inf
 
 
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:

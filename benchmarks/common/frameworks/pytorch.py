@@ -8,6 +8,7 @@ own and the job gives MASTER_ADDR and MASTER_PORT. With none of them a process i
 import copy
 import datetime
 import inspect
+import math
 import os
 import random
 import sys
@@ -187,6 +188,11 @@ def group_options(context: torch.device) -> Dict[str, torch.device]:
     """Bind NCCL to the rank's GPU, so that it connects at once and never guesses the GPU; since PyTorch 2.3."""
     known = inspect.signature(dist.init_process_group).parameters
     return {"device_id": context} if context.type == "cuda" and "device_id" in known else {}
+
+
+def memory(context: torch.device) -> float:
+    """Return the bytes of this rank's GPU; of a CPU, whose memory the ranks share, no number."""
+    return float(torch.cuda.get_device_properties(context).total_memory) if context.type == "cuda" else math.inf
 
 
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:
@@ -424,8 +430,10 @@ def _packed(content: Mapping[str, Any]) -> Dict[str, Any]:
     return {"content": plain, "bytes": raw, "generators": generators}
 
 
-def load(path: Path) -> Dict[str, Any]:
-    saved = torch.load(str(path), map_location="cpu")
+def load(path: Path, in_parts: bool = False) -> Dict[str, Any]:
+    """Return what ``save`` wrote; ``in_parts``: what is not copied out of it is never read, since PyTorch 2.1."""
+    mapped = {"mmap": True} if in_parts and "mmap" in inspect.signature(torch.load).parameters else {}
+    saved = torch.load(str(path), map_location="cpu", **mapped)
     generators = saved["generators"]
     random.setstate(generators["python"])
     torch.set_rng_state(generators["cpu"])

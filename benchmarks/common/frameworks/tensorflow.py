@@ -1,5 +1,6 @@
 """TensorFlow with Horovod: start-up, averages of gradients, small sums over all ranks, checkpoint files, an end."""
 
+import math
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -73,6 +74,11 @@ def connect(ranks: Ranks) -> None:
             _summed(tf.zeros(count), f"connect.{count}").result()
             for number, each in enumerate(_process_sets):
                 hvd.allreduce(tf.zeros(count), op=hvd.Sum, name=f"connect.{number}.{count}", process_set=each)
+
+
+def memory(context: Any) -> float:
+    """Return no number: nothing in this framework knows by a formula what it needs."""
+    return math.inf
 
 
 def arithmetic(ranks: Ranks) -> Dict[str, Any]:

@@ -18,6 +18,7 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -139,7 +140,7 @@ class Checkpoints:
         shared = self._framework.load(self.found / SHARED_FILE)
         if self._reshards:
             parts = [self.found / f"rank_{rank}" for rank in range(_read_state(self.found)["ranks"])]
-            return {**shared, "every_rank": map(self._framework.load, parts)}
+            return {**shared, "every_rank": map(partial(self._framework.load, in_parts=True), parts)}
         # Last, since each file sets the random generators to those of the rank that wrote it.
         return {**shared, **self._framework.load(self.found / f"rank_{self._ranks.rank}")}
 

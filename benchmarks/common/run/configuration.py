@@ -35,15 +35,15 @@ def load(config_class: Type[T], path: Path) -> T:
     return config_class(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
 
 
-def refuse_misfits(config: Any, data: Path, ranks: int) -> None:
+def refuse_misfits(config: Any, data: Path, ranks: int, memory: float = math.inf) -> None:
     """Refuse a data set and a number of ranks that ``config`` cannot be trained with.
 
-    The host side asks the Config the same before anything starts.
+    The host side asks the Config the same before anything starts, but may not see ``memory``: bytes of a rank's device.
 
     Raises:
         Problem: the first misfit, or there is no data set.
     """
     if hasattr(config, "misfits"):
-        for misfit in config.misfits(passport.read(data), ranks, math.inf):
+        for misfit in config.misfits(passport.read(data), ranks, memory):
             found, *rest = misfit
             raise Problem(f"{data}: {found}", *rest)

@@ -25,7 +25,7 @@ class Config:
     round: Literal["v6.0", "v6.1"] = "v6.1"  # of MLPerf, in whose dialect the log is
     quality_target: float = 3.34  # log perplexity on the evaluation set, or below, at which the run stops
     epochs: int = 1  # a run is one epoch of as many samples as max_samples and max_steps allow
-    max_steps: int = 1200000  # at which the learning rate is end_learning_rate
+    max_steps: int = 1200000  # the learning rate is end_learning_rate from warmup_steps before it on
     max_samples: int = 1000000000  # at most; a run also ends after max_steps
 
     # The network (OpenAI 2025, arXiv 2508.10925, 20B)

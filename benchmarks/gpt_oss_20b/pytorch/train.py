@@ -35,7 +35,7 @@ from benchmarks.llama.flops import training_flops
 from benchmarks.llama.order import Order
 from benchmarks.llama.pytorch import parallel, texts
 from benchmarks.llama.pytorch.network import IGNORED
-from benchmarks.llama.schedule import learning_rate
+from benchmarks.llama.schedule import of_megatron
 from benchmarks.llama.tokenization import FILE
 from benchmarks.llama31_8b.dataset import DataSet, open_data
 
@@ -105,7 +105,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         with closing(batches):
             for _ in run.blocks():
                 for number in run.steps():
-                    rate = learning_rate(config, number)
+                    rate = of_megatron(config, number)
                     run.report(train_step(training, run.wait_for(partial(next, batches)), rate), rate)
                 if run.evaluates():
                     run.evaluated(evaluate(training, data, evaluated, run))

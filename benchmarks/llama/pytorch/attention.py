@@ -1,6 +1,7 @@
 """Causal attention of a sequence: to all positions before, or to a window of them, and with a sink.
 
-All of it is by scaled_dot_product_attention, so that its fused kernels serve.
+All of it is by scaled_dot_product_attention, so that its fused kernels serve. Of those that take a mask on a GPU only
+cuDNN's takes fewer heads of keys than of queries (PyTorch, sdp_utils.cpp): with a mask keys and values are repeated.
 """
 
 from functools import partial
@@ -60,9 +61,7 @@ def windowed(
     inside = ((distance >= 0) & (distance < window)).repeat(count, 1, 1)
     inside[0, :, :block] = False
     mask = functional.pad(inside, (more, 0), value=True)[:, None].repeat(queries.shape[0], 1, 1, 1)
-    found = functional.scaled_dot_product_attention(
-        parts(queries), seen(keys), seen(values), attn_mask=mask, scale=scale, enable_gqa=True
-    )
+    found = with_mask(parts(queries), seen(keys), seen(values), mask, scale)
     return found.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
 
 
@@ -80,7 +79,15 @@ def masked(
     distance = places[seen - length :, None] - places
     inside = distance >= 0 if not window else (distance >= 0) & (distance < window)
     mask = functional.pad(inside, (more, 0), value=True)
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    return with_mask(queries, keys, values, mask, scale)
+
+
+def with_mask(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: Optional[float]
+) -> torch.Tensor:
+    times = queries.shape[1] // keys.shape[1]
+    keys, values = (each.repeat_interleave(times, dim=1) for each in (keys, values))
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
 
 
 def with_sinks(

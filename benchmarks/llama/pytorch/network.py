@@ -7,7 +7,7 @@ benchmarks/llama/pytorch/parallel.py does that to its modules.
 
 import math
 from functools import partial
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -29,19 +29,21 @@ class How(NamedTuple):
     loss_rows: int = 0  # positions whose logits exist at a time; 0: all
 
 
-def frequencies(size: int, base: float, scaling: Scaling) -> torch.Tensor:
+def frequencies(size: int, base: float, scaling: Scaling, device: Optional[torch.device] = None) -> torch.Tensor:
     """Return the angle of a position of each pair of values of a head, fp32 (size / 2,).
 
     As apply_rope_scaling of NeMo and ``_compute_llama3_parameters`` of transformers have it.
     """
-    found = 1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
+    found = 1.0 / (base ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size))
     turns = scaling.context * found / (2 * math.pi)
     smooth = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
     return (1 - smooth) * found / scaling.factor + smooth * found
 
 
 def rotation(positions: torch.Tensor, shape: Shape) -> Rotation:
-    angles = positions.float()[:, None] * frequencies(shape.size, shape.rope_base, shape.scaling).to(positions.device)
+    # Where they are: a copy from the host would wait for all that a GPU has to do.
+    of_values = frequencies(shape.size, shape.rope_base, shape.scaling, positions.device)
+    angles = positions.float()[:, None] * of_values
     return angles.cos(), angles.sin()
 
 

@@ -31,10 +31,14 @@ Batch = List[MicroBatch]  # a group's samples of a step, in the parts that they 
 
 
 def training_order(config: Any, data: DataSet, run: Run) -> Order:
-    """Return the order of the run's samples, which rank 0 writes for all; the same for any number of ranks."""
+    """Return the order of the run's samples, which rank 0 writes for all; the same for any number of ranks.
+
+    A resumed run has it already.
+    """
     folder, samples = run.output / ORDER, config.max_steps * config.batch_size * run.ranks.size
-    if run.ranks.rank == 0:
-        order.write(order.shuffled(data.train.lengths, config.sequence_length, samples, config.seed), folder)
+    asked = (data.train.lengths, config.sequence_length, samples, config.seed)
+    if run.ranks.rank == 0 and not order.is_there(folder, key := order.key_of(*asked)):
+        order.write(order.shuffled(*asked), folder, key)
     pytorch.barrier()
     return order.read(folder, config.sequence_length)
 
