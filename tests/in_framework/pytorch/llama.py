@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -318,3 +319,15 @@ def test_initial_weights_have_the_spread_of_the_reference():
         functional.cross_entropy(network(torch.zeros(1, 4, dtype=torch.int64))[0], torch.zeros(4, dtype=torch.int64))
         < 7
     )
+
+
+@pytest.mark.parametrize("how", [{}, {"recompute": True}])
+def test_compiled_layers_train_as_plain_ones(ranks, monkeypatch, how):
+    """By a compiler that computes with PyTorch's own operators, and without a break in a layer."""
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager", fullgraph=True)
+    )
+    plain, compiled = (dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **how) for _ in range(2))
+    object.__setattr__(compiled, "compile", True)  # which a run on a CPU is refused for
+    (_, _, losses), (_, _, expected) = (trained(each, ranks) for each in (compiled, plain))
+    assert losses == pytest.approx(expected, rel=1e-6)
