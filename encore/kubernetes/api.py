@@ -126,12 +126,7 @@ class Connection:
 
         stream = _call(
             lambda: self._core.read_namespaced_pod_log(
-                pod,
-                self._namespace,
-                container=NODE,
-                follow=True,
-                _preload_content=False,
-                _request_timeout=(CALL_SECONDS, None),
+                pod, self._namespace, container=NODE, follow=True, _preload_content=False
             )
         )
         rest = b""
