@@ -1,6 +1,7 @@
 """Run's loop on a single rank without a framework: what the tests of the loop, of evaluators and of stops share."""
 
 import json
+import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ FRAMEWORK = SimpleNamespace(
     LaggedSums=Sums,
     input_wait=lambda ranks: InputWait(),
     arithmetic=lambda ranks: {"tf32": {"matmul": True}},
+    memory=lambda context: math.inf,
 )
 
 

@@ -78,7 +78,7 @@ def test_every_implementation_has_a_full_system(device: Literal["cpu", "gpu"]) -
 @pytest.mark.parametrize(
     ("name", "gpu", "memory", "system"),
     [
-        ("llama31-8b", "NVIDIA H200", 139.8, "reference_h200"),
+        ("llama31-8b", "NVIDIA H200", 139.8, "h200-141gb"),
         ("llama31-8b", "NVIDIA H100 80GB HBM3", 79.6, "reference_h100"),
         ("llama2-70b-lora", "NVIDIA H100 80GB HBM3", 79.6, "eos"),
         ("gpt-oss-20b", "NVIDIA H200", 139.8, "reference_b200"),
