@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from encore import paths
 from encore.cli.app import app
 from encore.cli.run import as_request
-from encore.cli.submit import _run_options
+from encore.cli.submit import _run_context
 from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import node, processes
@@ -74,7 +74,7 @@ def prepared(runtime: str, nodes: int, *more: str, **wanted: Any) -> Prepared:
     rest = ("--results", "/results", *of_gpus, *IMAGES[runtime], *more)
     per_node = wanted.pop("gpus_per_node", 8 if runtime != "host" else 2)
     asked = Wanted(nodes=nodes, gpus_per_node=per_node, **wanted)
-    return submission.prepare(as_request(_run_options("resnet", rest)), rest, asked)
+    return submission.prepare(as_request(_run_context("resnet", rest).params), rest, asked)
 
 
 def plain(text: str) -> str:
