@@ -271,7 +271,9 @@ def test_telemetry_and_step_times_of_both_nodes(harmed: Harmed, jobs: Jobs) -> N
     lines = [only_line(folder / "steps" / f"rank_{rank}.jsonl") for rank in (0, 1)]
     assert [each["node"] for each in lines] == ["n1", "n2"] and all(each["waiting"] is not None for each in lines)
     commands = (" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
-    assert not [each for each in commands if "encore.machine.telemetry" in each], "a sampler is left"
+    # Of this run: other tests have samplers of their own.
+    left = [each for each in commands if "encore.machine.telemetry" in each and str(jobs.results) in each]
+    assert not left, "a sampler is left"
 
 
 def only_line(path: Path) -> dict[str, Any]:
