@@ -62,7 +62,7 @@ def test_the_share_of_waiting_is_that_of_an_idle_device(found: dict[str, Any]) -
         for kind, expected in kinds.items():
             # Another process may take the core between two sleeps, in one try or another: what is wrong is always so.
             off = [shares[kind].pop("share") - expected(**shares[kind]) for shares in tries]
-            assert min(map(abs, off)) < 0.06, (seconds, kind, off)
+            assert min(map(abs, off)) < 0.1, (seconds, kind, off)
 
 
 def test_an_error_of_a_queued_step_ends_the_training() -> None:
