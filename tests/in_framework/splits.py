@@ -18,6 +18,15 @@ def whole(training):
     }
 
 
+def assert_same_weights(found, expected, note, rtol=1e-4, atol=1e-6):
+    """Hold the weights of all ranks of one training against another's."""
+    weights = whole(found)
+    for name, each in whole(expected).items():
+        torch.testing.assert_close(
+            weights[name], each, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{note}, {name}: {text}"
+        )
+
+
 def batch_of(config, vocabulary, ranks, step):
     """Samples that do not depend on how the ranks share them, as the input deals them out."""
     place, generator = place_of(config, ranks), torch.Generator().manual_seed(step)

@@ -11,7 +11,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.gpt_oss_20b.pytorch.config import Config
 from benchmarks.gpt_oss_20b.pytorch.model import Training
 from benchmarks.gpt_oss_20b.pytorch.train import train_step
-from tests.in_framework.splits import batch_of, moments_of, whole
+from tests.in_framework.splits import assert_same_weights, batch_of, moments_of, whole
 
 RANKS = (4,)
 VOCABULARY = 96
@@ -52,12 +52,7 @@ def test_any_split_trains_as_one_rank(ranks, alone):
         split, initial, losses = trained(dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **how), ranks)
         assert all(torch.equal(initial[name], each) for name, each in wanted.items()), how
         assert losses == pytest.approx(expected, rel=2e-6), how
-        found = whole(split)
-        for name, each in whole(training).items():
-            note = f"{how}, {name}: "
-            torch.testing.assert_close(
-                found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, note=note: f"{note}{text}"
-            )
+        assert_same_weights(split, training, how)
 
 
 def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):

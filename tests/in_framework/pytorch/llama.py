@@ -22,7 +22,7 @@ from benchmarks.llama31_8b.pytorch.config import Config
 from benchmarks.llama31_8b.pytorch.model import Training
 from benchmarks.llama31_8b.pytorch.train import train_step
 from tests.in_framework.activations import kept_by_layers
-from tests.in_framework.splits import batch_of, moments_of, steps_are_those_of, whole
+from tests.in_framework.splits import assert_same_weights, batch_of, moments_of, steps_are_those_of, whole
 
 RANKS = (1, 2)
 VOCABULARY = 96
@@ -160,12 +160,7 @@ def test_any_split_trains_as_one_rank(ranks, alone):
         split, initial, losses = trained(dataclasses.replace(CONFIG, batch_size=4 // ranks.size, **how), ranks)
         assert all(torch.equal(initial[name], each) for name, each in wanted.items()), how
         assert losses == pytest.approx(expected, rel=2e-6), how
-        found = whole(split)
-        for name, each in whole(training).items():
-            note = f"{how}, {name}: "
-            torch.testing.assert_close(
-                found[name], each, rtol=1e-4, atol=1e-6, msg=lambda text, note=note: f"{note}{text}"
-            )
+        assert_same_weights(split, training, how)
 
 
 def test_the_norm_of_the_gradient_is_that_of_all_ranks(ranks, alone):

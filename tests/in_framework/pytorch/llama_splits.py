@@ -3,11 +3,10 @@
 import dataclasses
 
 import pytest
-import torch
 
 from benchmarks.common.frameworks import pytorch
 from tests.in_framework.pytorch.llama import CONFIG, trained
-from tests.in_framework.splits import whole
+from tests.in_framework.splits import assert_same_weights
 
 RANKS = (4,)
 SHAPES = (
@@ -32,9 +31,4 @@ def test_two_kinds_of_parallelism_train_as_one_rank(ranks):
     for how in SHAPES:
         split, _, losses = trained(dataclasses.replace(clipped, batch_size=1, **how), ranks)
         assert losses == pytest.approx(expected, rel=2e-6), how
-        found = whole(split)
-        for name, each in whole(training).items():
-            note = f"{how}, {name}: "
-            torch.testing.assert_close(
-                found[name], each, rtol=1e-3, atol=1e-5, msg=lambda text, note=note: f"{note}{text}"
-            )
+        assert_same_weights(split, training, how, rtol=1e-3, atol=1e-5)
