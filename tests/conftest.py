@@ -26,7 +26,7 @@ from encore.cli import layout
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine import node
-from tests.json_schemas import validate
+from tests.json_schemas import validate, validate_run
 
 # A caller may keep no bytecode: every process of a test would compile all modules again, longer than it works.
 sys.dont_write_bytecode = False
@@ -49,7 +49,7 @@ MARKS = {
 }
 
 
-# Begun first, by tests/all.sh: no worker of pytest-xdist is to begin one of them when the others are almost done.
+# Files that take minutes start first, so that no worker of pytest-xdist starts one when the others are almost done.
 LONGEST = (
     "tests/containers/test_engine.py",
     "tests/cluster/test_cluster.py",
@@ -75,16 +75,26 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Put the longest files first; mark the tests by their fixtures; skip those of a GPU where there is none
-    places = {file: place for place, file in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(LONGEST)))
+    """Mark tests by their fixtures, skip GPU tests without a GPU, and sort the files: host side first, then LONGEST.
+
+    Host-side tests run while the frameworks' environments are being built.
+    """
     without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
+    heavy_files = set()
     for item in items:
         for mark, fixtures in MARKS.items():
             if fixtures & set(getattr(item, "fixturenames", ())):
                 item.add_marker(mark)
         if item.get_closest_marker("gpu") and not node.gpus():
             item.add_marker(without_gpu)
+        if not item.get_closest_marker("long") and any(map(item.get_closest_marker, MARKS)):
+            heavy_files.add(file_of(item))
+    ranks = {file: rank for rank, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: (file_of(item) in heavy_files, ranks.get(file_of(item), len(LONGEST))))
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 IN_FRAMEWORK = paths.ROOT / "tests" / "in_framework"
@@ -100,23 +110,27 @@ def on_ranks(framework: str, ranks: int) -> list[str]:
 class FrameworkFile(pytest.File):
     """Tests that import a framework: tests/in_framework/FRAMEWORK/NAME.py, which runs in that framework's environment.
 
-    The file is an ordinary one of pytest. ``RANKS = (1, 2)`` in it runs all of it on one rank, then on two.
+    The file is an ordinary pytest file. ``RANKS = (1, 2)`` runs it on one rank, then on two; ``LONG = True`` leaves it
+    to ``make test-all``.
     """
 
     def collect(self) -> Iterator[pytest.Item]:
-        ranks = re.search(r"^RANKS = \(([\d, ]+)\)", self.path.read_text(encoding="utf-8"), re.MULTILINE)
-        for size in re.findall(r"\d+", ranks[1] if ranks else "1"):
-            yield InFramework.from_parent(self, name=f"on_{size}_rank{'s' if size != '1' else ''}", size=int(size))
+        source = self.path.read_text(encoding="utf-8")
+        ranks = re.search(r"^RANKS = \(([\d, ]+)\)", source, re.MULTILINE)
+        is_long = re.search(r"^LONG = True$", source, re.MULTILINE) is not None
+        for size in map(int, re.findall(r"\d+", ranks[1] if ranks else "1")):
+            name = f"on_{size}_rank{'s' if size > 1 else ''}"
+            yield InFramework.from_parent(self, name=name, size=size, is_long=is_long)
 
 
 class InFramework(pytest.Item):
-    """One file on so many ranks; its tests report in one output."""
+    """A test file on ``size`` ranks; its tests report in one output."""
 
-    def __init__(self, *, size: int, **options: Any) -> None:
+    def __init__(self, *, size: int, is_long: bool, **options: Any) -> None:
         super().__init__(**options)
         self.size = size
-        self.add_marker("training")
-        self.add_marker("in_framework")
+        for mark in ("training", "in_framework", *(["long"] if is_long else [])):
+            self.add_marker(mark)
 
     def runtest(self) -> None:
         framework = self.path.parent.name
@@ -241,14 +255,25 @@ def prepared(name: str, folder: Path, python: Path, **wanted: Any) -> None:
     data.prepare(name, folder / name, data.Preparation(**wanted), python, lambda update: None)
 
 
+# Benchmarks that read the toy data set of another one.
+SAME_DATA = {
+    "resnet-pytorch": "resnet",
+    "resnet-tensorflow": "resnet",
+    "maskrcnn": "ssd",
+    "gpt-oss-20b": "llama31-8b",
+}
+
+
 @pytest.fixture(scope="session")
 def toy(request: pytest.FixtureRequest, shared: Shared) -> Callable[[str], Path]:
-    # The toy data set of a benchmark, which nobody changes
-    def made(name: str) -> Path:
-        python = request.getfixturevalue(f"{catalogue.choose(name).implementation.framework}_python")
-        return shared.made(f"toy-{name}", lambda folder: prepared(name, folder, python)) / name
+    """Return a function that prepares the toy data set of a benchmark, once per test session; nobody changes it."""
 
-    return made
+    def prepare(name: str) -> Path:
+        source = SAME_DATA.get(name, name)
+        python = request.getfixturevalue(f"{catalogue.choose(source).implementation.framework}_python")
+        return shared.made(f"toy-{source}", lambda folder: prepared(source, folder, python)) / source
+
+    return prepare
 
 
 # Commands that read and print: as a process of its own each would take a second to import what this one has.
@@ -285,6 +310,49 @@ def in_process(command: list[str], variables: Mapping[str, str]) -> CompletedPro
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return CompletedProcess(command, done.exit_code, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class ToyRun:
+    """A finished training on the toy data set, two ranks, target reached."""
+
+    folder: Path
+    printed: dict[str, Any]  # Output of ``encore run --json``
+
+    @property
+    def experiment(self) -> Path:
+        return self.folder / "experiment_0"
+
+    @property
+    def metrics(self) -> Path:
+        return self.experiment / "metrics.jsonl"
+
+
+# Options of the one training per implementation: targets that every seed reaches with margin, in less than a minute.
+TOY_OPTIONS: dict[str, tuple[str, ...]] = {
+    "resnet": ("--env", "MY_TOKEN=hush", "--env", "NOTE=plain"),
+    "resnet-pytorch": ("--set", "quality_target=0.3"),
+    "resnet-tensorflow": ("--set", "quality_target=0.3"),
+    "gpt-oss-20b": ("--set", "expert_parallelism=2"),
+}
+
+
+@pytest.fixture(scope="session")
+def toy_run(encore: Encore, toy: Callable[[str], Path], shared: Shared) -> Callable[[str], ToyRun]:
+    """Return a function that trains a benchmark once per test session, for all tests that read a finished run."""
+
+    def run(name: str) -> ToyRun:
+        def train(folder: Path) -> None:
+            command = ("run", name, "2", "--seed", "1", "--data", str(toy(name)), "--results", str(folder), "--json")
+            done = encore(*command, *TOY_OPTIONS.get(name, ()), code=0)
+            (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
+            validate_run(Path(json.loads(done.stdout)["run"]))
+
+        toy(name)  # Outside the lock of the run: its tests may wait for the data set only
+        printed = json.loads((shared.made(f"run-{name}", train) / "printed.json").read_text(encoding="utf-8"))
+        return ToyRun(Path(printed["run"]), printed)
+
+    return run
 
 
 @dataclass(frozen=True)
