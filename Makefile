@@ -62,12 +62,16 @@ environments: setup ## build the environments of all frameworks, in parallel
 	@$(PYTHON) -m tools.environments
 
 .PHONY: test
-test: setup ## run all tests; makes the framework environments first
-	@tests/all.sh $(ARGS)
+test: setup ## lint and run the tests, except the long ones: about 25 minutes on 2 cores
+	@tests/run.sh $(ARGS)
+
+.PHONY: test-all
+test-all: setup ## lint and run all tests, about 90 minutes on 2 cores
+	@tests/run.sh --all
 
 .PHONY: test-fast
-test-fast: setup ## run the tests of the host side alone, without those that take seconds
-	@$(PYTHON) -m pytest -m "$(HOST_SIDE) and not slow" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
+test-fast: setup ## run the host-side tests that take less than a second each
+	@$(PYTHON) -m pytest -m "$(HOST_SIDE) and not slow and not long" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: setup ## run the tests that need a GPU: make test-gpu ENCORE_GPU_PYTHON=FILE

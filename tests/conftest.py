@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,7 +27,9 @@ from encore.cli import layout
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.machine import node
+from tests import time_table
 from tests.json_schemas import validate, validate_run
+from tests.time_table import pytest_terminal_summary as pytest_terminal_summary
 
 # A caller may keep no bytecode: every process of a test would compile all modules again, longer than it works.
 sys.dont_write_bytecode = False
@@ -214,10 +217,12 @@ class Shared:
         folder, done = self.folder / name, self.folder / f"{name}.made"
         with FileLock(self.folder / f"{name}.lock"):
             if not done.exists():
+                start = time.monotonic()
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
                 make(folder)
                 done.touch()
+                time_table.record(f"shared by tests: {name}", time.monotonic() - start)
         return folder
 
 

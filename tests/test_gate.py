@@ -27,16 +27,15 @@ def test_hooks_run_what_lint_runs() -> None:
     assert found == wanted and "lint-workflows" in entries
 
 
-def test_the_gate_is_the_readmes_command_which_runs_every_test() -> None:
-    steps = yaml.safe_load(text_of(".github", "workflows", "gate.yml"))["jobs"]["gate"]["steps"]
-    assert [step["run"] for step in steps if "run" in step][-1] == ".ci/run"
-    assert "make test " in text_of("README.md") and "\nmake test\n" in text_of(".ci", "run")
-    assert "tests/all.sh" in recipe("test")
-    (fast,) = re.findall(r'-m "([^"]+) and not slow"', recipe("test-fast"))
-    whole = text_of("tests", "all.sh")
-    # Together they are every test.
-    parts = re.findall(r'pytest -m ("[^"]+")', whole)
-    assert f"host_side='{fast}'" in whole and parts == ['"$host_side"', '"not ($host_side)"']
+def test_gate_and_nightly_workflow_run_the_make_targets_of_the_readme() -> None:
+    workflows = [yaml.safe_load(text_of(".github", "workflows", f"{name}.yml"))["jobs"] for name in ("gate", "nightly")]
+    assert workflows[0]["gate"]["steps"][-1]["run"] == ".ci/run ${{ inputs.target || 'test' }}"
+    assert workflows[1]["test-all"]["with"] == {"target": "test-all"}
+    assert 'make "${1:-test}"' in text_of(".ci", "run") and "make test " in text_of("README.md")
+    assert [recipe(target).splitlines()[-1].strip() for target in ("test", "test-all")] == [
+        "tests/run.sh",
+        "tests/run.sh --all",
+    ]
 
 
 def test_changelog_begins_with_what_is_to_come_and_this_version() -> None:
