@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +82,7 @@ def test_job_trains_on_two_nodes_and_is_followed_to_its_end(finished: Finished) 
 
 
 def has_sigterm(rank: psutil.Process) -> bool:
-    """Whether a suspended rank has a pending SIGTERM, or has already continued or ended: Slurm sends SIGCONT as well."""
+    """Whether SIGTERM is pending at a suspended rank. A rank may also run again or have ended: Slurm sends SIGCONT."""
     try:
         return rank.status() != psutil.STATUS_STOPPED or is_told(rank, signal.SIGTERM)
     except (psutil.NoSuchProcess, FileNotFoundError):
@@ -125,17 +123,179 @@ def test_array_shares_a_run_folder_until_it_is_cancelled(jobs: Jobs) -> None:
     for number in (0, 1):
         jobs.wait_for_step(array, 1, number)
 
-    def shown() -> dict[str, str]:
+    def shown_states() -> dict[str, str]:
+        """Return the states in `encore status`, without the jobs of other tests."""
         rows = json.loads(jobs.encore("status", "--results", str(jobs.results), "--json").stdout)["runs"]
         return {row["job"]: row["state"] for row in rows if row["job"].startswith((array, queued))}
 
-    configs = [files.read_json(jobs.experiment(array, number) / "config.json") for number in (0, 1)]
-    print(shown())
-    assert configs[0]["seed"] != configs[1]["seed"]
-    assert curve(jobs, array, 0)[0] != curve(jobs, array, 1)[0]
+    states = shown_states()
+    assert states.pop(queued) == "queued" and set(states.values()) == {"running"}, states
     assert len(list(jobs.results.glob("[0-9]*"))) == 1
-    print(jobs.encore("cancel", array, "--results", str(jobs.results)).stdout)
+    configs = [files.read_json(jobs.experiment(array, number) / "config.json") for number in (0, 1)]
+    assert configs[0]["seed"] != configs[1]["seed"] and curve(jobs, array, 0)[0] != curve(jobs, array, 1)[0]
+    jobs.cluster.call("scancel", queued)
+    assert "--resume" in jobs.encore("cancel", array, "--results", str(jobs.results)).stdout
     for number in (0, 1):
-        wait_for(lambda number=number: jobs.state(array, number)[0] == "interrupted", "both interrupted", PATIENCE)
-    print(shown())
+        wait_for(lambda number=number: jobs.state(array, number)[0] == "interrupted", f"end of {number}", PATIENCE)
+        assert jobs.state(array, number)[1] == "stopped by SIGTERM, a checkpoint was written"
+    wait_for(lambda: "running" not in shown_states().values(), "ended states", PATIENCE)
     jobs.encore("cancel", array, "--results", str(jobs.results), code=2)
+    jobs.assert_no_rank_runs()
+
+
+@pytest.mark.long
+def test_runs_of_one_job_have_different_seeds(jobs: Jobs) -> None:
+    job = jobs.submit("--runs", "2", *ONE_EPOCH, "--drop-caches")
+    # For afterok a missed target is a failure only with --require-target.
+    after = (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes", "--nodes=2")
+    dependent = jobs.submit("--require-target", *ONE_EPOCH, sbatch=after)
+    jobs.wait_for_state(job, "COMPLETED", "FAILED")
+    assert [jobs.state(job, number)[0] for number in (0, 1)] == ["not_reached"] * 2
+    logs = [logged(jobs.folder(job) / f"result_{number}.txt") for number in (0, 1)]
+    seeds, cleared = (
+        [event["value"] for events in logs for event in events if event["key"] == key]
+        for key in ("seed", "cache_clear")
+    )
+    assert len(set(seeds)) == 2 and cleared == [os.access("/proc/sys/vm/drop_caches", os.W_OK)] * 2
+    jobs.wait_for_state(dependent, "FAILED", "CANCELLED", "COMPLETED")
+    assert (jobs.state(dependent)[0], jobs.cluster.field(dependent, "ExitCode")) == ("not_reached", "3:0")
+
+
+@pytest.mark.long
+def test_time_limit_requeues_the_job(jobs: Jobs) -> None:
+    # A minute to reach the first steps on a busy machine, and one more to stop
+    job = jobs.submit(*ENDLESS, sbatch=("--nodes=2", "--time=2", "--signal=B:USR1@60"))
+    jobs.wait_for_step(job, 5)
+    with suspended(jobs.ranks(job)):
+        pass
+    jobs.wait_for_state(job, "PENDING")
+    assert jobs.cluster.field(job, "Restarts") == "1"
+    assert jobs.state(job)[1] == "stopped by SIGUSR1, a checkpoint was written"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "fault", "reason"),
+    [((), psutil.Process.kill, "rank 1 was killed by SIGKILL"), (HANGS, psutil.Process.suspend, "rank 1 hangs")],
+    ids=["killed", "hanging"],
+)
+def test_failed_rank_ends_the_job_with_the_reason(
+    jobs: Jobs, options: tuple[str, ...], fault: Callable[[psutil.Process], None], reason: str
+) -> None:
+    job = jobs.submit(*ENDLESS, *options)
+    jobs.wait_for_step(job, 5)
+    fault(jobs.ranks(job)[1])
+    jobs.wait_for_state(job, "FAILED")
+    status, message = jobs.state(job)
+    assert status == "failed" and reason in message
+    jobs.assert_no_rank_runs()
+
+
+def lose_node(jobs: Jobs, job: str) -> None:
+    jobs.cluster.kill_node("n2")
+    jobs.wait_for_state(job, "PENDING")
+    jobs.cluster.start_node("n2")
+
+
+def preempt(jobs: Jobs, job: str) -> None:
+    options = ("--nodes=2", "--partition=urgent", "--exclusive", "--wrap=srun true")
+    urgent = jobs.cluster.call("sbatch", "--parsable", f"--output={jobs.results}/urgent.out", *options)
+    jobs.wait_for_state(urgent, "COMPLETED")
+    error = jobs.encore("submit", "--resume", str(jobs.folder(job)), code=2).stderr
+    assert f"job {job} of cluster encore" in error, "a pending job owns its run"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("interrupt", [lose_node, preempt])
+def test_requeued_job_gives_the_same_losses(
+    jobs: Jobs, finished: Finished, interrupt: Callable[[Jobs, str], None]
+) -> None:
+    job = jobs.submit()
+    jobs.wait_for_step(job, 5)
+    interrupt(jobs, job)
+    jobs.restart(job)
+    jobs.wait_for_state(job, "COMPLETED", "FAILED")
+    assert (jobs.state(job)[0], curve(jobs, job)) == ("not_reached", finished.losses), jobs.log(job)
+    assert "resume with: " not in jobs.log(job), "Slurm resumes it, not the user"
+    jobs.assert_no_rank_runs()
+
+
+@pytest.mark.long
+def test_full_file_system_ends_the_job(jobs: Jobs, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    jobs.cluster.call("mount", "-t", "tmpfs", "-o", "size=1100m", "none", str(disk))
+    try:
+        full = Jobs(jobs.cluster, disk / "results", jobs.data)
+        job = full.submit(*ENDLESS)
+        full.wait_for_step(job, 5)
+        with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass
+        full.wait_for_state(job, "FAILED")
+        # The disk may have no room for the reason nor for the output of the batch script.
+        (disk / "filler").unlink()
+        assert full.cluster.field(job, "ExitCode") == "1:0"
+        full.assert_no_rank_runs()
+    finally:
+        jobs.cluster.call("umount", "--lazy", str(disk))
+
+
+@pytest.mark.long
+def test_job_without_its_image_fails_before_the_run(jobs: Jobs, tmp_path: Path) -> None:
+    # From another folder, so the script has to find the checkout
+    job = jobs.submit("--runtime", "docker", "--image", "encore/nowhere:none", cwd=tmp_path)
+    jobs.wait_for_state(job, "FAILED")
+    assert "hint:" in jobs.log(job) and not list(jobs.results.glob("[0-9]*"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--nodes", "3"), "partition debug has 2"),
+        (("--nodes", "1", "--partition", "debgu"), "did you mean 'debug'?"),
+        (("--nodes", "1", "--time", "500"), "allows 01:00:00"),
+        (("--nodes", "1", "--data", "/nosuch"), "there is no data set in /nosuch"),
+        (("--nodes", "1", "--results", "/proc/x"), "hint:"),
+        (("--nodes", "1", "--runtime", "pyxis"), "Pyxis is not installed here"),
+        (("--nodes", "1", "--sbatch=--constraint=nosuch"), "sbatch:"),
+    ],
+)
+def test_impossible_job_is_not_submitted(jobs: Jobs, options: tuple[str, ...], message: str) -> None:
+    error = jobs.encore("submit", "resnet", "--data", str(jobs.data), *options, code=2).stderr
+    assert message in error and "Traceback" not in error
+    assert jobs.cluster.call("squeue", "--noheader") == ""
+
+
+@pytest.mark.long
+def test_doctor_checks_the_cluster(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.encore("doctor", "--slurm", "--json")
+    file = tmp_path / "cluster.toml"
+    file.write_text('partition = "gpu"\nruntime = "pyxis"\nnetwork_interface = "nosuch0"\n', encoding="utf-8")
+    report = jobs.encore("doctor", "--slurm", "--cluster", str(file), "--json", code=2).stdout
+    levels = {check["name"]: check["level"] for check in json.loads(report)["checks"]}
+    assert (levels["partition"], levels["runtime"], levels["network"]) == ("FAIL", "FAIL", "WARN")
+
+
+# A Python that crashes the second rank at its first start
+CRASHING_PYTHON = """#!/bin/sh
+case "$SLURM_PROCID $*" in
+1*.train*) [ -e {mark} ] || {{ touch {mark}; kill -SEGV $$; }} ;;
+esac
+exec {python} "$@"
+"""
+
+
+@pytest.mark.long
+def test_pytorch_job_survives_a_crash_at_its_start(jobs: Jobs, pytorch_python: Path, tmp_path: Path) -> None:
+    python, mark = tmp_path / "python", tmp_path / "crashed"
+    python.write_text(CRASHING_PYTHON.format(mark=mark, python=pytorch_python), encoding="utf-8")
+    python.chmod(0o755)
+    job = jobs.submit("--python", str(python), benchmark="ncf")
+    jobs.wait_for_state(job, "COMPLETED", "FAILED")
+    assert jobs.state(job)[0] == "reached", jobs.log(job)
+    assert mark.exists() and "could not start the ranks" in jobs.log(job)
+    environment = run_folder.open_run(jobs.folder(job)).passport()["environment"]
+    assert environment["MASTER_ADDR"] == "localhost" and "HOROVOD_CONTROLLER" not in environment
+    jobs.assert_no_rank_runs()
