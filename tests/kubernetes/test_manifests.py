@@ -123,8 +123,8 @@ def test_cluster_file_sets_fields_of_the_manifest(submit: Submit, tmp_path: Path
     assert [words[words.index("--hang-seconds") + 1] for words in arguments] == ["900", "5"]
 
 
-def test_invalid_namespace_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text("[kubernetes]\nnamespace = 'a'\n", encoding="utf-8")
+def test_unknown_key_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text("[kubernetes]\nnamspace = 'a'\n", encoding="utf-8")
     assert "kubernetes.namespace" in submit("ncf", "1", "--cluster", str(tmp_path / "cluster.toml"), code=2)
 
 
