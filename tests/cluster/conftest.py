@@ -21,7 +21,7 @@ from tests.cluster.slurm import Cluster, wait_for
 from tests.trainings import PATIENCE, steps_so_far
 
 VARIABLE = "ENCORE_CLUSTER_TESTS"
-# Two epochs of 12 steps with a seed; no accuracy reaches the target, so any seed ends as "not_reached".
+# Two epochs of 12 steps. No accuracy reaches the target, so every seed finishes with the status "not_reached".
 OPTIONS = ("--seed", "5", "--set", "epochs=2", "--set", "warmup_epochs=0", "--set", "quality_target=1.0")
 
 
@@ -50,7 +50,7 @@ class Jobs:
     def submit(
         self, *arguments: str, benchmark: str = "resnet", sbatch: tuple[str, ...] = ("--nodes=2",), **call: Any
     ) -> str:
-        """Submit slurm/run.sub, with OPTIONS unless ``arguments`` set others, and return the job number."""
+        """Submit slurm/run.sub with OPTIONS, which ``arguments`` can override, and return the job number."""
         script = (str(paths.ROOT / "slurm" / "run.sub"), benchmark, "--results", str(self.results))
         data = ("--data", str(self.data), *OPTIONS) if benchmark == "resnet" else ()
         self.results.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ class Jobs:
         return state["status"], state["reason"]
 
     def wait_for_state(self, job: str, *states: str) -> None:
-        """Wait until Slurm reports one of these states of the job."""
+        """Wait for one of these states in Slurm."""
         wait_for(lambda: self.cluster.field(job, "JobState") in states, f"job {job} in {states}", PATIENCE)
 
     def wait_for_step(self, job: str, step: int, number: int = 0) -> None:
@@ -96,15 +96,15 @@ class Jobs:
         return [psutil.Process(beat.pid) for beat in beats]
 
     def restart(self, job: str) -> None:
-        """Start a requeued job now; Slurm would hold it for two minutes."""
+        """Start a requeued job now; Slurm would start it after two minutes."""
         self.wait_for_state(job, "PENDING")
         wait_for(self.cluster.is_idle, "idle nodes")
-        # slurmd rejects the credential of a job that it ended in the same second.
+        # slurmd rejects the credential of a job that finished in the same second.
         time.sleep(3)
         self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def assert_no_rank_runs(self) -> None:
-        """Wait until no process of these results is left on any node."""
+        """Check that all processes with this results folder exit."""
 
         def is_rank(process: psutil.Process) -> bool:
             command = " ".join(process.info["cmdline"] or [])

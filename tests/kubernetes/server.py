@@ -1,7 +1,7 @@
-"""A small API server that validates objects against Kubernetes' schemas and runs the pods of a Job as processes.
+"""A small API server that validates objects against Kubernetes' schemas and runs pods as processes.
 
-It has no kubelet and no scheduler: the arguments of a container are started as a process, with volumes at the paths of
-the host. Pods are replaced according to the failure policy of the Job.
+It has no kubelet and no scheduler: container arguments are started as a process, with volumes at their host
+paths. Pods are replaced according to the failure policy of the Job.
 """
 
 import json
