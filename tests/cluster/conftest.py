@@ -71,7 +71,7 @@ class Jobs:
         return "".join(path.read_text() for path in sorted(self.results.glob(f"slurm-{job}*.out")))
 
     def folder(self, job: str) -> Path:
-        wait_for(lambda: any(self.results.glob(f"[0-9]*-job{job}")), f"run folder of job {job}", PATIENCE)
+        wait_for(lambda: any(self.results.glob(f"[0-9]*-job{job}")), f"run folder of job {job}")
         return next(self.results.glob(f"[0-9]*-job{job}"))
 
     def experiment(self, job: str, number: int = 0) -> Path:
@@ -85,11 +85,11 @@ class Jobs:
 
     def wait_for_state(self, job: str, *states: str) -> None:
         """Wait for one of these states in Slurm."""
-        wait_for(lambda: self.cluster.field(job, "JobState") in states, f"job {job} in {states}", PATIENCE)
+        wait_for(lambda: self.cluster.field(job, "JobState") in states, f"job {job} in {states}")
 
     def wait_for_step(self, job: str, step: int, number: int = 0) -> None:
         metrics = self.experiment(job, number) / "metrics.jsonl"
-        wait_for(lambda: steps_so_far(metrics) >= step, f"step {step} of job {job}", PATIENCE, poll=0.05)
+        wait_for(lambda: steps_so_far(metrics) >= step, f"step {step} of job {job}", poll=0.05)
 
     def ranks(self, job: str) -> list[psutil.Process]:
         beats = processes.heartbeats(self.experiment(job) / "heartbeat")

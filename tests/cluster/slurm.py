@@ -16,11 +16,11 @@ from typing import Any
 
 import psutil
 
-from tests.trainings import held_port
+from tests.trainings import PATIENCE, held_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "mpirun")
-START_SECONDS = 180.0
 
+# KillWait: on a busy machine a rank may need minutes to finish its step and write a checkpoint before SIGKILL.
 CONFIGURATION = """\
 ClusterName=encore
 SlurmctldHost=localhost
@@ -45,7 +45,7 @@ SelectTypeParameters=CR_Core
 SwitchType=switch/none
 ReturnToService=2
 SlurmdTimeout=10
-KillWait=30
+KillWait=300
 MinJobAge=600
 JobRequeue=1
 OverTimeLimit=0
@@ -68,11 +68,11 @@ def _search_path() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def wait_for(condition: Callable[[], bool], event: str, seconds: float = START_SECONDS, poll: float = 0.5) -> None:
+def wait_for(condition: Callable[[], bool], event: str, poll: float = 0.5) -> None:
     # Most conditions call a Slurm program, so the default interval leaves the cores to the trainings.
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {event}"
+        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {event}"
         time.sleep(poll)
 
 

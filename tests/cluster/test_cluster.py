@@ -16,7 +16,7 @@ from encore.run import run_folder
 from tests.cluster.conftest import OPTIONS, Jobs
 from tests.cluster.slurm import Cluster, wait_for
 from tests.conftest import logged, losses, records
-from tests.trainings import HANGS, PATIENCE, is_told
+from tests.trainings import HANGS, is_told
 
 ONE_EPOCH = ("--set", "epochs=1")
 ENDLESS = ("--set", "epochs=300")
@@ -95,7 +95,7 @@ def suspended(ranks: list[psutil.Process]) -> Iterator[None]:
     for rank in ranks:
         rank.suspend()
     yield
-    wait_for(lambda: all(map(has_sigterm, ranks)), "SIGTERM at the ranks", PATIENCE)
+    wait_for(lambda: all(map(has_sigterm, ranks)), "SIGTERM at the ranks")
     for rank in ranks:
         with contextlib.suppress(psutil.NoSuchProcess):
             rank.resume()
@@ -136,9 +136,9 @@ def test_array_shares_a_run_folder_until_it_is_cancelled(jobs: Jobs) -> None:
     jobs.cluster.call("scancel", queued)
     assert "--resume" in jobs.encore("cancel", array, "--results", str(jobs.results)).stdout
     for number in (0, 1):
-        wait_for(lambda number=number: jobs.state(array, number)[0] == "interrupted", f"end of {number}", PATIENCE)
+        wait_for(lambda number=number: jobs.state(array, number)[0] == "interrupted", f"end of {number}")
         assert jobs.state(array, number)[1] == "stopped by SIGTERM, a checkpoint was written"
-    wait_for(lambda: "running" not in shown_states().values(), "ended states", PATIENCE)
+    wait_for(lambda: "running" not in shown_states().values(), "ended states")
     jobs.encore("cancel", array, "--results", str(jobs.results), code=2)
     jobs.assert_no_rank_runs()
 
