@@ -167,12 +167,12 @@ def test_hanging_rank_on_the_other_host_is_ended(sshd: Sshd, few_digits: Path, t
 
 @pytest.mark.slow
 def test_command_runs_on_every_host(sshd: Sshd, tmp_path: Path) -> None:
-    show = f'echo "$(uname -n) $PET_NODE_RANK ${{SECRET-none}}" > {tmp_path}/$PET_NODE_RANK; exit $PET_NODE_RANK'
+    show = f'echo "$(uname -n) $PET_NODE_RANK ${{VARIABLE-none}}" > {tmp_path}/$PET_NODE_RANK; exit $PET_NODE_RANK'
     command = [sys.executable, "-m", "encore.ssh.each_host", "--hosts", "no-such-host.invalid,127.0.0.2", "--"]
-    variables = {"PATH": sshd.path, "PYTHONPATH": str(paths.ROOT), "SECRET": "hush"}
+    variables = {"PATH": sshd.path, "PYTHONPATH": str(paths.ROOT), "VARIABLE": "x"}
     process = subprocess.run([*command, "sh", "-c", show], env=variables, check=False, timeout=PATIENCE)
     assert process.returncode == 1
-    assert (tmp_path / "1").read_text() == f"{sshd.host} 1 none\n"
+    assert (tmp_path / "1").read_text() == f"{sshd.host} 1 x\n"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.3", "no-such-host.invalid"])
