@@ -1,4 +1,4 @@
-"""Manifests of a run, rejected submissions, and the state of a workload."""
+"""Manifests, rejected submissions, and workload states."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,7 @@ Submit = Callable[..., Any]
 
 @pytest.fixture
 def submit(encore: Encore) -> Submit:
-    """Return a function that returns the objects of a dry run, or its error if it must fail."""
+    """Return a function for dry runs that returns the objects, or the error if it must fail."""
 
     def run(*arguments: str, code: int = 0) -> Any:
         process = encore("submit", *arguments, "--kubernetes", "--dry-run", code=code)
@@ -47,7 +47,7 @@ def submit(encore: Encore) -> Submit:
 
 
 def job_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the Job that a workload of any kind creates."""
+    """Return the Job that any kind of workload creates."""
     kinds = {content["kind"]: content for content in objects}
     if "Job" in kinds:
         return kinds["Job"]
@@ -81,7 +81,7 @@ def test_manifest_of_every_kind(
     assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
     assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
     assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == actions
-    # The value of a secret is in a Secret, which is not printed.
+    # The Secret with the value is not printed.
     assert sorted(content["kind"] for content in objects) == sorted(kinds) and "hidden" not in yaml.safe_dump(objects)
 
 
