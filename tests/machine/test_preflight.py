@@ -125,7 +125,9 @@ def test_limits_and_shared_memory(soft: int, mib: int, levels: list[str], monkey
         ("dlrm", "h100", None, 8, "dgxa100"),
     ],
 )
-def test_system_is_chosen_for_the_gpus(benchmark: str, sample: str, memory_gib: float | None, count: int, system: str) -> None:
+def test_system_is_chosen_for_the_gpus(
+    benchmark: str, sample: str, memory_gib: float | None, count: int, system: str
+) -> None:
     gpus = tuple(replace(gpu, memory_gib=memory_gib or gpu.memory_gib) for gpu in gpus_of(sample)) if sample else ()
     here = replace(machine(), gpus=gpus)
     assert planning.choose_system(catalogue.choose(benchmark), count, here, None, None).system == system
