@@ -83,7 +83,7 @@ def test_points_are_all_combinations_with_few_gpus_first(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("system", "mode", "global_batch", "settings"),
     [
-        ("dgx1", "strong", None, ("batch_size=832", "learning_rate=10.0")),
+        ("dgx1", "strong", None, ("batch_size=832", "learning_rate=7.4")),
         ("dgx1", "weak", None, ()),  # the rule of a submitted system
         ("cpu", "strong", None, ()),
         ("cpu", "weak", None, ("batch_size=64", "learning_rate=0.2")),
@@ -370,7 +370,7 @@ def test_tables_of_the_node_study(recorded: Callable[[str, object], None]) -> No
 
     def result(point: GridPoint) -> Result:
         speed = 300.0 * (1 + (point.gpus - 1) * 13 / 15) * (1.7 if point.precision == "fp16" else 1.0)
-        return Result(point, "done", samples_per_second=Sample.of([speed * f for f in (0.99, 1.0, 1.01)]))
+        return Result(point=point, state="done", samples_per_second=Sample.of([speed * f for f in (0.99, 1.0, 1.01)]))
 
     study = nodes.load("multi-node")
     results = [result(point) for point in node_sweep(study).points()]
