@@ -146,24 +146,24 @@ def test_live_line_has_every_quality() -> None:
     assert (with_names({}), against_targets({}, BOX_AND_MASK)) == ("", "")
 
 
-def test_finished_run_shows_its_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "minutes", "epochs", "accuracy", "line"),
+    [
+        ("reached", pytest.approx(40.0), 8, 0.7605, "epoch 8/12  quality 0.7605 of 0.759"),
+        ("interrupted", None, 0, 0.3, "epoch 1/12  quality 0.3000 of 0.759"),
+    ],
+)
+def test_finished_run_shows_its_log_and_another_its_metrics(
+    tmp_path: Path, state: run_folder.Status, minutes: float | None, epochs: int, accuracy: float, line: str
+) -> None:
     # The last evaluation is in the log only
     records = (start({"accuracy": 0.759}), evaluation(4, accuracy=0.3))
-    experiment = make_experiment(tmp_path, "reached", resnet_v07(40.0, quality=(0.3, 0.7605)), *records)
+    experiment = make_experiment(tmp_path, state, resnet_v07(40.0, quality=(0.3, 0.7605)), *records)
     (result,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
-    assert (result.minutes, result.epochs, result.planned_epochs) == (pytest.approx(40.0), 8, 12)
-    assert (result.qualities, result.targets) == ({"accuracy": 0.7605}, {"accuracy": 0.759})
+    assert (result.minutes, result.epochs, result.planned_epochs) == (minutes, epochs, 12)
+    assert (result.qualities, result.targets) == ({"accuracy": accuracy}, {"accuracy": 0.759})
     (row,) = status.overview(tmp_path, status.Queue(), None)
-    assert describe(row) == "epoch 8/12  quality 0.7605 of 0.759"
-
-
-def test_unfinished_run_shows_its_metrics(tmp_path: Path) -> None:
-    records = (start({"accuracy": 0.759}), evaluation(4, accuracy=0.3))
-    experiment = make_experiment(tmp_path, "interrupted", resnet_v07(40.0, quality=(0.3, 0.7605)), *records)
-    result = judge.judge_experiment(experiment, catalogue.choose("resnet").benchmark)
-    assert (result.minutes, result.log, result.qualities) == (None, None, {"accuracy": 0.3})
-    (row,) = status.overview(tmp_path, status.Queue(), None)
-    assert describe(row) == "epoch 1/12  quality 0.3000 of 0.759"
+    assert (describe(row), result.log is None) == (line, minutes is None)
 
 
 def test_qualities_are_read_from_a_log_by_their_log_names(tmp_path: Path) -> None:

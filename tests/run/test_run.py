@@ -2,20 +2,17 @@
 
 import itertools
 import json
-import os
 import resource
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from encore import paths
 from encore.machine import processes
-from tests.conftest import TINY, Encore, Study, ToyRun, logged, losses, only_run, records
+from tests.conftest import TINY, Encore, ToyRun, logged, only_run, records
 from tests.json_schemas import validate
-from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, exported, resumed_as_printed, train
+from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, exported, resumed_as_printed
 
 
 @pytest.fixture(scope="module")
@@ -96,28 +93,6 @@ def test_signal_writes_a_checkpoint_and_resume_is_exact(digits: Path, tmp_path: 
     assert_same_run(folder, finished.experiment)
 
 
-# -- seeds and ranks ------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_experiments_of_a_run_have_different_seeds(encore: Encore, few_digits: Path, tmp_path: Path) -> None:
-    short = ("--set", "epochs=1", "--set", "warmup_epochs=0")
-    run = train(encore, "resnet", few_digits, tmp_path, "--runs", "2", *short).parent
-    folders = [run / "experiment_0", run / "experiment_1"]
-    assert [json.loads((folder / "config.json").read_text("utf-8"))["seed"] for folder in folders] == [7, 8]
-    first, second = (losses(folder / "metrics.jsonl")[0] for folder in folders)
-    assert first != second
-
-
-@pytest.mark.long
-def test_two_ranks_agree_with_one(study: Study) -> None:
-    # Each rank draws its images and normalizes over its half of the batch: the curves agree on average, and at the
-    # first step, whose loss is that of guessing (benchmarks/resnet/README.md)
-    one, two = (losses(study.of_ranks(ranks) / "metrics.jsonl") for ranks in (1, 2))
-    assert sum(two[-12:]) == pytest.approx(sum(one[-12:]), rel=0.25)
-    assert two[0] == pytest.approx(one[0], rel=0.1)
-
-
 # -- failures -------------------------------------------------------------------------------------------
 
 
@@ -167,17 +142,3 @@ def test_run_resumes_after_the_disk_was_full(few_digits: Path, tmp_path: Path, e
     assert "disk is full" in stopped.stdout and "Traceback" not in stopped.stderr
     assert not list(only_run(tmp_path).glob("experiment_0/checkpoint/step_*"))
     encore("run", "--resume", str(only_run(tmp_path)), code=3)
-
-
-@pytest.mark.long
-def test_training_program_runs_without_the_command_line(
-    encore: Encore, mxnet_python: Path, few_digits: Path, tmp_path: Path
-) -> None:
-    settings = ("--set", "epochs=1", "--set", "warmup_epochs=0", "--set", "quality_target=1.0")
-    plan = encore("run", "resnet", "1", "--data", str(few_digits), "--dry-run", "--json", *settings, code=0)
-    (tmp_path / "config.json").write_text(json.dumps(json.loads(plan.stdout)["configuration"]), encoding="utf-8")
-    options = ("--config", str(tmp_path / "config.json"), "--data", str(few_digits), "--output", str(tmp_path))
-    environment = {"PATH": os.environ["PATH"], "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    command = (str(mxnet_python), "-m", "benchmarks.resnet.mxnet.train", *options)
-    subprocess.run(command, cwd=paths.ROOT, env=environment, check=True)
-    assert records(tmp_path / "metrics.jsonl", "end")[-1]["outcome"] == "not_reached"

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -268,8 +267,8 @@ def test_python_without_the_framework_is_skipped(encore: Encore) -> None:
 # -- real checks ----------------------------------------------------------------------------------------
 
 
-def checks_on_a_cpu(encore: Encore, python: Path, *words: str, code: int = 0) -> dict[tuple[str, str], Any]:
-    output = encore("selftest", *words, "--device", "cpu", "--python", str(python), "--json", code=code)
+def checks_on_a_cpu(encore: Encore, python: Path, *words: str) -> dict[tuple[str, str], Any]:
+    output = encore("selftest", *words, "--device", "cpu", "--python", str(python), "--json", code=0)
     return {(row["name"], row["check"]): row for row in json.loads(output.stdout)["checks"]}
 
 
@@ -301,10 +300,3 @@ def test_input_and_evaluation_checks_on_a_cpu(encore: Encore, pytorch_python: Pa
     }
     assert all("images/s of real size" in rows[name, "input"]["found"] for name in words[:2])
     assert rows["ssd", "evaluation"]["found"] == "a batch takes minutes on a CPU"
-
-
-@pytest.mark.long
-def test_failed_check_has_exit_code_1(encore: Encore, pytorch_python: Path) -> None:
-    words = ("dlrm", "--only", "device", "--check-seconds", "0.5")
-    (row,) = checks_on_a_cpu(encore, pytorch_python, *words, code=1).values()
-    assert row["result"] == "FAIL" and re.fullmatch(r"no result after [01] s", row["found"])

@@ -38,9 +38,13 @@ def test_seed_has_31_bits(seed: int) -> None:
         plan(system="cpu", seed=-1 if seed == 0 else seed + 1)
 
 
+def test_experiments_have_consecutive_seeds() -> None:
+    assert plan(system="cpu", seed=7, runs=3).seeds == (7, 8, 9)
+
+
 @pytest.mark.parametrize("name", ["resnet", "bert", "dlrm"])
 def test_server_gets_a_system_of_one_node(name: str, gpus: tuple[node.Gpu, ...], tmp_path: Path) -> None:
-    # Systems of several nodes have the same GPUs
+    # Larger systems have the same GPUs
     assert plan(name=name, gpus=len(gpus), data=tmp_path).configuration.system.nodes == 1
 
 

@@ -39,7 +39,7 @@ def test_weights_are_in_the_data_folder_or_elsewhere(name: str, tmp_path: Path) 
     elsewhere.write_bytes(b"weights")
     record = {"file": str(elsewhere), "bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}
     assert list(preflight.weights_json(outside).values()) == [record]
-    for files in (outside, inside):  # a missing file is no problem: a checkpoint has the weights
+    for files in (outside, inside):  # the latter is missing: a checkpoint has the weights
         preflight.refuse_other_weights(files, {"backbone": record})
     elsewhere.write_bytes(b"others!")
     with pytest.raises(EncoreError, match="is not the file of backbone that the run began with"):
@@ -75,7 +75,7 @@ def test_submitted_systems_start_from_the_weights_of_the_submission(name: str, k
         resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
         assert (list(resolved.needed_weights) == [key]) == (system.kind == "submitted"), system.file
         assert bool(preflight.weight_files(resolved, tmp_path)) == (system.kind == "submitted")
-    # Another path keeps the configuration as submitted; random weights or a CPU do not
+    # The path may change in a submission, but not random weights or a CPU
     assert submitted(name).is_submitted and submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted
     random = submitted(name, f"{key}=")
     assert random.why_not_submitted == f"{key} = empty (--set)" and preflight.check_weights(random, tmp_path) == []
@@ -109,7 +109,7 @@ def test_missing_or_other_weights_fail_the_preflight(name: str, tmp_path: Path) 
     ((algorithm, digests),) = weights.checksums.items()
     digest = hashlib.new(algorithm, b"other weights").hexdigest()
     assert other.level == "FAIL" and all(text in other.found for text in (digest, *digests))
-    # Nobody published a checksum of a converted file, such as NVIDIA's model.ckpt-28252.pt
+    # Converted files have no published checksum, such as NVIDIA's model.ckpt-28252.pt
     (tmp_path / "converted.npy").write_bytes(b"")
     (converted,) = preflight.check_weights(submitted(name, f"{key}=converted.npy"), tmp_path)
     assert converted.level == "WARN" and "no checksum of a .npy file" in converted.found

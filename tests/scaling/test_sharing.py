@@ -28,7 +28,7 @@ def random_jobs(seed: int, count: int, gpus: int) -> list[Job]:
 
 
 def assert_valid(schedule: Schedule, jobs: list[Job]) -> None:
-    """Check that every run is scheduled once, on GPUs that no other run has at the same time."""
+    """Check that every run is scheduled, on GPUs that no other run uses at the same time."""
     expected = sorted(job.benchmark for job in jobs for _ in range(job.count))
     assert sorted(run.benchmark for run in schedule.placements) == expected
     for run in schedule.placements:
@@ -37,7 +37,7 @@ def assert_valid(schedule: Schedule, jobs: list[Job]) -> None:
         assert not set(run.on_gpus) & set(other.on_gpus) or run.end <= other.start + 1e-9 or other.end <= run.start
 
 
-# The makespans are those of a brute force over all orders and all options, each run as early as its GPUs allow.
+# Recorded from a brute force over all orders and all options, each run as early as possible.
 @pytest.mark.parametrize(
     ("seed", "count", "gpus", "makespan"),
     [
@@ -72,7 +72,7 @@ def test_runs_of_one_benchmark_run_side_by_side(count: int, makespan: float, bou
 
 
 def test_steady_state_splits_the_day_between_two_partitions() -> None:
-    # x of the day as 2 x 3 + 1 x 2 GPUs, the rest as 4 x 2 GPUs: 96 x rounds of a, 72 x + 288 (1 - x) of b
+    # Fraction x as 2 x 3 + 1 x 2 GPUs, the rest as 4 x 2 GPUs: 96 x rounds of a, 72 x + 288 (1 - x) of b
     jobs = [Job("a", (Option(gpus=3, minutes=30.0),)), Job("b", (Option(gpus=2, minutes=10.0),), count=2)]
     steady = most_runs(jobs, 8)
     assert (steady.gpus, steady.rounds_per_day) == (8, pytest.approx(96 * 12 / 13))

@@ -147,7 +147,7 @@ def rewrite(**changed: Any) -> Callable[[Path], object]:
             id="damaged example",
         ),
         pytest.param(lambda folder: (folder / "export.json").write_text("{"), "cannot be read", id="damaged passport"),
-        pytest.param(rewrite(model="../model.onnx"), "export.json: model:", id="model in another folder"),
+        pytest.param(rewrite(model="../model.onnx"), "export.json: model:", id="path of a model"),
         pytest.param(
             rewrite(outputs=[{"name": "id", "type": "INT128", "shape": [-1]}]), "did you mean", id="unknown type"
         ),
@@ -155,7 +155,7 @@ def rewrite(**changed: Any) -> Callable[[Path], object]:
             rewrite(outputs=[{"name": "id", "type": "INT64", "shape": [7]}]), r"id is int64 \[4\]", id="other shape"
         ),
         pytest.param(rewrite(inputs=[]), "export.json: inputs:", id="no inputs"),
-        pytest.param(rewrite(parts=["../a"]), "has a part", id="part in another folder"),
+        pytest.param(rewrite(parts=["../a"]), "has a part", id="path of a part"),
     ],
 )
 def test_damaged_export_is_rejected(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:

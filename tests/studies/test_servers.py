@@ -32,7 +32,7 @@ def reading(time: float, cpu: float, nvlink_kib: int) -> str:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs of two servers, one five times as fast, with telemetry before, in and after the timed part.
 
-    The slow one has a passport with the links of its machine. The last line of the telemetry is cut.
+    The slow run has a passport with links. The last line of the telemetry is cut.
     """
     runs = {name: tmp_path_factory.mktemp("runs") / name for name in ("old", "new")}
     for run, minutes in zip(runs.values(), (50.0, 10.0), strict=True):
