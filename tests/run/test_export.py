@@ -21,7 +21,7 @@ from tests.trainings import evaluated, exported
 
 
 @pytest.fixture(scope="module")
-def run(toy_run: Callable[[str], ToyRun]) -> ToyRun:
+def run(pytorch_python: Path, toy_run: Callable[[str], ToyRun]) -> ToyRun:
     return toy_run("ncf")
 
 

@@ -16,7 +16,7 @@ from tests.trainings import HANGS, Started, assert_none_left, assert_same_run, e
 
 
 @pytest.fixture(scope="module")
-def finished(toy_run: Callable[[str], ToyRun]) -> ToyRun:
+def finished(mxnet_python: Path, toy_run: Callable[[str], ToyRun]) -> ToyRun:
     return toy_run("resnet")
 
 
