@@ -40,6 +40,3 @@ def make_run(
         if state is not None:
             experiment.set_state(state)
     return run
-
-
-made = make_run  # Name in tests/slurm

@@ -26,7 +26,7 @@ from encore.machine.preflight import Check
 from encore.run import ownership, planning, run_folder, runner, submission, supervise
 from encore.run.run_folder import ExperimentState, RunFolder
 from encore.slurm import cluster, commands, offers, queue, script, step
-from tests.run_folders import made
+from tests.run_folders import make_run
 from tests.slurm.jobs import in_queue, job
 
 IMAGES = {
@@ -297,7 +297,7 @@ def test_allocation_is_read_from_slurm_variables(variables: dict[str, str], expe
 def array_run(bare_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run with five experiments that array job 12 started; 1 and 3 have ended."""
     end = ExperimentState(status="not_reached")
-    run = made(tmp_path, [None, end, None, end, None], "-job12", "12_0", ranks_per_node=8)
+    run = make_run(tmp_path, [None, end, None, end, None], "-job12", "12_0", ranks_per_node=8)
     plan = prepare("docker", 2).plan
     monkeypatch.setattr(planning, "plan_of", lambda folder, allocation: plan)
     monkeypatch.setattr(queue, "is_there", lambda: False)
