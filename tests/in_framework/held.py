@@ -1,4 +1,4 @@
-"""What stands for a CUDA graph where there is no GPU."""
+"""A stand-in for CUDA graphs on a CPU."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from typing import Any
 import torch
 
 
-class Held:
-    """What Captured does with memory, on the CPU: the function sees its own tensors alone."""
+class GraphStub:
+    """Copies its inputs to fixed tensors, like Captured, and runs the function on those."""
 
-    made: typing.ClassVar[list[Held]] = []
+    instances: typing.ClassVar[list[GraphStub]] = []
 
-    def __init__(self, function: Any, example: Any, warm_up: Any, pool_of: Held | None = None) -> None:
-        self.held, self.function, self.replays = [each.clone() for each in example], function, 0
-        warm_up(*self.held)
+    def __init__(self, function: Any, example: Any, warm_up: Any, pool_of: GraphStub | None = None) -> None:
+        self.tensors, self.function, self.replays = [tensor.clone() for tensor in example], function, 0
+        warm_up(*self.tensors)
         self.pool_of = pool_of
-        Held.made.append(self)
+        GraphStub.instances.append(self)
 
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        assert [each.shape for each in self.held] == [each.shape for each in tensors]
-        for held, new in zip(self.held, tensors):
-            held.copy_(new)
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        for tensor, value in zip(self.tensors, inputs, strict=True):
+            assert tensor.shape == value.shape
+            tensor.copy_(value)
         self.replays += 1
-        return self.function(*self.held)
+        return self.function(*self.tensors)
+
+
+def compute_gradients(training: Any, step: Any, batch: Any) -> list[torch.Tensor]:
+    """Return the loss of a micro-batch and the flat gradients."""
+    training.optimizer.gradients.zero_()
+    loss = step(batch)
+    return [loss.clone(), training.optimizer.gradients.clone()]
