@@ -59,8 +59,8 @@ def test_updates_match_adam_without_bias_correction(windows, kernel):
     batches = [gathered(windows, chosen(config, windows, step, 5, CPU)) for step in range(5)]
     rates = [learning_rate(config, step, 5) for step in range(5)]
     losses = [float(train_step(training, batch, rate)) for batch, rate in zip(batches, rates, strict=True)]
-    assert losses == pytest.approx(LOSSES, abs=1e-5)
-    assert projection(*training.network.parameters()) == pytest.approx(WEIGHTS, rel=1e-5)
+    assert losses == pytest.approx([3.03069323, 3.12961443, 3.05951067, 2.99248771, 2.90341786], abs=1e-5)
+    assert projection(*training.network.parameters()) == pytest.approx(-98.4718295, rel=1e-5)
 
 
 def test_pretrained_weights_are_read_or_rejected(tmp_path):

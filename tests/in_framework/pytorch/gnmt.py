@@ -152,4 +152,4 @@ def test_initial_weights_match_the_submitted_ones():
     biases = [n for n, _ in network.named_parameters() if n.endswith("bias_hh_l0") or n == "decoder.attention.bias"]
     assert constants == {**dict.fromkeys(biases, 0.0), "decoder.attention.scale": pytest.approx(12**-0.5)}
     limits = [float(p.detach().abs().max()) for name, p in network.named_parameters() if name not in constants]
-    assert 0.05 < min(limits) and max(limits) <= 0.1
+    assert min(limits) > 0.05 and max(limits) <= 0.1
