@@ -154,7 +154,7 @@ def small_buckets(monkeypatch):
 
 @variants
 def test_sums_start_in_the_backward_pass_with_the_same_bits(kernel, split, small_buckets, collectives):
-    """With two ranks the order of a sum does not matter. Of two passes only the second starts sums, last weights first."""
+    """Two ranks: the order of a sum does not matter. Only the second of two passes starts sums, last weights first."""
     options = {"clip": CLIP, "scale": RULE, "split": split}
     unbucketed, _, _ = train_new(kernel, overflow=(1,), **options)
     layers, optimizer, _ = train_new(kernel, overflow=(1,), bucket_mb=1, **options)
