@@ -53,7 +53,7 @@ def test_triton_is_chosen_on_all_ranks_or_none(monkeypatch):
 def test_optimizer_must_be_available_on_every_rank():
     candidates = {"plain": torch.optim.Adam}
     if not is_limited:
-        candidates["fused"] = torch.optim.Adam
+        candidates["fused"] = torch.optim.AdamW
     parameters, times = [torch.nn.Parameter(torch.ones(2))], {candidates["plain"]: 1.0}
     assert optimizers.choose(candidates, parameters, "auto", lambda build, _: times.get(build, 0.5))[0] == "plain"
     with pytest.raises(ValueError, match="optimizer_kernel=fused"):

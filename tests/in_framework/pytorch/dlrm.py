@@ -1,4 +1,4 @@
-"""DLRM on one and three ranks: its step with values of the submitted network, sparse updates, and the exact AUC."""
+"""DLRM on three ranks: its step with values of the submitted network, sparse updates, and the exact AUC."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from benchmarks.dlrm.pytorch.train import build, train_step
 from tests.in_framework.fixed_weights import projection, set_fixed_weights
 from tests.in_framework.splits import share_batch
 
-RANKS = (1, 3)
+RANKS = (3,)
 SIZES = tuple(3 + 7 * (table % 5) for table in range(TABLES))
 GLOBAL_BATCH = 96
 CONFIG = Config(
@@ -43,9 +43,8 @@ def make_training(ranks, **settings):
 
 
 def gather(tensor, ranks):
-    tensors = [tensor] * ranks.size
-    if ranks.size > 1:
-        dist.all_gather_object(tensors, tensor)
+    tensors = [None] * ranks.size
+    dist.all_gather_object(tensors, tensor)
     return tensors
 
 

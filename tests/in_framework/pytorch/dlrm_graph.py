@@ -17,6 +17,7 @@ from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import synthetic_batch
 from tests.in_framework.held import GraphStub
 
+LONG = True
 RANKS = (2,)
 SIZES = tuple(3 + 7 * (table % 5) for table in range(TABLES))
 CONFIG = Config(

@@ -1,4 +1,4 @@
-"""FlatOptimizer compared with PyTorch's Adam and clipping: plain and fused, complete and split over the ranks."""
+"""FlatOptimizer on two ranks compared with PyTorch's Adam and clipping: plain and fused, complete and split."""
 
 import copy
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from benchmarks.common.torch import flat_optimizer, gradient_sums, optimizers
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, LossScale, Rates, ScaleRule
 from benchmarks.common.torch.gradient_sums import Place, buckets_of
 
-RANKS = (1, 2)
+RANKS = (2,)
 STEPS, ROWS, CLIP = 6, 8, 0.1
 RULE = ScaleRule(1024, 2, 4096)
 ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
@@ -45,7 +45,7 @@ def reference_weights(clip):
     for step in range(STEPS):
         adam.param_groups[0]["lr"] = rate(step)
         adam.zero_grad()
-        rows = torch.cat([draw_batch(step, rank) for rank in range(ranks.size)])
+        rows = torch.cat([draw_batch(step, rank) for rank in range(2)])
         (layers(rows).square().sum() / len(rows)).backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(layers.parameters(), clip)
@@ -61,17 +61,17 @@ def make_optimizer(layers, kernel, **options):
 def train(layers, optimizer, steps=range(STEPS), overflow=(), skipped=0):
     """Train and return the learning rates.
 
-    At the steps in ``overflow`` the last rank's gradient overflows and the batch is repeated. ``skipped`` of the steps
+    At the steps in ``overflow`` rank 1's gradient overflows and the batch is repeated. ``skipped`` of the steps
     before ``steps`` did so.
     """
     table, used = Rates(optimizer, rate, STEPS + 3), []
     for step in steps:
         for overflows in [True] * overflow.count(step) + [False]:
             loss = layers(draw_batch(step, ranks.rank)).square().sum()
-            optimizer.backward(loss * float("inf") if overflows and ranks.rank == ranks.size - 1 else loss)
+            optimizer.backward(loss * float("inf") if overflows and ranks.rank == 1 else loss)
             used.append(table.of(steps.start + skipped + len(used)))
             assert torch.is_tensor(used[-1]) == (optimizer.kernel == "fused" and optimizer.scale is not None)
-            optimizer.step(used[-1], ROWS * ranks.size)
+            optimizer.step(used[-1], ROWS * 2)
     return [float(value) for value in used]
 
 
@@ -82,7 +82,7 @@ def train_new(kernel, overflow=(), **options):
 
 
 def assert_same_on_all_ranks(layers, tolerance=0.0):
-    mean = torch.tensor(pytorch.total(weights(layers))) / ranks.size
+    mean = torch.tensor(pytorch.total(weights(layers))) / 2
     torch.testing.assert_close(weights(layers), mean, atol=tolerance, rtol=0)
 
 
@@ -101,9 +101,7 @@ def test_overflows_are_skipped_and_counted(kernel, split):
     torch.testing.assert_close(weights(layers), reference_weights(CLIP), atol=1e-6, rtol=0)
     assert [optimizer.skipped_since(), optimizer.skipped_since(), optimizer.uncounted] == [3, 0, 3]
     # 77 weights in four tensors, each padded to 64 elements.
-    assert sum(state["exp_avg"].numel() for state in optimizer.inner.state.values()) == 256 // (
-        ranks.size if split else 1
-    )
+    assert sum(state["exp_avg"].numel() for state in optimizer.inner.state.values()) == 256 // (2 if split else 1)
     assert_same_on_all_ranks(layers, 1e-6)
 
 
@@ -164,7 +162,7 @@ def test_sums_start_in_the_backward_pass_with_the_same_bits(kernel, split, small
     optimizer.backward(layers(draw_batch(1, ranks.rank)).square().sum())
     name = "reduce" if split else "all_reduce"
     expected = [(name, first, 64, torch.float32) for first in (192, 128, 64, 0)]
-    assert collectives == (expected if ranks.size > 1 else [])
+    assert collectives == expected
     assert all(weight.grad.data_ptr() >= optimizer.gradients.data_ptr() for weight in layers.parameters())
 
 
@@ -175,9 +173,9 @@ def test_all_ranks_start_sums_in_the_same_order(small_buckets, collectives):
     before, inputs = weights(layers).clone(), draw_batch(0, 0)
     outputs = layers(inputs) if ranks.rank == 0 else layers[2](layers[:2](inputs).detach())
     optimizer.backward(outputs.square().sum())
-    assert len(collectives) == (0 if ranks.size == 1 else 4 if ranks.rank == 0 else 2)
+    assert len(collectives) == (4 if ranks.rank == 0 else 2)
     optimizer.step(0.01, ROWS)
-    assert [first for _, first, _, _ in collectives] == ([] if ranks.size == 1 else [192, 128, 64, 0])
+    assert [first for _, first, _, _ in collectives] == [192, 128, 64, 0]
     assert not torch.equal(weights(layers)[:40], before[:40])
     assert_same_on_all_ranks(layers)
 
@@ -188,10 +186,10 @@ def test_all_ranks_start_sums_in_the_same_order(small_buckets, collectives):
 def test_compressed_gradients(kernel, split, dtype, bucket_mb, small_buckets, collectives):
     options = {"scale": RULE, "split": split, "compression": dtype, "bucket_mb": bucket_mb}
     layers, optimizer, _ = train_new(kernel, overflow=(2,), **options)
-    assert {call[3] for call in collectives} == ({pytorch.DTYPES[dtype]} if ranks.size > 1 else set())
+    assert {call[3] for call in collectives} == {pytorch.DTYPES[dtype]}
     expected = reference_weights(None)
     torch.testing.assert_close(weights(layers), expected, atol=0.02, rtol=0)
-    assert ranks.size == 1 or not torch.equal(weights(layers), expected)
+    assert not torch.equal(weights(layers), expected)
     assert optimizer.skipped_since() == 1
 
 
@@ -200,9 +198,8 @@ def test_compressed_sums_do_not_overflow_if_the_mean_fits(bucket_mb, small_bucke
     layers = torch.nn.Linear(1, 1, bias=False)
     optimizer = make_optimizer(layers, "plain", compression="fp16", bucket_mb=bucket_mb)
     optimizer.backward(40_000 * layers.weight.sum())
-    if ranks.size > 1:
-        optimizer._sums.end()
-    assert float(layers.weight.grad) == 40_000 * ranks.size
+    optimizer._sums.end()
+    assert float(layers.weight.grad) == 80_000
 
 
 def test_older_pytorch_sums_after_the_backward_pass(small_buckets, collectives, monkeypatch):
@@ -211,7 +208,7 @@ def test_older_pytorch_sums_after_the_backward_pass(small_buckets, collectives, 
     collectives.clear()
     layers, _, _ = train_new("plain", bucket_mb=1)
     assert torch.equal(weights(layers), weights(unbucketed))
-    assert {length for _, _, length, _ in collectives} == ({256} if ranks.size > 1 else set())
+    assert {length for _, _, length, _ in collectives} == {256}
 
 
 @pytest.mark.parametrize(

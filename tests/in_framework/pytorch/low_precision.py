@@ -16,6 +16,7 @@ from benchmarks.common.torch.low_precision import KeptLinear, cast, gathered_pro
 from benchmarks.language.pytorch import fp8
 from tests.in_framework.pytorch.bert_network import CONFIG, CPU, micro_batch
 
+LONG = True
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 IN_FP8 = dataclasses.replace(CONFIG, precision="bf16", fp8="scaled_mm", token_bucket=32)
 IN_BF16 = dataclasses.replace(IN_FP8, fp8="none")
