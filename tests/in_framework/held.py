@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs on a CPU."""
+"""Stand-ins for CUDA graphs, and records of what a training sends and computes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import typing
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 class GraphStub:
@@ -32,3 +33,17 @@ def compute_gradients(training: Any, step: Any, batch: Any) -> list[torch.Tensor
     training.optimizer.gradients.zero_()
     loss = step(batch)
     return [loss.clone(), training.optimizer.gradients.clone()]
+
+
+def record_collectives(monkeypatch: Any, names: tuple[str, ...], record: Any) -> None:
+    """Call ``record`` with the name and the arguments of each collective before it starts."""
+
+    def recorded(name: str, collective: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            record(name, *arguments, **options)
+            return collective(*arguments, **options)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(dist, name, recorded(name, getattr(dist, name)))

@@ -101,9 +101,10 @@ class Trainer(NamedTuple):
             saved, paths = full_state(training), [folder / f"{split}-{rank}" for rank in range(ranks.size)]
             pytorch.save(paths[ranks.rank], training.state_dict())
             pytorch.barrier()
-            resumed = self.build(config, one_rank(ranks))
-            resumed.restore(map(pytorch.load, paths))
-            assert_equal(full_state(resumed), saved, split)
+            if config.precision == "fp32":  # FSDP, which casts, needs all ranks of the job
+                resumed = self.build(config, one_rank(ranks))
+                resumed.restore(map(pytorch.load, paths))
+                assert_equal(full_state(resumed), saved, split)
             for other in (*splits, split):
                 resumed = self.build(share_batch(config, ranks, **other), ranks)
                 resumed.restore(map(pytorch.load, paths))

@@ -7,7 +7,6 @@ import dataclasses
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.dlrm.blocks import NUMBERS, TABLES
@@ -15,7 +14,7 @@ from benchmarks.dlrm.pytorch import train
 from benchmarks.dlrm.pytorch.auc import area_under_curve
 from benchmarks.dlrm.pytorch.config import Config
 from benchmarks.dlrm.pytorch.data import synthetic_batch
-from tests.in_framework.held import GraphStub
+from tests.in_framework.held import GraphStub, record_collectives
 
 LONG = True
 RANKS = (2,)
@@ -52,13 +51,9 @@ def test_graph_shares_no_process_group_with_other_collectives(monkeypatch):
     ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32", cuda_graph=True))
     calls, in_graph = {True: set(), False: set()}, [False]
 
-    def record(name, collective):
-        def call(*arguments, group=None, **options):
-            kind = "default" if group is None else "eager" if group is pytorch.eager() else "other"
-            calls[in_graph[-1]].add((name, kind))
-            return collective(*arguments, group=group, **options)
-
-        return call
+    def record(name, *arguments, group=None, **options):
+        kind = "default" if group is None else "eager" if group is pytorch.eager() else "other"
+        calls[in_graph[-1]].add((name, kind))
 
     def whole_step(*arguments, plain=train.whole_step):
         in_graph.append(True)
@@ -68,8 +63,8 @@ def test_graph_shares_no_process_group_with_other_collectives(monkeypatch):
             in_graph.pop()
 
     monkeypatch.setattr(train, "Captured", GraphStub)
-    for name in ("all_reduce", "all_to_all_single", "all_gather", "broadcast", "barrier"):
-        monkeypatch.setattr(dist, name, record(name, getattr(dist, name)))
+    names = ("all_reduce", "all_to_all_single", "all_gather", "broadcast", "barrier")
+    record_collectives(monkeypatch, names, record)
     with monkeypatch.context() as patch:
         patch.setattr(train, "whole_step", whole_step)
         weights, tables, areas = train_with_evaluations(ranks, graph=True)

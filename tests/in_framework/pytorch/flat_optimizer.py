@@ -11,6 +11,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.torch import flat_optimizer, gradient_sums, optimizers
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, LossScale, Rates, ScaleRule
 from benchmarks.common.torch.gradient_sums import Place, buckets_of
+from tests.in_framework.held import record_collectives
 
 RANKS = (2,)
 STEPS, ROWS, CLIP = 6, 8, 0.1
@@ -125,17 +126,12 @@ def collectives(monkeypatch):
     """Name, first element, length and type of each sum of gradients, in order."""
     calls = []
 
-    def record(name, collective):
-        def call(tensor, *arguments, **options):
-            if tensor.numel() >= 64:  # no norms or counters
-                first = tensor.storage_offset() if tensor.dtype is torch.float32 else None
-                calls.append((name, first, len(tensor), tensor.dtype))
-            return collective(tensor, *arguments, **options)
+    def record(name, tensor, *arguments, **options):
+        if tensor.numel() >= 64:  # no norms or counters
+            first = tensor.storage_offset() if tensor.dtype is torch.float32 else None
+            calls.append((name, first, len(tensor), tensor.dtype))
 
-        return call
-
-    for name in ("all_reduce", "reduce"):
-        monkeypatch.setattr(gradient_sums.dist, name, record(name, getattr(gradient_sums.dist, name)))
+    record_collectives(monkeypatch, ("all_reduce", "reduce"), record)
     return calls
 
 

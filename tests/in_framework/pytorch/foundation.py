@@ -20,6 +20,7 @@ from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.checkpoints import Checkpoints
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import abilities, cuda_graphs, optimizers
+from tests.in_framework.held import record_collectives
 
 RANKS = (1, 2)
 # A configuration with the field cuda_graph has a second process group.
@@ -34,15 +35,10 @@ def test_every_group_is_connected_by_every_collective(monkeypatch):
         pytorch.new_group([0])
     groups = {}
 
-    def record(name, collective):
-        def call(*arguments, group=None, **options):
-            groups.setdefault(name, set()).add(pytorch._groups.index(group))
-            return collective(*arguments, group=group, **options)
+    def record(name, *arguments, group=None, **options):
+        groups.setdefault(name, set()).add(pytorch._groups.index(group))
 
-        return call
-
-    for name in ("all_reduce", "all_to_all_single"):
-        monkeypatch.setattr(dist, name, record(name, getattr(dist, name)))
+    record_collectives(monkeypatch, ("all_reduce", "all_to_all_single"), record)
     # Gloo, which ranks that share a GPU use, has only few collectives on a GPU.
     pytorch.connect(dataclasses.replace(ranks, context=torch.device("meta")))
     expected = {0, 1, 2} if ranks.rank == 0 else {0, 1}

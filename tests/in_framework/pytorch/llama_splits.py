@@ -6,10 +6,9 @@ from functools import partialmethod
 import pytest
 import torch
 
-from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.pytorch.fp8 import Float8Linear
 from tests.in_framework.pytorch.llama import CONFIG, IN_FP8, TRAINER
-from tests.in_framework.splits import assert_equal, first_moments, full_state, full_weights, one_rank, share_batch
+from tests.in_framework.splits import first_moments, full_weights, one_rank, share_batch
 
 LONG = True
 RANKS = (2, 4)
@@ -79,15 +78,9 @@ def test_fp8_is_close_to_fp32_in_every_split_and_resumes_bit_for_bit(two_ranks, 
         for name, moment in first_moments(training).items():
             error = float((moment - gradients[name]).norm() / gradients[name].norm())
             assert 0.02 < error < 0.15, (split, name)
-        paths = [together / f"fp8-{split}-{rank}" for rank in range(2)]
-        pytorch.save(paths[two_ranks.rank], training.state_dict())
-        pytorch.barrier()
-        resumed = TRAINER.build(training.config, two_ranks)
-        resumed.restore(map(pytorch.load, paths))
         losses += TRAINER.advance(training, (1, 2))
         assert losses == pytest.approx(expected, rel=0.005), split
-        TRAINER.advance(resumed, (1, 2))
-        assert_equal(full_state(resumed), full_state(training), split)
+    TRAINER.assert_splits_resume(in_fp8, BASIC_SPLITS, two_ranks, together)
 
 
 @pytest.mark.parametrize("settings", [{}, {"recompute": True}])
