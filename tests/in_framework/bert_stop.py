@@ -1,4 +1,4 @@
-"""Train BERT until rank 1 receives SIGTERM in a micro-batch: NUMBER CONFIG DATA OUTPUT."""
+"""Train BERT and send SIGTERM to rank 1 in a micro-batch: NUMBER CONFIG DATA OUTPUT."""
 
 import itertools
 import signal

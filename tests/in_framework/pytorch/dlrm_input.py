@@ -1,4 +1,4 @@
-"""DLRM's input: batches are the rows of the data set in an epoch's order, and none is read before the clock starts."""
+"""DLRM's input: batches are the rows of the data set in the order of an epoch, and reading starts with the clock."""
 
 import ctypes
 import dataclasses
@@ -100,7 +100,7 @@ def test_an_epoch_has_every_row_once_in_another_order(data, stored, shuffle):
     expected = as_tuples(numbers, torch.from_numpy(stored[14:].astype(np.int64)))
     config = dataclasses.replace(CONFIG, shuffle=shuffle)
     first, second, two_ranks = (rows_of_epoch(data, config, *case) for case in ((1, 0), (1, 1), (2, 0)))
-    repeated = Counter(first[: len(first) - len(expected)])  # the last batch starts again
+    repeated = Counter(first[: len(first) - len(expected)])  # rows in the last batch
     assert Counter(first) - repeated == Counter(expected)
     assert first != second
     assert set(expected) <= set(two_ranks)
@@ -149,7 +149,7 @@ def test_checkpoint_of_another_placement_is_rejected():
 
 
 def test_no_row_is_read_before_the_clock_starts(folder, tmp_path, monkeypatch):
-    """The files are mapped without access until run_start: reading them earlier ends the process."""
+    """The mapped files are unreadable before run_start: an earlier access kills the process."""
     mprotect, arrays = ctypes.CDLL(None, use_errno=True).mprotect, []
     open_blocks, run_start = blocks.open_blocks, MLLog.run_start
 

@@ -1,4 +1,4 @@
-"""ResNet's evaluation in PyTorch counts each image once on two ranks, with averaged batch-norm statistics."""
+"""ResNet's evaluation in PyTorch counts every image, on two ranks with averaged batch-norm statistics."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def test_every_image_counts_once_with_averaged_statistics(digits, together):
     run = resnet.run_of(config, pytorch, digits, together)
     training = train.build(config, run.ranks, {})
     network = training.network
-    # Statistics that differ between the ranks; their mean is that of a new network.
+    # Different statistics on both ranks, with the mean of a new network.
     for buffer in networks.statistics(network):
         buffer += run.ranks.rank - 0.5
     accuracies = [

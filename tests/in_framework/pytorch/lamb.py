@@ -37,7 +37,7 @@ def gradients(step):
 def test_updates_match_the_paper_and_the_submission(kernel, overflows, expected):
     """Weights after 12 steps of algorithm 2 of You et al. 2020, tensor by tensor in float64 NumPy.
 
-    As submitted the gradient is clipped by its norm, and the trust ratio is 1 where there is no weight decay.
+    As submitted the gradient is clipped by its norm, and the trust ratio is 1 for tensors without weight decay.
     """
     parameters = {name: torch.nn.Parameter(torch.tensor(w).float()) for name, w in initial_weights().items()}
     groups = lamb.parameter_groups(

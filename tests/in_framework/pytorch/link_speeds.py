@@ -20,6 +20,6 @@ def test_pairs_and_collectives_are_measured(tmp_path, monkeypatch):
         measured = json.loads(output.read_text(encoding="utf-8"))
         assert (measured["ranks"], measured["backend"]) == (2, "gloo")
         assert [[value is None for value in row] for row in measured["pairs"]] == [[True, False], [False, True]]
-        # Bytes on the wire of two ranks: all of them in an all-reduce, half in the other collective.
+        # Bytes on the wire: all in an all-reduce, half in an all-to-all.
         for row, factor in zip(measured["collectives"], (1.0, 0.5)):
             assert row["rate"] == pytest.approx(factor * row["bytes"] / row["seconds"])
