@@ -1,4 +1,4 @@
-"""DLRM's input: batches are the rows of the data set in the order of an epoch, and reading starts with the clock."""
+"""DLRM's input: batches are the rows of the data set in epoch order, and reading starts with the clock."""
 
 import ctypes
 import dataclasses

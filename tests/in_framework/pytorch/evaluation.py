@@ -20,7 +20,7 @@ def test_every_image_counts_once_with_averaged_statistics(digits, together):
     run = resnet.run_of(config, pytorch, digits, together)
     training = train.build(config, run.ranks, {})
     network = training.network
-    # Different statistics on both ranks, with the mean of a new network.
+    # Different statistics on both ranks: their mean equals the initial statistics.
     for buffer in networks.statistics(network):
         buffer += run.ranks.rank - 0.5
     accuracies = [
