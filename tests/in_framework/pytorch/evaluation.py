@@ -11,6 +11,7 @@ from benchmarks.resnet.pytorch import data, model, train
 from benchmarks.resnet.pytorch.config import Config
 from tests.in_framework import resnet
 
+LONG = True
 RANKS = (2,)
 
 
