@@ -292,7 +292,9 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a cut JSON file": (cut_json, "instances_val2017.json cannot be read: ", "again"),
     "other categories": (
         lambda root: write_json(root, "val", categories=CATEGORIES[:2]),
-        "different categories: 90 crowd", "one list of categories"),
+        "different categories: 90 crowd",
+        "one list of categories",
+    ),
     "an image id twice": (duplicate("images"), "has the image id 10 twice", "remove one"),
     "an annotation id twice": (duplicate("annotations"), "has the annotation id 103 twice", "remove one"),
     "a category id twice": (duplicate("categories"), "has the category id 90 twice", "remove one"),

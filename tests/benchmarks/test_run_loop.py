@@ -369,7 +369,8 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("file", "error"), [("rank_1.failed", "rank_1 could not write its part of .*: see its output"), ("rank_1.sha256", "")]
+    ("file", "error"),
+    [("rank_1.failed", "rank_1 could not write its part of .*: see its output"), ("rank_1.sha256", "")],
 )
 def test_checkpoint_needs_the_files_of_all_ranks(tmp_path: Path, file: str, error: str) -> None:
     saved = checkpoints.Checkpoints(tmp_path, (), FRAMEWORK, Ranks(0, 2, 0, 2, None))
