@@ -77,7 +77,7 @@ def write_articles(folder: Path) -> None:
 
 
 def write_questions(folder: Path) -> None:
-    write_lines(folder / "vocab.txt", (*SPECIAL, *"what is the town of ada lives in bray".split()))
+    write_lines(folder / "vocab.txt", (*SPECIAL, *["what", "is", "the", "town", "of", "ada", "lives", "in", "bray"]))
     answer = {"text": "Bray", "answer_start": 13}
     for part, text in (("train", "What is the town of Ada"), ("dev", "Ada lives in what town")):
         questions = [{"id": f"{part}{n}", "question": text, "answers": [answer]} for n in range(9)]

@@ -1,4 +1,7 @@
-"""Average precision, computed during training in a process of its own; see also tests/in_framework/pytorch/detection.py."""
+"""Average precision, computed in a second process during training, and failures of that process.
+
+The precision itself is tested in tests/in_framework/pytorch/detection.py.
+"""
 
 import json
 import os

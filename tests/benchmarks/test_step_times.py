@@ -72,8 +72,18 @@ def test_rank_waits_while_no_thread_works_or_fetches(
     ]
     (line,) = rank.follow(iter(samples))
     assert {**line, "node": ""} == {
-        **{"time": 1002.25, "node": "", "local_rank": 1, "step": 12, "steps": 12, "window": 2.25},
-        **{"median": 0.125, "p99": 0.5, "waiting": waiting, "input": 0.1111, "cpu": 0.562, "delayed": 0.45},
+        "time": 1002.25,
+        "node": "",
+        "local_rank": 1,
+        "step": 12,
+        "steps": 12,
+        "window": 2.25,
+        "median": 0.125,
+        "p99": 0.5,
+        "waiting": waiting,
+        "input": 0.1111,
+        "cpu": 0.562,
+        "delayed": 0.45,
     }
 
 
