@@ -1,0 +1,195 @@
+"""Trainings of a few steps in PyTorch: resume, different numbers of ranks, rejected settings, and every bench."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from encore import catalogue
+from tests.conftest import Encore, evaluations, losses, quality
+from tests.trainings import BENCHED, BareRuns, assert_resumed, benched, config_of, write_small_config
+
+
+class Short(NamedTuple):
+    """Settings of a training whose target cannot be reached, on the small system of a benchmark."""
+
+    settings: tuple[str, ...]
+    global_batch: int | None = None  # None: that of the small system
+
+
+SHORT = {
+    "bert": Short(
+        # 8 samples per part of a batch; with dropout the losses are noisy, so every bit of the state matters
+        ("layers=1", "width=64", "heads=1", "inner_width=64", "max_steps=24", "accumulation=8", "warmup_steps=5",
+         "eval_start_samples=1536", "eval_interval_samples=1536", "eval_batch_size=50", "quality_target=1.0"), 64,
+    ),
+    "bert-squad": Short(("epochs=2", "width=16", "heads=2", "inner_width=16", "quality_target=100.0"), 240),
+    "dlrm": Short(("epochs=2", "quality_target=1.0")),
+    "gnmt": Short(
+        ("epochs=2", "width=16", "layers=3", "max_length_train=14", "warmup_steps=5", "beam_size=2", "dropout=0.0",
+         "eval_batch_size=4", "max_length_test=20", "quality_target=100.0"), 192,
+    ),
+    "llama2-70b-lora": Short(("eval_interval_samples=12", "max_steps=10", "micro_batch=2", "quality_target=0.1"), 4),
+    "llama31-8b": Short(("eval_interval_samples=32", "max_steps=8", "eval_samples=10", "quality_target=0.1")),
+    "maskrcnn": Short(
+        ("epochs=1", "warmup_steps=8", "eval_batch_size=4", "box_target=0.99", "mask_target=0.99"), 8,
+    ),
+    # A smaller network, whose evaluation has several batches
+    "ncf": Short(("layers=[32,16,8]", "factors=8", "epochs=3", "eval_batch_size=16384", "stop_at_target=false")),
+    "ssd": Short(
+        ("epochs=2", "width=8", "eval_steps=[20]", "decay_steps=[40]", "eval_batch_size=9", "quality_target=1.0"), 32,
+    ),
+    "transformer": Short(("epochs=3", "quality_target=100.0")),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def short_runs(
+    pytorch_python: Path, toy: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], BareRuns]]:
+    """Return a function that gives the short runs of a benchmark."""
+    runs: dict[str, BareRuns] = {}
+
+    def runs_of(name: str) -> BareRuns:
+        short = SHORT[name]
+
+        def write_config(path: Path, ranks: int, *settings: str) -> Path:
+            size = [f"batch_size={short.global_batch // ranks}"] if short.global_batch else []
+            return write_small_config(path, name, ranks, (*short.settings, "log_interval=1", *size, *settings))
+
+        module = f"{catalogue.choose(name).implementation.module}.train"
+        return runs.setdefault(name, BareRuns(module, pytorch_python, toy(name), write_config, tmp_path_factory))
+
+    return runs_of
+
+
+STEP = ("metrics.jsonl", '"step"')
+EVALUATION, END_OF_EVALUATION = ("result.txt", "eval_start"), ("result.txt", "eval_stop")
+
+
+def occurs(path: Path, text: str, count: int) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8").count(text) >= count
+
+
+def resume(name: str, ranks: int, *stops: Any, settings: tuple[str, ...] = (), is_long: bool = True) -> Any:
+    marks = [pytest.mark.long] if is_long else []
+    return pytest.param(name, ranks, settings, stops, id=f"{name}-{ranks}", marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "settings", "stops"),
+    [
+        resume("ncf", 1, (STEP, 17), is_long=False),  # in the middle of the second epoch
+        resume("llama31-8b", 2, (STEP, 3), is_long=False),  # FSDP
+        resume("bert-squad", 2, (STEP, 10), settings=("dropout=0.1", "attention_dropout=0.1")),
+        resume("dlrm", 2, (STEP, 150)),
+        # An evaluation with so many batches that the second signal comes during it
+        resume("dlrm", 1, (STEP, 64), (STEP, 128), settings=("eval_batch_size=4", "cache_eval_data=false")),
+        resume("gnmt", 2, (STEP, 10), (EVALUATION, 1)),
+        resume("maskrcnn", 2, (STEP, 13)),
+        resume("ssd", 2, (STEP, 13)),
+        resume("transformer", 2, (STEP, 70), (EVALUATION, 2), (END_OF_EVALUATION, 2)),
+    ],
+)
+def test_resumed_run_has_bit_identical_losses(
+    name: str,
+    ranks: int,
+    settings: tuple[str, ...],
+    stops: tuple[tuple[tuple[str, str], int], ...],
+    short_runs: Callable[[str], BareRuns],
+    tmp_path: Path,
+) -> None:
+    runs, output = short_runs(name), tmp_path / "stopped"
+    for (file, text), count in stops:
+        once = partial(occurs, output / file, text, count)
+        runs.stop(output, ranks, *settings, once=once)
+        assert [checkpoint.name[:5] for checkpoint in (output / "checkpoint").iterdir()] == ["step_"]
+    stopped_at = len(losses(output / "metrics.jsonl"))
+    assert_resumed(runs.end(output, ranks, *settings), runs.uninterrupted(ranks, *settings))
+    assert 0 < stopped_at < len(losses(output / "metrics.jsonl"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "settings", "steps", "loss_difference", "quality_difference"),
+    # Both see the same samples with the same weights. Sums in another order are the only difference; training lets it
+    # grow, so only the first steps of some are compared.
+    [
+        ("bert", (), 24, 1e-3, 0.01),
+        ("bert-squad", (), 60, 1e-3, 1.0),
+        ("dlrm", (), 128, 1e-4, 1e-3),
+        ("gnmt", (), 20, 1e-4, 1.0),
+        ("llama2-70b-lora", (), 10, 5e-4, 5e-4),
+        ("llama2-70b-lora", ("tensor_parallelism=2",), 10, 5e-4, 5e-4),
+        # Both ranks together have as many proposals, but sample others
+        ("maskrcnn", ("rpn_post_nms_top_n=500",), 1, 0.2, 0.2),
+        ("ncf", (), 45, 1e-4, 0.01),
+    ],
+)
+def test_two_ranks_train_like_one(
+    name: str,
+    settings: tuple[str, ...],
+    steps: int,
+    loss_difference: float,
+    quality_difference: float,
+    short_runs: Callable[[str], BareRuns],
+) -> None:
+    runs = short_runs(name)
+    one, two = (runs.uninterrupted(ranks, *options) for ranks, options in ((1, ()), (2, settings)))
+    first, second = (losses(run / "metrics.jsonl") for run in (one, two))
+    assert len(first) == len(second) >= steps
+    assert second[:steps] == pytest.approx(first[:steps], abs=loss_difference)
+    first, second = (
+        [value for result in evaluations(run / "metrics.jsonl") for value in result["qualities"].values()]
+        for run in (one, two)
+    )
+    assert second == pytest.approx(first, abs=quality_difference)
+
+
+@pytest.mark.long
+def test_target_of_lora_is_below_the_loss_of_its_base(short_runs: Callable[[str], BareRuns]) -> None:
+    # New adapters add nothing, and next to nothing after a step at this rate
+    run = short_runs("llama2-70b-lora").uninterrupted(1, "max_steps=1", "learning_rate=1e-12")
+    base = quality(evaluations(run / "metrics.jsonl")[-1])
+    assert config_of("llama2-70b-lora", "cpu", None, 2).quality_target < base - 0.15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("bert", "batch_size=40000 accumulation=1", "set a smaller batch_size, take fewer ranks, or more data"),
+        ("bert", "positions=64", "set positions=128"),
+        ("bert", "checkpoint=missing.pt", "give another file"),
+        ("bert-squad", "batch_size=20000", "set a smaller batch_size, take fewer ranks, or more data"),
+        ("bert-squad", "sequence_length=32", "set sequence_length=40"),
+        ("bert-squad", "checkpoint=missing.pt", "--set checkpoint=FILE"),
+        ("gnmt", "batch_size=8000", "set a smaller batch_size, take fewer ranks, or more data"),
+        ("maskrcnn", "backbone=missing.pkl", "set backbone=FILE"),
+        ("ssd", "backbone=missing.pkl", "hint: name a file with --set backbone=FILE"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_rejected(
+    name: str, settings: str, message: str, short_runs: Callable[[str], BareRuns], tmp_path: Path
+) -> None:
+    assert message in short_runs(name).refused(tmp_path / "run", 1, *settings.split())
+
+
+KINDS = {
+    "bert": {*BENCHED, "lamb by tensors", "lamb", "attention grouped", "attention padded"},
+    "gnmt": {*BENCHED, "one by one"},
+    "ncf": BENCHED - {"synthetic"},
+    "transformer": {*BENCHED, "one by one"},
+}
+BENCH_SETTINGS = {
+    "bert": ("layers=1", "width=64", "heads=1"),
+    "gnmt": ("width=16", "layers=3", "batch_size=64", "beam_size=2", "max_length_test=20"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*SHORT, "gpt-oss-20b"])
+def test_bench_measures_every_kind(name: str, encore: Encore, toy: Callable[[str], Path]) -> None:
+    assert benched(encore, name, toy(name), *BENCH_SETTINGS.get(name, ())) >= KINDS.get(name, BENCHED)

@@ -1,0 +1,191 @@
+"""The toy run of each implementation: target, log, compliance, export, and what its files hold."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.bert_squad import answers
+from benchmarks.bert_squad.arrays import open_data as open_squad
+from benchmarks.llama import safetensors, tokenization
+from benchmarks.llama31_8b.dataset import open_data
+from encore import catalogue
+from encore.results.report.shown import game_of, generations_table, last_moves
+from tests.conftest import Encore, ToyRun, evaluations, logged, losses, quality, records
+from tests.trainings import config_of, exported, reached, recorded
+from tools import ngrams
+
+pytestmark = pytest.mark.training
+
+ToyRuns = Callable[[str], ToyRun]
+NAMES = list(catalogue.choices())
+LOWER_IS_BETTER = {"gpt-oss-20b", "llama2-70b-lora", "llama31-8b"}
+# Values of the log that only a run shows
+LOGGED: dict[str, dict[str, Any]] = {
+    "bert": {"submission_benchmark": "bert", "eval_samples": 1000},
+    "bert-squad": {"submission_benchmark": "bert-squad"},
+    "dlrm": {"submission_benchmark": "dlrm", "eval_samples": 16384},
+    "gnmt": {"submission_benchmark": "gnmt", "eval_samples": 400},
+    "gpt-oss-20b": {"submission_benchmark": "gpt_oss_20b", "expert_parallelism": 2},
+    "llama2-70b-lora": {"submission_benchmark": "llama2_70b_lora", "lora_rank": 16, "lora_alpha": 32},
+    "llama31-8b": {"submission_benchmark": "llama31_8b", "tensor_parallelism": 1, "micro_batch_size": 4},
+    "maskrcnn": {"submission_benchmark": "maskrcnn", "num_image_candidates": 1000},
+    "minigo": {"submission_benchmark": "minigo"},
+    "resnet": {"submission_benchmark": "resnet", "eval_samples": 297, "train_samples": 1500},
+    "resnet-pytorch": {"submission_benchmark": "resnet", "eval_samples": 297, "train_samples": 1500},
+    "resnet-tensorflow": {"submission_benchmark": "resnet", "eval_samples": 297, "train_samples": 1500},
+    "ssd": {"submission_benchmark": "ssd", "model_bn_span": 8, "global_batch_size": 16},
+    "transformer": {"submission_benchmark": "transformer", "eval_samples": 400},
+}
+PERCENT = {"gnmt", "transformer"}  # Metrics have BLEU in percent, logs as a fraction
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_toy_run_reaches_its_target_and_passes_the_checker(name: str, toy_run: ToyRuns) -> None:
+    run = toy_run(name)
+    recorded(run.experiment)
+    (experiment,) = run.printed["experiments"]
+    sign = -1 if name in LOWER_IS_BETTER else 1
+    assert experiment["status"] == "reached" and experiment["minutes"] > 0
+    assert experiment["qualities"].keys() == experiment["targets"].keys()
+    assert all(sign * experiment["qualities"][key] >= sign * target for key, target in experiment["targets"].items())
+    assert evaluations(run.metrics)[-1]["qualities"] == pytest.approx(experiment["qualities"])
+    assert records(run.metrics, "end")[-1]["outcome"] == "reached"
+    compliance = experiment["compliance"]
+    if name == "bert-squad":  # No round of MLPerf has it
+        assert compliance is None
+    else:
+        assert {finding["kind"] for finding in compliance["findings"] if finding["severity"] == "error"} <= {
+            "small_data"
+        }
+        assert compliance["passed_but_for_data"]
+
+
+@pytest.mark.parametrize("name", LOGGED)
+def test_log_of_the_toy_run(name: str, toy_run: ToyRuns) -> None:
+    run = toy_run(name)
+    log = logged(run.folder / "result_0.txt")
+    keys = [event["key"] for event in log]
+    once = ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size", *LOGGED[name])
+    assert [key for key in once if keys.count(key) != 1] == []
+    values = {event["key"]: event["value"] for event in log}
+    assert {key: values[key] for key in LOGGED[name]} == LOGGED[name]
+    accuracies = [event["value"] for event in log if event["key"] == "eval_accuracy"]
+    factor = 0.01 if name in PERCENT else 1
+    assert [[*value.values()] if isinstance(value, dict) else [value] for value in accuracies] == [
+        pytest.approx([factor * value for value in result["qualities"].values()]) for result in evaluations(run.metrics)
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "minigo"])
+def test_losses_of_the_toy_run_fall(name: str, toy_run: ToyRuns) -> None:
+    curve = losses(toy_run(name).metrics)
+    assert all(loss > 0 for loss in curve)
+    assert np.mean(curve[-5:]) < 0.95 * curve[0]
+
+
+FORMATS = {"resnet": "onnx", "resnet-tensorflow": "saved-model", "minigo": "saved-model"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exported_model_has_the_quality_of_the_run(name: str, toy_run: ToyRuns, encore: Encore, tmp_path: Path) -> None:
+    run = toy_run(name)
+    content = exported(encore, run.folder, tmp_path / "exported", FORMATS.get(name, "torch-export"))
+    assert content["reached"]
+    assert content["quality"].keys() == run.printed["experiments"][0]["qualities"].keys()
+
+
+# -- files of the runs ------------------------------------------------------------------------------------
+
+
+def test_score_of_bert_squad_is_not_an_mlperf_score(toy_run: ToyRuns, encore: Encore) -> None:
+    folder = str(toy_run("bert-squad").folder)
+    score = json.loads(encore("score", folder, "--json").stdout)
+    assert (score["score_minutes"], score["round"]) == (None, None)
+    comparison = json.loads(encore("compare", folder, "--json").stdout)
+    assert (comparison["verdict"], comparison["score_is_official"]) == ("not comparable", False)
+    assert "which is no round of MLPerf" in encore("check", folder).stderr
+
+
+def test_scores_of_bert_squad_are_those_of_its_predictions(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
+    run, questions = toy_run("bert-squad"), open_squad(toy("bert-squad")).questions
+    predictions = json.loads((run.experiment / "predictions.json").read_text(encoding="utf-8"))
+    scores = answers.score([predictions[item.id] for item in questions], [item.references for item in questions])
+    last = evaluations(run.metrics)[-1]
+    assert (quality(last), last["exact_match"]) == pytest.approx((scores.f1, scores.exact_match))
+    candidates = json.loads((run.experiment / "nbest_predictions.json").read_text(encoding="utf-8"))
+    assert all(candidates[key][0]["text"] == text for key, text in predictions.items())
+    assert max(map(len, candidates.values())) == 20
+    assert all(sum(span["probability"] for span in spans) == pytest.approx(1) for spans in candidates.values())
+
+
+@pytest.mark.parametrize("name", ["gnmt", "transformer"])
+def test_translations_of_the_last_evaluation_are_kept(name: str, toy_run: ToyRuns) -> None:
+    run = toy_run(name)
+    results = evaluations(run.metrics)
+    lines = [json.loads(line) for line in (run.experiment / "translations.jsonl").open(encoding="utf-8")]
+    assert [(line["index"], line["epoch"]) for line in lines] == [(index, len(results)) for index in range(400)]
+    right = [line["bleu"] for line in lines if line["hypothesis"] == line["reference"]]
+    assert right and set(right) == {100}
+    if name == "transformer":
+        # sacreBLEU splits this language at the same places; it rounds to two decimals
+        assert results[-1]["sacrebleu"] == pytest.approx(quality(results[-1]), abs=6e-3)
+
+
+def test_bert_is_better_than_the_most_frequent_word(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
+    labels = np.load(toy("bert") / "test_masked_labels.npy")
+    assert quality(evaluations(toy_run("bert").metrics)[-1]) > 1.5 * np.bincount(labels).max() / len(labels)
+
+
+@pytest.mark.parametrize("name", ["llama31-8b", "gpt-oss-20b"])
+def test_language_model_is_better_than_a_unigram_model(name: str, toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
+    text = open_data(toy("llama31-8b"))
+    held_out = text.test.tokens[: 100 * 128 + 1].tolist()
+    unigram, bigram = (ngrams.loss(text.train.tokens.tolist(), held_out, n, text.vocabulary) for n in (1, 2))
+    assert quality(evaluations(toy_run(name).metrics)[-1]) < unigram - 0.5
+    assert config_of(name, "cpu", None, 2).quality_target < bigram - 0.04
+
+
+def test_texts_of_gpt_oss_continue_the_evaluation_set(toy_run: ToyRuns, toy: Callable[[str], Path]) -> None:
+    held_out = open_data(toy("llama31-8b")).test.tokens[: 100 * 128 + 1].tolist()
+    reference = tokenization.read(toy("llama31-8b") / tokenization.FILE).decode(held_out)
+    lines = (toy_run("gpt-oss-20b").experiment / "texts.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 4
+    for line in map(json.loads, lines):
+        assert line["text"] + line["reference"] in reference
+        assert line["likeliest"] and line["drawn"] != line["likeliest"]
+
+
+def test_adapters_of_lora(toy_run: ToyRuns) -> None:
+    folder = toy_run("llama2-70b-lora").experiment / "adapter"
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert len(safetensors.tensors_of(folder / "adapter_model.safetensors")) == 24
+
+
+def test_report_shows_generations_and_a_game_of_minigo(toy_run: ToyRuns) -> None:
+    run = toy_run("minigo")
+    table, game = generations_table(run.folder), game_of(run.folder)
+    assert table is not None and game is not None
+    generations = len(evaluations(run.metrics))
+    assert [row[0] for row in table.rows] == list(range(1, generations + 1))
+    assert all(row[-1] is not None for row in table.rows), "result of the match against the target"
+    assert (game.generation, game.game) == (generations, generations * 1_000_000)
+    assert 0 < sum(stone != 0 for stone in game.stones) <= len(game.moves)
+    assert set(last_moves(game)) == {point for point, stone in enumerate(game.stones) if stone}
+
+
+# -- the targets of the small systems ---------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_target_of_the_small_system_is_reached(
+    name: str, encore: Encore, toy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = reached(encore, name, toy(name), tmp_path, seed="7")
+    if name != "bert-squad":
+        assert json.loads(encore("check", str(run), "--json").stdout)["passed_but_for_data"]
