@@ -1,4 +1,4 @@
-"""NCF: whole runs on tiny data, sources and bad input; its network and sampler are in tests/in_framework/pytorch."""
+"""NCF: ratings in any form, bad input, and rejected configurations."""
 
 import contextlib
 import json
@@ -14,64 +14,8 @@ import pytest
 from benchmarks.ncf.pytorch.config import Config
 from encore import data
 from encore.errors import EncoreError
-from encore.results.compliance.compliance import check
 from tests import preparing
-from tests.conftest import Encore, evaluations, losses, only_run, quality, records
-from tests.trainings import BareRuns, assert_resumed, bare_runs, recorded, steps_so_far, write_small_config
-
-# Three epochs of 15 steps; each evaluation takes many batches, so that a signal may come within one.
-SMALL = ("layers=[32,16,8]", "factors=8", "stop_at_target=false", "epochs=3", "eval_batch_size=16384")
-STEPS = 45
-
-
-@pytest.fixture(scope="session")
-def tastes(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
-    return toy("ncf")
-
-
-# -- whole runs ---------------------------------------------------------------------------------------
-
-
-def test_two_ranks_reach_the_target_and_the_log_passes(encore: Encore, tastes: Path, tmp_path: Path) -> None:
-    done = encore("run", "ncf", "2", "--data", str(tastes), "--results", str(tmp_path), "--seed", "3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = only_run(tmp_path)
-    recorded(folder / "experiment_0")
-    report = check(folder / "result_0.txt")
-    assert report.ruleset == "0.5.0"
-    errors = [each for each in report.findings if each.severity == "error" and each.kind != "small_data"]
-    assert errors == []
-    assert {each.kind for each in report.findings if each.severity == "error"} == {"small_data"}
-    assert records(folder / "experiment_0" / "metrics.jsonl", "end")[0]["outcome"] == "reached"
-
-
-def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    # config.json of the small system, of a tenth of its width, with a fixed seed.
-    return write_small_config(path, "ncf", ranks, (*SMALL, *settings))
-
-
-runs = bare_runs("benchmarks.ncf.pytorch.train", "tastes", write_config)
-
-
-def test_ranks_agree(runs: BareRuns) -> None:
-    metrics = [runs.uninterrupted(ranks) / "metrics.jsonl" for ranks in (1, 2)]
-    one, two = map(losses, metrics)
-    assert len(one) == len(two) == STEPS
-    # The same pairs in the same steps: only the order of the sums differs.
-    assert two == pytest.approx(one, rel=1e-4)
-    scores = [[quality(each) for each in evaluations(path)] for path in metrics]
-    assert scores[1] == pytest.approx(scores[0], abs=0.01)
-
-
-def test_resume_in_the_middle_of_an_epoch_is_exact(runs: BareRuns, tmp_path: Path) -> None:
-    output = tmp_path / "stopped"
-    metrics = output / "metrics.jsonl"
-    runs.stop(output, 1, once=lambda: steps_so_far(metrics) >= STEPS // 3 + 2)
-    assert 0 < len(losses(metrics)) < STEPS
-    assert_resumed(runs.end(output, 1), runs.uninterrupted(1))
-
-
-# -- data ---------------------------------------------------------------------------------------------
+from tests.conftest import Encore
 
 RATINGS = [(user, item, 4, 1000 + 10 * user + item) for user in range(1, 7) for item in range(user, user + 5)]
 HEADER = "userId,movieId,rating,timestamp\n"
@@ -83,22 +27,26 @@ def rows(separator: str, ratings: Sequence[tuple[object, ...]] = RATINGS) -> str
 
 
 def change_ids(prefix: str) -> str:
-    # RATINGS with other ids in the same order.
+    # RATINGS with other ids in the same order
     return rows(",", [(f"{prefix}{user:02}", f"{prefix}{item:02}", *rest) for user, item, *rest in RATINGS])
+
+
+def arrays_of(folder: Path) -> dict[str, list[Any]]:
+    return {path.stem: np.load(path).tolist() for path in folder.glob("*.npy")}
 
 
 SWAPPED = "".join(f"{item},{user},{time},{stars}\n" for user, item, stars, time in RATINGS)
 QUOTED = "".join(f'"{user}","{item}","{stars}","{time}"\r\n' for user, item, stars, time in RATINGS)
-MORE = "".join(f'{n},{user},{item},{stars},{time},"a, b"\n' for n, (user, item, stars, time) in enumerate(RATINGS))
-SAME = {
+LONGER = "".join(f'{n},{user},{item},{stars},{time},"a, b"\n' for n, (user, item, stars, time) in enumerate(RATINGS))
+EQUIVALENT = {
     "plain": ("ratings.csv", HEADER + rows(",")),
-    "ml-1m's": ("ratings.dat", rows("::")),
-    "ml-100k's": ("u.data", rows("\t")),
+    "ml-1m": ("ratings.dat", rows("::")),
+    "ml-100k": ("u.data", rows("\t")),
     "no header": ("ratings.csv", rows(",")),
-    "another order": ("ratings.csv", "movieId,userId,timestamp,rating\n" + SWAPPED),
+    "other column order": ("ratings.csv", "movieId,userId,timestamp,rating\n" + SWAPPED),
     "byte order mark": ("ratings.csv", "\ufeff" + HEADER + rows(",")),
-    "quotes and Windows' line ends": ("ratings.csv", HEADER + QUOTED),
-    "more columns": ("ratings.csv", "n,user_id,ITEM_ID,rating,timestamp,note\n" + MORE),
+    "quotes and CRLF": ("ratings.csv", HEADER + QUOTED),
+    "additional columns": ("ratings.csv", "n,user_id,ITEM_ID,rating,timestamp,note\n" + LONGER),
     "blank lines": ("ratings.csv", "\n" + HEADER + "\n" + rows(",") + "\n\n"),
     "leading zeros": ("ratings.csv", HEADER + change_ids("0")),
     "ids above 2**53": ("ratings.csv", HEADER + change_ids("900719925474099")),
@@ -107,32 +55,34 @@ SAME = {
 }
 
 
-def test_what_does_not_matter_in_a_file_of_ratings(tmp_path: Path) -> None:
-    found = {}
-    for name, (file, text) in SAME.items():
+def test_form_of_the_ratings_does_not_matter(tmp_path: Path) -> None:
+    ids = {}
+    for name, (file, text) in EQUIVALENT.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_bytes(text.encode())
         prepare(tmp_path / name, "-o", tmp_path / f"{name} set", "--name", "mine")
-        found[name] = data.read_passport(tmp_path / f"{name} set").id
+        ids[name] = data.read_passport(tmp_path / f"{name} set").id
     with zipfile.ZipFile(tmp_path / "ml-mine.zip", "w") as archive:
-        archive.writestr("ml-mine/ratings.csv", SAME["plain"][1])
+        archive.writestr("ml-mine/ratings.csv", EQUIVALENT["plain"][1])
     prepare(tmp_path / "ml-mine.zip", "-o", tmp_path / "zip set", "--name", "mine")
     passport = data.read_passport(tmp_path / "zip set")
-    assert set(found.values()) == {passport.id}, found
+    assert set(ids.values()) == {passport.id}, ids
     assert passport.counts == {"train": 24, "test": 6}
     assert data.check_data(tmp_path / "zip set", "ncf") == passport
-    arrays = {path.stem: np.load(path) for path in (tmp_path / "zip set").glob("*.npy")}
-    # Users rate 5 items in a row, the last of them last in time.
-    assert arrays["train_users"].tolist() == [user for user in range(6) for _ in range(4)]
-    assert arrays["train_items"].tolist() == [user + number for user in range(6) for number in range(4)]
-    assert arrays["test_items"].tolist() == [4, 5, 6, 7, 8, 9]
-    for user, negatives in enumerate(arrays["test_negatives"]):
-        assert len(negatives) == 999
-        assert set(negatives.tolist()) == set(range(10)) - set(range(user, user + 5)), user
+    # A user rates 5 successive items, the last one last in time; the negatives are the other items, repeated.
+    arrays = arrays_of(tmp_path / "zip set")
+    negatives = arrays.pop("test_negatives")
+    assert arrays == {
+        "train_users": [user for user in range(6) for _ in range(4)],
+        "train_items": [user + number for user in range(6) for number in range(4)],
+        "test_items": [4, 5, 6, 7, 8, 9],
+    }
+    assert [len(row) for row in negatives] == [999] * 6
+    assert [set(row) for row in negatives] == [{*range(10)} - {*range(user, user + 5)} for user in range(6)]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda rows: [*rows[:-1], "6::10::4"], "line 30: '6::10::4'"),
         (lambda rows: [*rows, "-7::1::4::99"], "line 31: '-7::1::4::99'"),
@@ -152,27 +102,26 @@ def test_what_does_not_matter_in_a_file_of_ratings(tmp_path: Path) -> None:
         (lambda rows: ["user::item::rating", "1::2::3"], "number the lines in a column timestamp"),
     ],
 )  # fmt: skip
-def test_bad_ratings(tmp_path: Path, change: Callable[[list[str]], list[str]], told: str) -> None:
-    lines = change(rows("::").splitlines())
-    (tmp_path / "ratings.dat").write_text("\n".join(lines) + "\n")
-    said = prepare(tmp_path / "ratings.dat", "-o", tmp_path / "to", "--name", "mine", code=2)
-    assert told in said and "hint" in said
+def test_bad_ratings_are_rejected(tmp_path: Path, change: Callable[[list[str]], list[str]], message: str) -> None:
+    (tmp_path / "ratings.dat").write_text("\n".join(change(rows("::").splitlines())) + "\n")
+    output = prepare(tmp_path / "ratings.dat", "-o", tmp_path / "to", "--name", "mine", code=2)
+    assert message in output and "hint" in output
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "told"),
+    ("folder", "options", "message"),
     [
         ("ml-20m", (), "20,000,263 ratings of 138,493 users on 26,744 items, as ml-20m has"),
         ("other", ("--name", "ml-1m"), "1,000,209 ratings of 6,040 users on 3,706 items, as ml-1m has"),
         ("other", (), "no known release of MovieLens"),
     ],
 )
-def test_a_release_must_be_whole(tmp_path: Path, folder: str, name: tuple[str, ...], told: str) -> None:
+def test_part_of_a_release_is_rejected(tmp_path: Path, folder: str, options: tuple[str, ...], message: str) -> None:
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "ratings.dat").write_text(rows("::"))
-    said = prepare(tmp_path / folder, "-o", tmp_path / "to", *name, code=2)
-    assert "30 ratings of 6 users on 10 items" in said and told in said
+    output = prepare(tmp_path / folder, "-o", tmp_path / "to", *options, code=2)
+    assert "30 ratings of 6 users on 10 items" in output and message in output
 
 
 PAPER = {
@@ -182,28 +131,27 @@ PAPER = {
 }
 
 
-def write_paper(folder: Path, **changed: str) -> Path:
+def write_paper(folder: Path, **changes: str) -> Path:
     folder.mkdir()
-    for name, text in {**PAPER, **changed}.items():
+    for name, text in {**PAPER, **changes}.items():
         (folder / name).write_text(text)
     return folder
 
 
-def test_the_papers_files(tmp_path: Path) -> None:
-    said = prepare(write_paper(tmp_path / "raw"), "-o", tmp_path / "to")
-    assert "1 of 6 items are held out and never trained on (the first is 4)" in said
+def test_files_of_the_paper(tmp_path: Path) -> None:
+    output = prepare(write_paper(tmp_path / "raw"), "-o", tmp_path / "to")
+    assert "1 of 6 items are held out and never trained on (the first is 4)" in output
     passport = data.read_passport(tmp_path / "to")
     assert (passport.name, passport.counts) == ("x", {"train": 4, "test": 2})
     assert "error" not in prepare("--verify", tmp_path / "to")
-    arrays = {path.stem: np.load(path).tolist() for path in (tmp_path / "to").glob("*.npy")}
-    assert arrays == {
+    assert arrays_of(tmp_path / "to") == {
         "train_users": [0, 0, 1, 1], "train_items": [1, 2, 0, 3], "test_items": [3, 4],
         "test_negatives": [[0, 4, 5], [1, 2, 5]],
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("file", "text", "message"),
     [
         ("x.test.rating", "0\t3\n0\t4\n", "lists user 0 2 times"),
         ("x.test.rating", "1\t3\n2\t4\n", "does not list the users 0, 1, 2 ... in order"),
@@ -219,39 +167,45 @@ def test_the_papers_files(tmp_path: Path) -> None:
         ("x.test.negative", "(0,3)\t0\t4\t5\n(1,4)\t1\t2\n", "line 2 does not fit"),
     ],
 )
-def test_bad_files_of_the_paper(tmp_path: Path, file: str, text: str, told: str) -> None:
-    said = json.loads(
-        prepare(write_paper(tmp_path / "raw", **{file: text}), "-o", tmp_path / "to", code=2).splitlines()[-1]
-    )
-    assert told in str(said["error"]["found"]) + said["error"]["expected"]
+def test_bad_files_of_the_paper_are_rejected(tmp_path: Path, file: str, text: str, message: str) -> None:
+    output = prepare(write_paper(tmp_path / "raw", **{file: text}), "-o", tmp_path / "to", code=2)
+    error = json.loads(output.splitlines()[-1])["error"]
+    assert message in str(error["found"]) + error["expected"]
 
 
-def test_a_changed_data_set_is_refused_before_the_start(encore: Encore, pytorch_python: Path, tmp_path: Path) -> None:
+def test_changed_data_set_is_rejected(tmp_path: Path) -> None:
     prepare(write_paper(tmp_path / "raw"), "-o", tmp_path / "to")
     with (tmp_path / "to" / "test_negatives.npy").open("ab") as file:
         file.write(b"more")
     with pytest.raises(EncoreError, match="has changed"):
         data.check_data(tmp_path / "to", "ncf")
-    done = encore("run", "ncf", "1", "--data", str(tmp_path / "to"), "--results", str(tmp_path / "results"))
-    assert done.returncode == 2
+
+
+@pytest.mark.long
+def test_changed_data_set_is_rejected_before_a_run(encore: Encore, pytorch_python: Path, tmp_path: Path) -> None:
+    prepare(write_paper(tmp_path / "raw"), "-o", tmp_path / "to")
+    with (tmp_path / "to" / "test_negatives.npy").open("ab") as file:
+        file.write(b"more")
+    done = encore("run", "ncf", "1", "--data", str(tmp_path / "to"), "--results", str(tmp_path / "results"), code=2)
     assert "has changed" in done.stderr
     (problem,) = data.verify("ncf", tmp_path / "to", pytorch_python)
     assert "bytes" in problem.found
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"beta1": 1.0}, "beta1 and beta2"),
         ({"beta2": -0.1}, "beta1 and beta2"),
-        ({"beta1": 0.0, "beta2": 0.0, "layers": (2, 1)}, ""),
+        ({"beta1": 0.0, "beta2": 0.0, "layers": (2, 1)}, None),
         ({"layers": (2,)}, "at least two values"),
         ({"layers": (2, 0)}, "at least two values"),
         ({"layers": (3, 2)}, "must be even"),
         ({"precision": "bf16", "factors": 0}, "factors must be at least 1"),
+        ({"precision": "bf16", "factors": 1}, None),
         ({"optimizer_kernel": "apex"}, "device=cpu has no apex"),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told) if told else contextlib.nullcontext():
+def test_configuration_is_checked(changes: dict[str, Any], message: str | None) -> None:
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         Config(**{"device": "cpu", "precision": "fp32", **changes})
