@@ -18,11 +18,9 @@ from benchmarks.bert_squad.arrays import open_data
 from benchmarks.bert_squad.squad import Answer, Paragraph, Question
 from benchmarks.bert_squad.windows import Cut
 from benchmarks.common.data.problem import Problem
-from benchmarks.language import vocabulary
 from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 from encore import data
-from tests.bert_data import unpack
 from tests.conftest import Encore
 from tests.trainings import config_of, with_other_offsets
 
@@ -110,27 +108,6 @@ def test_windows_and_the_one_with_most_context(length: int, parts: list[tuple[in
     assert windows.parts(length, 30, 12) == parts
     owners = windows.most_context(length, parts)
     assert owners.tolist() == [sum(place >= change for change in changes) for place in range(length)]
-
-
-@pytest.mark.long
-def test_no_answer_of_the_development_set_is_lost_by_windows(tmp_path: Path) -> None:
-    paragraphs = squad.read(next(unpack("squad_dev_v1.1.tar.xz", tmp_path).rglob("dev-v1.1*.json")))
-    tokenizer = Tokenizer(vocabulary.read(next(unpack("bert_vocab.tar.xz", tmp_path).rglob("vocab.txt"))))
-    cut, count, matches = writer.PUBLISHED, 0, []
-    for paragraph in paragraphs:
-        text = windows.tokenized(paragraph.context, tokenizer)
-        for question in paragraph.questions:
-            ids = tokenizer.encode(question.text).ids[: cut.question_length]
-            parts = windows.parts(len(text.ids), cut.sequence_length - len(ids) - windows.MARKS, cut.stride)
-            count += len(parts)
-            for answer in question.answers:
-                first, last = windows.answer_tokens(text, answer)  # type: ignore[misc]
-                assert any(begin <= first and last < begin + size for begin, size in parts), answer
-                characters = paragraph.context[text.begins[first] : text.ends[last]]
-                assert answer.text.strip() in characters, "tokens hold the complete answer"
-                matches.append(answers.exact_match(characters, answer.text))
-    assert count == 10_833, "windows of the published code at 384 and 128"
-    assert np.mean(matches) > 0.99, "an answer that stops within a word is widened to it"
 
 
 # -- data -------------------------------------------------------------------------------------------------

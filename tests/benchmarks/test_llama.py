@@ -295,21 +295,6 @@ def test_shortest_text_for_a_sequence_length() -> None:
     assert make_config("llama31-8b", sequence_length=65536).misfits(facts, 1, math.inf) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"experts": 2}, "chosen_experts=4 must be at most experts=2"),
-        ({"expert_parallelism": 5}, "expert_parallelism=5 must divide experts=32"),
-        ({"width": 2884}, "multiples of 8"),
-        ({"head_size": 63}, "a head of 63 values has no pairs"),
-        ({"window": -1}, "window must be at least 0"),
-    ],
-)
-def test_impossible_settings_of_gpt_oss_are_rejected(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_config("gpt-oss-20b", **settings)
-
-
 # -- training ---------------------------------------------------------------------------------------------
 
 

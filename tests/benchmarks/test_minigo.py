@@ -1,6 +1,5 @@
 """Minigo: records, schedule, positions, preparation of games, and a run that is killed in each of its phases."""
 
-import json
 import re
 import signal
 from collections.abc import Callable
@@ -19,8 +18,7 @@ from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError
-from encore.results.compliance.compliance import check
-from tests.conftest import Encore, logged, only_run, records
+from tests.conftest import logged, only_run, records
 from tests.trainings import Started, settings, wait_until
 
 
@@ -117,12 +115,6 @@ def test_roles_are_the_submitted_ones(
     system: str, round_name: str, ranks: int, training: range, selfplay: range
 ) -> None:
     assert schedule.Roles.of(config_of(system, round_name), ranks) == schedule.Roles(training, selfplay)
-
-
-def test_host_shows_the_roles(encore: Encore) -> None:
-    output = " ".join(encore("show", "minigo", "--system", "dgx1_n3", code=0).stdout.split())
-    assert "8 x 1024 = global batch 8192" in output
-    assert "train: ranks 0 to 7; play: ranks 8 to 23" in output
 
 
 # -- positions --------------------------------------------------------------------------------------------
@@ -303,9 +295,6 @@ def test_killed_and_resumed_run_is_complete(toy: Callable[[str], Path], tmp_path
     for generation in (1, 2):
         numbers = [stored.number for stored in read_generation(generation_folder(experiment, generation), 5)]
         assert numbers == [generation * 1_000_000 + number for number in range(40)]
-    assert [path.name for path in sorted((experiment / "models").iterdir())] == ["000001.npz", "000002.npz"]
-    lines = [json.loads(line) for line in (experiment / "evaluations.jsonl").read_text().splitlines()]
-    assert [line["generation"] for line in lines] == [1, 2]
     keys = [(event["key"], event["metadata"].get("epoch_num")) for event in logged(experiment / "result.txt")]
     phases, evaluation = ("epoch_start", events.GAMES, "epoch_stop"), ("eval_start", "eval_accuracy")
     assert [key for key in keys if key[0] in (*phases, *evaluation)] == [
@@ -313,7 +302,3 @@ def test_killed_and_resumed_run_is_complete(toy: Callable[[str], Path], tmp_path
     ]
     assert [key for key, _ in keys[-2:]] == ["eval_result", "run_stop"]
     assert records(experiment / "metrics.jsonl", "end")[-1]["outcome"] == "not_reached"
-    # All errors come from the size of the run
-    sizes = ("selfplay_games_per_generation", "eval_accuracy", "target", "cache", "run_stop", "quality")
-    errors = [item.rule for item in check(experiment / "result.txt", "0.7.0").findings if item.severity == "error"]
-    assert [rule for rule in errors if not any(size in rule for size in sizes)] == []

@@ -1,6 +1,5 @@
-"""NCF: ratings in any form, bad input, and rejected configurations."""
+"""NCF: ratings in any form, and bad input."""
 
-import contextlib
 import json
 import zipfile
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.ncf.pytorch.config import Config
 from encore import data
 from encore.errors import EncoreError
 from tests import preparing
@@ -190,22 +188,3 @@ def test_changed_data_set_is_rejected_before_a_run(encore: Encore, pytorch_pytho
     assert "has changed" in done.stderr
     (problem,) = data.verify("ncf", tmp_path / "to", pytorch_python)
     assert "bytes" in problem.found
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"beta1": 1.0}, "beta1 and beta2"),
-        ({"beta2": -0.1}, "beta1 and beta2"),
-        ({"beta1": 0.0, "beta2": 0.0, "layers": (2, 1)}, None),
-        ({"layers": (2,)}, "at least two values"),
-        ({"layers": (2, 0)}, "at least two values"),
-        ({"layers": (3, 2)}, "must be even"),
-        ({"precision": "bf16", "factors": 0}, "factors must be at least 1"),
-        ({"precision": "bf16", "factors": 1}, None),
-        ({"optimizer_kernel": "apex"}, "device=cpu has no apex"),
-    ],
-)
-def test_configuration_is_checked(changes: dict[str, Any], message: str | None) -> None:
-    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
-        Config(**{"device": "cpu", "precision": "fp32", **changes})

@@ -1,4 +1,4 @@
-"""ResNet in MXNet, PyTorch and TensorFlow: resume, ranks, options of a step, a real server, and rejected settings."""
+"""ResNet in MXNet, PyTorch and TensorFlow: resume, ranks, options of a step, and a real server."""
 
 import json
 import os
@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from encore import catalogue, configuration
-from encore.errors import EncoreError
 from tests.conftest import Encore, ToyRun, evaluations, logged, losses, only_run
 from tests.trainings import Started, assert_none_left, evaluated, exported, settings
 
@@ -74,13 +72,25 @@ def test_two_ranks_train_like_one(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("framework", "format_name"), [("pytorch", "torch-export"), ("tensorflow", "saved-model")])
+@pytest.mark.parametrize(
+    ("name", "format_name", "options"),
+    [
+        ("resnet-pytorch", "torch-export", ()),
+        ("resnet-tensorflow", "saved-model", ()),
+        ("transformer", "torch-export", ("--max-batch-size", "512")),
+    ],
+)
 @pytest.mark.usefixtures("serving_python")
 def test_server_has_the_quality_of_the_run(
-    framework: str, format_name: str, toy_run: Callable[[str], ToyRun], encore: Encore, tmp_path: Path
+    name: str,
+    format_name: str,
+    options: tuple[str, ...],
+    toy_run: Callable[[str], ToyRun],
+    encore: Encore,
+    tmp_path: Path,
 ) -> None:
-    run = toy_run(f"resnet-{framework}").folder
-    evaluated(encore, tmp_path / "exported", run, exported(encore, run, tmp_path / "exported", format_name))
+    run = toy_run(name).folder
+    evaluated(encore, tmp_path / "exported", run, exported(encore, run, tmp_path / "exported", format_name), *options)
 
 
 STEP = {"optimizer": "lars", "learning_rate": "4.0", "gradient_compression": "fp16", "epochs": "1",
@@ -111,46 +121,6 @@ def test_every_option_of_the_step_trains(encore: Encore, few_digits: Path, tmp_p
     assert all(0 < loss < 10 for loss in curve)
     # 6 steps are too few for a network of 50 layers
     assert name == "resnet" or curve[-1] < 0.9 * curve[0]
-
-
-def resolve(name: str, setting: str) -> configuration.Configuration:
-    choice = catalogue.choose(name)
-    return configuration.resolve(choice, catalogue.find_system(choice, "cpu", None), 1, 1, [setting])
-
-
-@pytest.mark.parametrize(
-    ("name", "setting", "message"),
-    [
-        ("resnet-pytorch", "precision=fp16", "set precision=fp32 or precision=bf16"),
-        ("resnet-pytorch", "cuda_graph=true", "cuda_graph needs device=gpu"),
-        ("resnet-pytorch", "accumulation_steps=3", "must be a multiple of accumulation_steps=3"),
-        ("resnet-pytorch", "bucket_mb=0", "bucket_mb must be at least 1"),
-        ("resnet-pytorch", "compile=fast", "default"),
-        ("resnet-tensorflow", "precision=tf32", "set precision=fp32 or precision=bf16"),
-        ("resnet-tensorflow", "layout=NCHW", "one of NHWC"),
-        ("resnet-tensorflow", "gradient_groups=-1", "gradient_groups must be at least 0"),
-        ("resnet", "dali_hw_decoder_load=1.5", "dali_hw_decoder_load must be in 0..1"),
-        ("resnet", "dali_crop_hint=-1", "dali_crop_hint must be at least 0"),
-    ],
-)
-def test_impossible_settings_are_rejected(name: str, setting: str, message: str) -> None:
-    with pytest.raises(EncoreError) as caught:
-        resolve(name, setting)
-    assert message in str(caught.value) and caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("resnet-pytorch", "bucket_mb", 1),
-        ("resnet-tensorflow", "gradient_groups", 0),
-        ("resnet", "dali_hw_decoder_load", 0),
-        ("resnet", "dali_hw_decoder_load", 1),
-        ("resnet", "dali_crop_hint", 0),
-    ],
-)
-def test_settings_at_their_limits_are_accepted(name: str, key: str, value: int) -> None:
-    assert resolve(name, f"{key}={value}").get(key) == value
 
 
 def test_system_of_another_framework_is_not_a_submitted_configuration(encore: Encore) -> None:

@@ -1,10 +1,13 @@
-"""Input of ResNet: batches in every framework, order of the copies, and the share of the time waiting for batches."""
+"""Input of ResNet: batches in every framework, order of the copies, and the time that a device waits for batches."""
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.common.run import timing
 from benchmarks.common.run.timing import InputWait
 from encore import catalogue, configuration
 from tests.trainings import result
@@ -34,33 +37,25 @@ def test_step_is_queued_before_the_copy_of_its_batch_is_awaited(measured: dict[s
     assert measured["calls"][:11] == calls[:11]
 
 
-def share_with_queue(fetches: list[float], steps: list[float]) -> float:
-    # Python fetches the next batch while a step runs
-    fetched = done = waited = 0.0
-    for fetch, step in zip(fetches, steps, strict=True):
-        fetched += fetch
-        waited += max(0.0, fetched - done)
-        done = max(fetched, done) + step
-    return waited / done
+def test_only_the_fetch_time_of_an_idle_device_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, is_idle = SimpleNamespace(now=1.0), threading.Event()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    wait = InputWait(is_idle.wait)
 
+    def fetch(seconds_until_idle: float | None, seconds_after: float) -> None:
+        if seconds_until_idle is not None:
+            clock.now += seconds_until_idle
+            is_idle.set()
+            assert wait._watch is not None
+            wait._watch.join()
+        clock.now += seconds_after
 
-def share_without_queue(fetches: list[float], steps: list[float]) -> float:
-    return sum(fetches) / (sum(fetches) + sum(steps))
-
-
-@pytest.mark.long
-def test_share_of_waiting_is_that_of_an_idle_device(measured: dict[str, Any]) -> None:
-    assert set(measured["shares"]) == {"0.0", "0.03", "0.1"}
-    own = share_with_queue if measured["framework"] == "mxnet" else share_without_queue
-    for seconds, tries in measured["shares"].items():
-        for kind, expected in {"own": own, "simulated": share_with_queue}.items():
-            # Another process may take the core between two sleeps of one try, a wrong formula is wrong in all three
-            errors = [abs(shares[kind]["share"] - expected(**times_of(shares[kind]))) for shares in tries]
-            assert min(errors) < 0.1, (seconds, kind, errors)
-
-
-def times_of(measurement: dict[str, Any]) -> dict[str, list[float]]:
-    return {name: value for name, value in measurement.items() if name != "share"}
+    wait.fetch(lambda: fetch(None, 2.0))  # the device is busy during all of it
+    wait.fetch(lambda: fetch(3.0, 0.5))  # the device becomes idle half a second before the end
+    assert (wait.take(), wait.take(), wait.total) == (0.5, 0.0, 0.5)
+    wait = InputWait()  # every step is finished when it returns
+    wait.fetch(lambda: fetch(None, 0.25))
+    assert (wait.take(), wait.total) == (0.25, 0.25)
 
 
 def test_error_of_a_queued_step_stops_the_training() -> None:

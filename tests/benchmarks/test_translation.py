@@ -1,7 +1,5 @@
-"""GNMT and the Transformer: learning rates and hyperparameters as submitted, and rejected settings."""
+"""GNMT and the Transformer: learning rates and hyperparameters as submitted."""
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,8 @@ from mlperf_logging import compliance_checker
 from benchmarks.common.run.mllog import Noted
 from benchmarks.gnmt import events as gnmt_events
 from benchmarks.transformer import events as transformer_events
-from encore import catalogue, configuration
-from tests.conftest import Encore, ToyRun, inside
-from tests.trainings import config_of, evaluated, exported, result
+from encore import catalogue
+from tests.trainings import config_of
 
 RULES = Path(compliance_checker.__file__).parent
 EVENTS = {"gnmt": gnmt_events, "transformer": transformer_events}
@@ -57,49 +54,3 @@ def test_hyperparameters_pass_the_checker_of_their_round(name: str, round_name: 
         conditions = rule.get("CHECK", [])
         for condition in conditions if isinstance(conditions, list) else [conditions]:
             assert eval(condition.strip(), {"v": noted._asdict()}), (rule["NAME"], noted)
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "setting", "message"),
-    [
-        ("transformer", "heads=3", "width=64 must be a multiple of 2 * heads=6"),
-        ("transformer", "batch_size=39", "must hold a pair of max_length=40"),
-        ("transformer", "precision=tf32", "has no tf32"),
-        ("transformer", "compile=true", "set compile=false"),
-        ("transformer", "relu_dropout=1.0", "relu_dropout must be at least 0 and below 1"),
-        ("gnmt", "beta1=1.0", "beta1 and beta2 must be in 0..1"),
-        ("gnmt", "loss_scale=10000.0", "loss_scale must not be above loss_scale_limit"),
-        ("gnmt", "layers=1", "layers"),
-    ],
-)
-def test_impossible_settings_are_rejected(benchmark: str, setting: str, message: str) -> None:
-    choice = catalogue.choose(benchmark)
-    with pytest.raises(Exception, match=re.escape(message)):
-        configuration.resolve(choice, catalogue.find_system(choice, "cpu", None), 1, 1, [setting])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "format_name", "environment"),
-    [("gnmt", "onnx", "serving"), ("transformer", "torch-export", "pytorch")],
-)
-@pytest.mark.usefixtures("pytorch_python", "serving_python")
-def test_exported_decoder_computes_the_steps_of_the_run(
-    name: str,
-    format_name: str,
-    environment: str,
-    encore: Encore,
-    toy_run: Callable[[str], ToyRun],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # So small a model is slower on many threads
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    run = toy_run(name).folder
-    content = exported(encore, run, tmp_path / "exported", format_name)
-    if name == "transformer":
-        evaluated(encore, tmp_path / "exported", run, content, "--max-batch-size", "512")
-    assert list(content["parts"]) == ["encoder", "decoder"]
-    differences = result(inside(environment, 1, "exported_step.py", str(tmp_path / "exported" / "decoder")))
-    assert differences["apart"] > 0.1, "hypotheses that are all alike show nothing"
-    assert differences["largest"] < 1e-4
