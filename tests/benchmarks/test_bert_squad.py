@@ -1,4 +1,4 @@
-"""BERT on SQuAD: official scores, spans, windows, sources, and learning rate."""
+"""BERT on SQuAD: official scores, spans, windows, and sources."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bert_squad import answers, events, made, squad, windows, writer
+from benchmarks.bert_squad import answers, made, squad, windows, writer
 from benchmarks.bert_squad.answers import Places
 from benchmarks.bert_squad.arrays import open_data
 from benchmarks.bert_squad.squad import Answer, Paragraph, Question
@@ -22,7 +22,7 @@ from benchmarks.language.vocabulary import Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
 from encore import data
 from tests.conftest import Encore
-from tests.trainings import config_of, with_other_offsets
+from tests.trainings import with_other_offsets
 
 # -- scores -----------------------------------------------------------------------------------------------
 
@@ -191,12 +191,6 @@ def test_missing_file_and_short_windows_are_rejected(sequence_length: int | None
 
 
 # -- training ---------------------------------------------------------------------------------------------
-
-
-def test_learning_rate_is_the_published_one() -> None:
-    config = config_of("bert-squad", "dgxa100-80g", None, 8)
-    rates = [events.learning_rate(config, step, 100) / 4.6e-5 for step in (0, 9, 19, 20, 59, 99)]
-    assert rates == pytest.approx([0.05, 0.5, 1, 79 / 80, 0.5, 0])
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""DLRM: preparation of Criteo's logs, placement of the tables, learning rate, and quality on real clicks."""
+"""DLRM: preparation of Criteo's logs, placement of the tables, and quality on real clicks."""
 
 import gzip
 import tarfile
@@ -11,12 +11,11 @@ import pytest
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.data.progress import Progress
-from benchmarks.dlrm import blocks, criteo, events, writer
+from benchmarks.dlrm import blocks, criteo, writer
 from benchmarks.dlrm.placement import place
 from encore import data, paths
 from tests import preparing
 from tests.conftest import Encore, only_run, records
-from tests.trainings import config_of
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
 CONSTANT_RATE_LOSS = 0.5269  # Log loss on the sample's test rows of a model that always predicts the click rate
@@ -87,7 +86,7 @@ def test_malformed_line_is_counted_and_skipped(line: str) -> None:
     assert parsed.columns[1].tolist() == [5, -2]
 
 
-# -- placement and learning rate --------------------------------------------------------------------------
+# -- placement --------------------------------------------------------------------------------------------
 
 # Rows of the tables in NVIDIA's v0.7 submission (dlrm/config/mlperf_40m.limit.json)
 SUBMITTED_SIZES = (
@@ -116,13 +115,6 @@ def test_placement_keeps_within_memory() -> None:
         place((10**9, *[5] * 25), 8, 512, 36e9)
     with pytest.raises(Problem, match="use more ranks"):
         place([10**7] * 26, 1, 512, 36e9)
-
-
-def test_learning_rate_of_the_submission() -> None:
-    config = config_of("dlrm", "dgxa100", "v0.7", 8)
-    rates = [events.learning_rate(config, step) for step in (0, 1374, 2749, 49314, 49315, 63200, 77086, 90000)]
-    # LearningRateScheduler in NVIDIA's code counts the first step as 1.
-    assert rates == pytest.approx([24 / 2750, 12, 24, 24, 24 * (27771 / 27772) ** 2, 6, 0, 0])
 
 
 # -- preparation ------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""LoRA on Llama 2 70B: packed data, files of published weights, schedule, memory, and a resume in another split."""
+"""LoRA on Llama 2 70B: packed data, files of published weights, schedule, and memory."""
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,8 +17,7 @@ from benchmarks.llama.schedule import learning_rate
 from benchmarks.llama2_70b_lora import events, noise
 from benchmarks.llama2_70b_lora.dataset import open_data
 from tests import preparing
-from tests.conftest import losses
-from tests.trainings import BareRuns, bare_runs, checked_config, config_of, steps_so_far, write_small_config
+from tests.trainings import checked_config, config_of
 
 prepare = partial(preparing.run, "llama2_70b_lora")
 
@@ -227,36 +226,3 @@ def test_configuration_without_enough_memory_is_rejected() -> None:
     assert config.needed_memory(32000, 8) - in_fp8 == 80 * 855_654_400 / 8
     short = {"facts": {**FACTS["facts"], "sequence_length": 4096}}
     assert config.misfits(short, 8, 80e9)[0][1] == "sequence_length=8192"
-
-
-# -- training ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def summaries(pytorch_python: Path, toy: Callable[[str], Path]) -> Path:
-    # With the base that its preparation trains
-    return toy("llama2-70b-lora")
-
-
-STEPS = 10
-SHORT = ("eval_interval_samples=12", f"max_steps={STEPS}", "quality_target=0.1", "log_interval=1", "micro_batch=2")
-
-
-def write_config(path: Path, ranks: int, *settings: str) -> Path:
-    return write_small_config(path, "llama2-70b-lora", ranks, (*SHORT, f"batch_size={4 // ranks}", *settings))
-
-
-runs = bare_runs("benchmarks.llama2_70b_lora.pytorch.train", "summaries", write_config)
-
-
-@pytest.mark.long
-def test_run_resumes_on_another_number_of_ranks_and_split(runs: BareRuns, tmp_path: Path) -> None:
-    output = tmp_path / "stopped"
-    metrics = output / "metrics.jsonl"
-    runs.stop(output, 2, "tensor_parallelism=2", once=lambda: steps_so_far(metrics) >= STEPS // 2)
-    (checkpoint,) = (output / "checkpoint").glob("step_*")
-    # The adapters and two moments in fp32, of both ranks, without the base
-    size = sum(path.stat().st_size for path in checkpoint.iterdir())
-    assert size < (runs.folder / "base.safetensors").stat().st_size
-    resumed, uninterrupted = (losses(run / "metrics.jsonl") for run in (runs.end(output, 1), runs.uninterrupted(1)))
-    assert resumed == pytest.approx(uninterrupted, rel=1e-4) and len(resumed) == STEPS

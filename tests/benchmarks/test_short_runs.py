@@ -1,5 +1,6 @@
 """Trainings of a few steps in PyTorch: resume, different numbers of ranks, rejected settings, and every bench."""
 
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from encore import catalogue
-from tests.conftest import Encore, evaluations, losses, quality
-from tests.trainings import BENCHED, BareRuns, assert_resumed, benched, config_of, write_small_config
+from tests.conftest import Encore, evaluations, logged, losses, quality, records
+from tests.trainings import BENCHED, BareRuns, InFramework, assert_resumed, benched, config_of, write_small_config
 
 
 class Short(NamedTuple):
@@ -193,3 +194,60 @@ BENCH_SETTINGS = {
 @pytest.mark.parametrize("name", [*SHORT, "gpt-oss-20b"])
 def test_bench_measures_every_kind(name: str, encore: Encore, toy: Callable[[str], Path]) -> None:
     assert benched(encore, name, toy(name), *BENCH_SETTINGS.get(name, ())) >= KINDS.get(name, BENCHED)
+
+
+# -- single cases -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_run_stopped_in_the_middle_of_an_accumulation_has_bit_identical_losses(
+    in_pytorch: InFramework, short_runs: Callable[[str], BareRuns], tmp_path: Path
+) -> None:
+    runs, output, dropout = short_runs("bert"), tmp_path / "stopped", ("dropout=0.1", "attention_dropout=0.1")
+    config = runs.write_config(tmp_path / "config.json", 2, *dropout)
+    # One rank gets the signal in the first of eight parts of step 10, both stop after the third part. The warm-up is a
+    # step, too
+    in_pytorch("bert_stop.py", str(11 * 8 + 1), str(config), str(runs.folder), str(output), ranks=2)
+    assert records(output / "metrics.jsonl", "end")[-1]["outcome"] == "interrupted"
+    (checkpoint,) = (output / "checkpoint").iterdir()
+    state = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    assert (state["step"], state["inside_step"]) == (10, True)
+    assert_resumed(runs.end(output, 2, *dropout), runs.uninterrupted(2, *dropout))
+    keys = [[event["key"] for event in logged(run / "result.txt")] for run in (output, runs.uninterrupted(2, *dropout))]
+    assert keys[0] == keys[1]
+    assert keys[0].count("train_samples") == 1
+
+
+@pytest.mark.long
+def test_run_starts_with_the_weights_of_another_run(short_runs: Callable[[str], BareRuns], tmp_path: Path) -> None:
+    runs = short_runs("bert")
+    first = runs.uninterrupted(1)
+    (weights,) = (first / "checkpoint").glob("step_00000024/shared")
+    settings = (f"checkpoint={weights}", "max_steps=2", "eval_start_samples=64")
+    second = runs.end(tmp_path / "second", 1, *settings)
+    before, after = (losses(run / "metrics.jsonl") for run in (first, second))
+    assert after[0] < before[1], "it continues at the last weights"
+    # A network of another size is rejected, with the name of every weight that does not fit
+    message = runs.refused(tmp_path / "third", 1, *settings, "inner_width=128")
+    assert "bert.encoder.layer.0.intermediate.dense.weight has [64, 64] instead of [128, 64]" in message
+
+
+@pytest.mark.long
+def test_run_resumes_on_another_number_of_ranks_and_split(
+    short_runs: Callable[[str], BareRuns], tmp_path: Path
+) -> None:
+    runs, output = short_runs("llama2-70b-lora"), tmp_path / "stopped"
+    runs.stop(output, 2, "tensor_parallelism=2", once=partial(occurs, output / STEP[0], STEP[1], 5))
+    (checkpoint,) = (output / "checkpoint").glob("step_*")
+    # The adapters and two moments in fp32, of both ranks, without the base
+    size = sum(path.stat().st_size for path in checkpoint.iterdir())
+    assert size < (runs.folder / "base.safetensors").stat().st_size
+    resumed, uninterrupted = (losses(run / "metrics.jsonl") for run in (runs.end(output, 1), runs.uninterrupted(1)))
+    assert resumed == pytest.approx(uninterrupted, rel=1e-4) and len(resumed) == 10
+
+
+@pytest.mark.long
+def test_pickle_that_runs_a_command_is_rejected(short_runs: Callable[[str], BareRuns], tmp_path: Path) -> None:
+    (tmp_path / "R-50.pkl").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    message = short_runs("maskrcnn").refused(tmp_path / "run", 1, f"backbone={tmp_path / 'R-50.pkl'}")
+    assert "it names os.system" in message and "hint: set backbone=FILE" in message
