@@ -9,7 +9,7 @@ from benchmarks.common.data.problem import Problem
 
 
 def synchronize() -> None:
-    """Stand in for a framework's wait for its device."""
+    """Device synchronization on the CPU."""
 
 
 def fail(count: int) -> None:

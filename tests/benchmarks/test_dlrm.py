@@ -18,14 +18,14 @@ from tests import preparing
 from tests.conftest import Encore, only_run, records
 
 CRITEO = paths.ROOT.parent / "shared" / "data" / "criteo.tar.xz"
-CONSTANT_RATE_LOSS = 0.5269  # Log loss on the sample's test rows of a model that always predicts the click rate
+CONSTANT_RATE_LOSS = 0.5269  # Log loss on the sample's test rows if the prediction is always the click rate
 INDEX_LIMIT = 40_000_000
 
 prepare = partial(preparing.here, "dlrm")
 
 
 def row(number: int) -> str:
-    # A row in Criteo's format, computed from its number
+    # Row ``number`` in Criteo's format
     numbers = [str(number % (column + 2) - 1) if number % 5 else "" for column in range(13)]
     hashes = [f"{(number * 7919 + column) % (40 + column):08x}" for column in range(26)]
     return "\t".join([str(number % 3 // 2), *numbers, *hashes]) + "\n"
@@ -146,7 +146,7 @@ def test_days_are_split_shuffled_and_encoded(tmp_path: Path) -> None:
 
 
 def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
-    # Otherwise a full disk kills the worker that writes through its memory map
+    # Otherwise a full disk kills a worker that writes through the memory map
     blocks.create(tmp_path / "train.bin", 5000)
     status = (tmp_path / "train.bin").stat()
     assert status.st_blocks * 512 >= status.st_size == blocks.file_bytes(5000)
@@ -155,7 +155,7 @@ def test_disk_space_is_allocated_before_the_first_row(tmp_path: Path) -> None:
 def test_rare_values_share_a_row(tmp_path: Path) -> None:
     raw = write_days(tmp_path / "raw", 2, 300)
     prepare(raw, "-o", tmp_path / "to", "--frequency-threshold", 8)
-    # In 300 training rows a value of a table of 40 occurs 7 or 8 times, a value of a table of 65 4 or 5 times.
+    # 300 training rows: every value occurs 7 or 8 times in the table with 40 values, 4 or 5 times in that with 65
     assert preparing.passport(tmp_path / "to")["facts"]["table_sizes"] == [21, 14, 7] + [1] * 23
     frequent = np.array([3, 5, 9])
     plan = writer.Plan(tmp_path, 100, 8, 0)

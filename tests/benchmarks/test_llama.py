@@ -71,8 +71,8 @@ def test_damaged_files_are_rejected(tmp_path: Path, damage: Callable[[Path, Path
 
 @pytest.mark.parametrize(
     ("seed", "count", "checksum"),
-    # Computed token by token in the order of Megatron's GPTDataset: 4, 2, 3, 1, 6 epochs, of which the last one is
-    # shuffled by itself for the seeds 0 and 8.
+    # Computed token by token in the order of Megatron's GPTDataset. Epochs: 4, 2, 3, 1, 6; with the seeds 0 and 8 the
+    # last epoch is shuffled separately.
     [
         (0, 80, 87748338),
         (1, 28, 1713175539),
@@ -96,7 +96,7 @@ def test_samples_are_in_the_order_of_megatron(tmp_path: Path, seed: int, count: 
 
 @pytest.mark.parametrize(("samples", "is_separate"), [(100, True), (177, True), (178, False), (199, False)])
 def test_last_epoch_is_shuffled_separately_if_little_of_it_is_needed(samples: int, is_separate: bool) -> None:
-    # An epoch has 99 samples; the limit is 0.8 of them
+    # An epoch has 99 samples; the limit is 79 samples
     documents = order.shuffled(np.full(50, 20, np.int32), 10, samples, 1).documents
     assert (set(documents[50:].tolist()) == set(range(50))) == is_separate
 

@@ -1,4 +1,4 @@
-"""Minigo: records, schedule, positions, preparation of games, and a run that is killed in each of its phases."""
+"""Minigo: records, schedule, positions, preparation of games, and a run that is killed in every phase."""
 
 import re
 import signal
@@ -167,7 +167,7 @@ def test_policy_turns_with_its_position() -> None:
 
 def test_model_flops_are_those_of_the_weights() -> None:
     # 2 x 81 points per weight of a convolution, 2 per weight of a dense layer, three times that for training; the
-    # first layer, 9 * 17 * 16 weights, has no gradient of its input
+    # first layer, 9 * 17 * 16 weights, gets no gradient for the input
     config = SimpleNamespace(board_size=9, features="agz", conv_width=16, trunk_layers=3, fc_width=24)
     assert training_flops(config) == 7_626_456
 
@@ -228,7 +228,7 @@ def test_games_with_flaws_are_reported_and_left_out(tmp_path: Path, sources: Pat
         "none": (GAME.replace("RE[B+R]", ""), "no result"),
         "void": (GAME.replace("RE[B+R]", "RE[Void]"), "no result, RE[Void]"),
     }
-    # A drawn game is correct, but has no winner to learn from; the first game occurs twenty times
+    # A draw is correct, but without a winner to learn from. The first game occurs twenty times
     texts = [*games, *[games[0]] * 19, *[text for text, _ in flaws.values()], GAME.replace("RE[B+R]", "RE[Draw]")]
     for name, text in zip([*map(str, range(28)), *flaws, "drawn"], texts, strict=True):
         (sources / f"{name}.sgf").write_text(text)
@@ -261,7 +261,7 @@ SMALL = {"epochs": "2", "games": "40", "concurrent_games": "8", "readouts": "16"
 
 
 def stop_when(started: Started, condition: Callable[[Path], bool], name: str, rank: int | None) -> None:
-    """Kill a rank, or stop the run by SIGTERM without one, as soon as a condition on its experiment holds."""
+    """Kill a rank, or stop the run by SIGTERM without one, as soon as the experiment meets a condition."""
 
     def is_met() -> bool:
         assert started.process.poll() is None, started.process.communicate()[0]

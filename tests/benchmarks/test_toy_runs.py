@@ -1,4 +1,4 @@
-"""The toy run of each implementation: target, log, compliance, export, and what its files hold."""
+"""The toy run of each implementation: target, log, compliance, export and files."""
 
 import json
 from collections.abc import Callable
