@@ -18,7 +18,7 @@ from benchmarks.minigo.flops import training_flops
 from benchmarks.minigo.records import GameFile, generation_folder, read_generation
 from encore import catalogue, configuration, data
 from encore.errors import EncoreError
-from tests.conftest import logged, only_run, records
+from tests.conftest import Encore, logged, only_run, records
 from tests.trainings import Started, settings, wait_until
 
 
@@ -117,6 +117,12 @@ def test_roles_are_the_submitted_ones(
     assert schedule.Roles.of(config_of(system, round_name), ranks) == schedule.Roles(training, selfplay)
 
 
+def test_host_shows_the_roles(encore: Encore) -> None:
+    output = " ".join(encore("show", "minigo", "--system", "dgx1_n3", code=0).stdout.split())
+    assert "8 x 1024 = global batch 8192" in output
+    assert "train: ranks 0 to 7; play: ranks 8 to 23" in output
+
+
 # -- positions --------------------------------------------------------------------------------------------
 
 
@@ -170,6 +176,8 @@ def test_model_flops_are_those_of_the_weights() -> None:
     # first layer, 9 * 17 * 16 weights, gets no gradient for the input
     config = SimpleNamespace(board_size=9, features="agz", conv_width=16, trunk_layers=3, fc_width=24)
     assert training_flops(config) == 7_626_456
+    shapes = models.weight_shapes(models.Shape.of(config))
+    assert len(shapes) == 47 and (shapes["stem.weight"], shapes["policy_dense.weight"]) == ((3, 3, 17, 16), (162, 82))
 
 
 # -- data set ---------------------------------------------------------------------------------------------
