@@ -33,7 +33,10 @@ SHORT = {
          "eval_batch_size=4", "max_length_test=20", "quality_target=100.0"), 192,
     ),
     "llama2-70b-lora": Short(("eval_interval_samples=12", "max_steps=10", "micro_batch=2", "quality_target=0.1"), 4),
-    "llama31-8b": Short(("eval_interval_samples=32", "max_steps=8", "warmup_steps=2", "eval_samples=10", "quality_target=0.1")),
+    # Enough steps for a signal that is sent after the third one
+    "llama31-8b": Short(
+        ("eval_interval_samples=240", "max_steps=60", "warmup_steps=5", "eval_samples=10", "quality_target=0.1"),
+    ),
     "maskrcnn": Short(
         ("epochs=1", "warmup_steps=8", "eval_batch_size=4", "box_target=0.99", "mask_target=0.99"), 8,
     ),
