@@ -16,6 +16,7 @@ from benchmarks.translation.orders import Order
 from benchmarks.translation.pytorch.batches import training_input
 from benchmarks.translation.pytorch.loss import plain_loss
 
+LONG = True
 RANKS = (1, 2)
 # With an epsilon so large that no gradient near 0 makes a step of the full rate in a direction of rounding.
 CONFIG = Config(device="cpu", precision="fp32", layers=2, width=32, heads=4, inner_width=48, batch_size=256,
