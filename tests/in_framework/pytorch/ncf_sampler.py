@@ -1,4 +1,4 @@
-"""NCF's sampler on three ranks: together they draw the samples of one rank, each only its part."""
+"""NCF's sampler on three ranks against the same epoch on a single rank, and the number of samples per rank."""
 
 import torch
 import torch.distributed as dist

@@ -22,7 +22,7 @@ WORDS, LONGEST = 61, 24
 
 @torch.no_grad()
 def network_of(**changes):
-    # A network whose weights are all different from 0 and 1, norms and biases too
+    # Weights, norms and biases are all different from 0 and 1
     torch.manual_seed(11)
     network = Network(dataclasses.replace(CONFIG, **changes), WORDS).eval()
     for phase, parameter in enumerate(network.parameters()):
@@ -60,7 +60,7 @@ def pytorch_modules(network):
             module, prefix = theirs.get_submodule(name), "in_proj_" if name.endswith("_attn") else ""
             for kind in ("weight", "bias"):
                 getattr(module, prefix + kind).copy_(torch.cat([getattr(part, kind) for part in parts]))
-    # The fast path for inference is different from the one that trains.
+    # Training mode: the fast path for inference differs.
     return encoder.train(), decoder.train()
 
 

@@ -32,7 +32,7 @@ def sentences(factor, count=STEPS * PAIRS):
 
 
 def batches(ranks):
-    # The same steps for any number of ranks, of which the last has the fewest pairs
+    # The same steps for any number of ranks; the last one has the fewest pairs
     size = ranks.size
     cuts = [step * PAIRS + (PAIRS * rank + size - 1) // size for step in range(STEPS) for rank in range(size)]
     order = Order(np.arange(STEPS * PAIRS), np.array([*cuts, STEPS * PAIRS]), STEPS)
