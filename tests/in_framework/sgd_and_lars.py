@@ -11,7 +11,7 @@ import numpy as np
 
 
 def decays(name: str, optimizer: str) -> bool:
-    # Whether set_wd_mult leaves weight decay to a parameter.
+    # Whether set_wd_mult keeps the weight decay of a parameter
     if optimizer == "lars":
         return name.endswith(("weight", "bias"))  # the only bias is that of fc1
     return name.endswith(("weight", "gamma"))

@@ -22,79 +22,72 @@ SPLITS = ("training", "evaluation")
 
 
 def operators(config, split):
-    # Arguments of each operator by its name, as DALI prints them.
+    # Arguments of each operator by its name, as DALI prints them
     definition = getattr(inputs, f"_{split}")
     graph = definition(config, Path("/data"), Ranks(3, 8, 3, 8, None), batch_size=8, num_threads=3, device_id=3)
     graph._build_graph()
-    found = {}
-    for each in graph._ops:
-        text = str(each.spec)
-        found[text.split()[2].rstrip(":")] = dict(re.findall(r"^    (\w+): (.*)$", text.split("Arguments:")[1], re.M))
-    found["outputs"] = [output.device for output in graph._graph_outputs]
-    return found
+    arguments = {"outputs": [output.device for output in graph._graph_outputs]}
+    for operator in graph._ops:
+        text = str(operator.spec)
+        lines = re.findall(r"^    (\w+): (.*)$", text.split("Arguments:")[1], re.M)
+        arguments[text.split()[2].rstrip(":")] = dict(lines)
+    return arguments
 
 
-def decoder_of(config, split):
-    (decoder,) = (arguments for name, arguments in operators(config, split).items() if name.startswith("decoders"))
-    return decoder
+CACHE = {
+    "cache_size": "6144", "cache_type": "threshold", "cache_threshold": "0", "bytes_per_sample_hint": "[1315942, ]",
+}  # fmt: skip
+READER = {"stick_to_shard": "True", "skip_cached_images": "True", "lazy_init": "True", "pad_last_batch": None}
 
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("config", [PLAIN, CACHED], ids=["plain", "cached"])
-def test_decoders_get_what_the_submissions_gave_them(config, split):
-    # As common/dali.py of NVIDIA's v0.6, v0.7 and v2.1 submissions of ResNet in MXNet.
-    decoder, cached = decoder_of(config, split), config is CACHED
-    assert (decoder["device"], decoder["affine"]) == ("mixed", "False")
-    assert decoder["device_memory_padding"] == decoder["host_memory_padding"] == str(64 * 2**20)
+def test_decoders_and_readers_get_the_submitted_arguments(config, split):
+    # As common/dali.py of NVIDIA's v0.6, v0.7 and v2.1 submissions of ResNet in MXNet
+    arguments, cached = operators(config, split), config is CACHED
+    (decoder,) = (values for name, values in arguments.items() if name.startswith("decoders"))
+    expected = {
+        "device": "mixed", "affine": "False", "device_memory_padding": "67108864", "host_memory_padding": "67108864",
+        "preallocate_width_hint": "0" if cached else "5980", "preallocate_height_hint": "6430",
+        **(CACHE if cached else dict.fromkeys(CACHE)),
+    }  # fmt: skip
+    assert {name: decoder.get(name) for name in expected} == expected
     assert float(decoder["hw_decoder_load"]) == 0.5
-    assert (decoder["preallocate_width_hint"], decoder["preallocate_height_hint"]) == (
-        "0" if cached else "5980",
-        "6430",
-    )
-    cache = {name: value for name, value in decoder.items() if name.startswith(("cache", "bytes_per_sample"))}
-    wanted = {"cache_size": "6144", "cache_type": "threshold", "cache_threshold": "0"}
-    assert cache == ({**wanted, "bytes_per_sample_hint": "[1315942, ]"} if cached else {})
+    # Without stick_to_shard a rank reads different images every epoch, and the cache rarely hits.
+    is_evaluation, reader = split == "evaluation", arguments["readers__MXNet"]
+    expected = READER if cached else {**dict.fromkeys(READER), "stick_to_shard": "True" if is_evaluation else None}
+    expected = {**expected, "pad_last_batch": "True" if is_evaluation else None, "shard_id": "3", "num_shards": "8"}
+    assert {name: reader.get(name) for name in expected} == expected
+    assert reader.get("dont_use_mmap") == ("True" if cached else "False")
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_decoder_of_a_newer_dali_gets_no_hint_of_its_outputs(monkeypatch, split):
-    # nvImageCodec's decoder ends when its outputs are allocated already; all else is as for an old one.
+def test_decoder_of_a_newer_dali_gets_no_hint_for_its_outputs(monkeypatch, split):
+    # nvImageCodec's decoder fails if the outputs are allocated already; the other arguments stay.
     old = operators(CACHED, split)
-    # DALI 2.2's decoder has arguments that older ones lack; all else of it is the installed one's.
+    # DALI 2.2's decoder has arguments that older ones lack.
     names = [*backend.GetSchema("decoders__Image").GetArgumentNames(), "adjust_orientation", "dtype"]
     schema = SimpleNamespace(GetArgumentNames=lambda: names)
     monkeypatch.setattr(inputs, "backend", SimpleNamespace(GetSchema=lambda name: schema))
-    new = operators(CACHED, split)
     del old["decoders__Image"]["bytes_per_sample_hint"]
-    assert new == old
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_decoder_cache_keeps_to_its_shard(split):
-    # Else a rank has other images in each epoch, and the cache hardly ever hits.
-    plain, cached = (operators(config, split)["readers__MXNet"] for config in (PLAIN, CACHED))
-    caching = {"stick_to_shard", "skip_cached_images", "lazy_init"}
-    assert [cached.get(name) for name in caching] == ["True"] * 3
-    assert (cached["shard_id"], cached["num_shards"], cached["dont_use_mmap"]) == ("3", "8", "True")
-    assert caching & set(plain) == ({"stick_to_shard"} if split == "evaluation" else set())
-    assert plain.get("pad_last_batch") == ("True" if split == "evaluation" else None)
+    assert operators(CACHED, split) == old
 
 
 @pytest.mark.parametrize(("split", "operator"), [("training", "RandomResizedCrop"), ("evaluation", "Resize")])
 def test_crops_get_their_hints_and_labels_are_on_the_gpu(split, operator):
-    found = operators(CACHED, split)
-    crop, normalize = found[operator], found["CropMirrorNormalize"]
+    arguments = operators(CACHED, split)
+    crop, normalize = arguments[operator], arguments["CropMirrorNormalize"]
     assert (crop["device"], normalize["device"]) == ("gpu", "gpu")
     assert (crop["bytes_per_sample_hint"], crop["temp_buffer_hint"]) == ("[165581, ]", "355568328")
     assert normalize["bytes_per_sample_hint"] == "[441549, ]"
-    assert found["outputs"] == operators(PLAIN, split)["outputs"] == ["gpu", "gpu"]
+    assert arguments["outputs"] == operators(PLAIN, split)["outputs"] == ["gpu", "gpu"]
 
 
-def test_resizing_smooths_only_where_it_was_submitted(monkeypatch):
-    # DALI did so by its triangular filter alone until 1.16, which made it the default of the linear one.
+def test_resizing_smooths_only_if_it_was_submitted(monkeypatch):
+    # Until 1.16 DALI did so only with its triangular filter; then the linear one did by default.
     for config, smooth in ((PLAIN, "False"), (CACHED, "True")):
-        every = [each for split in SPLITS for each in operators(config, split).items()]
-        assert [arguments["antialias"] for name, arguments in every if "Resize" in name] == [smooth] * 2
+        crops = [values for split in SPLITS for name, values in operators(config, split).items() if "Resize" in name]
+        assert [arguments["antialias"] for arguments in crops] == [smooth] * 2
     old = SimpleNamespace(GetArgumentNames=lambda: ["resize_x", "min_filter"])
     monkeypatch.setattr(dali, "backend", SimpleNamespace(GetSchema=lambda name: old))
     assert [dali.resampling(smooth) for smooth in (False, True)] == [{}, {"min_filter": types.INTERP_TRIANGULAR}]

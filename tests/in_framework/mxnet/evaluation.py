@@ -16,6 +16,7 @@ from tests.in_framework import resnet
 
 import mxnet as mx  # isort: skip
 
+LONG = True
 RANKS = (1, 2)
 
 

@@ -21,6 +21,7 @@ from benchmarks.resnet.mxnet import data as tensors
 from benchmarks.resnet.mxnet import model, optimizer, train
 from benchmarks.resnet.mxnet.config import Config
 from tests.in_framework import resnet, sgd_and_lars
+from tests.in_framework.waves import waves
 
 import mxnet as mx  # isort: skip
 from mxnet import autograd, gluon  # isort: skip
@@ -46,22 +47,22 @@ def test_v1_5_has_the_stride_in_the_3x3_convolution():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss(smoothing):
-    found = model.SmoothedLoss(smoothing)(mx.nd.array(resnet.LOGITS), mx.nd.array(resnet.LABELS)).asnumpy()
-    assert found == pytest.approx(resnet.smoothed_losses(smoothing), abs=1e-5)
+    losses = model.SmoothedLoss(smoothing)(mx.nd.array(resnet.LOGITS), mx.nd.array(resnet.LABELS)).asnumpy()
+    assert losses == pytest.approx(resnet.LOSSES[smoothing], abs=1e-5)
 
 
 def test_weights_follow_the_seed():
-    image, found = mx.nd.random.uniform(shape=(2, 3, 32, 32)), []
+    image, outputs = mx.nd.random.uniform(shape=(2, 3, 32, 32)), []
     for seed in (1, 1, 2):
         config = resnet.config_of(Config, seed=seed)
         network = model.build(config)
         model.initialize(network, config, mx.cpu())
-        found.append(network(image).asnumpy())
-    assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
+        outputs.append(network(image).asnumpy())
+    assert (outputs[0] == outputs[1]).all() and (outputs[0] != outputs[2]).any()
 
 
 class NgcOperators:
-    # Symbols with the arguments that NVIDIA's submissions hand to them, and no others.
+    # Symbols with the arguments of NVIDIA's submissions, and no others
     @staticmethod
     def BatchNorm(data, act_type, axis, eps, momentum, fix_gamma):
         assert (act_type, axis, fix_gamma) == ("relu", 3, False)
@@ -72,7 +73,7 @@ class NgcOperators:
 
 
 class OldOperators:
-    # An MXNet whose documentation alone knows of the fused operator.
+    # An MXNet that only mentions the fused operator in its documentation
     @staticmethod
     def BatchNorm(data, axis, eps, momentum, fix_gamma):
         """There is no act_type."""
@@ -94,19 +95,15 @@ def test_fused_operators_are_found_by_asking(config, operators, has):
 
 
 def test_fused_operators_get_the_submitted_arguments():
-    # As resnet-v1b-fl.py calls them; Gluon's own arguments stay out.
-    found = []
-    layers = model.Layers(GPU, model.FusedOperators(True, True))
-
-    def operator(**given):
-        found.append(set(given))
-
-    note = SimpleNamespace(BatchNorm=operator, BatchNormAddRelu=operator)
+    # As resnet-v1b-fl.py calls them; Gluon's other arguments are left out.
+    calls, layers = [], model.Layers(GPU, model.FusedOperators(True, True))
+    symbols = SimpleNamespace(BatchNorm=lambda **given: calls.append({*given}))
+    symbols.BatchNormAddRelu = symbols.BatchNorm
     parameters = dict.fromkeys(("gamma", "beta", "running_mean", "running_var"))
-    layers.norm_relu(8).hybrid_forward(note, None, **parameters)
-    layers.norm_add_relu(8).hybrid_forward(note, None, None, **parameters)
+    layers.norm_relu(8).hybrid_forward(symbols, None, **parameters)
+    layers.norm_add_relu(8).hybrid_forward(symbols, None, None, **parameters)
     common = {"axis", "beta", "data", "eps", "fix_gamma", "gamma", "momentum", "moving_mean", "moving_var", "name"}
-    assert found == [{*common, "act_type"}, {*common, "addend"}]
+    assert calls == [{*common, "act_type"}, {*common, "addend"}]
 
 
 class NormConvolution:
@@ -121,8 +118,7 @@ class NormConvolution:
             count = data.size // data.shape[1]
             mean = in_sum / count
             factor = gamma / mx.nd.sqrt(in_sum_squares / count - mean**2 + eps)
-            columns = (each.reshape((1, -1, 1, 1)) for each in (mean, factor, beta))
-            mean, factor, beta = columns
+            mean, factor, beta = (values.reshape((1, -1, 1, 1)) for values in (mean, factor, beta))
             data = mx.nd.relu((data - mean) * factor + beta)
         sizes = {"kernel": kernel, "stride": stride, "pad": pad, "num_filter": num_filter, "layout": layout}
         out = mx.nd.Convolution(data, weight, no_bias=True, **sizes)
@@ -131,55 +127,41 @@ class NormConvolution:
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_fused_convolutions_have_the_values_and_gradients_of_the_plain_ones(depth):
-    config, found = resnet.config_of(Config, depth=depth), []
-    block = next(each for each in architecture.residual_blocks(config) if each.convs[-2].stride == 2 or depth == 18)
+    config, results = resnet.config_of(Config, depth=depth), []
+    block = next(b for b in architecture.residual_blocks(config) if b.convs[-2].stride == 2 or depth == 18)
     x = mx.nd.random.uniform(-1, 1, (2, block.convs[0].in_channels, 8, 8))
     for fused in (True, False):
         mx.random.seed(3)
         body = model.Layers(config, model.FusedOperators(False, False, fused)).body(block.convs)
         body.initialize()
-        given = x.copy()
-        given.attach_grad()
+        images = x.copy()
+        images.attach_grad()
         with autograd.record():
-            own = {name: parameter.data() for name, parameter in body._reg_params.items()}
-            out = body.hybrid_forward(NormConvolution, given, **own) if fused else body(given)
+            weights = {name: parameter.data() for name, parameter in body._reg_params.items()}
+            out = body.hybrid_forward(NormConvolution, images, **weights) if fused else body(images)
         out.backward(mx.nd.arange(out.size).reshape(out.shape) / out.size)
-        trained = [each.grad() for each in body.collect_params().values() if each.grad_req != "null"]
-        found.append([out, given.grad, *trained])
-    assert len(found[0]) == 2 + 3 * len(block.convs) - 2
-    for ours, plain in zip(*found):
+        gradients = [p.grad() for p in body.collect_params().values() if p.grad_req != "null"]
+        results.append([out, images.grad, *gradients])
+    assert len(results[0]) == 2 + 3 * len(block.convs) - 2
+    for ours, plain in zip(*results):
         assert float((ours - plain).norm().asscalar()) < 1e-4 * float(plain.norm().asscalar())
 
 
-def test_fused_convolutions_are_refused_where_they_are_not():
-    wanted = dataclasses.replace(GPU, fused_convolutions=True)
+def test_fused_convolutions_are_rejected_without_the_operator():
+    config = dataclasses.replace(GPU, fused_convolutions=True)
     with pytest.raises(UnavailableError, match=r"has no NormConvolution(.|\n)*hint: set fused_convolutions=false"):
-        model.missing_operators(wanted)
-    there = SimpleNamespace(NormConvolution=None, BatchNorm=NgcOperators.BatchNorm)
-    assert model.fused_operators(wanted, there) == model.FusedOperators(True, False, True)
+        model.missing_operators(config)
+    symbols = SimpleNamespace(NormConvolution=None, BatchNorm=NgcOperators.BatchNorm)
+    assert model.fused_operators(config, symbols) == model.FusedOperators(True, False, True)
     with pytest.raises(ValueError, match="fused_convolutions needs device=gpu"):
-        dataclasses.replace(wanted, layout="NCHW")
+        dataclasses.replace(config, layout="NCHW")
 
 
 def losses(training, count, skip=0):
-    # Losses of steps on the same noise at each call, at rates that change.
-    generator, found = np.random.RandomState(0), []
-    for step in range(count):
-        labels = generator.randint(0, training.config.num_classes, training.config.batch_size)
-        images = mx.nd.array(generator.standard_normal(input_shape(training.config)))
-        if step >= skip:
-            found.append(train.train_step(training, images, mx.nd.array(labels), 0.1 * (step + 1)).asscalar())
-    return found
-
-
-def test_gradients_stay_in_the_range_of_fp16():
-    # ResNet-50 at the submitted batch size; small images have larger gradients than those of 224 pixels.
-    config = resnet.config_of(Config, depth=50, batch_size=408, num_classes=1000, loss_scale=Config().loss_scale)
-    training = train.build(config, ranks, {})
-    assert losses(training, 1) == pytest.approx([6.9], abs=1.0)
-    parameters = training.network.collect_params().values()
-    largest = max(float(mx.nd.abs(p.grad()).max().asscalar()) for p in parameters if p.grad_req != "null")
-    assert 0 < largest < 65504, "the end of fp16"
+    # Losses of steps on the same images at each call, at rates that change
+    labels, shape = mx.nd.arange(training.config.batch_size) % 10, input_shape(training.config)
+    steps = [(mx.nd.array(2 * waves(*shape, phase=step)), 0.1 * (step + 1)) for step in range(skip, count)]
+    return [train.train_step(training, images, labels, rate).asscalar() for images, rate in steps]
 
 
 def test_nan_shows_in_the_loss():
@@ -197,19 +179,19 @@ def test_a_warm_up_leaves_no_trace(name):
     with mock.patch.object(train, "train_step", wraps=train.train_step) as counted:
         train.warm_up(training)
     assert counted.call_count == 3
-    begun = losses(training, 2)
+    first = losses(training, 2)
     saved = train.state_dict(training)
-    assert begun + losses(training, 4, skip=2) == expected
+    assert first + losses(training, 4, skip=2) == expected
     resumed = train.build(config, ranks, saved)
     train.warm_up(resumed)
     assert losses(resumed, 4, skip=2) == expected[2:]
 
 
-@pytest.mark.parametrize(("visible", "taken"), [(4, 3), (1, 0)])
-def test_a_rank_takes_the_gpu_of_its_place(monkeypatch, visible, taken):
+@pytest.mark.parametrize(("visible", "expected"), [(4, 3), (1, 0)])
+def test_a_rank_takes_the_gpu_of_its_place(monkeypatch, visible, expected):
     monkeypatch.setattr(mxnet.hvd, "local_rank", lambda: 3)
     monkeypatch.setattr(mx.context, "num_gpus", lambda: visible)
-    assert mxnet.start(SimpleNamespace(device="gpu")).context.device_id == taken
+    assert mxnet.start(SimpleNamespace(device="gpu")).context.device_id == expected
 
 
 SHAPES = {"conv_weight": (8, 3, 3, 3), "bn_gamma": (8,), "bn_beta": (8,), "dense_weight": (10, 8), "dense_bias": (10,)}
@@ -221,29 +203,28 @@ SHAPES = {"conv_weight": (8, 3, 3, 3), "bn_gamma": (8,), "bn_beta": (8,), "dense
 def test_optimizers_follow_the_submitted_rules(name, undecayed, precision, error):
     options = {"weight_decay": 0.01, "momentum": 0.9, "lars_eta": 0.1, "no_weight_decay": undecayed}
     config = dataclasses.replace(Config(), device="gpu", optimizer=name, precision=precision, **options)
-    generator = np.random.RandomState(0)
 
-    def numbers(factor):
-        return {key: np.float32(np.float16(factor * generator.randn(*shape))) for key, shape in SHAPES.items()}
+    def arrays(factor, phase):
+        return {key: np.float32(np.float16(factor * waves(*shape, phase=phase))) for key, shape in SHAPES.items()}
 
-    start, gradients = numbers(1), [numbers(8) for _ in range(12)]
+    start, gradients = arrays(1, 0), [arrays(8, step) for step in range(1, 13)]
     rates = [sgd_and_lars.rate_at(step, 1.0, 12, warmup=4) for step in range(1, 13)]
-    averaged = [{key: gradient / 4 for key, gradient in each.items()} for each in gradients]
+    averaged = [{key: gradient / 4 for key, gradient in step.items()} for step in gradients]
     parameters = gluon.ParameterDict()
     for key, value in start.items():
         kind = "float16" if precision == "fp16" and not key.startswith("bn") else "float32"
         parameters.get(key, shape=value.shape, dtype=kind, init=mx.init.Constant(mx.nd.array(value)))
     parameters.initialize()
     trainer = optimizer.build_trainer(parameters, config)
-    for each, rate in zip(gradients, rates):
+    for step, rate in zip(gradients, rates):
         trainer.set_learning_rate(rate)
         for key, parameter in parameters.items():
-            parameter.grad()[:] = mx.nd.array(each[key]).astype(parameter.dtype)
+            parameter.grad()[:] = mx.nd.array(step[key]).astype(parameter.dtype)
             parameter._data[0]._fresh_grad = True
         trainer.step(4, ignore_stale_grad=True)
     for key, expected in sgd_and_lars.trained(start, averaged, rates, config).items():
-        found = parameters[key].data().asnumpy()
-        assert np.linalg.norm(found - expected) < error * np.linalg.norm(expected), key
+        weights = parameters[key].data().asnumpy()
+        assert np.linalg.norm(weights - expected) < error * np.linalg.norm(expected), key
 
 
 @pytest.mark.parametrize(

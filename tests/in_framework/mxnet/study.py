@@ -14,6 +14,7 @@ from benchmarks.study.mxnet.training import batches, build, start
 
 import mxnet as mx  # isort: skip
 
+LONG = True
 RANKS = (1, 2)
 WAYS = ("horovod",) if os.environ.get("HOROVOD_SIZE", "1") != "1" else ("local", "device")
 # As symbols/alexnet.py of MXNet 0.12 to 1.3.1: what is pooled is normalized.

@@ -1,157 +1,162 @@
-"""NeuMF next to a plain float64 model, a resumed graph, ties, and the NCF authors' weights in our evaluator."""
+"""NeuMF against recorded values of its equations, a resumed graph, ties in the evaluation, and the sampler."""
 
 import copy
 import dataclasses
 import math
-import tarfile
-from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.common.data import passport
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import optimizers
-from benchmarks.ncf import prepare
-from benchmarks.ncf.pytorch import data, evaluation, model, train
+from benchmarks.ncf.interactions import draw_negatives
+from benchmarks.ncf.pytorch import data, evaluation, model, operators, train
 from benchmarks.ncf.pytorch.config import Config
 from benchmarks.ncf.pytorch.train import assemble, build, state_dict, train_step
-from tests.in_framework.ncf_data import ITEMS, USERS, small_data
+from tests.in_framework.ncf_data import HELD_OUT, ITEMS, USERS, small_data
+from tests.in_framework.waves import digest, waves
 
 PAIRS = 500
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
 CONFIG = Config(
     device="cpu", precision="fp32", factors=4, layers=(12, 10, 6, 3), learning_rate=0.0045, beta1=0.25, beta2=0.5,
-    epsilon=1e-8, batch_size=PAIRS,
+    epsilon=1e-3, batch_size=PAIRS,
 )  # fmt: skip
-ARCHIVE = Path(__file__).parents[4] / "shared" / "data" / "ncf_ml-1m.tar.xz"
+BATCH = (torch.arange(PAIRS) % USERS, torch.arange(PAIRS) * 7 % ITEMS, (torch.arange(PAIRS) % 5 == 0).float())
 
 
-def reference(values, users, items, labels):
-    # Scores and mean loss of NeuMF as equations 7 to 12 of the paper have it, on float64 tensors.
-    product = values["gmf_users"][users] * values["gmf_items"][items]
-    hidden = torch.cat((values["mlp_users"][users], values["mlp_items"][items]), 1)
-    for number in range(len(CONFIG.layers) - 1):
-        hidden = torch.relu(hidden @ values[f"weights.{number}"].T + values[f"biases.{number}"])
-    scores = torch.cat((product, hidden), 1) @ torch.cat((values["out_gmf"], values["out_mlp"])) + values["out_bias"]
-    probability = torch.sigmoid(scores)
-    return scores, -(labels * probability.log() + (1 - labels) * (1 - probability).log()).mean()
+@torch.no_grad()
+def fill(network):
+    # Weights larger than fresh ones, so that every layer matters, and biases that are not 0
+    for phase, parameter in enumerate(network.parameters()):
+        parameter.copy_(torch.from_numpy(0.5 * waves(*parameter.shape, phase=phase)))
+    return network
 
 
-def relative(found, expected):
-    return float((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+def gradients_of(network, precision="fp32"):
+    network.zero_grad()
+    with pytorch.autocast(CPU.context, precision):
+        loss = network.loss_sum(*BATCH) / PAIRS
+    loss.backward()
+    return float(loss.detach()), [parameter.grad.clone() for parameter in network.parameters()]
+
+
+@pytest.mark.parametrize("first_layer", ["tables", "rows", "auto"])
+def test_loss_and_gradients_of_neumf(first_layer):
+    # Recorded from equations 7 to 12 of the paper in float64; gradients in the order of the parameters
+    network = fill(model.build(dataclasses.replace(CONFIG, first_layer=first_layer), USERS, ITEMS))
+    assert network.by_tables == (first_layer != "rows")
+    loss, gradients = gradients_of(network)
+    scores = digest(network(*BATCH[:2]).detach())
+    assert [loss, *scores] == pytest.approx([0.7414034, 0.1345885, 0.0007271033], rel=1e-5, abs=1e-7)
+    assert [digest(gradient)[1] for gradient in gradients] == pytest.approx(
+        [
+            0.0001065135,
+            1.284013e-05,
+            3.760304e-05,
+            -9.424125e-07,
+            -0.0003691278,
+            -0.03986223,
+            0.2806295,
+            8.201939e-06,
+            0.0006157606,
+            0.002694214,
+            -0.002178303,
+            0.002971726,
+            -0.03550899,
+        ],
+        rel=1e-4,
+        abs=2e-9,
+    )
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
-@pytest.mark.parametrize("first_layer", ["tables", "rows", "auto"])
-def test_step_is_the_papers(first_layer, kernel):
-    torch.manual_seed(0)
-    config = dataclasses.replace(CONFIG, first_layer=first_layer, optimizer_kernel=kernel)
-    network = model.build(config, USERS, ITEMS)
-    assert network.by_tables == (first_layer != "rows")
-    for parameter in network.parameters():
-        # Larger than fresh weights, so that every layer matters, and biases that are not 0.
-        parameter.data.uniform_(-0.5, 0.5)
-    values = {name: p.detach().double().requires_grad_() for name, p in network.named_parameters()}
+def test_steps_are_those_of_adam(kernel):
+    config = dataclasses.replace(CONFIG, optimizer_kernel=kernel)
     sampler = data.Sampler(small_data(), PAIRS, 4, CPU)
+    network = fill(model.build(config, USERS, ITEMS))
+    reference, training = copy.deepcopy(network), assemble(config, network, sampler, CPU)
+    adam = torch.optim.Adam(reference.parameters(), config.learning_rate, (0.25, 0.5), config.epsilon)
     sampler.draw_epoch(1)
-    users, items, labels, _ = sampler.batch(0)
-    scores, loss = reference(values, users, items, labels.double())
-    loss.backward()
-    assert relative(network(users, items).detach(), scores.detach()) < 1e-5
-    (network.loss_sum(users, items, labels) / PAIRS).backward()
-    for name, parameter in network.named_parameters():
-        assert relative(parameter.grad, values[name].grad) < 1e-5
-    network.zero_grad()
-    made = assemble(config, network, sampler, CPU)
-    train_step(made, 0)
-    assert float(made.losses[0]) == pytest.approx(float(loss.detach()), rel=1e-6)
-    for name, parameter in network.named_parameters():
-        gradient = values[name].grad
-        # Kingma and Ba 2015, algorithm 1, at t = 1: the corrected moments are the gradient and its square.
-        expected = values[name].detach() - config.learning_rate * gradient / (gradient.abs() + config.epsilon)
-        # Where a gradient is all but 0, its sign is a matter of rounding.
-        clear = (gradient.abs() > 1e-6) | (gradient == 0)
-        assert float(((parameter.detach().double() - expected).abs() * clear).max()) < 1e-5
+    for step in (0, 1):
+        users, items, labels, _ = sampler.batch(step)
+        adam.zero_grad()
+        loss = reference.loss_sum(users, items, labels) / len(users)
+        loss.backward()
+        adam.step()
+        train_step(training, step)
+        assert float(training.losses[step]) == pytest.approx(float(loss.detach()), rel=1e-5)
+    for ours, theirs in zip(network.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("by_tables", "read_as"), [(True, None), (True, torch.bfloat16), (False, torch.bfloat16)])
-def test_bf16_gradients_are_those_of_fp32_roughly(by_tables, read_as):
-    torch.manual_seed(0)
-    network = model.NeuMF(USERS, ITEMS, CONFIG.factors, CONFIG.layers, by_tables)
-    for parameter in network.parameters():
-        parameter.data.uniform_(-0.5, 0.5)
-    users, items = torch.randint(USERS, (PAIRS,)), torch.randint(ITEMS, (PAIRS,))
-    labels = (torch.rand(PAIRS) < 0.2).float()
-    found = []
-    for precision in ("fp32", "bf16"):
-        network.zero_grad()
-        network.read_as = read_as if precision == "bf16" else None
-        with pytorch.autocast(torch.device("cpu"), precision):
-            loss = network.loss_sum(users, items, labels)
-        loss.backward()
-        found.append([parameter.grad.double() for parameter in network.parameters()])
-    looked_up = model.rows(network.gmf_users, users, read_as)
-    assert torch.equal(looked_up, network.gmf_users[users].to(read_as or torch.float32))
+def test_bf16_gradients_are_near_those_of_fp32(by_tables, read_as):
+    network = fill(model.NeuMF(USERS, ITEMS, CONFIG.factors, CONFIG.layers, by_tables))
+    exact = gradients_of(network)[1]
+    network.read_as = read_as
+    errors = [float((bf16 - fp32).abs().max() / fp32.abs().max())
+              for bf16, fp32 in zip(gradients_of(network, "bf16")[1], exact, strict=True)]  # fmt: skip
+    assert 0 < max(errors) < 0.1
+    table, users = network.gmf_users, BATCH[0]
+    rows = model.rows(table, users, read_as)
+    assert torch.equal(rows, table[users].to(read_as or torch.float32))
     # Users come many times: their gradients are summed in fp32, and reach the tables so.
-    upstream = torch.randn(PAIRS, CONFIG.factors).to(looked_up.dtype)
-    (summed,) = torch.autograd.grad(looked_up, network.gmf_users, upstream)
-    wanted = torch.zeros(USERS, CONFIG.factors, dtype=torch.float64).index_add_(0, users, upstream.double())
-    assert summed.dtype is torch.float32 and relative(summed, wanted) < 1e-6
-    assert 0 < max(relative(low, exact) for exact, low in zip(*found)) < 0.05
+    upstream = torch.from_numpy(waves(*rows.shape)).to(rows.dtype)
+    (gradient,) = torch.autograd.grad(rows, table, upstream)
+    expected = torch.zeros(table.shape, dtype=torch.float64).index_add_(0, users, upstream.double())
+    torch.testing.assert_close(gradient, expected.float(), rtol=1e-5, atol=1e-6)
 
 
 # -- a captured epoch --------------------------------------------------------------------------------------
 
 
-class HeldCapture:
-    # A capture that knows the optimizer's tensors by their memory, as a CUDA graph does.
+class CaptureStandIn:
+    # A capture that knows the optimizer's tensors by their memory, as a CUDA graph does
     optimizer = None
 
     def __init__(self, function, example, warm_up) -> None:
         warm_up(*example)
-        self.memory = memory(self.optimizer)
+        self.memory = addresses(self.optimizer)
 
 
-def memory(optimizer):
+def addresses(optimizer):
     return [value.data_ptr() for state in optimizer.state.values() for value in state.values()]
 
 
 @pytest.mark.parametrize("kernel", ["plain", "fused"])
 def test_checkpoint_reaches_the_tensors_of_a_captured_graph(kernel, monkeypatch):
     eager = dataclasses.replace(CONFIG, batch_size=100, optimizer_kernel=kernel)
-    graphed = dataclasses.replace(eager, device="gpu")
     sampler = data.Sampler(small_data(), 100, 4, CPU)
-    whole = build(eager, USERS, ITEMS, sampler, CPU, {})
+    first = build(eager, USERS, ITEMS, sampler, CPU, {})
     sampler.draw_epoch(1)
     for step in range(3):
-        train_step(whole, step)
-    saved = copy.deepcopy(state_dict(whole))
-    candidates, assembled = optimizers.adam_candidates, train.assemble
+        train_step(first, step)
+    checkpoint = copy.deepcopy(state_dict(first))
+    candidates = optimizers.adam_candidates
 
-    def assemble_and_hold(*arguments):
-        made = assembled(*arguments)
-        HeldCapture.optimizer = made.optimizer
-        return made
+    def assemble_and_note(*arguments):
+        training = assemble(*arguments)
+        CaptureStandIn.optimizer = training.optimizer
+        return training
 
-    monkeypatch.setattr(train, "Captured", HeldCapture)
-    monkeypatch.setattr(train, "assemble", assemble_and_hold)
+    monkeypatch.setattr(train, "Captured", CaptureStandIn)
+    monkeypatch.setattr(train, "assemble", assemble_and_note)
     # PyTorch refuses a capturable optimizer on a CPU.
     monkeypatch.setattr(optimizers, "adam_candidates", lambda *options, capturable: candidates(*options))
-    fresh = build(graphed, USERS, ITEMS, sampler, CPU, {})
-    resumed = build(graphed, USERS, ITEMS, sampler, CPU, saved)
+    graphed = dataclasses.replace(eager, device="gpu")
+    fresh, resumed = (build(graphed, USERS, ITEMS, sampler, CPU, state) for state in ({}, checkpoint))
     sampler.draw_epoch(2)
     for step in range(3):
-        train_step(whole, step)
+        train_step(first, step)
         train_step(resumed, step)
     # exp_avg, exp_avg_sq and step of 4 tables, 3 layers with biases and 3 tensors of the last one
     assert len(resumed.graph.memory) == 3 * 13
-    assert memory(resumed.optimizer) == resumed.graph.memory
-    assert all(map(torch.equal, whole.network.parameters(), resumed.network.parameters()))
-    assert not any(v.any() for state in fresh.optimizer.state.values() for v in state.values())
+    assert addresses(resumed.optimizer) == resumed.graph.memory
+    assert all(map(torch.equal, first.network.parameters(), resumed.network.parameters()))
+    assert not any(value.any() for state in fresh.optimizer.state.values() for value in state.values())
 
 
 # -- evaluation --------------------------------------------------------------------------------------------
@@ -159,8 +164,14 @@ def test_checkpoint_reaches_the_tensors_of_a_captured_graph(kernel, monkeypatch)
 NAN = math.nan
 
 
+def candidates_of(negatives, config=CONFIG):
+    test_items = torch.tensor([9], dtype=torch.int32)
+    one_user = small_data()._replace(users=1, test_items=test_items, negatives=np.array([negatives]))
+    return evaluation.Candidates(one_user, config, CPU)
+
+
 @pytest.mark.parametrize(
-    ("negatives", "scores", "place"),
+    ("negatives", "scores", "position"),
     [
         ([5, 6, 7, 8], [0.1, 0.2, 0.3, 0.4, 0.5], 0),
         ([5, 6, 7, 8], [0.9, 0.2, 0.8, 0.4, 0.5], 2),
@@ -171,73 +182,117 @@ NAN = math.nan
         ([5, 6, 7, 8], [0.1, 0.2, 0.3, 0.4, NAN], 4),
         ([5, 6, 7, 8], [NAN, 0.2, 0.3, 0.4, 0.5], 1),
     ],
-    ids=["none", "two", "a tie", "listed twice", "itself", "itself, ties before and after", "no number", "one is none"],
+    ids=["first", "third", "tie", "listed twice", "itself", "itself, ties before and after", "NaN", "a NaN before"],
 )
-def test_place_of_a_held_out_item(negatives, scores, place):
-    # Columns: negatives, then the held-out item 9.
-    assert candidates_of(negatives).places(torch.tensor([scores]), slice(0, 1)).tolist() == [place]
+def test_position_of_a_held_out_item(negatives, scores, position):
+    # Columns: negatives, then the held-out item 9
+    assert candidates_of(negatives).places(torch.tensor([scores]), slice(0, 1)).tolist() == [position]
 
 
-def candidates_of(negatives, config=CONFIG):
-    held_out = torch.tensor([9], dtype=torch.int32)
-    one = small_data()._replace(users=1, test_items=held_out, negatives=np.array([negatives]))
-    return evaluation.Candidates(one, config, CPU)
-
-
-def test_fp16_compares_probabilities_and_the_figures_are_the_papers():
-    # The logits 5 and 5.004 are two numbers of fp16, their probabilities 0.99331 and 0.99333 one; the first is listed.
+def test_fp16_compares_probabilities():
+    # The logits 5 and 5.004 differ in fp16, their probabilities 0.99331 and 0.99333 do not; the first is listed.
     near = torch.tensor([[5.0, 0.0, 0.0, 0.0, 5.004]])
-    for precision, place in (("fp32", 0), ("fp16", 1)):
+    for precision, position in (("fp32", 0), ("fp16", 1)):
         candidates = candidates_of([5, 6, 7, 8], Config(precision=precision))
-        assert candidates.places(near, slice(0, 1)).tolist() == [place]
-    found = evaluation.gains(torch.tensor([0, 9, 10])).tolist()
-    assert found == pytest.approx([2, 1 + 1 / math.log2(9 + 2), 3])
+        assert candidates.places(near, slice(0, 1)).tolist() == [position]
 
 
-def read_weights(path):
-    # Every array by the last part of its name.
-    found = {}
-
-    def note(name, entry):
-        if isinstance(entry, h5py.Dataset):
-            found[name.rsplit("/", 1)[-1]] = torch.from_numpy(np.array(entry))
-
-    with h5py.File(path, "r") as file:
-        file.visititems(note)
-    return found
+def test_hit_ratio_and_ndcg_of_the_first_ten_positions():
+    # Sums over the users: hits, gains 1 / log2(position + 2), and users
+    gains = evaluation.gains(torch.tensor([0, 9, 10])).tolist()
+    assert gains == pytest.approx([2, 1 + 1 / math.log2(9 + 2), 3])
 
 
-def of_authors(weights, layers):
-    # A NeuMF of which one half says nothing.
-    users, items = weights["user_embedding_W"], weights["item_embedding_W"]
-    network = model.NeuMF(len(users), len(items), 1 if layers else users.shape[1], layers or (2, 1), by_tables=False)
-    kind, silent = (("mlp", network.out_gmf), ("gmf", network.out_mlp))[not layers]
-    getattr(network, f"{kind}_users").data, getattr(network, f"{kind}_items").data = users, items
-    for number in range(max(0, len(layers) - 1)):
-        # Keras has (before, after).
-        network.weights[number].data = weights[f"layer{number + 1}_W"].t().contiguous()
-        network.biases[number].data = weights[f"layer{number + 1}_b"]
-    getattr(network, f"out_{kind}").data = weights["prediction_W"].reshape(-1)
-    silent.data.zero_()
-    network.out_bias.data = weights["prediction_b"]
-    return network
-
-
-@pytest.mark.skipif(not ARCHIVE.exists(), reason="the NCF authors' weights are not at hand")
 @torch.no_grad()
-def test_evaluator_gives_the_authors_figures(tmp_path):
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path)
-    source, folder = tmp_path / "ncf_ml-1m", tmp_path / "set"
-    assert prepare.main([str(source), "-o", str(folder)]) == 0
-    data_set = data.load(folder, data.synthetic(passport.read(folder), torch.device("cpu")))
-    config = Config(device="cpu", precision="fp32", eval_batch_size=65536)
-    candidates = evaluation.Candidates(data_set, config, CPU)
-    parts = list(map(candidates.part, range(candidates.parts)))
-    gmf, mlp = sorted((source / "reference_weights").glob("*.h5"))
-    for path, layers, figures in ((gmf, (), (0.636755, 0.369085)), (mlp, (64, 32, 16, 8), (0.671026, 0.396254))):
-        network = of_authors(read_weights(path), layers)
-        tables = network.first_layer_tables()
-        scored = (network.score_candidates(0, part, candidates.items[part], tables) for part in parts)
-        sums = sum(evaluation.gains(candidates.places(scores, part)) for scores, part in zip(scored, parts))
-        assert [round(each, 6) for each in (sums[:2] / sums[2]).tolist()] == list(figures)
+def test_candidates_have_the_scores_of_their_pairs():
+    network = fill(model.build(CONFIG, USERS, ITEMS))
+    items = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    scores = network.score_candidates(5, slice(2, 4), items, network.first_layer_tables())
+    torch.testing.assert_close(scores.flatten(), network(torch.tensor([7, 7, 7, 8, 8, 8]), items.flatten()))
+
+
+# -- sampler -----------------------------------------------------------------------------------------------
+
+
+def samples_of_epoch(sampler, seed):
+    # int64 (samples, 3): user, item and label in the order of the steps
+    sampler.draw_epoch(seed)
+    batches = [sampler.batch(step) for step in range(sampler.steps_per_epoch)]
+    return torch.cat([torch.stack((batch.users, batch.items, batch.labels.long()), 1) for batch in batches])
+
+
+def test_an_epoch_has_each_positive_once_and_even_negatives():
+    data_set = small_data()
+    positives = torch.stack((data_set.train_users, data_set.train_items), 1)
+    trained = torch.zeros(USERS, ITEMS, dtype=torch.bool)
+    trained[positives[:, 0].long(), positives[:, 1].long()] = True
+    sampler, counts = data.Sampler(data_set, 60, 4, CPU), torch.zeros(USERS * ITEMS)
+    assert torch.equal(samples_of_epoch(sampler, 1), samples_of_epoch(sampler, 1))
+    orders = set()
+    for epoch in range(200):
+        samples = samples_of_epoch(sampler, data.epoch_seed(7, epoch))
+        users, items, labels = samples.unbind(1)
+        assert len(samples) == 5 * len(positives)
+        assert sorted(samples[labels == 1, :2].tolist()) == positives.tolist(), "each once an epoch"
+        orders.add(tuple(labels[:60].tolist()))
+        counts += (users * ITEMS + items)[labels == 0].bincount(minlength=USERS * ITEMS)
+    assert len(orders) == 200
+    counts = counts.view(USERS, ITEMS)
+    assert not counts[trained].any()
+    expected = counts.sum(1, keepdim=True) / (~trained).sum(1, keepdim=True)
+    # Each term of a chi-squared sum is about 1 - 1/k on the mean.
+    assert float(((counts - expected) ** 2 / expected)[~trained].mean()) == pytest.approx(1.0, abs=0.15)
+
+
+def shuffle_keys(seed):
+    return torch.randint(1 << 32, (operators.ROUNDS + 1,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 1000, 1024, 12345])
+def test_every_order_has_each_sample_once(count):
+    orders = [operators.shuffled(torch.arange(count), count, shuffle_keys(seed)) for seed in range(3)]
+    assert all(torch.equal(order.sort().values, torch.arange(count)) for order in orders)
+    # The sample at a position depends on no other position.
+    last = torch.arange(count // 3, count)
+    assert torch.equal(operators.shuffled(last, count, shuffle_keys(0)), orders[0][last])
+    assert len({tuple(order.tolist()) for order in orders}) == 3 or count < 10
+
+
+def test_orders_are_as_even_as_random_ones():
+    # A sample's position, and the distance of neighbours: chi-squared over the degrees of freedom
+    count = 1000
+    orders = torch.stack([operators.shuffled(torch.arange(count), count, shuffle_keys(seed)) for seed in range(600)])
+    distances = [(orders[:, lag:] - orders[:, :-lag]) % count - 1 for lag in (1, 2, 32)]
+    for values, cells in ((orders[:, 500] // 20, 50), *((distance.flatten(), count - 1) for distance in distances)):
+        counts = torch.bincount(values, minlength=cells).double()
+        # The standard deviation of the quotient is the root of 2 / cells.
+        chi_squared = ((counts - counts.mean()) ** 2 / counts.mean()).mean()
+        assert float(chi_squared) == pytest.approx(1, abs=5 * (2 / cells) ** 0.5)
+
+
+def test_evaluation_draws_every_other_item():
+    data_set = small_data()
+    users, items = data_set.train_users.numpy(), data_set.train_items.numpy()
+    negatives = draw_negatives(users, items, data_set.test_items.numpy(), ITEMS, 500, seed=1)
+    excluded = {*zip(users.tolist(), items.tolist()), *((user, HELD_OUT) for user in range(USERS))}
+    pairs = {(user, int(item)) for user in range(USERS) for item in negatives[user]}
+    assert pairs == {(user, item) for user in range(USERS) for item in range(ITEMS)} - excluded
+
+
+def test_the_data_set_is_loaded_into_the_tensors_of_generated_pairs(tmp_path):
+    # Before the clock starts, the sampler works on generated pairs; then on the same tensors with the data set's.
+    data_set = small_data()
+    content = {"facts": data_set.facts, "splits": {"train": {"count": len(data_set.train_users)}}}
+    generated = data.synthetic(content, CPU.context)
+    sampler = data.Sampler(generated, 60, 4, CPU)
+    sampler.draw_epoch(5)
+    assert int(generated.train_users.max()) < USERS and int(generated.train_items.max()) < ITEMS
+    tensors = {name: value for name, value in vars(sampler).items() if torch.is_tensor(value)}
+    for name in ("train_users", "train_items", "test_items"):
+        np.save(f"{tmp_path}/{name}.npy", getattr(data_set, name).numpy())
+    np.save(f"{tmp_path}/test_negatives.npy", np.asarray(data_set.negatives))
+    loaded = data.load(tmp_path, generated)
+    sampler.index()
+    assert all(ours is theirs for ours, theirs in zip(loaded[2:5], generated[2:5]))
+    assert sum(any(value is now for now in vars(sampler).values()) for value in tensors.values()) >= 3
+    assert torch.equal(samples_of_epoch(sampler, 1), samples_of_epoch(data.Sampler(data_set, 60, 4, CPU), 1))

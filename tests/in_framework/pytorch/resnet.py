@@ -1,7 +1,8 @@
-"""ResNet in PyTorch: network, precisions and layouts, warm-up, micro-batches, capture, what is lacking, memory."""
+"""ResNet in PyTorch: network, precisions, layouts, warm-up, micro-batches, capture, missing features, memory."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,15 +32,14 @@ def test_size_of_the_network(depth):
 
 
 def test_v1_5_has_the_stride_in_the_3x3_convolution():
-    with torch.device("meta"):
-        block = model.build(resnet.config_of(Config, depth=50)).stage2.block1
+    block = model.build(resnet.config_of(Config, depth=50)).stage2.block1
     assert [conv.stride[0] for conv in (block.conv1, block.conv2, block.conv3)] == [1, 2, 1]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss(smoothing):
-    found = model.smoothed_loss(torch.from_numpy(resnet.LOGITS), torch.from_numpy(resnet.LABELS), smoothing)
-    assert found.item() == pytest.approx(resnet.smoothed_losses(smoothing).mean(), abs=1e-6)
+    loss = model.smoothed_loss(torch.from_numpy(resnet.LOGITS), torch.from_numpy(resnet.LABELS), smoothing)
+    assert loss.item() == pytest.approx(np.mean(resnet.LOSSES[smoothing]), abs=1e-6)
 
 
 def logits(**changes):
@@ -52,12 +52,12 @@ def logits(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "least", "most"),
+    ("changes", "low", "high"),
     [({}, 0.0, 0.0), ({"seed": 2}, 0.1, 9.0), ({"layout": "NHWC"}, 0.0, 1e-5), ({"precision": "bf16"}, 1e-6, 0.05)],
 )
-def test_what_changes_the_logits(changes, least, most):
+def test_what_changes_the_logits(changes, low, high):
     first = logits()
-    assert least <= float((logits(**changes) - first).norm() / first.norm()) <= most
+    assert low <= float((logits(**changes) - first).norm() / first.norm()) <= high
 
 
 def built(**changes):
@@ -87,7 +87,7 @@ def test_a_warm_up_leaves_no_trace():
     warm = train.warm_up(bare._replace(config=dataclasses.replace(bare.config, warm_up_steps=3)), ALONE)
     assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(5))
     momenta = [state["momentum_buffer"] for state in warm.optimizer.state.values()]
-    assert momenta and not any(each.any() for each in momenta)
+    assert momenta and not any(momentum.any() for momentum in momenta)
     assert losses_of(warm) == losses_of(built(**options))
     tensors = [*warm.network.state_dict().values(), *momenta]
     before = [tensor.clone() for tensor in tensors]
@@ -97,15 +97,14 @@ def test_a_warm_up_leaves_no_trace():
 
 
 def test_micro_batches_have_the_gradients_of_the_batch():
-    found = []
+    results = []
     for steps in (1, 4):
-        trained = built(accumulation_steps=steps, loss_scale=128.0)
-        # Batch-norm with its running statistics.
-        trained.network.eval()
-        loss = train.forward_backward(trained, *batch_of())
-        found.append(torch.cat([loss[None], *(p.grad.flatten() for p in trained.network.parameters())]))
-    assert (found[1] - found[0]).norm() < 1e-5 * found[0].norm()
-    assert abs(found[1][0] - found[0][0]) < 1e-5
+        training = built(accumulation_steps=steps, loss_scale=128.0)
+        training.network.eval()  # batch norm by its running statistics
+        loss = train.forward_backward(training, *batch_of())
+        results.append(torch.cat([loss[None], *(p.grad.flatten() for p in training.network.parameters())]))
+    assert (results[1] - results[0]).norm() < 1e-5 * results[0].norm()
+    assert abs(results[1][0] - results[0][0]) < 1e-5
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -122,7 +121,7 @@ def test_all_micro_batches_send_their_gradients_once(steps):
     assert sent == [0]
 
 
-def test_the_whole_network_is_one_compiled_graph():
+def test_the_network_is_one_compiled_graph():
     trained = built()
     wrapped = train.replicated(trained.network, dataclasses.replace(trained.config, bucket_mb=1000), ALONE)
     losses_of(trained._replace(parallel=torch.compile(wrapped, backend="eager", dynamic=False)), [0.1])
@@ -130,16 +129,16 @@ def test_the_whole_network_is_one_compiled_graph():
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_an_update_from_tensors_is_the_plain_one(name):
+def test_a_capturable_optimizer_and_its_checkpoint(name):
     # It is what a graph captures; a checkpoint of a captured run resumes.
     tensors = built(optimizer=name)
     tensors.optimizer.make_capturable(CPU)
-    found = losses_of(tensors, (0.1, 0.05))
-    again = optimizer.build(tensors.network, tensors.config)
-    again.load_state_dict(tensors.optimizer.state_dict())
-    again.make_capturable(CPU)
-    found += losses_of(tensors._replace(optimizer=again), (0.2, 0.2))
-    assert found == pytest.approx(losses_of(built(optimizer=name)), rel=1e-6)
+    losses = losses_of(tensors, (0.1, 0.05))
+    resumed = optimizer.build(tensors.network, tensors.config)
+    resumed.load_state_dict(tensors.optimizer.state_dict())
+    resumed.make_capturable(CPU)
+    losses += losses_of(tensors._replace(optimizer=resumed), (0.2, 0.2))
+    assert losses == pytest.approx(losses_of(built(optimizer=name)), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +155,11 @@ def test_an_overflow_ends_the_run(precision, scale, dtype):
     assert resnet.end_of_overflow(pytorch, ALONE, losses) == (4, "the loss is not finite at step 2: found nan")
 
 
-def test_auto_is_what_the_installed_pytorch_has(monkeypatch, capsys):
+def test_auto_uses_what_the_installed_pytorch_has(monkeypatch, capsys):
     config = dataclasses.replace(resnet.config_of(Config), device="gpu")
-    wanted = dataclasses.replace(config, compile="default", cuda_graph=True)
+    full = dataclasses.replace(config, compile="default", cuda_graph=True)
     monkeypatch.setattr(abilities, "LACKS", dict.fromkeys(("compile", "cuda_graph"), lambda device: None))
-    assert abilities.resolve(config, GPU) == abilities.resolve(wanted, GPU) == wanted
+    assert abilities.resolve(config, GPU) == abilities.resolve(full, GPU) == full
     assert capsys.readouterr().err == ""
     lacks = {"compile": lambda device: "no compiler", "cuda_graph": lambda device: "no graphs"}
     monkeypatch.setattr(abilities, "LACKS", lacks)
@@ -169,32 +168,31 @@ def test_auto_is_what_the_installed_pytorch_has(monkeypatch, capsys):
     words = "compile=none, which is slower: no compiler\ncuda_graph=false, which is slower: no graphs\n"
     assert capsys.readouterr().err == words
     with pytest.raises(choices.UnavailableError, match=r"compile=default: no compiler\s.*set compile=none"):
-        abilities.resolve(wanted, GPU)
+        abilities.resolve(full, GPU)
     assert abilities.resolve(resnet.config_of(Config), ALONE) == dataclasses.replace(without, device="cpu")
 
 
 def test_this_pytorch_lacks_nothing():
     assert [abilities.lack_of_graphs(CPU), abilities.lack_of_compiler(CPU)] == [None, None]
-    assert [pytorch.group_options(each.context) for each in (ALONE, GPU)] == [{}, {"device_id": GPU.context}]
+    assert [pytorch.group_options(ranks.context) for ranks in (ALONE, GPU)] == [{}, {"device_id": GPU.context}]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("depth", [18, 50])
-def test_activations_in_the_model_of_memory_are_those_that_pytorch_keeps(depth, precision):
-    # Besides the weights themselves; bf16 has copies of those.
+def test_activations_in_the_memory_model(depth, precision):
+    # Without the weights themselves; bf16 has copies of those.
     config = resnet.config_of(Config, depth=depth, precision=precision, image_size=64, eval_resize=64)
-    network = model.build(config)
-    own = {tensor.untyped_storage().data_ptr() for tensor in network.state_dict().values()}
-    kept = {}
+    network, saved = model.build(config), {}
+    weights = {tensor.untyped_storage().data_ptr() for tensor in network.state_dict().values()}
 
     def note(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor  # so that no other takes its address
+        saved[tensor.untyped_storage().data_ptr()] = tensor  # so that no other takes its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         with autocast(CPU, precision):
-            found = network(torch.rand(input_shape(config)))
-        model.smoothed_loss(found, torch.zeros(8, dtype=torch.long), 0.1)
-    size = sum(each.untyped_storage().nbytes() for address, each in kept.items() if address not in own)
+            logits = network(torch.rand(input_shape(config)))
+        model.smoothed_loss(logits, torch.zeros(8, dtype=torch.long), 0.1)
+    size = sum(tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in weights)
     need = memory.needed(config, "pytorch")
     assert need.activations + need.weights - 4 * memory.parameters(config) == pytest.approx(size, rel=0.02)

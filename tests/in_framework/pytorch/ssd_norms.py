@@ -1,4 +1,4 @@
-"""SSD's batch-norms over groups of ranks: ours next to one rank with both batches, and apex's where fakes stand."""
+"""SSD's batch norms over groups of ranks: against one rank with both batches, and stand-ins for apex's layers."""
 
 import dataclasses
 import io
@@ -11,50 +11,43 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.common.frameworks import pytorch
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.ssd.pytorch import norms
 from benchmarks.ssd.pytorch.config import Config
 from benchmarks.ssd.pytorch.data import Batch, synthetic_batch
 from benchmarks.ssd.pytorch.train import build, evaluate, train_step
 
+LONG = True
 RANKS = (2,)
 CPU = torch.device("cpu")
 CLASSES = 6
-SMALL = Config(device="cpu", precision="fp32", layout="NCHW", pad_channels=False, image_size=64, width=8,
+CONFIG = Config(device="cpu", precision="fp32", layout="NCHW", pad_channels=False, image_size=64, width=8,
                blocks=(1, 2, 1), batch_size=4, optimizer_kernel="fused", warm_up_steps=0)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    yield pytorch.start(SMALL)
-    pytorch.finish()
-
-
 def test_two_ranks_with_a_batch_norm_over_both_train_as_one(ranks):
-    whole = dataclasses.replace(SMALL, batch_size=8)
+    global_batch = dataclasses.replace(CONFIG, batch_size=8)
     torch.manual_seed(1)
-    batch = synthetic_batch(whole, CLASSES, CPU)
-    mine = Batch(*(tensor.chunk(2)[ranks.rank].contiguous() for tensor in batch))
-    together = build(dataclasses.replace(SMALL, bn_group=2), CLASSES, ranks, {})
-    alone = build(whole, CLASSES, Ranks(0, 1, 0, 1, CPU), {})
+    batch = synthetic_batch(global_batch, CLASSES, CPU)
+    part = Batch(*(tensor.chunk(2)[ranks.rank].contiguous() for tensor in batch))
+    group = build(dataclasses.replace(CONFIG, bn_group=2), CLASSES, ranks, {})
+    single = build(global_batch, CLASSES, Ranks(0, 1, 0, 1, CPU), {})
     for _ in range(3):
-        parts = train_step(together, mine, 0.01)
-        dist.all_reduce(parts)
-        assert float(parts) / 2 == pytest.approx(float(train_step(alone, batch, 0.01)), abs=1e-3)
-    for one, other in zip(together.network.buffers(), alone.network.buffers(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+        loss = train_step(group, part, 0.01)
+        dist.all_reduce(loss)
+        assert float(loss) / 2 == pytest.approx(float(train_step(single, batch, 0.01)), abs=1e-3)
+    torch.testing.assert_close(list(group.network.buffers()), list(single.network.buffers()), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("average", "value"), [(True, 0.5), (False, None)])
 def test_statistics_are_averaged_before_an_evaluation(ranks, average, value):
-    training = build(dataclasses.replace(SMALL, average_statistics=average), CLASSES, ranks, {})
+    training = build(dataclasses.replace(CONFIG, average_statistics=average), CLASSES, ranks, {})
     for buffer in training.network.buffers():
         buffer.fill_(ranks.rank)
     nothing = SimpleNamespace(one_pass=lambda: iter(()), part=None)
     evaluate(training, nothing, SimpleNamespace(interruptible=iter, interrupted=False, ranks=ranks))
-    wanted = ranks.rank if value is None else value
-    assert {float(each) for buffer in training.network.buffers() for each in buffer} == {wanted}
+    values = {float(number) for buffer in training.network.buffers() for number in buffer}
+    assert values == {ranks.rank if value is None else value}
 
 
 class Groupbn(nn.Module):
@@ -99,19 +92,19 @@ def test_the_fastest_right_norm_of_apex_is_chosen(ranks):
 
 
 def test_apexs_norm_trains_detects_and_is_saved_as_the_plain_one(ranks, monkeypatch):
-    config = dataclasses.replace(SMALL, bn_group=2)
+    config = dataclasses.replace(CONFIG, bn_group=2)
     batch = synthetic_batch(config, CLASSES, CPU)
-    found = []
+    results = []
     for norm in (norms.norm_of(norms.group_of(2, ranks), CPU), norms.find_apex(2, MODULES.__getitem__)["groupbn"]):
         monkeypatch.setattr(norms, "choose", lambda config, ranks, saved, norm=norm: ("name", norm))
-        made = build(config, CLASSES, ranks, {})
-        losses = [float(train_step(made, batch, 0.01)) for _ in range(3)]
-        detected = float(made.network.eval()(batch.images).detach().double().abs().sum())
-        found.append((list(made.network.state_dict()), pytest.approx(losses, rel=1e-3), detected))
-    assert found[0][0] == found[1][0] and found[0][1].expected == found[1][1]
-    assert found[0][2] == pytest.approx(found[1][2], rel=0.02)
+        training = build(config, CLASSES, ranks, {})
+        losses = [float(train_step(training, batch, 0.01)) for _ in range(3)]
+        total = float(training.network.eval()(batch.images).detach().double().abs().sum())
+        results.append((list(training.network.state_dict()), losses, total))
+    names, losses, total = results[0]
+    assert results[1] == (names, pytest.approx(losses, rel=1e-3), pytest.approx(total, rel=0.02))
 
 
 def test_a_checkpoints_norm_that_is_missing_is_named(ranks):
     with pytest.raises(ValueError, match="apex's groupbn, is not here: resume in the image of the run"):
-        norms.choose(SMALL, ranks, "groupbn")
+        norms.choose(CONFIG, ranks, "groupbn")

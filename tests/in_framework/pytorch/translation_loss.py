@@ -1,4 +1,4 @@
-"""The chunked loss next to the plain one: values, gradients, types and memory; and the choice of apex's operators."""
+"""The chunked loss against PyTorch's cross-entropy: values, gradients, types and memory; the choice of apex."""
 
 import itertools
 from functools import partial
@@ -11,78 +11,81 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.torch import kernels
 from benchmarks.translation.pytorch import loss, operators
+from tests.in_framework.waves import waves
 
 ROWS, VOCABULARY, WIDTH, CHUNK = 50, 301, 24, 7
 CPU = torch.device("cpu")
 
 
 class LargestTensor(TorchDispatchMode):
-    # Keeps the number of elements of the largest result of any operator.
-
+    # Number of elements of the largest result of any operator
     elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         results = result if isinstance(result, tuple | list) else (result,)
-        self.elements = max([self.elements, *(each.numel() for each in results if torch.is_tensor(each))])
+        self.elements = max([self.elements, *(output.numel() for output in results if torch.is_tensor(output))])
         return result
 
 
 def example():
-    # Hidden states, weights and bias, and targets of which every fifth is padding.
-    torch.manual_seed(1)
-    tensors = [torch.randn(ROWS, WIDTH), torch.randn(VOCABULARY, WIDTH) / 4, torch.randn(VOCABULARY)]
-    targets = torch.randint(1, VOCABULARY, (ROWS,))
+    # Hidden states, weights, bias, and targets; every fifth target is padding
+    shapes = ((ROWS, WIDTH), (VOCABULARY, WIDTH), (VOCABULARY,))
+    tensors = [torch.from_numpy(waves(*shape, phase=phase)).float() for phase, shape in enumerate(shapes)]
+    targets = 1 + torch.arange(ROWS) ** 2 % (VOCABULARY - 1)
     targets[::5] = loss.PAD
     return [tensor.requires_grad_() for tensor in tensors], targets
 
 
-def results(name, smoothing, with_bias, autocast=None):
-    # The sum, and the gradients of half of it.
-    (hidden, weight, bias), targets = example()
-    inputs = [hidden, weight, *([bias] if with_bias else [])]
-    with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
-        if name == "plain":
-            logits = torch.nn.functional.linear(*inputs)
-            found = loss.plain_loss(logits, targets, smoothing)
+def results(is_chunked, smoothing, has_bias, dtype=None):
+    # The sum, and the gradients of half of it
+    inputs, targets = example()
+    hidden, weight, bias = inputs = inputs if has_bias else [*inputs[:2], None]
+    with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        if is_chunked:
+            total = loss.smoothed_loss(hidden, weight, bias, targets, smoothing, CHUNK)
         else:
-            found = loss.smoothed_loss(hidden, weight, bias if with_bias else None, targets, smoothing, CHUNK)
-    return [found.detach(), *torch.autograd.grad(found / 2, inputs)]
+            total = loss.plain_loss(torch.nn.functional.linear(hidden, weight, bias), targets, smoothing)
+    return [total.detach(), *torch.autograd.grad(total / 2, [tensor for tensor in inputs if tensor is not None])]
 
 
 def error(ours, theirs):
-    # Largest error as a share of the largest value of each tensor.
-    assert [(each.dtype, each.shape) for each in ours] == [(each.dtype, each.shape) for each in theirs]
+    # Largest error as a fraction of the largest value of each tensor
+    assert [(tensor.dtype, tensor.shape) for tensor in ours] == [(tensor.dtype, tensor.shape) for tensor in theirs]
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_the_plain_one_in_every_type(smoothing, with_bias):
-    exact = results("plain", smoothing, with_bias)
-    assert error(results("chunked", smoothing, with_bias), exact) < 5e-6
-    for dtype, most in ((torch.float16, 5e-3), (torch.bfloat16, 4e-2)):
-        plain, chunked = (error(results(name, smoothing, with_bias, dtype), exact) for name in ("plain", "chunked"))
-        assert 0 < chunked < min(most, 1.5 * plain)
+def test_chunked_loss_and_gradients_in_every_type(smoothing, has_bias):
+    (hidden, weight, bias), targets = example()
+    logits = torch.nn.functional.linear(hidden, weight, bias if has_bias else None)
+    exact = results(False, smoothing, has_bias)
+    options = {"ignore_index": loss.PAD, "reduction": "sum", "label_smoothing": smoothing}
+    torch.testing.assert_close(exact[0], torch.nn.functional.cross_entropy(logits, targets, **options).detach())
+    assert error(results(True, smoothing, has_bias), exact) < 5e-6
+    for dtype, tolerance in ((torch.float16, 5e-3), (torch.bfloat16, 4e-2)):
+        plain, chunked = (error(results(is_chunked, smoothing, has_bias, dtype), exact) for is_chunked in (False, True))
+        assert 0 < chunked < min(tolerance, 1.5 * plain)
 
 
 def test_padding_counts_nothing_and_is_never_computed():
     (hidden, weight, bias), targets = example()
     rows = (targets != loss.PAD).nonzero(as_tuple=True)[0]
-    given, found = (loss.smoothed_loss(hidden, weight, None, targets, 0.1, rows=each) for each in (rows, None))
-    assert given == found and loss.smoothed_loss(hidden, weight, None, targets * 0, 0.1) == 0
-    assert torch.autograd.grad(found, [hidden])[0][::5].abs().max() == 0
-    alone = torch.autograd.grad(loss.smoothed_loss(hidden.detach(), weight, None, targets, 0.1), [weight])
-    assert error(alone, [torch.autograd.grad(given, [weight])[0]]) < 5e-6
+    of_rows, total = (loss.smoothed_loss(hidden, weight, None, targets, 0.1, rows=some) for some in (rows, None))
+    assert of_rows == total and loss.smoothed_loss(hidden, weight, None, targets * 0, 0.1) == 0
+    assert torch.autograd.grad(total, [hidden])[0][::5].abs().max() == 0
+    frozen = torch.autograd.grad(loss.smoothed_loss(hidden.detach(), weight, None, targets, 0.1), [weight])
+    assert error(frozen, torch.autograd.grad(of_rows, [weight])) < 5e-6
     # The gradient of the weights is the largest tensor with any vocabulary, then one chunk of logits.
-    for with_gradients in (True, False):
-        with LargestTensor() as seen, torch.set_grad_enabled(with_gradients):
+    for has_gradients in (True, False):
+        with LargestTensor() as largest, torch.set_grad_enabled(has_gradients):
             loss.smoothed_loss(hidden, weight, bias, targets, 0.1, CHUNK)
-        assert seen.elements == max(VOCABULARY * WIDTH, CHUNK * VOCABULARY) < ROWS * VOCABULARY / 2
+        assert largest.elements == max(VOCABULARY * WIDTH, CHUNK * VOCABULARY) < ROWS * VOCABULARY / 2
 
 
 class FusedLoss(torch.autograd.Function):
-    # What apex.contrib.xentropy.SoftmaxCrossEntropyLoss does, by PyTorch's operators.
+    # apex.contrib.xentropy.SoftmaxCrossEntropyLoss by PyTorch's operators
 
     @staticmethod
     def forward(ctx, logits, labels, smoothing, padding, to_float):

@@ -15,6 +15,7 @@ from tests.in_framework import resnet
 
 import tensorflow as tf  # isort: skip
 
+LONG = True
 RANKS = (1, 2)
 # One of two ranks has 149 images, which are a batch more than the other's 148.
 CONFIG = resnet.config_of(Config, "NHWC", batch_size=37)

@@ -26,6 +26,7 @@ from tests.in_framework.minigo import TINY, config_of, frozen_graph
 
 import tensorflow as tf  # isort: skip
 
+LONG = True
 add, together = GameFile.add, Generations._together
 
 

@@ -16,6 +16,7 @@ from tests.in_framework.minigo import TINY, config_of
 
 import tensorflow as tf  # isort: skip
 
+LONG = True
 RANKS = (3,)
 STEPS = 20
 CONFIG = config_of(**TINY, train_ranks=2, selfplay_ranks=2)

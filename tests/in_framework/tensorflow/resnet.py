@@ -15,6 +15,7 @@ from benchmarks.resnet.tensorflow import model, optimizer, train
 from benchmarks.resnet.tensorflow.config import Config
 from benchmarks.resnet.tensorflow.train import Training
 from tests.in_framework import resnet
+from tests.in_framework.waves import waves
 
 import tensorflow as tf  # isort: skip
 
@@ -33,14 +34,11 @@ def test_size_of_the_network(depth):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss(smoothing):
     logits, labels = tf.constant(resnet.LOGITS, tf.float32), tf.constant(resnet.LABELS)
-    found = model.smoothed_loss(logits, labels, smoothing).numpy()
-    assert found == pytest.approx(resnet.smoothed_losses(smoothing), abs=1e-6)
+    assert model.smoothed_loss(logits, labels, smoothing).numpy() == pytest.approx(resnet.LOSSES[smoothing], abs=1e-6)
 
 
 def batch_of():
-    generator = np.random.RandomState(0)
-    images = tf.constant(generator.randn(8, 32, 32, 3), tf.float32)
-    return images, tf.constant(generator.randint(0, 10, 8), tf.int32)
+    return tf.constant(2 * waves(8, 32, 32, 3), tf.float32), tf.constant(np.arange(8) * 3 % 10, tf.int32)
 
 
 def built(factor=1.0, **changes):
@@ -57,7 +55,7 @@ def losses_of(step, *rates):
 
 
 @pytest.mark.parametrize(
-    ("changes", "least", "most"),
+    ("changes", "low", "high"),
     [
         ({}, 0.0, 0.0),
         ({"seed": 2}, 1e-3, 1.0),
@@ -66,9 +64,9 @@ def losses_of(step, *rates):
         ({"xla": True, "xla_parts": 3}, 0.0, 1e-4),
     ],
 )
-def test_what_changes_the_losses(changes, least, most):
-    plain, changed = (losses_of(built(**each)[1], 0.01, 0.01, 0.01) for each in ({}, changes))
-    assert least <= max(abs(a - b) / b for a, b in zip(changed, plain)) <= most
+def test_what_changes_the_losses(changes, low, high):
+    plain, changed = (losses_of(built(**options)[1], 0.01, 0.01, 0.01) for options in ({}, changes))
+    assert low <= max(abs(a - b) / b for a, b in zip(changed, plain)) <= high
 
 
 def test_nan_shows_in_the_loss():
@@ -76,17 +74,14 @@ def test_nan_shows_in_the_loss():
 
 
 def test_a_warm_up_leaves_no_trace():
-    # And steps of other rates are not traced again.
+    # Nor does one in the middle of a run; steps with other rates are not traced again.
     training, step = built(warm_up_steps=2, optimizer="lars")
-    variables = train._variables(training)
-    for _ in range(2):
-        before = {name: variable.numpy() for name, variable in variables.items()}
-        train.warm_up(training, step)
-        assert [name for name, variable in variables.items() if (variable.numpy() != before[name]).any()] == []
-        found = losses_of(step, 0.1, 0.2)
-        if before["momenta/stem.conv.weight"].any():
-            break
-        assert found == losses_of(built(optimizer="lars")[1], 0.1, 0.2)
+    train.warm_up(training, step)
+    assert losses_of(step, 0.1, 0.2) == losses_of(built(optimizer="lars")[1], 0.1, 0.2)
+    before = {name: variable.numpy() for name, variable in train._variables(training).items()}
+    assert before["momenta/stem.conv.weight"].any()
+    train.warm_up(training, step)
+    assert all(np.array_equal(variable, before[name]) for name, variable in train._variables(training).items())
     assert step.experimental_get_tracing_count() == 1
 
 
@@ -100,15 +95,15 @@ class Frozen:
 
 
 def test_micro_batches_have_the_gradients_of_the_batch():
-    found = []
+    results = []
     for steps, xla in ((1, False), (4, False), (4, True)):
         training, _ = built(accumulation_steps=steps, xla=xla)
         training.network = Frozen(training.network)
         loss, gradients = training.compiled(train.forward_backward, *batch_of())
-        found.append(np.concatenate([[loss.numpy()], *(gradient.numpy().ravel() for gradient in gradients)]))
-    for each in found[1:]:
-        assert np.linalg.norm(each - found[0]) < 1e-5 * np.linalg.norm(found[0])
-        assert each[0] == pytest.approx(found[0][0], abs=1e-5)
+        results.append(np.concatenate([[loss.numpy()], *(gradient.numpy().ravel() for gradient in gradients)]))
+    for result in results[1:]:
+        assert np.linalg.norm(result - results[0]) < 1e-5 * np.linalg.norm(results[0])
+        assert result[0] == pytest.approx(results[0][0], abs=1e-5)
 
 
 def test_an_overflow_ends_the_run():
@@ -132,20 +127,26 @@ def test_losses_are_sent_before_the_first_sum_is_there(monkeypatch):
     assert [*sent, sums.send(tf.constant(3.0), True), *sums.drain()] == [None, None, [2, 0], [4, 0], [6, 2]]
 
 
-@pytest.mark.parametrize(("visible", "taken"), [("3,5", "5"), ("3", "3")])
-def test_a_rank_sees_one_gpu(monkeypatch, visible, taken):
+@pytest.mark.parametrize(("visible", "expected"), [("3,5", "5"), ("3", "3")])
+def test_a_rank_sees_one_gpu(monkeypatch, visible, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     tensorflow._show_one_gpu(1)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == taken
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
-def test_xla_is_of_gpus_where_nothing_else_is_asked_for():
+def test_xla_is_the_default_on_gpus():
     pairs = [(device, xla) for device in ("cpu", "gpu") for xla in ("auto", True, False)]
-    found = [dataclasses.replace(config_of(), device=device, xla=xla).compiles for device, xla in pairs]
-    assert found == [False, True, False, True, True, False]
+    assert [dataclasses.replace(config_of(), device=device, xla=xla).compiles for device, xla in pairs] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
-def test_the_last_batch_norm_of_a_block_may_begin_at_zero():
+def test_zero_init_residual():
     variables = model.build(config_of(zero_init_residual=True)).variables
     zeroed = [name for name, variable in variables.items() if "gamma" in name and not variable.numpy().any()]
     assert zeroed == [f"stage{stage}.block{block}.norm2.gamma" for stage in (1, 2, 3, 4) for block in (1, 2)]
