@@ -1,5 +1,6 @@
 """Catalogue and configuration: every system resolves, values have their origin, and mistakes are reported."""
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from encore import catalogue, configuration, paths
 from encore.errors import EncoreError
 from encore.slurm import cluster
+from tests.json_schemas import validate
 
 RESNET = catalogue.choose("resnet")
 
@@ -48,6 +50,7 @@ def test_systems_resolve_without_deviations_and_with_other_numbers_of_gpus(name:
         resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
         assert (resolved.deviations, resolved.is_submitted) == ((), system.kind == "submitted"), system.file
         assert system.file == f"{system.system}_{system.round}.toml"
+        validate(f"config-{name}", json.loads(json.dumps(resolved.plain())))
         doubled = configuration.resolve(choice, system, 1, 2 * system.gpus_per_node, [])
         assert doubled.get("batch_size") >= 1 and doubled.get("learning_rate") > 0
     meanings = configuration.fields_with_meaning(choice.folder)

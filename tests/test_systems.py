@@ -94,6 +94,9 @@ def test_systems_have_the_submitted_values_and_no_others() -> None:
             for file, table in entry.environment.items()
         }
         assert entry.system.environment == {file: table for file, table in tables.items() if table}, label
+        # Minigo writes a checkpoint with the model of each generation (run() in train.py of v0.7).
+        assert entry.choice.name == "minigo" or resolved.get("checkpoint_interval") == 0, label
+        assert not resolved.is_submitted or "auto" not in resolved.plain().values(), label
 
 
 def test_every_submitted_system_is_compared() -> None:

@@ -155,7 +155,7 @@ VARIABLE_PARTS = (
     (r'"(HOME|LANG|PATH|TMPDIR|OMP_NUM_THREADS)": ".*",?\n', ""),
     (r"-x (LANG|TMPDIR) ", ""),
     (r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS"),
-    (r"(_IFNAME==?|_DEVICES=|_if_include[ =])\S+", r"\1INTERFACE"),
+    (r"(_IFNAME==?|_NET_DEVICES=|_if_include[ =])[^-\s]\S*", r"\1INTERFACE"),
     (r"put \S+ first", "put HOST first"),
     (r"(--name \S+-)[0-9a-f]{8}", r"\1HASH"),
     (r"--user \d+:\d+", "--user"),
@@ -375,12 +375,6 @@ def test_generated_tables_are_fresh() -> None:
     assert not stale, f"stale tables in {', '.join(stale)}; hint: make docs"
 
 
-def test_selftest_page_explains_every_check() -> None:
-    names = {name.partition("=")[0] for checks in documentation.checks().values() for name in checks}
-    section = PAGES[DOCS / "selftest.md"].partition("\n## The checks\n")[2].partition("\n## ")[0]
-    assert names <= set(re.findall(r"`([^`=]+)[^`]*`", section)), "explain each check, or each key that is varied"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -481,19 +475,9 @@ def test_quoted_messages_exist_in_the_code() -> None:
 # -- contents of single pages ---------------------------------------------------------------------------
 
 
-def test_exit_codes_page_lists_every_code_and_quotes_an_error() -> None:
+def test_exit_codes_page_lists_every_code() -> None:
     text = PAGES[DOCS / "exit-codes.md"]
     assert [code for code in ExitCode if f"| {int(code)} | `{code.name}` |" not in text] == []
-    with pytest.raises(EncoreError) as caught:
-        catalogue.choose("resnt")
-    assert f"```text\nerror: {caught.value}\n```" in text
-
-
-def test_benchmark_pages_have_all_sections() -> None:
-    sections = ("Target", "Data", "Commands", "Submitted results", "Measured results", "Known gaps")
-    for name in catalogue.benchmarks():
-        text = PAGES[paths.benchmark_folder(name) / "README.md"]
-        assert [section for section in sections if f"\n## {section}\n" not in text] == [], name
 
 
 def test_commands_have_valid_examples() -> None:

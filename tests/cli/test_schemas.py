@@ -12,7 +12,7 @@ import pytest
 import typer.main
 from jsonschema import Draft202012Validator
 
-from encore import catalogue, configuration, paths
+from encore import paths
 from encore.cli import schemas
 from encore.cli.app import app
 from encore.containers import images
@@ -47,14 +47,6 @@ def test_versions_equal_those_of_the_files() -> None:
     text = (paths.BENCHMARKS / "common" / "data" / "passport.py").read_text(encoding="utf-8")
     versions = [schemas.published()[name].version for name in ("run", "bundle", "dataset")]
     assert versions == [run_folder.SCHEMA, bundle.SCHEMA, int(re.findall(r"^SCHEMA = (\d+)$", text, re.MULTILINE)[0])]
-
-
-@pytest.mark.parametrize("name", catalogue.choices())
-def test_configurations_of_all_systems_match_their_schema(name: str) -> None:
-    choice = catalogue.choose(name)
-    for system in catalogue.systems(choice):
-        resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
-        validate(f"config-{name}", json.loads(json.dumps(resolved.plain())))
 
 
 def test_data_set_matches_its_schema(toy: Callable[[str], Path]) -> None:

@@ -8,8 +8,7 @@ import pytest
 from rich.table import Column
 from typer.testing import CliRunner
 
-from encore import catalogue
-from encore.cli import layout, show
+from encore.cli import layout
 from encore.cli.app import app
 from encore.run import status
 from tests.results.result_logs import resnet_v07, write_set
@@ -78,10 +77,3 @@ def test_omitted_columns_are_named(tables: list[Sequence[Column]], tmp_path: Pat
     screen = layout.Console(width=20, record=True, file=io.StringIO())
     layout.show(screen, "", ("name", "figure"), [("x" * 40, "1234567890.12")], numbers=("figure",))
     assert "also shows: figure" in screen.export_text()
-
-
-@pytest.mark.parametrize("name", catalogue.choices())
-def test_list_has_every_system(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    show.list_(name, as_json=False)
-    output = capsys.readouterr().out
-    assert [system for system in catalogue.systems(catalogue.choose(name)) if system.system not in output] == []

@@ -1,7 +1,6 @@
 """The NGC catalogue, the lock of digests, and the Dockerfiles."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from encore.containers import building, engines, images
 from encore.errors import EncoreError
 from encore.run import image_test
 from encore.run.passport import SECRET
-from tests.conftest import Encore
 
 NAMES = sorted(catalogue.choices())
 
@@ -135,12 +133,3 @@ def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytes
     monkeypatch.setenv("SSL_CERT_FILE", "/certificates.crt")
     expected = {"cert": "/certificates.crt", "extra-index-url": "https://two", "index-url": "https://own/simple"}
     assert building.pip_settings() == expected
-
-
-@pytest.mark.slow
-def test_list_contains_submitted_images_and_releases(encore: Encore) -> None:
-    content = json.loads(encore("images", "list", "--json").stdout)
-    rounds = [entry["round"] for entry in content["submitted"] if entry["benchmark"] == "resnet"]
-    references = {entry["reference"] for entry in content["releases"]}
-    assert (rounds, "nvcr.io/nvidia/mxnet:24.06-py3" in references) == (["v0.5", "v0.6", "v0.7"], True)
-    assert "mxnet:24.06-py3" in encore("images", "list").stdout

@@ -1,10 +1,8 @@
 """Compatibility of images with GPUs, drivers and implementations, and with the images of submissions."""
 
-import json
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,6 @@ from encore.containers.engines import Engine, Image
 from encore.containers.runtimes import ON_HOST, Target
 from encore.errors import EncoreError
 from encore.machine import node, pythons
-from tests.conftest import Encore
 from tests.machine.machines import gpus_of
 
 BENCHMARK = catalogue.choose("resnet").benchmark
@@ -194,17 +191,3 @@ def test_differences_belong_to_a_round(round_name: str, parts: list[str]) -> Non
     choice = catalogue.choose("transformer")
     differences = images.differences(choice, catalogue.find_system(choice, "dgx1", round_name))
     assert [part.what for part in differences] == parts
-
-
-def test_dry_run_and_show_report_differences(encore: Encore, tmp_path: Path) -> None:
-    # A toy data set in the checkout would be another difference.
-    output = encore("run", "gnmt", "8", "--system", "dgxa100", "--data", str(tmp_path / "none"), "--dry-run").stdout
-    texts = (
-        "every value as submitted",
-        "WARN BLEU: not as submitted, sacreBLEU 1.2.10",
-        "WARN image: not as submitted",
-    )
-    assert [text for text in texts if text not in output] == []
-    content = json.loads(encore("show", "maskrcnn", "--system", "dgxa100", "--json").stdout)
-    assert content["weights"]["backbone"]["checksums"] == {"md5": ["b19105fdd7baafb40480251377de18f2"]}
-    assert [part["what"] for part in content["not_as_submitted"]] == ["image"]

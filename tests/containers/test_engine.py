@@ -115,30 +115,6 @@ def test_interrupt_writes_a_checkpoint_and_removes_the_container(
     assert engine.remains() == []
 
 
-def resumed_steps(metrics: Path) -> list[int]:
-    # A resumed run truncates the file to its checkpoint, and the last line may be incomplete.
-    text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
-    records = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [record["resumed_step"] for record in records if "resumed_step" in record]
-
-
-@pytest.mark.long
-def test_interrupted_run_resumes_at_its_checkpoint(engine: EngineUnderTest, data: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    with running(engine, data, results):
-        pass
-    run = only_run(results)
-    command = [sys.executable, "-m", "encore.cli.app", "run", "--resume", str(run)]
-    child = subprocess.Popen(command, cwd=paths.ROOT, env=engine.environment, stdout=subprocess.DEVNULL)
-    metrics = run / "experiment_0" / "metrics.jsonl"
-    try:
-        wait_until(lambda: resumed_steps(metrics)[1:] != [], "the resumed run's start")
-    finally:
-        child.terminate()
-        child.wait(timeout=PATIENCE)
-    assert (resumed_steps(metrics)[1] > 0, engine.remains()) == (True, [])
-
-
 @pytest.mark.long
 def test_killed_rank_ends_the_run_and_is_named(engine: EngineUnderTest, data: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
