@@ -48,8 +48,8 @@ def test_systems_resolve_without_deviations_and_with_other_numbers_of_gpus(name:
     choice = catalogue.choose(name)
     for system in catalogue.systems(choice):
         resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
-        assert (resolved.deviations, resolved.is_submitted) == ((), system.kind == "submitted"), system.file
-        assert system.file == f"{system.system}_{system.round}.toml"
+        if system.framework in ("", choice.implementation.framework):
+            assert (resolved.deviations, resolved.is_submitted) == ((), system.kind == "submitted"), system.file
         validate(f"config-{name}", json.loads(json.dumps(resolved.plain())))
         doubled = configuration.resolve(choice, system, 1, 2 * system.gpus_per_node, [])
         assert doubled.get("batch_size") >= 1 and doubled.get("learning_rate") > 0

@@ -92,7 +92,10 @@ def test_lock_records_the_first_digest_and_rejects_another(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("framework", sorted(images.catalogue().default))
-def test_stand_in_installs_packages_of_this_machine(framework: str) -> None:
+def test_stand_in_installs_packages_of_this_machine(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = building.dockerfile(f"standin/{framework}").read_text(encoding="utf-8")
     assert framework in images.catalogue().standin and f'encore.standin="{framework}"' in text
     # The build needs no package index and no settings of this machine.
@@ -102,7 +105,7 @@ def test_stand_in_installs_packages_of_this_machine(framework: str) -> None:
     requirements = str(paths.REQUIREMENTS / catalogue.framework(framework).requirements)
     assert (command[-1], [other[-1] for other in others]) == (
         requirements,
-        ["horovod==0.28.1"] if framework == "tensorflow" else [],
+        ["horovod==0.28.1"] if framework != "pytorch" else [],
     )
     options = [command[command.index(name) + 1] for name in ("--python-version", "--dest")]
     assert options == [building.PLATFORM["python"], str(paths.ROOT / "build" / "wheels" / framework)]
@@ -121,6 +124,7 @@ def test_stand_in_takes_the_horovod_wheel_of_its_platform(tmp_path: Path, monkey
         folder.mkdir(parents=True)
         (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
     assert building.compiled_horovod("mxnet") == folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
+    assert len(building.download_commands("mxnet")) == 1
 
 
 def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytest.MonkeyPatch) -> None:
