@@ -11,8 +11,8 @@ from jsonschema.exceptions import best_match
 
 from encore.cli import schemas
 
-MAX_ITEMS = 50  # Items of a list that are validated
-MAX_LINES = 1000  # Lines of a file that are validated
+MAX_ITEMS = 50  # Validated items per list
+MAX_LINES = 1000  # Validated lines per file
 
 
 @cache
@@ -51,7 +51,7 @@ def validate_lines(name: str, path: Path) -> None:
 
 
 def validate_run(folder: Path) -> None:
-    """Validate every file of a run folder that has a schema."""
+    """Validate all files with a schema."""
     passport = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     validate("run", passport)
     validate_file("system", folder / "system.json")

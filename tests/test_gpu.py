@@ -9,7 +9,7 @@ from encore import catalogue
 from tests.conftest import Encore
 
 CHECKED: list[str] = []
-SECONDS = 1200.0  # Time limit of a selftest, which must complete all checks
+SECONDS = 1200.0  # Time limit; all checks must complete
 
 
 @pytest.mark.gpu

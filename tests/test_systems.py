@@ -1,8 +1,8 @@
 """Every submitted system against the submitted scripts: hyperparameters, settings of DALI, environment.
 
 tests/samples/submitted_configurations.toml contains the commands and variables of the scripts, which
-tools/submitted_configurations.py executed, independently of the system files. The mapping from options to keys is that
-of `encore reproduce` (benchmarks/NAME/submitted.toml).
+tools/submitted_configurations.py executed, independently of the system files. `encore reproduce` has the same mapping
+from options to keys (benchmarks/NAME/submitted.toml).
 """
 
 import shlex
@@ -29,7 +29,7 @@ class Submitted:
     config: str
     implementation: mapping.Implementation
     options: dict[str, mapping.Option]
-    environment: dict[str, dict[str, str]]  # Variables by the file whose value counts
+    environment: dict[str, dict[str, str]]  # Effective variables by file
 
     def mapped(self) -> list[mapping.Mapped]:
         # Keys and values of the executed command
@@ -44,11 +44,11 @@ class Submitted:
 
 def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
     # Remove values that a later file overrides
-    seen: set[str] = set()
+    overridden: set[str] = set()
     result = {}
     for file in sorted(tables, key=lambda file: (file == "Dockerfile", "_common" in file, file != "run_and_time.sh")):
-        result[file] = {name: value for name, value in tables[file].items() if name not in seen}
-        seen |= set(tables[file])
+        result[file] = {name: value for name, value in tables[file].items() if name not in overridden}
+        overridden |= set(tables[file])
     return result
 
 
@@ -79,7 +79,7 @@ def resolve(choice: catalogue.Choice, system: catalogue.System, *settings: str) 
 
 
 def test_systems_have_the_submitted_values_and_no_others() -> None:
-    # Not parametrized: each worker of pytest-xdist would read all scripts at collection
+    # Not parametrized: all workers of pytest-xdist would read the scripts at collection
     for entry in submitted():
         label = f"{entry.choice.name}, {entry.round}, {entry.system.system}"
         resolved, mapped = resolve(entry.choice, entry.system), entry.mapped()
@@ -94,7 +94,7 @@ def test_systems_have_the_submitted_values_and_no_others() -> None:
             for file, table in entry.environment.items()
         }
         assert entry.system.environment == {file: table for file, table in tables.items() if table}, label
-        # Minigo writes a checkpoint with the model of each generation (run() in train.py of v0.7).
+        # Minigo writes a checkpoint per generation (run() in train.py of v0.7).
         assert entry.choice.name == "minigo" or resolved.get("checkpoint_interval") == 0, label
         assert not resolved.is_submitted or "auto" not in resolved.plain().values(), label
 

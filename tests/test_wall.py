@@ -91,14 +91,6 @@ def test_memory_models_and_checks_import_the_standard_library_only(path: Path) -
     assert not path.exists() or packages(path) <= {"__future__", "typing", "benchmarks"}
 
 
-@pytest.mark.parametrize("choice", catalogue.choices().values(), ids=lambda choice: choice.name)
-def test_implementations_have_the_same_files(choice: catalogue.Choice) -> None:
-    names = ("__init__", "train", "model", "data", "config", "bench", "export", "selftest")
-    files = [choice.folder / f"{name}.py" for name in names]
-    files += [choice.folder.parent / name for name in ("prepare.py", "events.py", "README.md")]
-    assert [path for path in files if not path.exists()] == []
-
-
 @pytest.mark.parametrize(
     "path", sorted(paths.BENCHMARKS.glob("*/*/train.py")), ids=lambda path: path.parent.parent.name
 )

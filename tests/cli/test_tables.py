@@ -1,4 +1,4 @@
-"""Tables on narrow terminals: numbers and headers are never cut, and omitted columns are named."""
+"""Tables on narrow terminals: numbers and headers are not cut, omitted columns are named."""
 
 import io
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ COMMANDS = {
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Column]]:
-    # Columns of each table that is printed
+    # The columns of all printed tables
     printed: list[Sequence[Column]] = []
     widths = layout._widths
     monkeypatch.setattr(layout, "_widths", lambda columns, width: printed.append(columns) or widths(columns, width))

@@ -1,4 +1,4 @@
-"""Container engines for the tests: a Docker daemon with its own folders, and a Podman with its own storage.
+"""Container engines for the tests: a Docker daemon in temporary folders, and a Podman with temporary storage.
 
 They are started where ENCORE_ENGINE_TESTS is set, as in `.ci/run`; tests then fail if an engine is missing.
 """

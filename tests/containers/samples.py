@@ -30,7 +30,7 @@ CALLER = {
 
 
 def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
-    # A job on this many GPUs of a submitted system, or of a study if none was submitted; on one core for 0 GPUs
+    # Submitted systems first, then studies; 0 GPUs: one core
     choice = choice or catalogue.choose("resnet")
     systems = {kind: [s.system for s in catalogue.systems(choice) if s.kind == kind] for kind in ("submitted", "study")}
     names = systems["submitted"] or systems["study"]
@@ -58,7 +58,7 @@ def render(runtime: str, gpus: int, **fields: object) -> Command:
 
 
 def pod(job: Job) -> dict[str, Any]:
-    # The pod of a job whose volumes are all folders of the node
+    # All volumes are folders on the node
     pods = Pods(settings=Kubernetes(resources={"memory": "64Gi"}))
     workload, *_ = manifests.render(job, container("kubernetes"), pods, Files(output=OUTPUT))
     spec: dict[str, Any] = workload["spec"]["template"]["spec"]
