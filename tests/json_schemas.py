@@ -1,4 +1,4 @@
-"""Files and outputs held against the published schemas, more strictly than a reader may: no unknown field."""
+"""Validation against the published schemas, stricter than for a reader: unknown fields are errors."""
 
 import json
 from functools import cache
@@ -11,7 +11,8 @@ from jsonschema.exceptions import best_match
 
 from encore.cli import schemas
 
-MOST = 50  # Items of a list that are looked at
+MAX_ITEMS = 50  # Validated items per list
+MAX_LINES = 1000  # Validated lines per file
 
 
 @cache
@@ -20,21 +21,21 @@ def validator(name: str) -> Draft202012Validator:
 
 
 def closed(schema: Any) -> Any:
-    # The schema that allows no field which it does not name
+    # Return the schema without additional properties
     if isinstance(schema, list):
-        return [closed(each) for each in schema]
+        return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {name: closed(each) for name, each in schema.items()}
-    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
-        made.setdefault("additionalProperties", False)
-    return made
+    is_object = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
+    return {
+        **({"additionalProperties": False} if is_object else {}),
+        **{name: closed(value) for name, value in schema.items()},
+    }
 
 
 def validate(name: str, content: Any) -> None:
-    looked_at = content[:MOST] if isinstance(content, list) else content
-    wrong = best_match(validator(name).iter_errors(looked_at))
-    assert wrong is None, f"{name}: {wrong.json_path}: {wrong.message}"
+    error = best_match(validator(name).iter_errors(content[:MAX_ITEMS] if isinstance(content, list) else content))
+    assert error is None, f"{name}: {error.json_path}: {error.message}"
 
 
 def validate_file(name: str, path: Path) -> None:
@@ -43,14 +44,14 @@ def validate_file(name: str, path: Path) -> None:
 
 def validate_lines(name: str, path: Path) -> None:
     with path.open(encoding="utf-8") as lines:
-        found = list(islice(map(json.loads, lines), 1000))
-    assert found, path
-    for each in found:
-        validate(name, each)
+        records = list(islice(map(json.loads, lines), MAX_LINES))
+    assert records, path
+    for record in records:
+        validate(name, record)
 
 
 def validate_run(folder: Path) -> None:
-    """Hold every file of a run folder that has a schema against it."""
+    """Validate all files with a schema."""
     passport = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     validate("run", passport)
     validate_file("system", folder / "system.json")
@@ -58,10 +59,10 @@ def validate_run(folder: Path) -> None:
         validate_file("run-gate", gate)
     for config in folder.rglob("config.json"):
         validate_file(f"config-{passport['name']}", config)
+    for state in folder.glob("experiment_*/state.json"):
+        validate_file("state", state)
     for experiment in folder.glob("experiment_*"):
-        validate_file("state", experiment / "state.json")
         validate_lines("metrics", experiment / "metrics.jsonl")
-        for path in experiment.glob("telemetry*.jsonl"):
-            validate_lines("telemetry", path)
-        for path in experiment.glob("steps/rank_*.jsonl"):
-            validate_lines("steps", path)
+        for name, pattern in (("telemetry", "telemetry*.jsonl"), ("steps", "steps/rank_*.jsonl")):
+            for path in experiment.glob(pattern):
+                validate_lines(name, path)

@@ -1,7 +1,9 @@
-"""Catalogue and configuration: every system resolves, values keep their origin, mistakes are named."""
+"""Catalogue and configuration: every system resolves, values have their origin, and mistakes are reported."""
 
+import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,12 @@ import pytest
 from encore import catalogue, configuration, paths
 from encore.errors import EncoreError
 from encore.slurm import cluster
+from tests.json_schemas import validate
 
 RESNET = catalogue.choose("resnet")
-SYSTEMS = catalogue.systems(RESNET)
 
-# (round, system) -> nodes, GPUs a node, global batch, optimizer, learning rate, warm-up, epochs, offset:
-# SUBMITTED is typed from the submissions' tables a second time, so that a slip in a TOML file shows.
+# (round, system): nodes, GPUs per node, global batch, optimizer, learning rate, warm-up, epochs, offset.
+# Copied from the tables of the submissions, independently of the TOML files.
 SUBMITTED = {
     ("v0.5", "dgx1"): (1, 8, 1664, "sgd", 0.6, 5, 100, 2),
     ("v0.5", "dgx1_n80"): (80, 8, 16640, "sgd", 4.1, 15, 100, 1),
@@ -37,36 +39,45 @@ SUBMITTED = {
 }
 
 
-def resolved(system: str, round_name: str | None, gpus: int, *settings: str) -> configuration.Configuration:
-    found = catalogue.find_system(RESNET, system, round_name)
-    return configuration.resolve(RESNET, found, 1, gpus, list(settings))
+def resolve(system: str, round_name: str | None, gpus: int, *settings: str) -> configuration.Configuration:
+    return configuration.resolve(RESNET, catalogue.find_system(RESNET, system, round_name), 1, gpus, list(settings))
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: s.file)
-def test_every_system_resolves_as_it_stands(system: catalogue.System) -> None:
-    found = configuration.resolve(RESNET, system, system.nodes, system.gpus_per_node, [])
-    assert found.deviations == () and found.is_submitted == (system.kind == "submitted")
-    assert system.file == f"{system.system}_{system.round}.toml"
+@pytest.mark.parametrize("name", catalogue.choices())
+def test_systems_resolve_without_deviations_and_with_other_numbers_of_gpus(name: str) -> None:
+    choice = catalogue.choose(name)
+    for system in catalogue.systems(choice):
+        resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+        if system.framework in ("", choice.implementation.framework):
+            assert (resolved.deviations, resolved.is_submitted) == ((), system.kind == "submitted"), system.file
+        validate(f"config-{name}", json.loads(json.dumps(resolved.plain())))
+        doubled = configuration.resolve(choice, system, 1, 2 * system.gpus_per_node, [])
+        assert doubled.get("batch_size") >= 1 and doubled.get("learning_rate") > 0
+    meanings = configuration.fields_with_meaning(choice.folder)
+    assert set(meanings) == set(configuration.field_types(choice.folder))
+    for rate in ("0", "-0.1"):
+        with pytest.raises(EncoreError, match="learning_rate must be above 0"):
+            configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [f"learning_rate={rate}"])
 
 
-def test_every_submitted_configuration_is_there_with_its_values() -> None:
+def test_submitted_configurations_of_resnet_have_their_values() -> None:
     keys = ("optimizer", "learning_rate", "warmup_epochs", "epochs", "eval_offset")
-    found = {
-        (each.round, each.system): (
-            each.nodes,
-            each.gpus_per_node,
-            each.config["batch_size"] * each.nodes * each.gpus_per_node,
-            *(each.config[key] for key in keys),
+    submitted = {
+        (system.round, system.system): (
+            system.nodes,
+            system.gpus_per_node,
+            system.config["batch_size"] * system.nodes * system.gpus_per_node,
+            *(system.config[key] for key in keys),
         )
-        for each in SYSTEMS
-        if each.kind == "submitted"
+        for system in catalogue.systems(RESNET)
+        if system.kind == "submitted"
     }
-    assert found == SUBMITTED
+    assert submitted == SUBMITTED
 
 
-def test_precedence_and_origin() -> None:
+def test_precedence_and_origin_of_values() -> None:
     settings = ("learning_rate=3.5", "decay_epochs=[1, 2]", "mirror=false")
-    plain, changed = resolved("dgx1", "v0.5", 8), resolved("dgx1", None, 8, *settings)
+    plain, changed = resolve("dgx1", "v0.5", 8), resolve("dgx1", None, 8, *settings)
     keys = ("depth", "quality_target", "learning_rate", "decay_epochs", "mirror")
     assert [(plain.get(key), plain.values[key].origin) for key in keys[:3]] == [
         (50, "default"), (0.749, "benchmark.toml, round v0.5"), (0.6, "systems/dgx1_v0.5.toml"),
@@ -77,42 +88,38 @@ def test_precedence_and_origin() -> None:
     assert changed.why_not_submitted == (
         "learning_rate = 3.5 (--set); decay_epochs = (1, 2) (--set); mirror = False (--set)"
     )
-    assert resolved("dgxa100", "v0.7", 8, "epochs=42").is_submitted, "the submitted value"
+    assert resolve("dgxa100", "v0.7", 8, "epochs=42").is_submitted, "the submitted value"
 
 
 @pytest.mark.parametrize(("system", "factor"), [("dgxa100", 0.5), ("dgx1", math.sqrt(0.5))])
-def test_another_number_of_gpus_scales_the_learning_rate(system: str, factor: float) -> None:
-    whole, half = resolved(system, "v0.7", 8), resolved(system, "v0.7", 4)
-    assert half.get("batch_size") == whole.get("batch_size")
-    assert half.get("learning_rate") == pytest.approx(whole.get("learning_rate") * factor, rel=1e-5)
-    assert "rule:" in half.values["learning_rate"].origin
-    assert half.deviations[0] == configuration.Deviation("gpus", "1 x 4 GPUs instead of 1 x 8")
+def test_learning_rate_is_scaled_with_the_number_of_gpus(system: str, factor: float) -> None:
+    eight, four = resolve(system, "v0.7", 8), resolve(system, "v0.7", 4)
+    assert four.get("batch_size") == eight.get("batch_size")
+    assert four.get("learning_rate") == pytest.approx(eight.get("learning_rate") * factor, rel=1e-5)
+    assert "rule:" in four.values["learning_rate"].origin
+    assert four.deviations[0] == configuration.Deviation("gpus", "1 x 4 GPUs instead of 1 x 8")
 
 
-@pytest.mark.parametrize("name", catalogue.choices())
-@pytest.mark.parametrize("rate", ["0", "-0.1"])
-def test_a_learning_rate_that_trains_nothing_is_refused(name: str, rate: str) -> None:
-    choice = catalogue.choose(name)
-    system = catalogue.systems(choice)[0]
-    with pytest.raises(EncoreError, match="learning_rate must be above 0"):
-        configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [f"learning_rate={rate}"])
-
-
-def test_what_is_in_units_of_the_learning_rate_is_scaled_with_it() -> None:
-    # Mask R-CNN's warm-up climbs by its factor: as it was, one GPU of eight would begin far below zero
+def test_warm_up_factor_is_scaled_with_the_learning_rate() -> None:
+    # Mask R-CNN: the submitted factor would start one of eight GPUs at a negative rate
     choice = catalogue.choose("maskrcnn")
     system = catalogue.find_system(choice, "dgxa100", "v0.7")
-    whole, one = (configuration.resolve(choice, system, 1, gpus, []) for gpus in (8, 1))
+    eight, one = (configuration.resolve(choice, system, 1, gpus, []) for gpus in (8, 1))
     for name in ("learning_rate", "warmup_factor"):
-        assert one.get(name) == pytest.approx(whole.get(name) / 8) and "rule:" in one.values[name].origin
+        assert one.get(name) == pytest.approx(eight.get(name) / 8) and "rule:" in one.values[name].origin
     with pytest.raises(EncoreError, match="the first rate would be negative"):
         configuration.resolve(choice, system, 1, 8, ["warmup_steps=1000"])
 
 
 @pytest.mark.parametrize(("ranks", "batch"), [(1, 64), (2, 32), (3, 21), (8, 8), (64, 1)])
 def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
-    found = resolved("cpu", None, ranks)
-    assert (found.get("batch_size"), found.get("learning_rate")) == (batch, 0.1)
+    resolved = resolve("cpu", None, ranks)
+    assert (resolved.get("batch_size"), resolved.get("learning_rate")) == (batch, 0.1)
+
+
+@pytest.mark.parametrize(("settings", "epochs"), [((), 2), (("epochs=2",), 2), (("epochs=1",), 1)])
+def test_warm_up_of_the_small_system_is_no_longer_than_the_training(settings: tuple[str, ...], epochs: int) -> None:
+    assert resolve("cpu", None, 1, *settings).get("warmup_epochs") == epochs
 
 
 @pytest.mark.parametrize(
@@ -146,9 +153,9 @@ def test_small_system_keeps_the_global_batch(ranks: int, batch: int) -> None:
         (("precision=half",), "hint: --set precision=VALUE with one of them"),
     ],
 )
-def test_mistakes_in_values_are_named(settings: tuple[str, ...], message: str) -> None:
+def test_invalid_values_are_reported(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(EncoreError) as caught:
-        resolved("cpu", None, 2, *settings)
+        resolve("cpu", None, 2, *settings)
     assert message in str(caught.value)
 
 
@@ -161,41 +168,28 @@ def test_mistakes_in_values_are_named(settings: tuple[str, ...], message: str) -
         (lambda: catalogue.find_system(RESNET, "H200-141", None), "did you mean 'h200-141gb'?"),
         (lambda: catalogue.find_system(RESNET, "dgx1", "v9"), "unknown round"),
         (lambda: catalogue.find_system(RESNET, "dgxa100", "v0.5"), "use --round v0.7"),
-        (lambda: resolved("cpu", None, 65), "at most 64 ranks"),
+        (lambda: resolve("cpu", None, 65), "at most 64 ranks"),
+        (lambda: resolve("dgxa100", "v0.7", 8, "epochs=1"), "set warmup_epochs"),
     ],
 )
-def test_mistakes_in_names_are_named(call: object, message: str) -> None:
-    with pytest.raises(EncoreError) as caught:
-        call()  # type: ignore[operator]
-    assert message in str(caught.value)
+def test_unknown_names_are_reported(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(EncoreError, match=re.escape(message)):
+        call()
 
 
-@pytest.mark.parametrize("name", catalogue.choices())
-def test_every_key_has_a_meaning(name: str) -> None:
-    folder = catalogue.choose(name).folder
-    assert set(configuration.fields_with_meaning(folder)) == set(configuration.field_types(folder))
-
-
-def test_benchmark_is_found_under_both_names() -> None:
+def test_benchmark_has_a_short_and_a_full_name() -> None:
     assert (catalogue.choose("resnet-mxnet"), RESNET.name) == (RESNET, "resnet")
 
 
-def test_the_small_system_warms_up_for_no_longer_than_it_trains() -> None:
-    settings = ((), ("epochs=2",), ("epochs=1",))
-    assert [resolved("cpu", None, 1, *each).get("warmup_epochs") for each in settings] == [2, 2, 1]
-    with pytest.raises(EncoreError, match="set warmup_epochs"):
-        resolved("dgxa100", "v0.7", 8, "epochs=1")
-
-
-def test_an_unknown_key_of_a_file_is_refused_with_the_keys_at_its_place(tmp_path: Path) -> None:
+def test_unknown_key_of_a_file_is_refused_with_the_known_keys(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text("bogus = 1\n", encoding="utf-8")
     with pytest.raises(EncoreError, match=f"unknown key in {file}: 'bogus'") as caught:
         cluster.load(file)
-    assert re.fullmatch(r"one of \d+, such as .*\baccount\b.*", caught.value.expected), "there are many"
+    assert re.fullmatch(r"one of \d+, such as .*\baccount\b.*", caught.value.expected)
     text = (paths.BENCHMARKS / "ncf" / "benchmark.toml").read_text(encoding="utf-8")
-    for table, known in (("small_data", "name, small_data.system"), ("implementations.pytorch", "framework")):
+    for table, keys in (("small_data", "name, small_data.system"), ("implementations.pytorch", "framework")):
         file.write_text(text.replace(f"[{table}]", f"[{table}]\nbogus = 1"), encoding="utf-8")
         with pytest.raises(EncoreError, match=f"'{table}.bogus'") as caught:
             catalogue.parse(catalogue.Benchmark, file)
-        assert f"{table}.{known}" in caught.value.expected
+        assert f"{table}.{keys}" in caught.value.expected

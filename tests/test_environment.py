@@ -1,6 +1,7 @@
-"""Framework environments: made once, one builder at a time, with pip's settings, and every obstacle reported."""
+"""Framework environments: created once, by one process at a time, with the settings of pip; errors are reported."""
 
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,7 @@ from encore.errors import EncoreError
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
-    # An environment with no packages in a cache of its own
+    # An environment without packages, in a temporary cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     requirements = tmp_path / "small.txt"
     requirements.write_text("# nothing\n", encoding="utf-8")
@@ -31,15 +32,15 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     )
 
 
-def make(wanted: Environment, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def ensure(small: Environment, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(environment, "describe", lambda framework: wanted)
-    assert environment.ensure_environment(wanted.framework, lines.append) == wanted.python
+    monkeypatch.setattr(environment, "describe", lambda framework: small)
+    assert environment.ensure_environment(small.framework, lines.append) == small.python
     return lines
 
 
-def test_pips_settings_are_uvs() -> None:
-    listed = """
+def test_settings_of_pip_become_variables_of_uv() -> None:
+    settings = """
 :env:.index-url='https://own/simple'
 global.cert='/certificates.crt'
 global.extra-index-url='file:///one\\nfile:///two'
@@ -48,7 +49,7 @@ global.index-url='https://other/simple'
 install.no-deps='1'
 global.proxy="http://it's@proxy"
 """
-    assert installer.variables(listed) == {
+    assert installer.variables(settings) == {
         "UV_DEFAULT_INDEX": "https://own/simple",
         "UV_INDEX": "file:///one file:///two",
         "UV_FIND_LINKS": "/wheels,/more",
@@ -60,60 +61,62 @@ global.proxy="http://it's@proxy"
 
 
 @pytest.mark.slow
-def test_a_failed_environment_is_made_again_and_a_finished_one_is_not(
+def test_failed_environment_is_created_again_and_a_complete_one_is_not(
     small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag = tmp_path / "flag"
     broken = replace(small, check=f"open({str(flag)!r})")
-    failed = f"(?s)the small environment could not be made: FileNotFoundError.*{broken.folder.with_suffix('.log')}"
-    with pytest.raises(EncoreError, match=failed):
-        make(broken, monkeypatch)
+    message = f"(?s)the small environment could not be made: FileNotFoundError.*{broken.folder.with_suffix('.log')}"
+    with pytest.raises(EncoreError, match=message):
+        ensure(broken, monkeypatch)
     flag.touch()
-    assert make(broken, monkeypatch) == ["making the small environment: small.txt"] and broken.is_ready
-    assert make(broken, monkeypatch) == []
+    assert ensure(broken, monkeypatch) == ["making the small environment: small.txt"] and broken.is_ready
+    assert ensure(broken, monkeypatch) == []
 
 
 @pytest.mark.slow
-def test_two_builders_do_not_meet(small: Environment) -> None:
+def test_two_processes_create_an_environment_once(small: Environment) -> None:
     program = f"""
 import sys
 from pathlib import Path
 from encore import environment
-wanted = environment.Environment(
+small = environment.Environment(
     framework="small", requirements=Path({str(small.requirements)!r}), interpreter=sys.executable,
     horovod=None, mpi=False, disk_gib=0.01, check="1",
 )
-environment.describe = lambda framework: wanted
+environment.describe = lambda framework: small
 environment.ensure_environment("small", lambda text: print(text, flush=True))
 """
     command = [sys.executable, "-c", program]
-    both = [subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    processes = [subprocess.Popen(command, cwd=paths.ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
     assert sum(output.splitlines().count("making the small environment: small.txt") for output in outputs) == 1
 
 
 @pytest.mark.parametrize(
-    ("disk_gib", "no_index", "found"),
+    ("disk_gib", "no_index", "message"),
     [
         (1e6, "0", "(?s)GiB free.*XDG_CACHE_HOME"),
         (0.01, "0", "the package index cannot be reached"),
         (0.01, "1", "the package index does not have what is pinned"),
     ],
 )
-def test_obstacles_are_named(
-    small: Environment, monkeypatch: pytest.MonkeyPatch, disk_gib: float, no_index: str, found: str
+def test_errors_of_the_installation_are_reported(
+    small: Environment, monkeypatch: pytest.MonkeyPatch, disk_gib: float, no_index: str, message: str
 ) -> None:
-    # A port of this machine on which nobody listens.
-    settings = {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0"}
-    monkeypatch.setattr(installer, "environment", lambda: {**os.environ, **settings})
-    monkeypatch.setenv("PIP_NO_INDEX", no_index)
-    small.requirements.write_text("wheel==0.48.77\n", encoding="utf-8")
-    with pytest.raises(EncoreError, match=found):
-        make(replace(small, disk_gib=disk_gib), monkeypatch)
+    # The socket is bound and does not listen: connections are refused.
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        settings = {"UV_DEFAULT_INDEX": f"http://127.0.0.1:{unused.getsockname()[1]}/", "UV_HTTP_RETRIES": "0"}
+        monkeypatch.setattr(installer, "environment", lambda: {**os.environ, **settings})
+        monkeypatch.setenv("PIP_NO_INDEX", no_index)
+        small.requirements.write_text("wheel==0.48.77\n", encoding="utf-8")
+        with pytest.raises(EncoreError, match=message):
+            ensure(replace(small, disk_gib=disk_gib), monkeypatch)
 
 
-def test_what_a_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_programs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EncoreError, match="did you mean 'mxnet'"):
         environment.describe("mxnett")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -124,17 +127,14 @@ def test_what_a_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         environment._find_interpreter("mxnet", ["3.7"])
 
 
-def test_mpi_is_used_where_there_is_a_compiler_for_it() -> None:
+def test_switches_of_horovod_depend_on_mpi() -> None:
     horovod = catalogue.Horovod(**{"version": "0", "with": "MXNET", "without": ("PYTORCH",)})
-    names = {mpi: sorted(environment.build_switches(horovod, mpi)) for mpi in (False, True)}
-    common = ["HOROVOD_WITHOUT_PYTORCH", "HOROVOD_WITH_GLOO", "HOROVOD_WITH_MXNET"]
-    assert names == {
-        False: sorted([*common, "HOROVOD_WITHOUT_MPI"]),
-        True: sorted([*common, "HOROVOD_WITH_MPI"]),
-    }
+    common = {"HOROVOD_WITHOUT_PYTORCH": "1", "HOROVOD_WITH_GLOO": "1", "HOROVOD_WITH_MXNET": "1"}
+    assert environment.build_switches(horovod, mpi=True) == {**common, "HOROVOD_WITH_MPI": "1"}
+    assert environment.build_switches(horovod, mpi=False) == {**common, "HOROVOD_WITHOUT_MPI": "1"}
 
 
-# A source package that builds its wheel with the standard library, and notes each time that it does.
+# A build backend of the standard library that records each build.
 BACKEND = """
 import os, zipfile
 def build_sdist(folder, settings=None): raise NotImplementedError
@@ -152,7 +152,7 @@ def build_wheel(folder, settings=None, metadata=None):
 
 
 @pytest.mark.slow
-def test_horovod_is_compiled_once_for_environments_that_differ_elsewhere(
+def test_horovod_is_compiled_once_for_environments_with_the_same_framework(
     small: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "horovod-0.1"
@@ -168,27 +168,27 @@ def test_horovod_is_compiled_once_for_environments_that_differ_elsewhere(
     monkeypatch.setenv("BUILDS", str(tmp_path / "builds"))
     horovod = catalogue.Horovod(**{"version": "0.1", "with": "MXNET", "without": ()})
     first = replace(small, framework="mxnet", horovod=horovod, check="import horovod")
-    assert any("compiling Horovod" in line for line in make(first, monkeypatch))
+    assert any("compiling Horovod" in line for line in ensure(first, monkeypatch))
     changed = tmp_path / "changed.txt"
     changed.write_text("# another pure Python package\n", encoding="utf-8")
     second = replace(first, requirements=changed)
-    assert second.folder != first.folder and not any("compiling" in line for line in make(second, monkeypatch))
+    assert second.folder != first.folder and not any("compiling" in line for line in ensure(second, monkeypatch))
     cores = len(os.sched_getaffinity(0))
-    assert (tmp_path / "builds").read_text(encoding="utf-8") == f"1-j{cores}", "once, as many compilers as cores"
+    assert (tmp_path / "builds").read_text(encoding="utf-8") == f"1-j{cores}", "compiled once, one process per core"
     toolchain = tmp_path / "other.cmake"
     toolchain.write_text("set(CMAKE_UNITY_BUILD OFF)\n", encoding="utf-8")
     monkeypatch.setattr(environment, "TOOLCHAIN", toolchain)
-    assert any("compiling Horovod" in line for line in make(second, monkeypatch)), "compiled in another way"
+    assert any("compiling Horovod" in line for line in ensure(second, monkeypatch))
 
 
-def test_the_key_of_a_wheel_has_all_that_compiled_code_depends_on(tmp_path: Path) -> None:
+def test_key_of_a_wheel_contains_everything_that_compiled_code_depends_on(tmp_path: Path) -> None:
     horovod = catalogue.Horovod(**{"version": "0.1", "with": "MXNET", "without": ()})
 
     def key(text: str, switches: dict[str, str], **facts: str) -> Path:
         requirements = tmp_path / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")
-        here = {**environment.this_platform("3.11", mpi=False), **facts}
-        return environment.wheel_folder("mxnet", requirements, horovod, here, switches)
+        platform = {**environment.this_platform("3.11", mpi=False), **facts}
+        return environment.wheel_folder("mxnet", requirements, horovod, platform, switches)
 
     first = key("mxnet==1.9.1\nidna==3.20\n", {})
     assert key("mxnet==1.9.1\nidna==3.21\n", {}) == first
@@ -200,9 +200,9 @@ def test_the_key_of_a_wheel_has_all_that_compiled_code_depends_on(tmp_path: Path
     assert len(others - {first}) == 2 + 5
 
 
-def test_versions_are_named_as_in_a_system_description(mxnet_python: Path) -> None:
+def test_versions_of_a_system_description(mxnet_python: Path) -> None:
     on_host = environment.software("mxnet", environment.packages(mxnet_python))
-    # The host's MXNet is built for CPUs.
+    # MXNet of the host is built for CPUs.
     assert (on_host["mxnet_version"], on_host["nccl_version"]) == ("1.9.1", "")
     assert on_host["horovod_version"] and on_host["dali_version"] and on_host["numpy_version"]
 

@@ -1,4 +1,4 @@
-"""The rooms of encore/: imports point down from one to the next, and nothing imports in a circle."""
+"""Packages of encore/: imports point to lower layers, and there are no import cycles."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -7,8 +7,8 @@ import pytest
 
 from tools.architecture import imported, modules, room
 
-# From the ground up, "encore" for the modules of encore/ itself; rooms of one layer do not import each other. What a
-# run needs comes first, the lab stands on it, and the command line alone is above both.
+# From the lowest layer up; "encore" stands for the modules of encore/ itself. Packages of a layer do not import each
+# other.
 LAYERS = (
     ("encore",),
     ("machine",),
@@ -28,33 +28,29 @@ LAYERS = (
     ("lab.studies",),
     ("cli",),
 )
-FLOOR = {room: number for number, layer in enumerate(LAYERS) for room in layer}
+LEVELS = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 MODULES = modules("encore")
 
 
-def climbs(module: str, needed: set[str]) -> list[str]:
-    # What a module imports from its own layer's other rooms or from above
-    here = room(module)
-    return sorted(each for each in needed if room(each) != here and FLOOR[room(each)] >= FLOOR[here])
+def upward_imports(module: str, imports: set[str]) -> list[str]:
+    # Return imports from other packages of the same layer or of higher layers
+    package = room(module)
+    return sorted(name for name in imports if room(name) != package and LEVELS[room(name)] >= LEVELS[package])
 
 
-@pytest.mark.parametrize("name", sorted(FLOOR))
-def test_imports_point_down(name: str) -> None:
-    found = {module: climbs(module, imported(module)) for module in MODULES if room(module) == name}
-    assert not {module: up for module, up in found.items() if up}
+def test_imports_point_to_lower_layers() -> None:
+    assert {room(module) for module in MODULES} == set(LEVELS)
+    upward = {module: upward_imports(module, imported(module)) for module in MODULES}
+    assert {module: names for module, names in upward.items() if names} == {}
 
 
-def test_every_room_has_a_layer() -> None:
-    assert {room(module) for module in MODULES} == set(FLOOR)
-
-
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_import_cycles() -> None:
     packages = {module for module, path in MODULES.items() if path.name == "__init__.py"}
     TopologicalSorter({module: imported(module) - packages for module in MODULES}).prepare()
 
 
 @pytest.mark.parametrize(
-    ("module", "line", "up"),
+    ("module", "line", "upward"),
     [
         ("encore.machine.node", "from encore.run import planning", ["encore.run", "encore.run.planning"]),
         (
@@ -72,5 +68,5 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         ),
     ],
 )
-def test_an_arrow_that_climbs_is_seen(module: str, line: str, up: list[str]) -> None:
-    assert climbs(module, imported(module, ast.parse(line))) == up
+def test_upward_import_is_detected(module: str, line: str, upward: list[str]) -> None:
+    assert upward_imports(module, imported(module, ast.parse(line))) == upward

@@ -1,4 +1,4 @@
-"""The documentation builds as a site, with the picture of the code as it is."""
+"""The documentation builds as a site, and its picture of the architecture is up to date."""
 
 from pathlib import Path
 
@@ -8,15 +8,15 @@ from tools import architecture, site
 
 
 @pytest.mark.slow
-def test_site_has_every_page_and_no_dead_link(tmp_path: Path) -> None:
+def test_site_has_its_pages_and_no_dead_link(tmp_path: Path) -> None:
     site.stage(tmp_path / "pages")
     assert site.build(tmp_path) == 0
-    built = {path.relative_to(tmp_path / "html") for path in (tmp_path / "html").rglob("*.html")}
-    assert {Path("index.html"), Path("docs/glossary.html"), Path("benchmarks/resnet/index.html")} <= built
+    pages = {path.relative_to(tmp_path / "html") for path in (tmp_path / "html").rglob("*.html")}
+    assert {Path("index.html"), Path("docs/glossary.html"), Path("benchmarks/resnet/index.html")} <= pages
     with (tmp_path / "pages" / "docs" / "glossary.md").open("a", encoding="utf-8") as file:
         file.write("[gone](slurm.md#no-such-heading)")
     assert site.build(tmp_path) == 1
 
 
-def test_picture_is_the_codes() -> None:
-    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.drawn(), "`make docs` draws it again"
+def test_picture_of_the_architecture_is_up_to_date() -> None:
+    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.drawn(), "hint: make docs"

@@ -1,8 +1,8 @@
-"""Every submitted system against the scripts that were submitted: hyperparameters, DALI's settings, environment.
+"""Every submitted system against the submitted scripts: hyperparameters, settings of DALI, environment.
 
-The scripts' side is tests/samples/submitted_configurations.toml, which tools/submitted_configurations.py wrote by
-executing them; it knows nothing of our systems. Which option is which key is the mapping of `encore reproduce`
-(benchmarks/NAME/submitted.toml), which reads the same scripts and executes nothing.
+tests/samples/submitted_configurations.toml contains the commands and variables of the scripts, which
+tools/submitted_configurations.py executed, independently of the system files. `encore reproduce` has the same mapping
+from options to keys (benchmarks/NAME/submitted.toml).
 """
 
 import shlex
@@ -16,109 +16,104 @@ from encore import catalogue, configuration, job, launchers, paths
 from encore.lab.submissions import mapping, reproduction, shell_values
 
 SAMPLES = paths.ROOT / "tests" / "samples"
-NOT_SET = mapping.common().left_out
+IGNORED = mapping.common().left_out
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """One submitted configuration, as the scripts have it."""
+    """One submitted configuration, as in the scripts."""
 
     choice: catalogue.Choice
     round: str
-    ours: catalogue.System
+    system: catalogue.System
     config: str
     implementation: mapping.Implementation
     options: dict[str, mapping.Option]
-    environment: dict[str, dict[str, str]]  # By the file that has the last word
+    environment: dict[str, dict[str, str]]  # Effective variables by file
 
-
-def assignments(text: str) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in text.split())
+    def mapped(self) -> list[mapping.Mapped]:
+        # Keys and values of the executed command
+        nodes, gpus = self.system.nodes, self.system.gpus_per_node
+        facts = {"round": self.round, "configuration": self.config, "nodes": nodes, "gpus": gpus, "ranks": nodes * gpus}
+        variables = {name: shell_values.Value(v) for table in self.environment.values() for name, v in table.items()}
+        name = self.choice.implementation_name
+        keys, missing = mapping.map_options(self.implementation, name, self.options, facts, variables)
+        assert not missing
+        return keys
 
 
 def effective(tables: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    later: set[str] = set()
-    found = {}
+    # Remove values that a later file overrides
+    overridden: set[str] = set()
+    result = {}
     for file in sorted(tables, key=lambda file: (file == "Dockerfile", "_common" in file, file != "run_and_time.sh")):
-        found[file] = {name: value for name, value in tables[file].items() if name not in later}
-        later |= set(tables[file])
-    return found
+        result[file] = {name: value for name, value in tables[file].items() if name not in overridden}
+        overridden |= set(tables[file])
+    return result
 
 
 @cache
 def submitted() -> list[Submitted]:
-    table = catalogue.read_toml(SAMPLES / "submitted_configurations.toml")
-    found = []
-    for each in table["submission"]:
-        for entry in each["configuration"]:
+    configurations = []
+    for submission in catalogue.read_toml(SAMPLES / "submitted_configurations.toml")["submission"]:
+        folder, round_name = submission["folder"], submission["repository"].rpartition("_")[2]
+        for entry in submission["configuration"]:
             command = tuple(shell_values.Value(word) for word in shlex.split(entry["command"]))
             programs = {word.text.rpartition("/")[2] for word in command}
-            name, implementation = next(
-                (name, known) for name, known in mapping.of_folder(each["folder"]) if programs & set(known.program)
-            )
-            choice, round_name = catalogue.choose(name), each["repository"].rpartition("_")[2]
-            source = {each["folder"], round_name}
-            ours = next(
-                system
-                for system in catalogue.systems(choice)
-                if system.system == entry["system"] and all(part in system.source for part in source)
-            )
-            scripts = {"Dockerfile": each["dockerfile"], **entry.get("environment", {})}
-            environment = effective({file: assignments(text) for file, text in scripts.items()})
+            implementations = mapping.of_folder(folder)
+            name, implementation = next(item for item in implementations if programs & set(item[1].program))
+            choice = catalogue.choose(name)
+            systems = [system for system in catalogue.systems(choice) if system.system == entry["system"]]
+            system = next(s for s in systems if folder in s.source and round_name in s.source)
+            scripts = {"Dockerfile": submission["dockerfile"], **entry.get("environment", {})}
+            tables = {file: dict(word.split("=", 1) for word in text.split()) for file, text in scripts.items()}
             options = mapping.options_of(command, implementation.pairs_after)
-            found.append(Submitted(choice, round_name, ours, entry["config"], implementation, options, environment))
-    return found
+            configurations.append(
+                Submitted(choice, round_name, system, entry["config"], implementation, options, effective(tables))
+            )
+    return configurations
 
 
-def resolved(system: catalogue.System, choice: catalogue.Choice) -> configuration.Configuration:
-    return configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
+def resolve(choice: catalogue.Choice, system: catalogue.System, *settings: str) -> configuration.Configuration:
+    return configuration.resolve(choice, system, system.nodes, system.gpus_per_node, list(settings))
 
 
-def mapped(each: Submitted) -> list[mapping.Mapped]:
-    # Our keys with the values of the executed command, by the mapping of `encore reproduce`
-    nodes, gpus, own = each.ours.nodes, each.ours.gpus_per_node, each.choice.implementation_name
-    facts = {"round": each.round, "configuration": each.config, "nodes": nodes, "gpus": gpus, "ranks": nodes * gpus}
-    variables = {name: shell_values.Value(text) for file in each.environment.values() for name, text in file.items()}
-    found, missing = mapping.map_options(each.implementation, own, each.options, facts, variables)
-    assert not missing
-    return found
+def test_systems_have_the_submitted_values_and_no_others() -> None:
+    # Not parametrized: all workers of pytest-xdist would read the scripts at collection
+    for entry in submitted():
+        label = f"{entry.choice.name}, {entry.round}, {entry.system.system}"
+        resolved, mapped = resolve(entry.choice, entry.system), entry.mapped()
+        assert {key.key: resolved.get(key.key) for key in mapped} == {key.key: key.value for key in mapped}, label
+        assert set(entry.system.config) <= {key.key for key in mapped}, label
+        assert entry.system.keep_global_batch == entry.implementation.keep_global_batch, label
+        # An option without a key has a documented meaning.
+        options = reproduction.left_options(entry.options, mapped, entry.implementation.without, mapping.common())
+        assert entry.round > "v1" or not [option.name for option in options if not option.meaning], label
+        tables = {
+            file: {name: value for name, value in table.items() if name not in IGNORED}
+            for file, table in entry.environment.items()
+        }
+        assert entry.system.environment == {file: table for file, table in tables.items() if table}, label
+        # Minigo writes a checkpoint per generation (run() in train.py of v0.7).
+        assert entry.choice.name == "minigo" or resolved.get("checkpoint_interval") == 0, label
+        assert not resolved.is_submitted or "auto" not in resolved.plain().values(), label
 
 
-def test_systems_have_the_submitted_values_and_none_from_elsewhere() -> None:
-    # Not a case for each: the workers of pytest-xdist would read all scripts before the first test
-    for each in submitted():
-        place = f"{each.choice.name}, {each.round}, {each.ours.system}"
-        found, expected = resolved(each.ours, each.choice), mapped(each)
-        assert {key.key: found.get(key.key) for key in expected} == {key.key: key.value for key in expected}, place
-        assert set(each.ours.config) <= {key.key for key in expected}, place
-        assert each.ours.keep_global_batch == each.implementation.keep_global_batch, place
-        # An option is a key, or it is stated what it means that it is none.
-        left = reproduction.left_options(each.options, expected, each.implementation.without, mapping.common())
-        assert each.round > "v1" or not [option.name for option in left if not option.meaning], place
-        tables = each.environment.items()
-        wanted = {file: {n: v for n, v in variables.items() if n not in NOT_SET} for file, variables in tables}
-        assert each.ours.environment == {file: variables for file, variables in wanted.items() if variables}, place
-        # Minigo's save all of theirs with each generation's model (run() in train.py of v0.7).
-        assert each.choice.name == "minigo" or found.get("checkpoint_interval") == 0, place
-        assert not found.is_submitted or "auto" not in found.plain().values(), f"{place}: a measurement would choose"
-
-
-def test_every_system_that_was_submitted_is_compared() -> None:
-    compared = {(each.choice.name, each.ours.file) for each in submitted()}
-    ours = {
-        (choice.name, system.file)
-        for choice in {each.choice.name: each.choice for each in submitted()}.values()
+def test_every_submitted_system_is_compared() -> None:
+    compared = {(entry.choice.name, entry.system.file) for entry in submitted()}
+    choices = {entry.choice.name: entry.choice for entry in submitted()}
+    assert compared == {
+        (name, system.file)
+        for name, choice in choices.items()
         for system in catalogue.systems(choice)
         if system.kind in ("submitted", "later")
     }
-    assert compared == ours
 
 
-def environment_of(name: str, system: str, *settings: str, extra: dict[str, str] | None = None) -> dict[str, str]:
+def rank_environment(name: str, system: str, *settings: str, **variables: str) -> dict[str, str]:
     choice = catalogue.choose(name)
-    found = catalogue.find_system(choice, system, None)
-    made = configuration.resolve(choice, found, found.nodes, found.gpus_per_node, list(settings))
-    return job.rank_environment(made, launchers.Launch("horovodrun"), extra or {}, 16)
+    resolved = resolve(choice, catalogue.find_system(choice, system, None), *settings)
+    return job.rank_environment(resolved, launchers.Launch("horovodrun"), variables, 16)
 
 
 # NGC's PyTorch images have TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1.
@@ -131,45 +126,36 @@ def environment_of(name: str, system: str, *settings: str, extra: dict[str, str]
         ("ncf", "cpu", ("precision=tf32", "device=gpu"), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None),
     ],
 )
-def test_ranks_get_the_environment_of_their_system_and_framework(
+def test_environment_of_the_ranks(
     name: str, system: str, settings: tuple[str, ...], variable: str, expected: str | None
 ) -> None:
-    assert environment_of(name, system, *settings).get(variable) == expected
-    assert environment_of(name, system, *settings, extra={variable: "7"})[variable] == "7", "the user's comes last"
+    assert rank_environment(name, system, *settings).get(variable) == expected
+    assert rank_environment(name, system, *settings, **{variable: "7"})[variable] == "7", "set by the user"
 
 
-def test_a_cpu_gets_no_variables_of_gpus() -> None:
-    found = environment_of("resnet", "dgx1", "device=cpu", "precision=fp32", "layout=NCHW")
-    assert set(found) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"}
+def test_environment_on_cpus_has_no_variables_of_gpus() -> None:
+    variables = rank_environment("resnet", "dgx1", "device=cpu", "precision=fp32", "layout=NCHW")
+    assert set(variables) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"}
 
 
-def test_a_variable_set_twice_is_refused() -> None:
-    given = catalogue.systems(catalogue.choose("resnet"))[-1].model_dump()
-    twice = {"Dockerfile": {"OMP_NUM_THREADS": "1"}, "run.sh": {"OMP_NUM_THREADS": "2"}}
+def test_variable_that_is_set_twice_is_refused() -> None:
+    fields = catalogue.systems(catalogue.choose("resnet"))[-1].model_dump()
+    environment = {"Dockerfile": {"OMP_NUM_THREADS": "1"}, "run.sh": {"OMP_NUM_THREADS": "2"}}
     with pytest.raises(ValidationError, match="set twice: OMP_NUM_THREADS"):
-        catalogue.System.model_validate({**given, "environment": twice})
+        catalogue.System.model_validate({**fields, "environment": environment})
 
 
 @pytest.mark.parametrize(
     ("family", "source"), [("v100", "dgx2"), ("a100", "dgxa100"), ("h100", "dgxa100"), ("h200", "dgxa100")]
 )
-def test_a_system_for_one_gpu_follows_a_submission_in_proportion(family: str, source: str) -> None:
+def test_systems_for_one_gpu_scale_a_submission(family: str, source: str) -> None:
     choice = catalogue.choose("resnet")
-    whole = resolved(catalogue.find_system(choice, source, "v0.7"), choice)
-    rate = whole.get("learning_rate") / (whole.get("batch_size") * whole.ranks)
-    found = [s for s in catalogue.systems(choice) if s.kind == "derived" and s.system.startswith(family)]
-    assert found
-    for system in found:
-        one = resolved(system, choice)
+    submission = resolve(choice, catalogue.find_system(choice, source, "v0.7"))
+    rate = submission.get("learning_rate") / (submission.get("batch_size") * submission.ranks)
+    systems = [s for s in catalogue.systems(choice) if s.kind == "derived" and s.system.startswith(family)]
+    assert systems
+    for one in (resolve(choice, system) for system in systems):
         assert one.get("learning_rate") == pytest.approx(rate * one.get("batch_size"), rel=1e-4)
-        same = ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule")
-        assert [one.get(name) for name in same] == [whole.get(name) for name in same]
+        keys = ("optimizer", "epochs", "warmup_epochs", "weight_decay", "momentum", "schedule")
+        assert [one.get(key) for key in keys] == [submission.get(key) for key in keys]
         assert (one.is_submitted, one.division) == (False, "open")
-
-
-@pytest.mark.parametrize("name", catalogue.choices())
-def test_every_system_runs_on_another_number_of_gpus(name: str) -> None:
-    choice = catalogue.choose(name)
-    for system in catalogue.systems(choice):
-        found = configuration.resolve(choice, system, 1, 2 * system.gpus_per_node, [])
-        assert found.get("batch_size") >= 1 and found.get("learning_rate") > 0

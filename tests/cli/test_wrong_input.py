@@ -1,4 +1,4 @@
-"""Wrong names, files and options: every command refuses them with a message before it does anything."""
+"""Invalid names, files and options: each command rejects them before it does anything."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ FILES = {
     "TREE/b/result_0.txt": resnet_v07().encode(),
 }
 CASES = {
-    # Words in capitals are FILES, and an empty folder.
+    # Words in capitals are FILES or an empty folder.
     "resnt": "unknown command 'resnt'",
     "run resnt 2 --dry-run": "did you mean 'resnet'?",
     "run resnet 2 --cluster BINARY --dry-run": "BINARY is not valid TOML",
@@ -120,24 +120,24 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", CASES)
-def test_wrong_input_is_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # --cluster sets it, for what the command starts.
+def test_invalid_input_is_rejected(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Restored after the test: --cluster sets it for child processes.
     monkeypatch.setenv("ENCORE_CLUSTER", os.environ["ENCORE_CLUSTER"])
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
     (tmp_path / "EMPTY").mkdir()
-    names = tuple(each.name for each in tmp_path.iterdir())
+    names = tuple(path.name for path in tmp_path.iterdir())
     words = [str(tmp_path / word) if word.startswith(names) else word for word in shlex.split(command)]
-    done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    error = done.exception
-    of_user = (error.exit_code, str(error)) if isinstance(error, EncoreError) else None
-    code, printed = of_user or (done.exit_code, done.output)
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    error = result.exception
+    is_encore = isinstance(error, EncoreError)
+    code, message = (error.exit_code, str(error)) if is_encore else (result.exit_code, result.output)
     assert code == ExitCode.REFUSED, repr(error)
-    assert CASES[command] in printed.replace(f"{tmp_path}/", "") and not list((tmp_path / "EMPTY").iterdir())
+    assert CASES[command] in message.replace(f"{tmp_path}/", "") and not list((tmp_path / "EMPTY").iterdir())
 
 
-def test_a_profile_that_was_cut_off_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_counted", lambda *_: (tmp_path / "p.json").write_text("{"))
     error = CliRunner().invoke(app, ["bench", "resnet-pytorch", "--profile", str(tmp_path / "p.json")]).exception
     assert isinstance(error, EncoreError)

@@ -1,4 +1,4 @@
-"""Jobs and containers that several tests render."""
+"""Sample jobs and containers."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ RENDERERS = {
 }
 DATA = Path("/data/imagenet")
 OUTPUT = Path("/results/run/experiment_0")
-# Kinds of systems to take a sample of: a benchmark that MLPerf has not has studies alone
-ON_GPUS = ("submitted", "study")
 CALLER = {
     "HOME": "/home/anna",
     "PATH": "/usr/bin:/bin",
@@ -32,38 +30,36 @@ CALLER = {
 
 
 def job(gpus: int, choice: Choice | None = None, system: str = "dgxa100") -> Job:
-    # A benchmark's job on this many GPUs, or on one core for 0
-    chosen = choice or catalogue.choose("resnet")
-    of_kind = {kind: [each.system for each in catalogue.systems(chosen) if each.kind == kind] for kind in ON_GPUS}
-    there = next(systems for systems in of_kind.values() if systems)
-    of_gpus = system if system in there else there[-1]
-    name = of_gpus if gpus else chosen.benchmark.small_data.system
-    resolved = configuration.resolve(chosen, catalogue.find_system(chosen, name, None), 1, gpus or 1, [])
+    # Submitted systems first, then studies; 0 GPUs: one core
+    choice = choice or catalogue.choose("resnet")
+    systems = {kind: [s.system for s in catalogue.systems(choice) if s.kind == kind] for kind in ("submitted", "study")}
+    names = systems["submitted"] or systems["study"]
+    gpu_system = system if system in names else names[-1]
+    name = gpu_system if gpus else choice.benchmark.small_data.system
+    resolved = configuration.resolve(choice, catalogue.find_system(choice, name, None), 1, gpus or 1, [])
     return training_job(resolved, DATA, OUTPUT, {"NCCL_DEBUG": "WARN"}, node.cores())
 
 
-def container(runtime: str, **facts: object) -> Container:
-    # A container of the user 1000 in which nothing is special
-    image = {"apptainer": "/images/resnet.sif", "enroot": "/images/resnet.sqsh"}
-    known: dict[str, object] = {
-        "image": image.get(runtime, "localhost/encore/resnet:latest"),
+def container(runtime: str, **fields: object) -> Container:
+    images = {"apptainer": "/images/resnet.sif", "enroot": "/images/resnet.sqsh"}
+    defaults: dict[str, object] = {
+        "image": images.get(runtime, "localhost/encore/resnet:latest"),
         "name": "encore-run-0-0123abcd",
         "user": 1000,
         "group": 1000,
         "caller": CALLER,
         "limits": {"nofile": 1048576, "nproc": 32768},
     }
-    return Container(**{**known, **facts})  # type: ignore[arg-type]
+    return Container(**{**defaults, **fields})  # type: ignore[arg-type]
 
 
-def rendered(runtime: str, gpus: int, **facts: object) -> Command:
-    # A job of this many GPUs on a runtime
-    return RENDERERS[runtime](job(gpus), container(runtime, **facts))
+def render(runtime: str, gpus: int, **fields: object) -> Command:
+    return RENDERERS[runtime](job(gpus), container(runtime, **fields))
 
 
 def pod(job: Job) -> dict[str, Any]:
-    # The pod of a job, where every volume is the node's own folder
+    # All volumes are folders on the node
     pods = Pods(settings=Kubernetes(resources={"memory": "64Gi"}))
     workload, *_ = manifests.render(job, container("kubernetes"), pods, Files(output=OUTPUT))
-    found: dict[str, Any] = workload["spec"]["template"]["spec"]
-    return found
+    spec: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return spec

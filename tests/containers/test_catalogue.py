@@ -1,7 +1,6 @@
-"""The NGC catalogue, the lock, and what Dockerfiles may and may not say."""
+"""The NGC catalogue, the lock of digests, and the Dockerfiles."""
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,55 +12,73 @@ from encore.containers import building, engines, images
 from encore.errors import EncoreError
 from encore.run import image_test
 from encore.run.passport import SECRET
-from tests.conftest import Encore
 
-DOCKERFILES = sorted((paths.ROOT / "containers").rglob("Dockerfile"))
+NAMES = sorted(catalogue.choices())
 
 
-def test_defaults_are_releases_and_every_release_has_a_source() -> None:
-    known = images.catalogue()
-    for framework, release in known.default.items():
-        assert images.find_release(framework).release == release
-    for release in known.release:
+def test_releases_have_a_reference_and_sources() -> None:
+    releases = images.catalogue().release
+    for release in releases:
         assert re.fullmatch(r"nvcr\.io/nvidia/(mxnet|pytorch|tensorflow):[\w.-]+", release.reference)
         assert all(source.startswith("https://") for source in release.sources)
-    assert len({release.reference for release in known.release}) == len(known.release)
+    assert len({release.reference for release in releases}) == len(releases)
+    for framework, release_name in images.catalogue().default.items():
+        assert images.find_release(framework).release == release_name
+    with pytest.raises(EncoreError, match=r"(?s)unknown mxnet release.*hint: .*24\.06"):
+        images.find_release("mxnet", "24.60")
 
 
-# Rounds in which NVIDIA submitted nothing for a benchmark, or whose results are not public yet
+# Rounds without a submission of NVIDIA, or without public results
 NOT_SUBMITTED = {"minigo": {"v0.5"}, "gpt-oss-20b": {"v6.0", "v6.1"}, "llama31-8b": {"v6.0", "v6.1"}}
 NOT_SUBMITTED |= {"llama2-70b-lora": {"v6.0", "v6.1"}}
 
 
-def test_every_round_of_a_benchmark_has_its_submitted_base() -> None:
-    known = images.catalogue()
-    for choice in catalogue.choices().values():
-        rounds = {entry.round for entry in known.submitted if entry.benchmark == choice.benchmark.name}
-        assert rounds == set(choice.benchmark.rounds) - NOT_SUBMITTED.get(choice.benchmark.name, set())
-    for entry in known.submitted:
-        assert images.find_release(entry.framework, entry.release)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_round_has_its_submitted_base(name: str) -> None:
+    benchmark = catalogue.choose(name).benchmark
+    entries = [entry for entry in images.catalogue().submitted if entry.benchmark == benchmark.name]
+    assert {entry.round for entry in entries} == set(benchmark.rounds) - NOT_SUBMITTED.get(benchmark.name, set())
+    assert all(images.find_release(entry.framework, entry.release) for entry in entries)
 
 
-def test_every_benchmark_has_an_image_and_every_dockerfile_is_as_its_template_writes_it() -> None:
-    wanted = building.dockerfiles()
-    assert (set(images.catalogue().image), set(wanted)) == (set(catalogue.choices()), set(DOCKERFILES))
-    stale = [str(path) for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
-    assert not stale, f"stale: {', '.join(stale)}; hint: make docs"
+def test_dockerfiles_are_up_to_date_and_contain_no_secret_and_no_url() -> None:
+    texts = building.dockerfiles()
+    files = set((paths.ROOT / "containers").rglob("Dockerfile"))
+    assert (set(images.catalogue().image), set(texts)) == (set(NAMES), files)
+    assert {path: path.read_text(encoding="utf-8") for path in files} == texts, "hint: make docs"
+    for text in texts.values():
+        lines = text.splitlines()
+        assert not re.search(r"https?://", text)
+        assert not [line for line in lines if line.startswith(("ARG ", "ENV ")) and SECRET.search(line)]
+        sources = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+        assert all(
+            word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in sources
+        )
 
 
-def test_a_benchmark_without_a_row_is_refused() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_image_has_an_unprivileged_user_pinned_packages_and_the_code_in_its_last_layer(name: str) -> None:
+    release = images.find_release(catalogue.choose(name).implementation.framework)
+    text = building.dockerfile(name).read_text(encoding="utf-8")
+    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] not in ("0", "root")
+    assert "\nRUN " not in text.partition("COPY benchmarks /workspace/encore/benchmarks")[2]
+    assert f"ARG BASE={release.reference}\n" in text
+    # NVIDIA's PyTorch sets a constraint file that would reject pinned packages.
+    assert ('PIP_CONSTRAINT=""' in text) == bool(release.pip_constraint) == (release.framework == "pytorch")
+    pins = re.split(
+        r"\n(?=[a-z])", re.sub(r"^#.*\n", "", image_test.pinned(catalogue.choose(name)), flags=re.M).strip()
+    )
+    assert all("==" in pin and "--hash=sha256:" in pin for pin in pins)
+
+
+def test_benchmark_without_an_image_is_refused() -> None:
     choice = catalogue.choose("resnet")
     other = dataclasses.replace(choice, benchmark=choice.benchmark.model_copy(update={"name": "new"}))
     with pytest.raises(EncoreError, match=r"(?s)new has no image.*\[image\.new\]"):
         images.find_row(other)
 
 
-def test_unknown_release_offers_the_nearest() -> None:
-    with pytest.raises(EncoreError, match=r"(?s)unknown mxnet release.*hint: .*24\.06"):
-        images.find_release("mxnet", "24.60")
-
-
-def test_lock_records_the_first_digest_and_refuses_another(tmp_path: Path) -> None:
+def test_lock_records_the_first_digest_and_rejects_another(tmp_path: Path) -> None:
     lock, reference = tmp_path / "images.lock", "nvcr.io/nvidia/mxnet:24.06-py3"
     for _ in range(2):
         images.hold_to_lock(reference, "sha256:aa", lock)
@@ -74,87 +91,49 @@ def test_lock_records_the_first_digest_and_refuses_another(tmp_path: Path) -> No
         images.read_lock(lock)
 
 
-@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda file: str(file.parent.relative_to(paths.ROOT / "containers")))
-def test_dockerfiles_hold_no_secret_no_machine_and_no_data(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    assert not re.search(r"https?://", text)
-    assert not [line for line in lines if line.startswith(("ARG ", "ENV ")) and SECRET.search(line)]
-    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
-    assert all(word.startswith(("--from=", "/opt/", "benchmarks", "requirements/", "containers/")) for word in copied)
-
-
-@pytest.mark.parametrize("name", sorted(catalogue.choices()))
-def test_an_image_ends_as_nobody_special_with_the_code_last(name: str) -> None:
-    # NVIDIA's PyTorch names a constraint file, which would refuse what an image pins; the other bases none
-    release = images.find_release(catalogue.choose(name).implementation.framework)
-    text = building.dockerfile(name).read_text(encoding="utf-8")
-    assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] not in ("0", "root")
-    assert "\nRUN " not in text.partition("COPY benchmarks /workspace/encore/benchmarks")[2]
-    assert f"ARG BASE={release.reference}\n" in text
-    assert ('PIP_CONSTRAINT=""' in text) == bool(release.pip_constraint) == (release.framework == "pytorch")
-
-
-@pytest.mark.parametrize("name", sorted(catalogue.choices()))
-def test_requirements_of_images_are_pinned_with_hashes(name: str) -> None:
-    text = image_test.pinned(catalogue.choose(name))
-    entries = re.split(r"\n(?=[a-z])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip())
-    assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
-
-
 @pytest.mark.parametrize("framework", sorted(images.catalogue().default))
-def test_every_framework_has_a_stand_in(framework: str) -> None:
+def test_stand_in_installs_packages_of_this_machine(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     text = building.dockerfile(f"standin/{framework}").read_text(encoding="utf-8")
     assert framework in images.catalogue().standin and f'encore.standin="{framework}"' in text
-    # This machine brings the packages: the build needs no index, and so none of the machine's settings.
-    packages = (f"source=build/wheels/{framework},", "--no-index", "type=secret")
-    assert [each in text for each in packages] == [True, True, False]
+    # The build needs no package index and no settings of this machine.
+    words = (f"source=build/wheels/{framework},", "--no-index", "type=secret")
+    assert [word in text for word in words] == [True, True, False]
+    command, *others = building.download_commands(framework)
+    requirements = str(paths.REQUIREMENTS / catalogue.framework(framework).requirements)
+    assert (command[-1], [other[-1] for other in others]) == (
+        requirements,
+        ["horovod==0.28.1"] if framework != "pytorch" else [],
+    )
+    options = [command[command.index(name) + 1] for name in ("--python-version", "--dest")]
+    assert options == [building.PLATFORM["python"], str(paths.ROOT / "build" / "wheels" / framework)]
 
 
-def test_packages_of_a_stand_in_fit_its_python_and_what_was_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Horovod is that of an environment with the same framework, distribution, Python and MPI; else it is compiled
+def test_stand_in_takes_the_horovod_wheel_of_its_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     entry = catalogue.framework("mxnet")
     assert entry.horovod is not None
     switches = environment.build_switches(entry.horovod, mpi=True)
     for distribution in ("ubuntu 24.04", building.PLATFORM["distribution"]):
         assert building.compiled_horovod("mxnet") is None
-        built_on = {**building.PLATFORM, "distribution": distribution}
+        platform = {**building.PLATFORM, "distribution": distribution}
         requirements = paths.REQUIREMENTS / entry.requirements
-        folder = environment.wheel_folder("mxnet", requirements, entry.horovod, built_on, switches)
+        folder = environment.wheel_folder("mxnet", requirements, entry.horovod, platform, switches)
         folder.mkdir(parents=True)
         (folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl").touch()
-    found = building.compiled_horovod("mxnet")
-    assert found is not None and found.parent == folder
-    commands = {framework: building.download_commands(framework) for framework in images.catalogue().standin}
-    fetched = {framework: [each[-1] for each in every] for framework, every in commands.items()}
-    own = {name: str(paths.REQUIREMENTS / catalogue.framework(name).requirements) for name in commands}
-    assert fetched == {name: [own[name], *(["horovod==0.28.1"] if name == "tensorflow" else [])] for name in own}
-    first = commands["pytorch"][0]
-    options = {name: first[first.index(name) + 1] for name in ("--python-version", "--dest")}
-    folder = paths.ROOT / "build" / "wheels" / "pytorch"
-    assert options == {"--python-version": building.PLATFORM["python"], "--dest": str(folder)}
-    assert "!build/wheels" in (paths.ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert building.compiled_horovod("mxnet") == folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
+    assert len(building.download_commands("mxnet")) == 1
 
 
-def test_a_build_has_pips_settings_but_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What the environment says wins over pip's files, as for pip
-    listed = (
+def test_build_gets_the_settings_of_pip_without_local_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Variables override pip's files, as in pip
+    settings = (
         ":env:.index-url='https://own/simple'\nglobal.extra-index-url='file:///one\\nhttps://two'\n"
         "global.find-links='/wheels'\nglobal.index-url='https://other/simple'\n"
     )
-    monkeypatch.setattr(engines, "ask", lambda command: SimpleNamespace(stdout=listed))
+    monkeypatch.setattr(engines, "ask", lambda command: SimpleNamespace(stdout=settings))
     monkeypatch.setenv("SSL_CERT_FILE", "/certificates.crt")
-    settings = {"cert": "/certificates.crt", "extra-index-url": "https://two", "index-url": "https://own/simple"}
-    assert building.pip_settings() == settings
-
-
-@pytest.mark.slow
-def test_list_shows_the_catalogue(encore: Encore) -> None:
-    content = json.loads(encore("images", "list", "--json").stdout)
-    of_resnet = [entry["round"] for entry in content["submitted"] if entry["benchmark"] == "resnet"]
-    assert of_resnet == ["v0.5", "v0.6", "v0.7"]
-    assert any(entry["reference"] == "nvcr.io/nvidia/mxnet:24.06-py3" for entry in content["releases"])
-    assert "mxnet:24.06-py3" in encore("images", "list").stdout
+    expected = {"cert": "/certificates.crt", "extra-index-url": "https://two", "index-url": "https://own/simple"}
+    assert building.pip_settings() == expected

@@ -1,4 +1,4 @@
-"""The mutants of tools/: what kills one, and what shows nothing."""
+"""Mutation testing by tools/mutants.py: a mutant is killed, survives, or the test is broken."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ TESTS = {
 
 
 @pytest.mark.slow
-def test_a_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sizes.py").write_text(SOURCE, encoding="utf-8")
     for name, line in TESTS.items():
         text = f"from sizes import is_less\n\ndef test() -> None:\n    {line}\n"
@@ -25,14 +25,14 @@ def test_a_mutant_is_killed_by_a_test_that_passes_without_it(tmp_path: Path, mon
     author = ("-c", "user.name=a", "-c", "user.email=a@b")
     for command in (("init", "--quiet"), ("add", "."), (*author, "commit", "--quiet", "--message", "sizes")):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
-    # What is not committed is in no clone.
+    # Mutants are tested in a clone, without uncommitted changes.
     (tmp_path / "test_sharp.py").write_text("def test() -> None:\n    assert True\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the runs begin sooner
-    found = {}
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # faster start of pytest
+    killed = {}
     for name in TESTS:
-        mutants.main(["sizes.py"], tests=name, output=Path("found.json"))
-        (only,) = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-        assert (only["before"], only["after"]) == ("one < other", "(one <= other)")
-        found[name] = only["killed"]
-    assert found == {"test_sharp.py": True, "test_blunt.py": False, "test_broken.py": None}
+        mutants.main(["sizes.py"], tests=name, output=Path("mutants.json"))
+        (mutant,) = json.loads((tmp_path / "mutants.json").read_text(encoding="utf-8"))
+        assert (mutant["before"], mutant["after"]) == ("one < other", "(one <= other)")
+        killed[name] = mutant["killed"]
+    assert killed == {"test_sharp.py": True, "test_blunt.py": False, "test_broken.py": None}
