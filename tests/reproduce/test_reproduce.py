@@ -1,4 +1,4 @@
-"""`encore reproduce` on small synthetic repositories: what maps, what does not, the system, the command, bad input."""
+"""`encore reproduce` on small synthetic repositories: mapped and unmapped options, systems, and bad input."""
 
 import ast
 import json
@@ -43,35 +43,30 @@ python -u train_imagenet.py "${PARAMS[@]}"; ret_code=$?
 """
 
 
-def environment_of(system: System) -> str:
-    given = {name: value for values in system.environment.values() for name, value in values.items()}
-    left = {"OMPI_MCA_btl", "MXNET_EXTENDED_NORMCONV_SUPPORT", "NCCL_DEBUG"}
-    words = " \\\n    ".join(f"{name}={value}" for name, value in given.items() if name not in left)
-    return f"ARG FROM_IMAGE_NAME=nvcr.io/nvidia/mxnet:20.06-py3\nFROM ${{FROM_IMAGE_NAME}}\nENV {words}\n"
-
-
-def same() -> dict[str, str]:
-    # The files of a folder whose one configuration is, key by key, the system dgxa100 of v0.7
-    ours = catalogue.find_system(catalogue.choose("resnet"), "dgxa100", "v0.7")
-    files = {"Dockerfile": environment_of(ours), "config_DGXA100_common.sh": COMMON, "config_DGXA100.sh": CONFIG}
+def submission() -> dict[str, str]:
+    # A folder with one configuration, which equals the system dgxa100 of v0.7
+    system = catalogue.find_system(catalogue.choose("resnet"), "dgxa100", "v0.7")
+    variables = {name: value for values in system.environment.values() for name, value in values.items()}
+    elsewhere = {"OMPI_MCA_btl", "MXNET_EXTENDED_NORMCONV_SUPPORT", "NCCL_DEBUG"}
+    words = " \\\n    ".join(f"{name}={value}" for name, value in variables.items() if name not in elsewhere)
+    dockerfile = f"ARG FROM_IMAGE_NAME=nvcr.io/nvidia/mxnet:20.06-py3\nFROM ${{FROM_IMAGE_NAME}}\nENV {words}\n"
+    files = {"Dockerfile": dockerfile, "config_DGXA100_common.sh": COMMON, "config_DGXA100.sh": CONFIG}
     return {f"{FOLDER}/{name}": text for name, text in {**files, "run_and_time.sh": SCRIPT}.items()}
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
-    # Write files by their path below ``root``, which is returned; one that ends with ``/`` is a folder
+    # Names that end with ``/`` are folders
     for name, text in files.items():
         path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith("/"):
-            path.mkdir()
-        else:
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
             path.write_text(text)
     return root
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write(tmp_path, same()) / FOLDER
+    return write(tmp_path, submission()) / FOLDER
 
 
 def read(path: Path, config: str | None = None) -> Reproduction:
@@ -83,64 +78,53 @@ def encore(*words: str | Path) -> Any:
     return CliRunner().invoke(app, ["reproduce", *map(str, words)], env={"COLUMNS": "120"})
 
 
-def plain(text: str) -> str:
-    # A text without the path of the command, which is that of this installation
+def without_program(text: str) -> str:
+    # The path of the command is that of this installation
     return re.sub(r"\S*(?=encore (?:re|run))", "", text)
 
 
-def test_a_folder_is_the_system_that_it_equals_and_what_has_no_counterpart_is_stated(
-    folder: Path, recorded: Recorded
-) -> None:
-    shown = encore(folder)
-    assert shown.exit_code == 0
-    recorded("equal.txt", plain(shown.stdout))
+def test_folder_that_equals_a_system(folder: Path, recorded: Recorded) -> None:
+    done = encore(folder)
+    assert done.exit_code == 0
+    recorded("equal.txt", without_program(done.stdout))
 
 
-def test_another_value_is_a_difference_that_the_command_sets(folder: Path, tmp_path: Path) -> None:
+def test_different_value_is_set_and_written_as_a_system(folder: Path, tmp_path: Path) -> None:
     (folder / "config_OURS.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
     with (folder / "Dockerfile").open("a") as file:
         file.write('ENV "NCCL no=name"\n')
-    made = read(folder, "OURS")
-    assert [(each.name, each.published, each.ours) for each in made.differences] == [("learning_rate", 5.5, 6.0)]
+    result, submitted = read(folder, "OURS"), read(folder, "DGXA100").system
+    assert [(key.name, key.published, key.ours) for key in result.differences] == [("learning_rate", 5.5, 6.0)]
+    assert (result.system.system, submitted.system) == ("ours", "dgxa100")
     assert "--set learning_rate=5.5" in encore(folder / "config_OURS.sh").stdout.replace("\n", " ")
-    done = encore(folder / "config_OURS.sh", "-o", tmp_path / "ours.toml")
-    assert done.exit_code == 0
-    written = catalogue.parse(System, tmp_path / "ours.toml")
-    choice = catalogue.choose("resnet")
-    whole = written.model_copy(update={"config": {**written.config, **written.implementations["mxnet"]}})
-    resolved = configuration.resolve(choice, whole, 1, 8, [])
+    command = (folder / "config_OURS.sh", "-o", tmp_path / "ours.toml")
+    assert encore(*command).exit_code == 0
+    system = catalogue.parse(System, tmp_path / "ours.toml")
+    complete = system.model_copy(update={"config": {**system.config, **system.implementations["mxnet"]}})
+    resolved = configuration.resolve(catalogue.choose("resnet"), complete, 1, 8, [])
     assert (resolved.get("learning_rate"), resolved.get("gradient_groups")) == (5.5, 20)
-    assert isinstance(encore(folder / "config_OURS.sh", "-o", tmp_path / "ours.toml").exception, EncoreError)
-
-
-@pytest.mark.slow
-def test_a_written_system_takes_no_name_that_another_has_and_run_runs_the_command(folder: Path) -> None:
-    (folder / "config_DGXA100_own.sh").write_text(CONFIG.replace('"6"', '"5.5"'))
-    own, submitted = read(folder, "DGXA100_own").system, read(folder, "DGXA100").system
-    assert own and submitted and (own.system, submitted.system) == ("dgxa100_own", "dgxa100")
-    # On a machine without GPUs `encore run` refuses to start, with its own message and exit code.
+    assert isinstance(encore(*command).exception, EncoreError), "the file exists"
+    # `encore run` refuses to start without data and GPUs, with its own exit code
     assert encore(folder, "--config", "DGXA100", "--run", "--data", folder / "nothing").exit_code == 2
 
 
 @pytest.mark.parametrize("form", ["zip", "gztar"])
-def test_an_archive_is_read_as_its_folder(folder: Path, tmp_path: Path, form: str) -> None:
+def test_archive_is_read_as_its_folder(folder: Path, tmp_path: Path, form: str) -> None:
     name = FOLDER.partition("/")[0]
     archive = Path(shutil.make_archive(str(tmp_path / name), form, tmp_path, name))
-    assert read(archive / folder.relative_to(tmp_path / name)).equals
-    with pytest.raises(EncoreError) as listed:
+    place = folder.relative_to(tmp_path / name)
+    assert read(archive / place).equals
+    with pytest.raises(EncoreError, match=str(place)):
         open_source(archive, None, None)
-    assert str(folder.relative_to(tmp_path / name)) in str(listed.value)
 
 
-def test_the_tool_counts_configurations_and_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tool_counts_configurations_and_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     submitter = folder.parents[3]
-    (submitter / "results/dgxa100_made_mxnet/resnet").mkdir(parents=True)
-    (submitter / "results/dgx2_made_mxnet/resnet").mkdir(parents=True)
+    write(submitter, {"results/dgxa100_made_mxnet/resnet/": "", "results/dgx2_made_mxnet/resnet/": ""})
     reproduced_configurations.main([submitter])
-    lines = capsys.readouterr().out.splitlines()
-    configurations, results = (ast.literal_eval(line) for line in lines if line.startswith("{"))
-    assert (configurations["configurations"], configurations["equal"]) == (1, 1)
-    assert (results["result folders"], results["with one configuration"], results["equal"]) == (2, 1, 1)
+    counts = [ast.literal_eval(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [counts[0][key] for key in ("configurations", "equal")] == [1, 1]
+    assert [counts[1][key] for key in ("result folders", "with one configuration", "equal")] == [2, 1, 1]
     assert read(submitter / "results/dgxa100_made_mxnet/resnet").source.submission == "dgxa100_made_mxnet"
 
 
@@ -206,33 +190,28 @@ RESULTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
-def test_a_result_leads_to_what_names_its_system_or_to_where_its_scripts_are(
-    tmp_path: Path, recorded: Recorded
-) -> None:
-    # What is suggested is a whole command, which a shell takes
-    found = {}
+def test_configurations_of_result_folders(tmp_path: Path, recorded: Recorded) -> None:
+    sources = {}
     for number, (tree, place, description) in enumerate(RESULTS):
-        root = tmp_path / str(number)
-        system = place.split("/")[-2]
-        write(root, {**TREES[tree], f"{place}/resnet/" if place.endswith("gone") else f"{place}/": ""})
-        if description:
-            write(root, {f"{MAKER}/systems/{system}.json": json.dumps(description)})
+        system = {f"{MAKER}/systems/{place.split('/')[-2]}.json": json.dumps(description)} if description else {}
+        folder = f"{place}/resnet/" if place.endswith("gone") else f"{place}/"
+        root = write(tmp_path / str(number), {**TREES[tree], folder: "", **system})
         try:
-            opened = open_source(root / place, None, None)
+            source = open_source(root / place, None, None)
         except EncoreError as error:
-            found[place] = plain(str(error).replace(f"{tmp_path}/{number}", "")).splitlines()
+            sources[place] = without_program(str(error).replace(str(root), "")).splitlines()
         else:
-            found[place] = [opened.folder, *opened.configurations]
-    recorded("sources.json", found)
+            sources[place] = [source.folder, *source.configurations]
+    recorded("sources.json", sources)
 
 
-def test_a_round_that_was_never_held_is_refused(folder: Path) -> None:
-    done = encore(folder, "--round", "v0.8")
-    assert isinstance(done.exception, EncoreError) and "v0.7" in done.exception.expected
+def test_unknown_round_and_several_configurations(folder: Path) -> None:
+    error = encore(folder, "--round", "v0.8").exception
+    assert isinstance(error, EncoreError) and "v0.7" in error.expected
     (folder / "config_A B.sh").write_text(CONFIG)
-    several = encore(folder, "--run")
-    assert isinstance(several.exception, EncoreError)
-    assert shlex.split(several.exception.hint)[-4:] == [str(folder), "--config", "A B", "--run"]
+    several = encore(folder, "--run").exception
+    assert isinstance(several, EncoreError)
+    assert shlex.split(several.hint)[-4:] == [str(folder), "--config", "A B", "--run"]
 
 
 SETTINGS: dict[str, Any] = {
@@ -260,7 +239,7 @@ HUGECTR = {
     f"{DLRM}/run_and_time.sh": "huge_ctr --train ${CONFIG} | tee log\n",
 }
 PUT_TOGETHER = 'BERT_CMD="python run_pretraining.py --learning_rate=$LR"\n'
-# By name: the folder that is read, and its files, those of ``same`` but for what is here
+# By name: the folder that is read, and its files, those of ``submission`` except the given ones
 READ: dict[str, tuple[str, dict[str, str]]] = {
     "the same": (FOLDER, {}),
     "settings in a JSON file": (DLRM, {**HUGECTR, f"{DLRM}/settings.json": json.dumps(SETTINGS)}),
@@ -302,21 +281,21 @@ READ: dict[str, tuple[str, dict[str, str]]] = {
 
 
 @pytest.mark.slow
-def test_what_is_read_of_scripts_and_what_is_not(tmp_path: Path, recorded: Recorded) -> None:
-    made = {}
+def test_values_that_are_read_from_scripts(tmp_path: Path, recorded: Recorded) -> None:
+    results = {}
     for number, (name, (place, files)) in enumerate(READ.items()):
-        path = write(tmp_path / str(number), {**same(), **files}) / place
-        (found,) = json.loads(encore(path, "--json").stdout)
-        keys = found.pop("keys")
-        rate = [value for name, value in keys.get("learning_rate", {}).items() if name != "meaning"]
-        made[name] = {**found, "keys": len(keys), "learning_rate": rate}
+        path = write(tmp_path / str(number), {**submission(), **files}) / place
+        (result,) = json.loads(encore(path, "--json").stdout)
+        keys = result.pop("keys")
+        rate = [value for key, value in keys.get("learning_rate", {}).items() if key != "meaning"]
+        results[name] = {**result, "keys": len(keys), "learning_rate": rate}
         assert "\x1b" not in encore(path).stdout
-        if found["refused"] or found["missing"]:
-            refused = encore(path, "--run").exception
-            assert isinstance(refused, EncoreError) and refused.exit_code == 2
-    recorded("read.json", made)
-    without = write(tmp_path / "gpus", {**same(), **READ["no number of GPUs"][1]}) / FOLDER
-    assert "equals" in encore(without, "--gpus-per-node", "8").stdout
+        if result["refused"] or result["missing"]:
+            error = encore(path, "--run").exception
+            assert isinstance(error, EncoreError) and error.exit_code == 2
+        if name == "no number of GPUs":
+            assert "equals" in encore(path, "--gpus-per-node", "8").stdout
+    recorded("read.json", results)
 
 
 def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_path: Path) -> None:
@@ -325,15 +304,19 @@ def test_links_and_paths_out_of_the_folder_are_not_followed(folder: Path, tmp_pa
     (folder / "linked.sh").symlink_to(secret)
     os.mkfifo(folder / "config_PIPE.sh")
     (folder / "config_DGXA100.sh").write_text(f"{CONFIG}source linked.sh\nsource {secret}\nsource ../../../x.sh\n")
-    made = read(folder, "DGXA100")
-    assert [note.line for note in made.notes] == [6, 7, 8] and made.equals
+    result = read(folder, "DGXA100")
+    assert ([note.line for note in result.notes], result.equals) == ([6, 7, 8], True)
 
 
-@pytest.mark.parametrize("name", ["nothing", "empty", "broken.zip", "broken.tar.gz", "config_LONG.sh"])
-def test_what_is_no_source_is_refused(name: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 not really")
-    (tmp_path / "broken.tar.gz").write_bytes(b"no archive" * 100)
-    (tmp_path / "config_LONG.sh").write_bytes(b"A" * 2_000_000)
-    done = encore(tmp_path / name)
-    assert isinstance(done.exception, EncoreError) and done.exception.expected
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("nothing", None), ("broken.zip", b"PK\x03\x04 not really"), ("broken.tar.gz", b"no archive" * 100),
+        ("config_LONG.sh", b"A" * 2_000_000), (".", None),
+    ],
+)  # fmt: skip
+def test_invalid_sources(name: str, content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    error = encore(tmp_path / name).exception
+    assert isinstance(error, EncoreError) and error.expected

@@ -1,7 +1,6 @@
-"""Causes of slower runs, from the records of an unharmed run that are edited as a harmed machine would write them."""
+"""Records of machines, and causes of slower runs in records that are edited as a faulty machine would write them."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,11 @@ import pytest
 
 from encore.results.compare import causes, explain
 from encore.results.compare.sides import Side, load_sides
-from encore.results.logs.steps import FOLDER
+from encore.results.logs import goodput, steps, telemetry
+from encore.results.logs.run_log import read_run
+from encore.results.logs.steps import FOLDER, Window
+from encore.results.report.figures import steps_map
+from encore.results.report.report import build_report, render
 from tests.results.result_logs import START_MS, resnet_v07
 
 START = START_MS / 1000
@@ -19,7 +22,7 @@ SECONDS = 600
 
 @dataclass
 class Records:
-    """What two nodes of two GPUs wrote in ten minutes of training; ``seconds`` is the time of the whole."""
+    """Records of two nodes of two GPUs in ten minutes of training; ``seconds`` is the length of the run."""
 
     seconds: float = SECONDS
     gpus: list[list[dict[str, Any]]] = field(
@@ -44,43 +47,48 @@ class Records:
     started: str = "2020-06-20T16:07:38Z"  # Half a minute before the clock
 
 
+def write_lines(path: Path, records: list[dict[str, Any]], tail: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records) + tail, encoding="utf-8")
+
+
 def write(folder: Path, records: Records) -> Side:
     experiment = folder / "experiment_0"
-    (experiment / FOLDER).mkdir(parents=True)
+    experiment.mkdir(parents=True)
     (experiment / "result.txt").write_text(resnet_v07(records.seconds / 60), encoding="utf-8")
     counters = ("disk_read_bytes", "network_sent_bytes", "io_stall_us")
     for number, cards in enumerate(records.gpus):
-        lines = []
-        for second in range(0, int(records.seconds), 5):
-            host = {name: value * second if name in counters else value for name, value in records.node.items()}
-            sent = [{**card, "nvlink_sent_kib": card["nvlink_sent_kib"] * second} for card in cards]
-            lines.append(json.dumps({"time": START + second, "node": f"n{number}", **host, "gpus": sent}))
-        name = "telemetry.jsonl" if number == 0 else f"telemetry.n{number}.jsonl"
-        (experiment / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for rank, given in enumerate(records.rank):
+        readings = [
+            {
+                "time": START + second,
+                "node": f"n{number}",
+                **{name: value * (second if name in counters else 1) for name, value in records.node.items()},
+                "gpus": [{**card, "nvlink_sent_kib": card["nvlink_sent_kib"] * second} for card in cards],
+            }
+            for second in range(0, int(records.seconds), 5)
+        ]
+        write_lines(experiment / ("telemetry.jsonl" if number == 0 else f"telemetry.n{number}.jsonl"), readings)
+    for rank, values in enumerate(records.rank):
         place = {"node": f"n{rank // 2}", "local_rank": rank % 2, "step": 60, "steps": 60, "window": 60.0, "p99": 2.0}
-        lines = [json.dumps({"time": START + 60 * minute, **place, **given}) for minute in range(1, 10)]
-        (experiment / FOLDER / f"rank_{rank}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    text = "".join(json.dumps(each) + "\n" for each in records.metrics)
-    (experiment / "metrics.jsonl").write_text(text, encoding="utf-8")
+        windows = [{"time": START + 60 * minute, **place, **values} for minute in range(1, 10)]
+        write_lines(experiment / FOLDER / f"rank_{rank}.jsonl", windows)
+    write_lines(experiment / "metrics.jsonl", records.metrics)
     (experiment / "state.json").write_text(json.dumps({"started": records.started}), encoding="utf-8")
     (side,) = load_sides(experiment / "result.txt")
     return side
 
 
-def harmed(**changes: Any) -> Records:
+def slower(**changes: Any) -> Records:
     return replace(Records(), seconds=SECONDS * 1.5, **changes)
 
 
-def gpus(first: dict[str, Any], others: dict[str, Any] | None = None) -> list[list[dict[str, Any]]]:
-    cards = Records().gpus
-    found = [{**card, **(others or {})} for node in cards for card in node]
-    found[0] = {**found[0], **first}
-    return [found[:2], found[2:]]
+def gpus(first: dict[str, Any], rest: dict[str, Any] | None = None) -> list[list[dict[str, Any]]]:
+    (one, two), second = ([{**card, **(rest or {})} for card in node] for node in Records().gpus)
+    return [[{**one, **first}, two], second]
 
 
-def ranks(first: dict[str, Any], others: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**each, **(others if number else first)} for number, each in enumerate(Records().rank)]
+def ranks(first: dict[str, Any], rest: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**values, **(rest if number else first)} for number, values in enumerate(Records().rank)]
 
 
 def node(**changes: float) -> dict[str, float]:
@@ -89,64 +97,64 @@ def node(**changes: float) -> dict[str, float]:
 
 UNSEEN = {"waiting": None}
 EPOCH = {"kind": "epoch", "time": START + 1}
-HARMS: dict[str, tuple[Records, str]] = {
-    "power cap everywhere": (harmed(gpus=gpus({"throttle": 4}, {"throttle": 4, "sm_mhz": 1300})), "power cap"),
-    "heat": (harmed(gpus=gpus({"throttle": 0x40}, {"throttle": 0x40, "sm_mhz": 1300})), "heat (hardware)"),
-    "heat by software": (harmed(gpus=gpus({"throttle": 0x20}, {"throttle": 0x20})), "heat (software)"),
-    "power brake": (harmed(gpus=gpus({"throttle": 0x80}, {"throttle": 0x80})), "power brake"),
-    "hardware slowdown": (harmed(gpus=gpus({"throttle": 8}, {"throttle": 8})), "hardware slowdown"),
-    "locked clocks": (harmed(gpus=gpus({"sm_mhz": 1320}, {"sm_mhz": 1320})), "lower clocks"),
+FAULTS: dict[str, tuple[Records, str]] = {
+    "power cap everywhere": (slower(gpus=gpus({"throttle": 4}, {"throttle": 4, "sm_mhz": 1300})), "power cap"),
+    "heat": (slower(gpus=gpus({"throttle": 0x40}, {"throttle": 0x40, "sm_mhz": 1300})), "heat (hardware)"),
+    "heat by software": (slower(gpus=gpus({"throttle": 0x20}, {"throttle": 0x20})), "heat (software)"),
+    "power brake": (slower(gpus=gpus({"throttle": 0x80}, {"throttle": 0x80})), "power brake"),
+    "hardware slowdown": (slower(gpus=gpus({"throttle": 8}, {"throttle": 8})), "hardware slowdown"),
+    "locked clocks": (slower(gpus=gpus({"sm_mhz": 1320}, {"sm_mhz": 1320})), "lower clocks"),
     "locked clocks next to a power limit of one": (
-        harmed(gpus=gpus({"sm_mhz": 1320, "throttle": 4}, {"sm_mhz": 1320})),
+        slower(gpus=gpus({"sm_mhz": 1320, "throttle": 4}, {"sm_mhz": 1320})),
         "lower clocks",
     ),
-    "one GPU with low clocks": (harmed(gpus=gpus({"sm_mhz": 1300})), "slow rank"),
-    "one rank that computes longer": (harmed(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})), "slow rank"),
+    "one GPU with low clocks": (slower(gpus=gpus({"sm_mhz": 1300})), "slow rank"),
+    "one rank that computes longer": (slower(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})), "slow rank"),
     "one rank without a core": (
-        harmed(rank=ranks({"waiting": 0.0, "delayed": 25.0}, {"waiting": 0.45})),
+        slower(rank=ranks({"waiting": 0.0, "delayed": 25.0}, {"waiting": 0.45})),
         "slow rank",
     ),
     "other programs": (
-        harmed(node=node(cpu_percent=75.0), rank=ranks({"delayed": 25.0}, {"delayed": 25.0})),
+        slower(node=node(cpu_percent=75.0), rank=ranks({"delayed": 25.0}, {"delayed": 25.0})),
         "other load",
     ),
     "other programs on all cores": (
-        harmed(node=node(cpu_percent=100.0), rank=ranks({"delayed": 90.0}, {"delayed": 90.0})),
+        slower(node=node(cpu_percent=100.0), rank=ranks({"delayed": 90.0}, {"delayed": 90.0})),
         "other load",
     ),
     "a limit on cycles next to a few other programs": (
-        harmed(node=node(cpu_percent=27.0), rank=ranks({"delayed": 90.0}, {"delayed": 90.0})),
+        slower(node=node(cpu_percent=27.0), rank=ranks({"delayed": 90.0}, {"delayed": 90.0})),
         "few cores",
     ),
-    "a limit on cycles": (harmed(rank=ranks({"delayed": 22.0}, {"delayed": 22.0})), "few cores"),
-    "a slow link": (harmed(rank=ranks({"waiting": 0.45}, {"waiting": 0.45})), "slow link"),
+    "a limit on cycles": (slower(rank=ranks({"delayed": 22.0}, {"delayed": 22.0})), "few cores"),
+    "a slow link": (slower(rank=ranks({"waiting": 0.45}, {"waiting": 0.45})), "slow link"),
     "TCP": (
-        harmed(rank=ranks({"waiting": 0.45}, {"waiting": 0.45}), node=node(network_sent_bytes=1e9)),
+        slower(rank=ranks({"waiting": 0.45}, {"waiting": 0.45}), node=node(network_sent_bytes=1e9)),
         "slow link",
     ),
     "TCP, where GPUs wait unseen": (
-        harmed(rank=ranks(UNSEEN, UNSEEN), node=node(network_sent_bytes=1e9)),
+        slower(rank=ranks(UNSEEN, UNSEEN), node=node(network_sent_bytes=1e9)),
         "slow link",
     ),
     "no NVLink, where GPUs wait unseen": (
-        harmed(rank=ranks(UNSEEN, UNSEEN), gpus=gpus({"nvlink_sent_kib": 0}, {"nvlink_sent_kib": 0})),
+        slower(rank=ranks(UNSEEN, UNSEEN), gpus=gpus({"nvlink_sent_kib": 0}, {"nvlink_sent_kib": 0})),
         "slow link",
     ),
-    "a loader that is slow": (harmed(metrics=[{**EPOCH, "input_share": 0.35}]), "data stall"),
+    "a loader that is slow": (slower(metrics=[{**EPOCH, "input_share": 0.35}]), "data stall"),
     "a cold cache": (
-        harmed(metrics=[{**EPOCH, "input_share": 0.35}], node=node(disk_read_bytes=2e8)),
+        slower(metrics=[{**EPOCH, "input_share": 0.35}], node=node(disk_read_bytes=2e8)),
         "cold or slow disk",
     ),
     "a slow disk": (
-        harmed(metrics=[{**EPOCH, "input_share": 0.35}], node=node(io_stall_us=300_000.0)),
+        slower(metrics=[{**EPOCH, "input_share": 0.35}], node=node(io_stall_us=300_000.0)),
         "cold or slow disk",
     ),
     "checkpoints": (
-        harmed(metrics=[*Records().metrics, {"kind": "checkpoint", "time": START + 9, "step": 1, "seconds": 280.0}]),
+        slower(metrics=[*Records().metrics, {"kind": "checkpoint", "time": START + 9, "step": 1, "seconds": 280.0}]),
         "checkpoints",
     ),
     "a pause": (
-        harmed(metrics=[*Records().metrics, {"kind": "start", "time": START + 280, "resumed_step": 4}]),
+        slower(metrics=[*Records().metrics, {"kind": "start", "time": START + 280, "resumed_step": 4}]),
         "stopped or repeated",
     ),
     "a slow start": (replace(Records(), started="2020-06-20T16:03:08Z"), "start"),
@@ -154,68 +162,217 @@ HARMS: dict[str, tuple[Records, str]] = {
 
 
 @pytest.fixture
-def unharmed(tmp_path: Path) -> Side:
+def healthy(tmp_path: Path) -> Side:
     return write(tmp_path / "theirs", Records())
 
 
-@pytest.mark.parametrize("name", HARMS)
-def test_the_cause_is_named_first(unharmed: Side, tmp_path: Path, name: str) -> None:
-    records, expected = HARMS[name]
-    found = causes.causes_of(write(tmp_path / "ours", records), unharmed)
-    assert found and found[0].name == expected, found
-    assert 0.3 < found[0].share < 0.6 and found[0].sentence
+@pytest.mark.parametrize("name", FAULTS)
+def test_cause_is_named_first(healthy: Side, tmp_path: Path, name: str) -> None:
+    records, expected = FAULTS[name]
+    first = causes.causes_of(write(tmp_path / "ours", records), healthy)[0]
+    assert first.name == expected
+    assert 0.3 < first.share < 0.6 and first.sentence
 
 
-def test_what_is_not_slower_has_no_cause(unharmed: Side, tmp_path: Path) -> None:
-    for number, records in enumerate((Records(), Records(seconds=SECONDS * 1.04), Records(seconds=SECONDS * 0.5))):
-        changed = replace(records, rank=ranks({"waiting": 0.0}, {"waiting": 0.3}))
-        assert causes.causes_of(write(tmp_path / str(number), changed), unharmed) == []
-    assert causes.causes_of(unharmed, replace(unharmed, logs=())) == []
-
-
-def setting(name: str, value: object) -> Callable[[Side], Side]:
-    return lambda side: replace(side, settings={**side.settings, name: value})
+@pytest.mark.parametrize("seconds", [SECONDS * 0.5, SECONDS, SECONDS * 1.04])
+def test_run_that_is_not_slower_has_no_cause(seconds: float, healthy: Side, tmp_path: Path) -> None:
+    records = replace(Records(), seconds=seconds, rank=ranks({"waiting": 0.0}, {"waiting": 0.3}))
+    assert causes.causes_of(write(tmp_path / "ours", records), healthy) == []
+    assert causes.causes_of(healthy, replace(healthy, logs=())) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("name", "value", "expected"),
     [
-        (setting("configuration.batch_size", 64), "other hyperparameters"),
-        (setting("image", "nvcr.io/nvidia/pytorch:23.01"), "another image or library"),
-        (setting("environment.NCCL_IB_DISABLE", "1"), "another image or library"),
-        (setting("configuration.seed", 7), None),
-        (setting("environment.HOME", "/tmp"), None),
+        ("configuration.batch_size", 64, "other hyperparameters"),
+        ("image", "nvcr.io/nvidia/pytorch:23.01", "another image or library"),
+        ("environment.NCCL_IB_DISABLE", "1", "another image or library"),
+        ("configuration.seed", 7, None),
+        ("environment.HOME", "/tmp", None),
     ],
 )
-def test_a_setting_explains_steps_that_nothing_else_does(
-    unharmed: Side, tmp_path: Path, change: Callable[[Side], Side], expected: str | None
+def test_setting_is_a_cause_if_no_record_is(
+    healthy: Side, tmp_path: Path, name: str, value: object, expected: str | None
 ) -> None:
-    found = causes.causes_of(change(write(tmp_path / "ours", harmed())), unharmed)
-    assert (found[0].name if found else None) == expected
-    # A slow rank that explains all of it comes before a setting that might.
-    slow = write(tmp_path / "slow", harmed(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})))
-    assert causes.causes_of(change(slow), unharmed)[0].name == "slow rank"
+    names = []
+    for number, records in enumerate((slower(), slower(rank=ranks({"waiting": 0.0}, {"waiting": 0.45})))):
+        side = write(tmp_path / str(number), records)
+        names.append(
+            [c.name for c in causes.causes_of(replace(side, settings={**side.settings, name: value}), healthy)]
+        )
+    assert ([*names[0], None][0], names[1][0]) == (expected, "slow rank")
 
 
-def test_gpus_that_computed_nothing_are_no_evidence(unharmed: Side, tmp_path: Path) -> None:
-    idle = {"sm_mhz": 345, "use_percent": 0}
-    ours = write(tmp_path / "ours", harmed(gpus=gpus(idle, {"use_percent": 99})))
-    assert causes.causes_of(ours, unharmed) == []
-    throttled = harmed(gpus=gpus(idle, {"use_percent": 99, "throttle": 4, "sm_mhz": 1300}))
-    assert causes.causes_of(write(tmp_path / "throttled", throttled), unharmed)[0].name == "power cap"
+def test_idle_gpus_are_no_evidence(healthy: Side, tmp_path: Path) -> None:
+    idle, busy = {"sm_mhz": 345, "use_percent": 0}, {"use_percent": 99}
+    assert causes.causes_of(write(tmp_path / "ours", slower(gpus=gpus(idle, busy))), healthy) == []
+    throttled = slower(gpus=gpus(idle, {**busy, "throttle": 4, "sm_mhz": 1300}))
+    assert causes.causes_of(write(tmp_path / "throttled", throttled), healthy)[0].name == "power cap"
 
 
-def test_causes_come_first_among_the_differences(unharmed: Side, tmp_path: Path) -> None:
-    ours = write(tmp_path / "ours", HARMS["power cap everywhere"][0])
-    first = explain.explain(ours, unharmed).differences[0]
-    assert (first.area, first.name) == ("cause", "power cap")
-    assert first.sentence == (
-        "power cap: GPUs were slowed by it in 100% of the readings, theirs in 0%: +47.1% of their time"
-    )
+def test_cause_is_the_first_difference_and_means_of_runs_are_compared(healthy: Side, tmp_path: Path) -> None:
+    ours = write(tmp_path / "ours", FAULTS["power cap everywhere"][0])
+    first = explain.explain(ours, healthy).differences[0]
+    assert (first.area, first.sentence) == (
+        "cause", "power cap: GPUs were slowed by it in 100% of the readings, theirs in 0%: +47.1% of their time"
+    )  # fmt: skip
+    both = replace(healthy, logs=(*healthy.logs, *write(tmp_path / "second", Records()).logs))
+    assert causes.causes_of(ours, both)[0] == causes.causes_of(ours, healthy)[0]
 
 
-def test_the_mean_of_several_runs_is_compared(unharmed: Side, tmp_path: Path) -> None:
-    second = write(tmp_path / "second", Records())
-    both = replace(unharmed, logs=(*unharmed.logs, *second.logs))
-    ours = write(tmp_path / "ours", HARMS["a slow link"][0])
-    assert causes.causes_of(ours, both)[0] == causes.causes_of(ours, unharmed)[0]
+# --- records of one run -------------------------------------------------------------------------------------
+
+Lines = list[dict[str, Any]]
+
+
+def window(time: float, waiting: float | None, **values: Any) -> dict[str, Any]:
+    return {
+        "time": time, "node": "n2", "local_rank": 1, "step": 10, "steps": 10, "window": 10.0, "median": 1.0, "p99": 2.0,
+        "waiting": waiting, "input": 0.1, "cpu": 5.0, "delayed": 1.0, **values,
+    }  # fmt: skip
+
+
+def windows(*waiting: list[float | None]) -> dict[int, list[Window]]:
+    return {
+        rank: [Window(rank=rank, **window(START + 10 * number, share)) for number, share in enumerate(shares, 1)]
+        for rank, shares in enumerate(waiting)
+    }
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    # A log of ten minutes
+    folder = tmp_path / "experiment_0"
+    folder.mkdir()
+    (folder / "result.txt").write_text(resnet_v07(10.0), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("waiting", "rank"),
+    [
+        (([0.4, 0.5], [0.0, 0.1]), 1),
+        (([0.2, 0.2], [0.1, 0.1]), None),  # no larger than differences of healthy ranks
+        (([0.5], [0.4], [0.6], [0.02]), 3),
+        (([0.5], [0.1], [0.9], [0.02]), None),  # all ranks differ
+        (([None], [None]), None),  # on GPUs
+        (([0.5], []), None),  # one has not written a window
+        (([0.5],), None),
+    ],
+)
+def test_slow_rank_is_the_one_that_waits_least(waiting: tuple[list[float | None], ...], rank: int | None) -> None:
+    slow = steps.slow_rank(windows(*waiting))
+    text = f"rank {rank} is slow (n2, device 1): the others wait "
+    assert (slow and slow.rank, str(slow).startswith(text)) == (rank, rank is not None)
+
+
+def test_heat_map_and_slow_rank_of_a_time(tmp_path: Path) -> None:
+    late = windows([0.5] * 6, [0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
+    assert steps.late_shares(late, [START, START + 30, START + 60]) == {0: [0.0, 0.0], 1: [0.0, pytest.approx(0.5)]}
+    plot = steps_map(late, "result_0.txt")
+    assert "rank 1 was waited for most" in plot.svg
+    assert (plot.svg.count("heat5"), plot.svg.count("heat0")) == (12, 36)
+    assert steps_map(windows([0.5]), "result_0.txt") is None
+    ranks = windows([0.5], [0.0])
+    assert [steps.slow_rank(ranks, START + later) is not None for later in (20, 500)] == [True, False]
+    # Windows are read from the end, past damaged lines
+    folder = tmp_path / FOLDER
+    write_lines(folder / "rank_0.jsonl", [window(START + number, 0.5) for number in range(100)], '{"time": 1, "no')
+    write_lines(folder / "rank_11.jsonl", [window(START, 0.1, unknown=1), {"time": 1}])
+    every, recent = steps.windows_of(tmp_path), steps.windows_of(tmp_path, recent=True)
+    assert {rank: len(values) for rank, values in every.items()} == {0: 100, 11: 1}
+    assert list(recent) == [0, 11] and 5 < len(recent[0]) < 100 and recent[0][-1] == every[0][-1]
+
+
+def power(seconds: Any, node: str, *watts: float) -> Lines:
+    return [{"time": START + s, "node": node, "gpus": [{"power_watts": value} for value in watts]} for s in seconds]
+
+
+def test_gpu_energy_of_all_nodes(experiment: Path) -> None:
+    seconds, run = range(-5, 610), read_run(experiment / "result.txt")
+    write_lines(experiment / "telemetry.jsonl", power(seconds, "n1", 100.0, 300.0))
+    write_lines(experiment / "telemetry.n2.jsonl", power(seconds, "n2", 200.0, 200.0), '{"time": 17')
+    assert telemetry.gpu_kilojoules(run) == pytest.approx(800 * 600 / 1000)
+    # More than a tenth of the time of two nodes without readings
+    write_lines(experiment / "telemetry.n2.jsonl", power((*range(20), *range(170, 601)), "n2", 200.0, 200.0))
+    assert telemetry.gpu_kilojoules(run) is None
+    (experiment / "telemetry.n2.jsonl").unlink()
+    write_lines(experiment / "telemetry.jsonl", [{"time": START + 1, "gpus": []}, {"time": START + 2, "gpus": [{}]}])
+    assert (telemetry.gpu_kilojoules(run), [*telemetry.by_node(run)]) == (None, ["telemetry"])
+    assert telemetry.by_node(replace(run, start_s=None)) == {}
+
+
+def clocks(node: str, *mhz: float, use: int = 99, throttle: int = 0) -> Lines:
+    gpus = [{"sm_mhz": clock, "use_percent": use, "throttle": throttle if clock < 1500 else 0} for clock in mhz]
+    return [{"time": START + second, "node": node, "gpus": gpus} for second in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("second", "age", "text"),
+    [
+        (
+            clocks("n2", 1950, 1410, throttle=0x44),
+            0,
+            "GPU 1 of n2 is slow: 1410 MHz, the others 1965 (power cap, heat (hardware))",
+        ),
+        (clocks("n2", 1950, 1410, throttle=0x44), 400, ""),
+        (clocks("n2", 1950, 1800), 0, ""),  # GPUs differ by as much
+        (clocks("n2", 1950, 210, use=0), 0, ""),  # idle
+    ],
+)
+def test_slow_gpu_is_named_with_its_node_and_reason(second: Lines, age: int, text: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "telemetry.jsonl", clocks("n1", 1980, 1965))
+    write_lines(tmp_path / "telemetry.n2.jsonl", second, '{"time": 17')
+    assert telemetry.slow_gpu(tmp_path, START + 100 + age) == text
+    write_lines(tmp_path / "telemetry.n2.jsonl", clocks("n2", 300))
+    (tmp_path / "telemetry.jsonl").unlink()
+    assert telemetry.slow_gpu(tmp_path, START + 100) == "", "a single GPU"
+
+
+def test_goodput_adds_up_to_the_wall_clock(experiment: Path) -> None:
+    run = read_run(experiment / "result.txt")
+    plain = goodput.goodput_of(run)
+    assert plain.parts["checkpoints"] == plain.parts["data stall"] == 0.0
+    write_lines(experiment / "metrics.jsonl", [
+        {"kind": "start", "time": START, "resumed_step": 0},
+        {"kind": "step", "time": START + 100, "step": 10},
+        {"kind": "checkpoint", "time": START + 110, "step": 10, "seconds": 6.0},
+        {"kind": "start", "time": START + 170, "resumed_step": 10},
+        {"kind": "epoch", "time": START + 200, "input_share": 0.25},
+        {"kind": "checkpoint", "time": START + 6000, "step": 90, "seconds": 50.0},  # after run_stop
+        {"kind": "checkpoint_written", "time": START + 6000, "step": 10, "seconds": 36.0},
+    ])  # fmt: skip
+    # 60 s before and after the clock
+    state = {"started": "2020-06-20T16:07:08Z", "ended": "2020-06-20T16:19:08Z"}
+    (experiment / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    result, trained = goodput.goodput_of(run), plain.parts["training"] - 60 - 6
+    assert result.parts == pytest.approx(
+        {
+            **result.parts,
+            "checkpoints": 6.0, "stopped or repeated": 60.0, "data stall": trained / 4, "training": trained * 3 / 4,
+        },
+        abs=0.01,
+    )  # fmt: skip
+    assert result.parts["start"] > 59 and result.parts["end"] > 59
+    assert result.wall == pytest.approx(sum(result.parts.values())) == pytest.approx(720, abs=1)
+    assert result.share == pytest.approx(result.parts["training"] / result.wall)
+    table = goodput.table_of([run])
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (table.formats[goodput.WRITTEN], row[goodput.WRITTEN]) == (".1%", pytest.approx(0.05, abs=0.001))
+
+
+def test_log_without_run_start_has_no_goodput(tmp_path: Path) -> None:
+    log = tmp_path / "result_0.txt"
+    log.write_text("".join(resnet_v07().splitlines(keepends=True)[:5]), encoding="utf-8")
+    assert (goodput.goodput_of(read_run(log)), goodput.table_of([read_run(log)])) == (None, None)
+
+
+def test_report_has_goodput_and_ranks(experiment: Path, tmp_path: Path) -> None:
+    for rank, share in enumerate((0.5, 0.1)):
+        records = [window(START + 10 * number, share) for number in range(1, 9)]
+        write_lines(experiment / "steps" / f"rank_{rank}.jsonl", records)
+    write_lines(experiment / "metrics.jsonl", [])
+    report = build_report([tmp_path])
+    html, markdown = render(report, "report.html.j2"), render(report, "report.md.j2")
+    assert "Ranks that others waited for, result.txt" in html and "### Goodput" in markdown
+    assert "| 1 | n2 | 1 | 80 | 1.0000 | 2.0000 | 10.0% | 10.0% | 10.0% |" in markdown

@@ -29,6 +29,7 @@ from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import curve_of, length_of, phases_of
 from encore.results.published.published import DIGESTS, load_published
 from encore.results.scores.power import energy_of
+from encore.results.scores.score import read_scaling
 from tests.results.result_logs import (
     START_MS,
     a100_texts,
@@ -46,6 +47,7 @@ from tests.results.result_logs import (
 
 Record = Callable[[str, Any], None]
 GOLDEN = Path(__file__).parents[1] / "golden" / "results"
+WIDE = {"COLUMNS": "1000"}
 LATER_MS = 1_640_000_000_000  # In the months of v2.0
 LONG_AFTER_MS = 1_893_456_000_001
 A100 = "v0.7/NVIDIA/dgxa100_ngc20.06_mxnet"
@@ -88,7 +90,7 @@ def test_events_of_every_dialect(tmp_path: Path, recorded: Record) -> None:
     damaged: list[Any] = []
     events = [
         [event.line, event.dialect, event.time_s, event.key, event.value, dict(event.metadata), *event[6:]]
-        for event in read_events(path, lambda *each: damaged.append(each))
+        for event in read_events(path, lambda *line: damaged.append(line))
     ]
     recorded("events.json", {"events": events, "damaged": damaged})
 
@@ -163,6 +165,7 @@ _AFTER_STOP = "".join(
 GRADIENTS = mllog("gradient_accumulation_steps", 1)
 
 LOGS: dict[str, str | tuple[str, str]] = {
+    "good": resnet_v07(),
     "no event": "nothing here\n",
     "no start": mllog("submission_benchmark", "resnet"),
     "no stop": mllog("run_start") + mllog("eval_accuracy", 0.8, epoch_num=1),
@@ -257,42 +260,49 @@ LOGS: dict[str, str | tuple[str, str]] = {
 
 
 def summary(run: RunLog) -> dict[str, Any]:
-    found = {name: value for name, value in vars(run).items() if value not in (None, "", (), [], 0, False)}
-    quality = [[each.epoch, each.samples, each.time_s, each.line, dict(each.values)] for each in run.quality]
-    curve = curve_of(run)
+    quality = [[point.epoch, point.samples, point.time_s, point.line, dict(point.values)] for point in run.quality]
+    if len(quality) >= 20:
+        quality = [len(quality), *quality[:2], *quality[-2:], quality[min(4100, len(quality) // 2)]]
+    curve, length = curve_of(run), length_of(run)
+    ends = [[minutes[:2], minutes[-2:]] for minutes in (curve.minutes, *curve.values.values())]
     return {
-        **found,
+        **{name: value for name, value in vars(run).items() if value not in (None, "", (), [], 0, False)},
         "path": str(run.path),
         "reason": run.reason,
         "dialects": sorted(run.dialects),
-        "quality": quality
-        if len(quality) < 20
-        else [len(quality), *quality[:2], *quality[-2:], quality[min(4100, len(quality) // 2)]],
+        "quality": quality,
         "best": dict(run.best_quality),
-        "targets": [f"{each.name} {each.value:g} {each.unit}" for each in run.targets],
-        "length": vars(length) if (length := length_of(run)) else None,
+        "targets": [f"{target.name} {target.value:g} {target.unit}" for target in run.targets],
+        "length": [length.value, length.unit] if length else None,
         "timing": phases_of(run),
-        "curve": [len(curve.minutes), curve.minutes[-2:], {name: each[-2:] for name, each in curve.values.items()}],
-        "curve begins": [curve.minutes[:2], {name: each[:2] for name, each in curve.values.items()}],
+        "curve": [len(curve.minutes), *curve.values, *ends],
     }
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_a_log(name: str, tmp_path: Path, recorded: Record) -> None:
-    content = LOGS[name]
-    round_, text = content if isinstance(content, tuple) else (None, content)
+def test_logs(tmp_path: Path, recorded: Record) -> None:
+    # All are recorded by their differences from the first one
     path = tmp_path / "result_0.txt"
-    path.write_text(text, "utf-8")
-    run = read_run(path, round_)
-    assert (run.minutes is None) == (run.reason is not None)
-    recorded(f"logs/{file_of(name)}.json", summary(run))
+    summaries: dict[str, dict[str, Any]] = {}
+    for name, content in LOGS.items():
+        round_, text = content if isinstance(content, tuple) else (None, content)
+        path.write_text(text, "utf-8")
+        run = read_run(path, round_)
+        assert (run.minutes is None) == (run.reason is not None), name
+        summaries[name] = summary(run)
+    good = summaries.pop("good")
+    differences = {
+        name: {key: values.get(key) for key in {**good, **values} if values.get(key) != good.get(key)}
+        for name, values in summaries.items()
+    }
+    recorded("logs.json", {"good": good, **differences})
 
 
 # --- sets -------------------------------------------------------------------------------------------------
 
 MISSED = resnet_v07(10.0, quality=(0.3,), status="aborted", seed=9)
 _FIVE = [
-    resnet_v07(each, start_ms=START_MS + 10**7 * n, seed=n) for n, each in enumerate((40.0, 41.0, 39.0, 45.0, 42.0))
+    resnet_v07(minutes, start_ms=START_MS + 10**7 * n, seed=n)
+    for n, minutes in enumerate((40.0, 41.0, 39.0, 45.0, 42.0))
 ]
 _BETWEEN_MS = 1_623_560_000_000  # Between two deadlines
 _V10, _V11 = (
@@ -329,10 +339,12 @@ def scaled(factor: object) -> dict[str, str]:
     return {"scaling.json": factor if isinstance(factor, str) else json.dumps({"scaling_factor": factor})}
 
 
-BAD_FACTORS = (
-    "", "[]", "{}", "[" * 30_000, '{"scaling_factor": "1.1"}', '{"scaling_factor": true}', '{"scaling_factor": NaN}',
-    '{"scaling_factor": 1e999}', '{"scaling_factor": 0.5}', '{"scaling_factor": 11}',
-    '{"scaling_factor": 1' + "0" * 400 + "}", " " * 70_000 + '{"scaling_factor": 1.1}',
+FACTORS = (
+    "", "[]", "{}", "[" * 30_000, " " * 70_000 + '{"scaling_factor": 1.1}',
+    *(
+        f'{{"scaling_factor": {value}}}'
+        for value in ("1", "10", '"1.1"', "true", "NaN", "1e999", "0.5", "11", "1" + "0" * 400)
+    ),
 )  # fmt: skip
 SETS: dict[str, Mapping[str, str | bytes]] = {
     "five runs": files(_FIVE),
@@ -356,18 +368,18 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
     "v0.7 with a factor": files(_FIVE, **scaled(1.19)),
     # Five logs, written on both sides of a deadline, and a crash before the benchmark is named.
     "one folder is one round": files([_V11, *[_V10] * 8, mllog("submission_benchmark", "bert", _BETWEEN_MS)]),
-    "a round by its folder": {f"training_results_v1.1/bert/{name}": each for name, each in files([_V11, _V10]).items()},
+    "a round by its folder": {f"training_results_v1.1/bert/{name}": text for name, text in files([_V11, _V10]).items()},
     "a run folder": {
         **files(_FIVE[:2]),
-        **{f"experiment_0/{name}": each for name, each in files(_FIVE[:1]).items()},
+        **{f"experiment_0/{name}": text for name, text in files(_FIVE[:1]).items()},
         "run.json": '{"round": "v1.0"}',
     },
     "a run folder of no round": files(_FIVE[:1], **{"run.json": '{"round": "v9.9"}'}),
     "a damaged run.json": files(_FIVE[:1], **{"run.json": "[" * 100_000}),
     "a tree": {
-        f"{name}/{file}": each
+        f"{name}/{file}": text
         for name, texts in (("a", _FIVE), ("b", [resnet_v05()]))
-        for file, each in files(texts).items()
+        for file, text in files(texts).items()
     },
     "a benchmark of HPC": files([log_of("cosmoflow")]),
     "a benchmark that no round had": files([flux1_v61(submission_benchmark="flux9") for _ in range(3)]),
@@ -375,7 +387,7 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
     "a round to come": {"training_results_v7.0/flux1/result_0.txt": flux1_v61()},
     "control characters": files([resnet_v07(), resnet_v07(status="\x1b[2Jaborted")]),
     "small data": files([resnet_v07(train_samples=10, eval_samples=10), resnet_v07(cache_clear=None)]),
-    "gzip without its name": files([gzip.compress(each.encode()) for each in _FIVE]),
+    "gzip without its name": files([gzip.compress(text.encode()) for text in _FIVE]),
     "a damaged file": {**files(_FIVE[:4]), "result_4.txt.gz": gzip.compress(_FIVE[4].encode(), mtime=0)[:30]},
     "official": files(dell_texts(), **scaled(1.004222999)),
     "another factor": files(dell_texts(), **scaled(1.1)),
@@ -384,14 +396,14 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
     "convergence beyond the reference": files(dell_texts((40,) * 5, 3264)),
     "one without convergence": files([*dell_texts(batch=3264)[:4], dell_texts(batch=3264)[4].replace("0.7595", "0.7")]),
     "two without convergence": files(
-        [*dell_texts(batch=3264)[:3], *(each.replace("0.7595", "0.7") for each in dell_texts(batch=3264)[3:])]
+        [*dell_texts(batch=3264)[:3], *(text.replace("0.7595", "0.7") for text in dell_texts(batch=3264)[3:])]
     ),
     "too few epochs": files(dell_texts((30,) * 5, 3264)),
     "a smaller batch": files(dell_texts((37,) * 5, 208)),
     "a larger batch": files(dell_texts((50,) * 5, 10**6)),
     "another unit": files(dell_texts((0.35,) * 5, 3264)),
-    "open": files([each.replace('"closed"', '"open"') for each in dell_texts()]),
-    "without a length": files([each.replace('"epoch_num": 35', '"epoch_num": [[]]') for each in dell_texts()]),
+    "open": files([text.replace('"closed"', '"open"') for text in dell_texts()]),
+    "without a length": files([text.replace('"epoch_num": 35', '"epoch_num": [[]]') for text in dell_texts()]),
     "power": files(dell_texts(), **scaled(1.01), **_power()),
     "power of two runs": files(dell_texts(), **_power(runs=2)),
     "power without a start": files(
@@ -404,7 +416,6 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
             for n in range(5)
         },
     ),
-    **{f"factor {number}": files(dell_texts()[:1], **scaled(each)) for number, each in enumerate(BAD_FACTORS)},
 }
 
 
@@ -420,72 +431,77 @@ def write(folder: Path, content: Mapping[str, str | bytes]) -> Path:
     return folder
 
 
-# Its score with the audit's findings, energy and reference convergence; what the commands print of them.
+# The table is as wide as the folder's path
+def lines_of(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines() if "──" not in line]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SETS)
-def test_a_set(name: str, tmp_path: Path, recorded: Record) -> None:
-    folder = write(tmp_path / "logs", SETS[name])
-    scores, reports = score_and_check(folder)
-    found: dict[str, Any] = {"rulesets": sorted({str(each.ruleset) for each in reports})}
-    for number, score in enumerate(scores):
-        energy, convergence = energy_of(score), convergence_of(score)
-        plain: dict[str, Any] = score.as_json(audit_score(score))
-        found[f"set {number}"] = {**plain, "runs": [[*each.values()] for each in plain["runs"][:12]]}
-        found[f"energy {number}"] = energy.as_json() if energy else None
-        found[f"convergence {number}"] = (
-            [json.loads(json.dumps(convergence, default=plain_json)), report_of(convergence).as_json()]
-            if convergence
-            else None
-        )
-    score_text, checked = (
-        CliRunner().invoke(app, [command, str(folder)], env={"COLUMNS": "1000"}) for command in ("score", "check")
-    )
-    # The table is as wide as the folder's path.
-    found["score"] = [" ".join(line.split()) for line in score_text.stdout.splitlines() if "──" not in line][:30]
-    found["check"] = [line for line in checked.stdout.splitlines() if re.search(r"reference|logs pass|; ruleset", line)]
-    found["exit code"] = checked.exit_code
-    recorded(f"sets/{file_of(name)}.json", found)
-    assert "\x1b" not in score_text.stdout + checked.stdout
+def test_sets(tmp_path: Path, recorded: Record) -> None:
+    # Score, audit, energy and reference convergence of each set, and the lines that `score` and `check` print
+    results: dict[str, Any] = {}
+    for name, content in SETS.items():
+        folder = write(tmp_path / file_of(name) / "logs", content)
+        scores, reports = score_and_check(folder)
+        printed, checked = (CliRunner().invoke(app, [command, str(folder)], env=WIDE) for command in ("score", "check"))
+        assert "\x1b" not in printed.stdout + checked.stdout
+        results[name] = {
+            "rulesets": sorted({str(report.ruleset) for report in reports}),
+            "score": lines_of(printed.stdout)[1:30],
+            "check": [line for line in checked.stdout.splitlines() if re.search("reference|logs pass|; ruleset", line)][
+                -3:
+            ],
+            "exit code": checked.exit_code,
+        }
+        for number, score in enumerate(scores):
+            energy, convergence = energy_of(score), convergence_of(score)
+            values: dict[str, Any] = score.as_json(audit_score(score))
+            results[name][f"set {number}"] = {**values, "runs": [[*run.values()] for run in values["runs"][:12]]}
+            results[name][f"energy {number}"] = energy.as_json() if energy else None
+            results[name][f"convergence {number}"] = convergence and [
+                json.loads(json.dumps(convergence, default=plain_json)), report_of(convergence).as_json()
+            ]  # fmt: skip
+    factors = [read_scaling(write(tmp_path / str(number), scaled(text))) for number, text in enumerate(FACTORS)]
+    results["factors"] = [[scaling.factor, scaling.flag] for scaling in factors]
+    recorded("sets.json", results)
 
 
-KEPT = ("score_minutes", "scaling_factor", "official_minutes", "converged", "flags")
+VALUES = ("score_minutes", "scaling_factor", "official_minutes", "converged", "flags")
 
 
-# Complete sets of v6.0, one whose last run was cut: where they are from is in data/PROVENANCE.md. Each log's verdict is
-# that of mlperf-logging, each factor that of the set's scaling.json, as far as it has one.
 @pytest.mark.slow
 def test_public_sets_of_v60(tmp_path: Path, recorded: Record) -> None:
+    # Complete sets of v6.0, the last run of one was cut; data/PROVENANCE.md has their source. Each log's verdict is
+    # that of mlperf-logging, each factor that of the set's scaling.json, if it has one
     from mlperf_logging.compliance_checker import mlp_compliance
 
-    with tarfile.open(GOLDEN / "v6.0.tar.xz") as packed:
-        packed.extractall(tmp_path, members=[each for each in packed if each.isfile()])
+    with tarfile.open(GOLDEN / "v6.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
     scores, reports = score_and_check(tmp_path)
     for report in reports:
         checker = mlp_compliance.make_checker("training", "6.0.0", True, False)
         assert report.passed == checker.check_file(str(report.path), "training_6.0.0/common.yaml"), report.path
-    cells = {(each.name, each.benchmark): each for each in load_published() if each.round == "v6.0"}
-    found: dict[str, Any] = {}
+    cells = {(cell.name, cell.benchmark): cell for cell in load_published() if cell.round == "v6.0"}
+    results: dict[str, Any] = {}
     for score in scores:
         submitter, _, system, benchmark = score.folder.parts[-4:]
-        cell, convergence = cells.pop((f"v6.0/{submitter}/{system}", benchmark)), convergence_of(score)
-        assert cell.score_minutes == pytest.approx(score.score_minutes, abs=1e-4)
-        assert cell.official_minutes == pytest.approx(score.official_minutes or score.score_minutes, abs=1e-4)
-        plain = score.as_json(audit_score(score))
-        assert convergence is not None and score.scaling_factor in (None, convergence.factor)
-        found[f"{submitter} {benchmark}"] = {
-            **{key: plain[key] for key in KEPT},
-            "convergence": convergence.explanation,
-        }
         name = f"v6.0/{submitter}/{system}"
-        shown = CliRunner().invoke(app, ["compare", str(score.folder), name], env={"COLUMNS": "120"})
-        found[f"compare {submitter}"] = [" ".join(line.split()) for line in shown.stdout.splitlines()[:12]]
-        assert not isinstance(shown.exception, Exception)
-    found["checks"] = Counter(f"{each.found} ({each.severity})" for report in reports for each in report.findings)
-    recorded("v6.0.json", found)
+        cell, convergence = cells.pop((name, benchmark)), convergence_of(score)
+        official = score.official_minutes or score.score_minutes
+        assert (cell.score_minutes, cell.official_minutes) == pytest.approx((score.score_minutes, official), abs=1e-4)
+        values = score.as_json(audit_score(score))
+        assert score.scaling_factor in (None, convergence.factor)
+        printed = CliRunner().invoke(app, ["compare", str(score.folder), name], env={"COLUMNS": "120"}).stdout
+        results[f"{submitter} {benchmark}"] = {
+            **{key: values[key] for key in VALUES}, "convergence": convergence.explanation,
+        }  # fmt: skip
+        results[f"compare {submitter}"] = [" ".join(line.split()) for line in printed.splitlines()[:12]]
+    results["checks"] = Counter(f"{item.found} ({item.severity})" for report in reports for item in report.findings)
+    recorded("v6.0.json", results)
     assert not cells
     assert make_digests([str(tmp_path / "training_results_v6.0"), "-o", str(tmp_path)]) == 0
-    made, kept = (lzma.decompress((each / "v6.0.jsonl.xz").read_bytes()) for each in (tmp_path / "digests", DIGESTS))
-    assert made == kept
+    digests = [lzma.decompress((path / "v6.0.jsonl.xz").read_bytes()) for path in (tmp_path / "digests", DIGESTS)]
+    assert digests[0] == digests[1]
 
 
 # --- rules ------------------------------------------------------------------------------------------------
@@ -553,7 +569,7 @@ CHECKS: dict[str, str | tuple[str, str]] = {
     "v0.5 two stops": resnet_v05() + v05("run_stop", seconds=1_541_740_000.0),
     "v0.5 another form": resnet_v05().replace('{"epoch": 61, "value": 0.7497}', "0.7497"),
     "v0.5 stop before start": resnet_v05(-1.0),
-    "v0.5 no end": "".join(each for each in _V05 if "run_final" not in each and "random" not in each),
+    "v0.5 no end": "".join(line for line in _V05 if "run_final" not in line and "random" not in line),
     # Sample counts of public sets that are not small, and of some that are.
     **{
         f"{benchmark} {round_} {train} {evaluate}": (
@@ -575,22 +591,27 @@ CHECKS: dict[str, str | tuple[str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_a_check(name: str, tmp_path: Path, recorded: Record) -> None:
-    content = CHECKS[name]
-    text, ruleset = content if isinstance(content, tuple) else (content, None)
+SMALL_DATA = ("ssd", "resnet", "dlrm", "retinanet")
+
+
+def test_checks(tmp_path: Path, recorded: Record) -> None:
     path = tmp_path / "result_0.txt"
-    path.write_text(text, "utf-8")
-    try:
-        report = check(path, ruleset)
-    except EncoreError as error:
-        found: Any = [error.found, error.expected, error.hint]
-    else:
-        # The checker puts the events of which it wants one in any order.
-        findings = [[*asdict(each).values()][:-2] for each in report.findings if " or " not in each.rule]
-        only_small = name.startswith(("ssd", "resnet", "dlrm", "retinanet"))
-        found = {**report.as_json(), "findings": [each for each in findings if not only_small or "small_data" in each]}
-    recorded(f"checks/{file_of(name)}.json", found)
+    results: dict[str, Any] = {}
+    for name, content in CHECKS.items():
+        text, ruleset = content if isinstance(content, tuple) else (content, None)
+        path.write_text(text, "utf-8")
+        try:
+            report = check(path, ruleset)
+        except EncoreError as error:
+            results[name] = [error.found, error.expected, error.hint]
+        else:
+            # The checker sorts alternative events in any order
+            findings = [[*asdict(item).values()][:-2] for item in report.findings if " or " not in item.rule]
+            if name.startswith(SMALL_DATA):
+                findings = [item for item in findings if "small_data" in item]
+            verdict = [report.ruleset, report.ruleset_found, report.passed, report.passed_but_for_data]
+            results[name] = {"report": verdict, "findings": findings}
+    recorded("checks.json", results)
 
 
 # --- comparisons ------------------------------------------------------------------------------------------
@@ -664,8 +685,8 @@ COMPARISONS: dict[str, tuple[Mapping[str, str | bytes], str | None]] = {
     "one in seconds": (
         files(
             [
-                re.sub(r'"time_ms": (\d+)\d{3}', r'"time_ms": \1', each) if n == 2 else each
-                for n, each in enumerate(a100_texts())
+                re.sub(r'"time_ms": (\d+)\d{3}', r'"time_ms": \1', text) if n == 2 else text
+                for n, text in enumerate(a100_texts())
             ]
         ),
         A100,
@@ -674,15 +695,15 @@ COMPARISONS: dict[str, tuple[Mapping[str, str | bytes], str | None]] = {
     "one start moved": (
         files(
             [
-                re.sub(r'("time_ms": )\d+([^\n]*"key": "run_start")', rf"\g<1>{START_MS + 1_800_000}\2", each)
+                re.sub(r'("time_ms": )\d+([^\n]*"key": "run_start")', rf"\g<1>{START_MS + 1_800_000}\2", text)
                 if n == 0
-                else each
-                for n, each in enumerate(a100_texts())
+                else text
+                for n, text in enumerate(a100_texts())
             ]
         ),
         A100,
     ),
-    "all in seconds": (files([re.sub(r'("time_ms": \d{10})\d{3}', r"\1", each) for each in a100_texts()]), A100),
+    "all in seconds": (files([re.sub(r'("time_ms": \d{10})\d{3}', r"\1", text) for text in a100_texts()]), A100),
     "official": (files(dell_texts(), **scaled(1.0042)), DELL),
     "raw": (files(dell_texts()), DELL),
     "a passport": (files([timed_log(60, 3)], **{"run.json": json.dumps(_PASSPORT)}), A100),
@@ -712,13 +733,13 @@ COMPARISONS: dict[str, tuple[Mapping[str, str | bytes], str | None]] = {
         files(
             [
                 resnet_v07(
-                    each,
+                    minutes,
                     quality=(2.8, 2.68),
                     start_ms=1_683_000_012_345 + n,
                     submission_benchmark="gpt3",
                     gradient_accumulation_steps=1,
                 )
-                for n, each in enumerate((64.1, 64.3, 64.2))
+                for n, minutes in enumerate((64.1, 64.3, 64.2))
             ]
         ),
         None,
@@ -729,26 +750,23 @@ COMPARISONS: dict[str, tuple[Mapping[str, str | bytes], str | None]] = {
 }
 
 
-# The verdict with its factors, how sure it is, and what differs.
-@pytest.mark.parametrize("name", COMPARISONS)
-def test_a_comparison(name: str, tmp_path: Path, recorded: Record) -> None:
-    content, submission = COMPARISONS[name]
-    folder = write(tmp_path / "logs", content)
-    side = load_side(folder)
-    found = compare(side, submission)
-    explained = explain(found.ours, found.theirs) if found.theirs else None
-    found_json = {**found.as_json(), "findings": sorted({each.rule for each in side.findings})}
-    differences = (
-        [[each.area, each.sentence, each.weight, each.ratio] for each in explained.differences] if explained else []
-    )
-    unknown = explained.unknown if explained else ()
-    sure = [*certainty(found)]
-    assert (found.confidence is None) or found.confidence >= 0.95
-    file = re.sub(r"\W+", "-", name)
-    recorded(
-        f"comparisons/{file}.json", {**found_json, "sure": sure, "differences": differences[:20], "unknown": unknown}
-    )
-    if name == "another configuration":
-        command = ["compare", str(folder), str(submission)]
-        printed = CliRunner().invoke(app, command, env={"COLUMNS": "130"}).stdout
-        recorded(f"comparisons/{file}.txt", printed.partition("\n")[2])
+def test_comparisons(tmp_path: Path, recorded: Record) -> None:
+    # Verdict, factors and confidence of each comparison, and the differences of the sides
+    results: dict[str, Any] = {}
+    for name, (content, submission) in COMPARISONS.items():
+        side = load_side(write(tmp_path / file_of(name), content))
+        result = compare(side, submission)
+        assert result.confidence is None or result.confidence >= 0.95
+        explanation = explain(result.ours, result.theirs) if result.theirs else None
+        differences = explanation.differences[:20] if explanation else ()
+        results[name] = {
+            **result.as_json(),
+            "findings": sorted({item.rule for item in side.findings}),
+            "sure": [*certainty(result)],
+            "differences": [[item.area, item.sentence, item.weight, item.ratio] for item in differences],
+            "unknown": explanation.unknown if explanation else (),
+        }
+    recorded("comparisons.json", results)
+    command = ["compare", str(tmp_path / "another-configuration"), A100]
+    printed = CliRunner().invoke(app, command, env={"COLUMNS": "130"}).stdout
+    recorded("comparison.txt", printed.partition("\n")[2])
