@@ -54,14 +54,12 @@ MARKS = {
 
 # Files that take minutes start first, so that no worker of pytest-xdist starts one when the others are almost done.
 LONGEST = (
+    "tests/benchmarks/test_toy_runs.py",
     "tests/containers/test_engine.py",
     "tests/cluster/test_cluster.py",
-    "tests/benchmarks/test_resnet_frameworks.py",
+    "tests/benchmarks/test_short_runs.py",
     "tests/run/test_run.py",
-    "tests/benchmarks/test_minigo.py",
-    "tests/benchmarks/test_detectors.py",
-    "tests/benchmarks/test_translation.py",
-    "tests/benchmarks/test_llama.py",
+    "tests/benchmarks/test_resnet_frameworks.py",
     "tests/run/test_selftest.py",
     "tests/cluster/test_gate.py",
     "tests/ssh/test_over_ssh.py",
@@ -77,12 +75,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by their fixtures, skip GPU tests without a GPU, and sort the files: host side first, then LONGEST.
 
     Host-side tests run while the frameworks' environments are being built.
     """
     without_gpu = pytest.mark.skip(reason="NO GPU: nothing was tested on one")
+    runs_long = "not long" not in config.option.markexpr
     heavy_files = set()
     for item in items:
         for mark, fixtures in MARKS.items():
@@ -90,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
         if item.get_closest_marker("gpu") and not node.gpus():
             item.add_marker(without_gpu)
-        if not item.get_closest_marker("long") and any(map(item.get_closest_marker, MARKS)):
+        if (runs_long or not item.get_closest_marker("long")) and any(map(item.get_closest_marker, MARKS)):
             heavy_files.add(file_of(item))
     ranks = {file: rank for rank, file in enumerate(LONGEST)}
     items.sort(key=lambda item: (file_of(item) in heavy_files, ranks.get(file_of(item), len(LONGEST))))
@@ -333,12 +332,14 @@ class ToyRun:
         return self.experiment / "metrics.jsonl"
 
 
-# Options of the one training per implementation: targets that every seed reaches with margin, in less than a minute.
+# Options of the one training per implementation: targets that every seed reaches with margin, in about a minute.
 TOY_OPTIONS: dict[str, tuple[str, ...]] = {
+    "dlrm": ("--set", "quality_target=0.75"),
+    "gpt-oss-20b": ("--set", "expert_parallelism=2"),
     "resnet": ("--env", "MY_TOKEN=hush", "--env", "NOTE=plain"),
     "resnet-pytorch": ("--set", "quality_target=0.3"),
     "resnet-tensorflow": ("--set", "quality_target=0.3"),
-    "gpt-oss-20b": ("--set", "expert_parallelism=2"),
+    "transformer": ("--set", "quality_target=20.0"),
 }
 
 
