@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -242,5 +243,7 @@ def test_sets_are_judged_in_other_processes(tmp_path: Path, monkeypatch: pytest.
     expected = [judge(score)[0] for score in score_folder(tmp_path)]
     monkeypatch.setattr(parallel, "_WORTHWHILE", 0)
     monkeypatch.setattr("encore.machine.node.cores", lambda: 2)
+    # Threads of earlier tests in this process, such as heartbeats, would prevent the fork
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
     results, pids = zip(*judge_folder(tmp_path, judge), strict=True)
     assert [*results] == expected and len(expected) == 20 and os.getpid() not in pids
