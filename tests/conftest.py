@@ -334,11 +334,19 @@ class ToyRun:
 
 # Options of the one training per implementation: targets that every seed reaches with margin, in about a minute.
 TOY_OPTIONS: dict[str, tuple[str, ...]] = {
+    "bert": ("--set", "quality_target=0.08"),
     "dlrm": ("--set", "quality_target=0.75"),
-    "gpt-oss-20b": ("--set", "expert_parallelism=2"),
-    "resnet": ("--env", "MY_TOKEN=hush", "--env", "NOTE=plain"),
+    "gpt-oss-20b": ("--set", "expert_parallelism=2", "--set", "quality_target=5.0"),
+    "llama31-8b": ("--set", "quality_target=5.0"),
+    "maskrcnn": ("--set", "box_target=0.1", "--set", "mask_target=0.1"),
+    "minigo": (
+        *("--set", "games=64", "--set", "eval_games=16", "--set", "epochs=4"),
+        *("--set", "quality_target=0.6", "--set", "eval_first_model=false"),
+    ),
+    "resnet": ("--set", "quality_target=0.3", "--env", "MY_TOKEN=hush", "--env", "NOTE=plain"),
     "resnet-pytorch": ("--set", "quality_target=0.3"),
     "resnet-tensorflow": ("--set", "quality_target=0.3"),
+    "ssd": ("--set", "quality_target=0.1", "--set", "eval_epochs=[4,6,8,10]"),
     "transformer": ("--set", "quality_target=20.0"),
 }
 
