@@ -28,7 +28,7 @@ def test_run_reaches_the_target_and_is_checked(finished: ToyRun) -> None:
     validate("run-result", finished.printed)
     (experiment,) = finished.printed["experiments"]
     assert (finished.printed["run"], experiment["status"]) == (str(finished.folder), "reached")
-    assert experiment["qualities"]["accuracy"] >= experiment["targets"]["accuracy"] == 0.95
+    assert experiment["qualities"]["accuracy"] >= experiment["targets"]["accuracy"] == 0.3
     assert experiment["minutes"] > 0 and "never a reproduction" in finished.printed["standing"]
     compliance = experiment["compliance"]
     kinds = {finding["kind"] for finding in compliance["findings"] if finding["severity"] == "error"}
@@ -79,9 +79,9 @@ def test_finished_run_is_not_run_again(encore: Encore, finished: ToyRun) -> None
 
 
 def test_signal_writes_a_checkpoint_and_resume_is_exact(digits: Path, tmp_path: Path, finished: ToyRun) -> None:
-    # Close to the evaluation of the second epoch: rank 1 must resume with the running statistics of rank 1
-    started = Started.run(digits, tmp_path / "my results", "--seed", "1")
-    folder = started.wait_for_step(43)
+    # In the second of two or more epochs of 24 steps: rank 1 must resume with the running statistics of rank 1
+    started = Started.run(digits, tmp_path / "my results", "--seed", "1", "--set", "quality_target=0.3")
+    folder = started.wait_for_step(28)
     ranks = started.ranks(folder)
     started.process.send_signal(signal.SIGINT)
     output = started.ended(130)
