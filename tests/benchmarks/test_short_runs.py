@@ -41,7 +41,7 @@ SHORT = {
         ("epochs=1", "warmup_steps=8", "eval_batch_size=4", "box_target=0.99", "mask_target=0.99"), 8,
     ),
     # A smaller network, whose evaluation has several batches
-    "ncf": Short(("layers=[32,16,8]", "factors=8", "epochs=3", "eval_batch_size=16384", "stop_at_target=false")),
+    "ncf": Short(("layers=[32,16,8]", "factors=8", "epochs=12", "eval_batch_size=16384", "stop_at_target=false")),
     "ssd": Short(
         ("epochs=2", "width=8", "eval_steps=[20]", "decay_steps=[40]", "eval_batch_size=9", "quality_target=1.0"), 32,
     ),
