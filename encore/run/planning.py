@@ -338,8 +338,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
     horovod = container_checks.check_horovod(plan.target, plan.configuration, needed)
     found = [*container_checks.check(plan.target, plan.configuration, plan.machine, folders), *horovod, *found]
     if plan.hosts:
-        framework = plan.configuration.choice.implementation.framework
-        mpi = multi_host.check_mpi(plan.launcher, framework) if plan.target.python is None else []
+        mpi = multi_host.check_mpi(plan.launcher) if plan.target.python is None else []
         return [*multi_host.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *found]
     if plan.configuration.nodes > 1 and plan.allocation is None:
         hint = (
