@@ -443,7 +443,7 @@ def _packed(content: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def load(path: Path, in_parts: bool = False) -> Dict[str, Any]:
-    """Return the content that ``save`` wrote; ``in_parts`` maps the file (PyTorch 2.1), so that only used parts are read."""
+    """Return the content that ``save`` wrote; ``in_parts`` maps the file (PyTorch 2.1) and reads only used parts."""
     known = inspect.signature(torch.load).parameters  # Older NGC images lack both options
     options = {name: True for name in ("weights_only", *(["mmap"] if in_parts else [])) if name in known}
     saved = torch.load(str(path), map_location="cpu", **options)
