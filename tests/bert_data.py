@@ -1,4 +1,4 @@
-"""What the tests of BERT's pretraining data share: texts, dumps, samples and records of their own, and the command."""
+"""Texts, dumps, samples and records for the tests of BERT's pretraining data, and the preparation command."""
 
 import struct
 import tarfile
@@ -18,11 +18,6 @@ from tests import preparing
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 
-# Small blocks and shards let a test see several of each, and interrupt between them.
-SIZES = """
-from benchmarks.bert import prepare, stages, writer
-writer.BLOCK_BYTES, stages.SHARD_BYTES = 6000, 3000
-"""
 run = partial(preparing.run, "bert")
 
 
@@ -41,16 +36,14 @@ def write_dump(pages: list[str]) -> bytes:
         f'      <text bytes="9" xml:space="preserve">{text}</text>\n    </revision>\n  </page>\n'
         for number, text in enumerate(pages)
     ]
-    redirect = (
-        '  <page>\n    <title>R</title>\n    <ns>0</ns>\n    <redirect title="x" />\n    <text>x</text>\n  </page>\n'
-    )
-    other = "  <page>\n    <title>Talk:T</title>\n    <ns>1</ns>\n    <text>some talk</text>\n  </page>\n"
-    return ("<mediawiki>\n" + "".join(rows) + redirect + other + "</mediawiki>\n").encode()
+    rows += [
+        '  <page>\n    <title>R</title>\n    <ns>0</ns>\n    <redirect title="x" />\n    <text>x</text>\n  </page>\n',
+        "  <page>\n    <title>Talk:T</title>\n    <ns>1</ns>\n    <text>some talk</text>\n  </page>\n",
+    ]
+    return ("<mediawiki>\n" + "".join(rows) + "</mediawiki>\n").encode()
 
 
 PAGES = [f"Page {number} has é text. It is &lt;b&gt;short&lt;/b&gt;." for number in range(40)]
-PLAIN = [f"Page {number} has é text. It is <b>short</b>." for number in range(40)]
-
 
 SHORT = ("--sequence-length", 40, "--duplication", 3)
 
@@ -63,31 +56,27 @@ def write_text(path: Path, documents: int = 60, seed: int = 0) -> Path:
     lines = []
     for _ in range(documents):
         for _ in range(random.randint(6, 20)):
-            lines.append(" ".join(WORDS[place] for place in random.randint(len(WORDS), size=9)) + " .")
+            lines.append(" ".join(WORDS[index] for index in random.randint(len(WORDS), size=9)) + " .")
         lines.append("")
     path.write_text("\n".join(lines))
     return path
 
 
-LENGTHS = [[1 + (7 * doc + 5 * place) % 23 for place in range(30)] for doc in range(40)]
+LENGTHS = [[1 + (7 * doc + 5 * line) % 23 for line in range(30)] for doc in range(40)]
 NUMBERS = Vocabulary((*SPECIAL, *map(str, range(60000))))
 
 
 @cache
 def numbered_documents() -> Documents:
     # Every token has its own id, so that a sample shows where its text is from
-    sizes = [size for document in LENGTHS for size in document]
-    ends = np.concatenate(([0], np.cumsum(sizes)))
-    tokens = np.arange(5, 5 + ends[-1]).astype(np.uint16)
-    return Documents(tokens, ends.tolist(), list(range(0, len(sizes) + 1, 30)))
+    ends = np.concatenate(([0], np.cumsum(LENGTHS)))
+    return Documents(np.arange(5, 5 + ends[-1]).astype(np.uint16), ends.tolist(), list(range(0, len(ends), 30)))
 
 
 @cache
 def drawn_samples() -> Samples:
-    # Many samples of the numbered documents
-    settings = Settings(64, 9, 1)
-    random = masking.stream(3, 0, 0, 0)
-    return masking.make_samples(numbered_documents(), list(range(40)) * 60, settings, NUMBERS, random)
+    documents, random = list(range(40)) * 60, masking.stream(3, 0, 0, 0)
+    return masking.make_samples(numbered_documents(), documents, Settings(64, 9, 1), NUMBERS, random)
 
 
 def padded(samples: Samples, width: int, most: int, is_hdf5: bool = False) -> dict[str, np.ndarray]:
@@ -96,12 +85,12 @@ def padded(samples: Samples, width: int, most: int, is_hdf5: bool = False) -> di
     rows = {key: np.zeros((count, width), np.int64) for key in ("input_ids", "input_mask", "segment_ids")}
     rows.update({key: np.zeros((count, most), np.int64) for key in ("masked_lm_positions", "masked_lm_ids")})
     for number in range(count):
-        tokens, (places, labels) = samples[number], samples.masked(number)
+        tokens, (positions, labels) = samples[number], samples.masked(number)
         rows["input_ids"][number, : len(tokens)] = tokens
         if not is_hdf5:
             rows["input_mask"][number, : len(tokens)] = 1
             rows["segment_ids"][number, samples.second[number] : len(tokens)] = 1
-        rows["masked_lm_positions"][number, : len(places)] = places
+        rows["masked_lm_positions"][number, : len(positions)] = positions
         rows["masked_lm_ids"][number, : len(labels)] = labels
     rows["next_sentence_labels"] = samples.next.astype(np.int64)[:, None]
     return rows
@@ -137,12 +126,10 @@ def take(samples: Samples, begin: int, end: int) -> Samples:
 
 
 def write_packed(folder: Path) -> Path:
-    # Two files for training, one for evaluation whose documents are no others: it overlaps only where asked to
-    drawn = drawn_samples()
-    (folder / "train").mkdir()
-    (folder / "eval").mkdir()
-    write_records(folder / "train" / "part-00000-of-00500", padded(take(drawn, 0, 50), 64, 9))
-    write_records(folder / "train" / "b.tfrecord", padded(take(drawn, 50, 90), 64, 9))
-    write_records(folder / "eval" / "eval.tfrecord", padded(take(drawn, 90, 120), 64, 9))
+    # Two files for training and one for evaluation, of the same documents but too short to be an overlap
+    files = {"train/part-00000-of-00500": (0, 50), "train/b.tfrecord": (50, 90), "eval/eval.tfrecord": (90, 120)}
+    for name, (begin, end) in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_records(folder / name, padded(take(drawn_samples(), begin, end), 64, 9))
     vocabulary.write(folder / "vocab.txt", NUMBERS.entries)
     return folder

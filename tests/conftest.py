@@ -45,7 +45,7 @@ TINY = ("--set", "epochs=2", "--set", "quality_target=1.0")
 MARKS = {
     "training": {
         *("mxnet_python", "pytorch_python", "tensorflow_python", "kernels_python", "serving_python"),
-        *("in_mxnet", "in_pytorch", "in_tensorflow"),
+        *("in_mxnet", "in_pytorch", "in_tensorflow", "toy", "toy_run"),
     },
     "cluster": {"cluster"},
     "engine": {"docker", "engine"},

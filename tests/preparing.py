@@ -1,4 +1,4 @@
-"""The command line of a benchmark's prepare.py, called in this process, and what it reports."""
+"""A benchmark's prepare.py, run in this process, and the lines that it prints."""
 
 import contextlib
 import importlib
@@ -14,12 +14,12 @@ from unittest import mock
 from benchmarks.common.data.workers import Workers
 from tests.json_schemas import validate
 
-Lines = list[dict[str, Any]]  # what --progress json prints
+Lines = list[dict[str, Any]]  # Output of --progress json
 
 
 def called(benchmark: str, *words: object) -> tuple[int, str]:
     module, printed = importlib.import_module(f"benchmarks.{benchmark}.prepare"), io.StringIO()
-    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with contextlib.redirect_stdout(printed):
             code: int = module.main([*map(str, words), "--progress", "json"])
@@ -30,7 +30,7 @@ def called(benchmark: str, *words: object) -> tuple[int, str]:
 
 
 def run(benchmark: str, *words: object, limit: int = resource.RLIM_INFINITY, workers: int = 1) -> tuple[int, Lines]:
-    """Return the exit code and the lines; no file grows above ``limit`` bytes."""
+    # Returns the exit code and the lines; ``limit`` is the maximum size of a file
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
@@ -46,17 +46,17 @@ def refused(outcome: tuple[int, Lines]) -> str:
 
 
 def one_by_one(
-    self: Workers, phase: str, unit: str, function: Callable[..., Any], tasks: Sequence[Any], *more: Any
+    self: Workers, phase: str, unit: str, function: Callable[..., Any], tasks: Sequence[Any], *options: Any
 ) -> None:
     for task in tasks:
-        function(task, lambda *done: None)
+        function(task, lambda *progress: None)
 
 
 def here(benchmark: str, *words: object, code: int = 0) -> str:
-    """Do the workers' tasks in this process, one after the other; return what is reported."""
+    # Runs the tasks of the workers in this process
     with mock.patch.object(Workers, "run", one_by_one):
-        found, printed = called(benchmark, *words)
-    assert found == code, printed
+        exit_code, printed = called(benchmark, *words)
+    assert exit_code == code, printed
     return printed
 
 

@@ -1,4 +1,4 @@
-"""Run folders that no training made."""
+"""Run folders without a training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,19 +10,31 @@ from encore.run.run_folder import ExperimentState, RunFolder
 PREPARED = ExperimentState(status="prepared")
 
 
-def made(
+def make_run(
     results: Path,
     states: Sequence[ExperimentState | None] = (PREPARED,),
     mark: str = "",
     slurm: str = "",
     config: Mapping[str, Any] = {},
-    **facts: Any,
+    **fields: Any,
 ) -> RunFolder:
-    """Return a run of resnet with an experiment for each state, None: no state.json; ``facts`` are of its passport."""
+    """Create a run of resnet with one experiment per state (None: without state.json) and return it.
+
+    ``mark`` ends the name of the folder, ``slurm`` is the job, ``fields`` change the passport.
+    """
     seeds = list(range(5, 5 + len(states)))
-    known = {"schema": run_folder.SCHEMA, "name": "resnet", "round": "v0.7", "nodes": 2, "seeds": seeds}
-    known |= {"submission": {"text": ""}, "data": {"name": "digits"}, "slurm": {"job": slurm} if slurm else None}
-    passport = {**dict.fromkeys(run_folder.NEEDED), **known, **facts}
+    passport = {
+        **dict.fromkeys(run_folder.NEEDED),
+        "schema": run_folder.SCHEMA,
+        "name": "resnet",
+        "round": "v0.7",
+        "nodes": 2,
+        "seeds": seeds,
+        "submission": {"text": ""},
+        "data": {"name": "digits"},
+        "slurm": {"job": slurm} if slurm else None,
+        **fields,
+    }
     run = run_folder.create(results, f"resnet-mxnet-cpu{mark}", lambda path: dict(passport), {}, dict(config), seeds)
     for experiment, state in zip(run.experiments(), states, strict=True):
         if state is not None:

@@ -1,4 +1,4 @@
-"""Run's loop on a single rank without a framework: what the tests of the loop, of evaluators and of stops share."""
+"""Run's loop on one rank without a framework, for the tests of the loop, of evaluators and of interruptions."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.common.run import checkpoints
+from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.ranks import Lagged, Ranks
 from benchmarks.common.run.run import Run
@@ -19,17 +20,17 @@ from benchmarks.common.run.timeline import Timeline
 from benchmarks.common.run.timing import InputWait
 from tests.conftest import records
 
-STEPS = 3  # of an epoch
+STEPS = 3  # Steps per epoch
 WORDING = Wording("some")
 START = ["+init_start", "seed", "global_batch_size", "-init_stop", "+run_start"]
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    """A run takes SIGTERM and SIGINT over."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+def signal_handlers() -> Iterator[None]:
+    # A run replaces the handlers of SIGTERM and SIGINT
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
-    for number, handler in kept.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
@@ -38,8 +39,8 @@ class Sums:
         self._lagged = Lagged()
         self.drain = self._lagged.drain
 
-    def send(self, loss: float | None, stop: bool, *more: Any) -> list[float] | None:
-        return self._lagged.send(lambda: [loss or 0.0, float(stop), *map(float, more)])
+    def send(self, loss: float | None, stop: bool, *extra: Any) -> list[float] | None:
+        return self._lagged.send(lambda: [loss or 0.0, float(stop), *map(float, extra)])
 
 
 FRAMEWORK = SimpleNamespace(
@@ -77,39 +78,46 @@ class Config:
     optimizer_kernel: str = "auto"
 
 
+def by_epochs(
+    epochs: int, rule: Callable[[int], bool] = lambda epoch: True, interval: int = 0, steps: int = STEPS, **options: Any
+) -> Timeline:
+    # Evaluations after the epochs, counted from 0, for which the rule holds
+    config = SimpleNamespace(epochs=epochs, checkpoint_interval=interval)
+    return timelines.by_epochs(config, steps, rule, **options)
+
+
 def every_two_steps(epochs: int) -> Timeline:
-    """Evaluations inside epochs, and after the last step."""
-    steps = epochs * STEPS
+    # Evaluations inside epochs, and after the last step
     return Timeline(
         steps_per_epoch=STEPS,
         epochs=epochs,
-        evaluates_after=lambda step: step % 2 == 0 or step == steps,
+        evaluates_after=lambda step: step % 2 == 0 or step == epochs * STEPS,
         checkpoints_after=lambda step: False,
         epoch_num=lambda step: 1 + step / STEPS,
         evaluates_inside_epochs=True,
     )
 
 
-def stop_at(wanted: int | None) -> Callable[[int], None]:
-    """Send SIGTERM at a step, or a batch of an evaluation."""
-    return lambda number: signal.raise_signal(signal.SIGTERM) if number == wanted else None
+def stop_at(position: int | None) -> Callable[[int], None]:
+    # Sends SIGTERM at this step, or this batch of an evaluation
+    return lambda number: signal.raise_signal(signal.SIGTERM) if number == position else None
 
 
 def keys(output: Path) -> list[str]:
-    """Events of a log, shortened: ``+`` starts, ``-`` ends, and what the metadata counts."""
+    """Events of a log in short form: ``+`` starts, ``-`` ends, then the epoch and the number of epochs."""
     marks = {"INTERVAL_START": "+", "INTERVAL_END": "-", "POINT_IN_TIME": ""}
-    found = []
+    events = []
     for line in (output / "result.txt").read_text(encoding="utf-8").splitlines():
         event = json.loads(line.removeprefix(":::MLLOG "))
         meta = event["metadata"]
         number = meta.get("epoch_num", meta.get("first_epoch_num", ""))
         count = f"x{meta['epoch_count']}" if "epoch_count" in meta else ""
-        found.append(f"{marks[event['event_type']]}{event['key']} {number}{count}".strip())
-    return found
+        events.append(f"{marks[event['event_type']]}{event['key']} {number}{count}".strip())
+    return events
 
 
 class Training:
-    """A training whose only weight counts its steps; an ``evaluator`` is given it after each block of steps."""
+    """A training whose only weight counts its steps; an evaluator receives the weight after each block of steps."""
 
     def __init__(
         self,
@@ -123,16 +131,24 @@ class Training:
         output.mkdir(exist_ok=True)
         self.run = Run(Config(targets, **config), FRAMEWORK, Path("data"), output, wording)
         self.timeline, self.evaluator = timeline, evaluator
-        self.weight = int(self.run.saved["weight"]) if self.run.resumed else 0
+        self.weight = int(self.run.saved.get("weight", 0))
         self.evaluated: list[int] = []
 
+    def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        # State of the checkpoint that all ranks share, and that of this rank
+        return {"weight": self.weight}, {"input": bytes([self.weight])}
+
+    def train_step(self, step: int) -> float | None:
+        self.weight += 1
+        return float(step)
+
     def go(self, qualities: Any = None, on_step: Any = None, on_batch: Any = None) -> str:
-        """Train to the end, with the ``qualities`` of each evaluation by the weight; return the outcome."""
+        """Train to the end, with ``qualities`` as function of the weight; return the outcome."""
         run = self.run
         with run.initialization():
             run.log({"global_batch_size": 4})
         with run.timed(self.timeline, lambda: 5e6):
-            run.register_state(lambda: {"weight": self.weight}, lambda: {"input": bytes([self.weight])})
+            run.register_state(lambda: self.states()[0], lambda: self.states()[1])
             if self.evaluator:
                 run.use(self.evaluator)
             for _ in run.blocks():
@@ -140,8 +156,7 @@ class Training:
                     assert step == self.weight
                     if on_step:
                         on_step(step)
-                    self.weight += 1
-                    run.report(float(step), 0.5)
+                    run.report(self.train_step(step), 0.5)
                 if run.evaluates():
                     for batch in run.interruptible(range(6)):
                         if on_batch:

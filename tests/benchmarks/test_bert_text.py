@@ -1,41 +1,27 @@
-"""BERT's data from text: words, sentences, wikitext, dumps however they are packed, and the whole preparation."""
+"""BERT's pretraining data from text: WordPiece, sentences, wikitext, dumps, and complete preparations."""
 
 import bz2
 import hashlib
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from benchmarks.bert import evaluation, stages, texts, wikipedia, writer
 from benchmarks.common.data.problem import Problem
+from benchmarks.common.data.workers import Workers
 from benchmarks.language import FILES, vocabulary, wordpiece
 from benchmarks.language.arrays import open_data
 from benchmarks.language.vocabulary import SPECIAL, Vocabulary
 from benchmarks.language.wordpiece import Tokenizer
-from encore import paths
-from tests.bert_data import (
-    PAGES,
-    PLAIN,
-    SHORT,
-    SIZES,
-    WORDS,
-    run,
-    unpack,
-    write_dump,
-    write_packed,
-    write_text,
-)
+from tests import preparing
+from tests.bert_data import PAGES, SHORT, WORDS, run, unpack, write_dump, write_packed, write_text
 from tests.preparing import refused
-from tests.trainings import wait_until, with_other_offsets
+from tests.trainings import with_other_offsets
 
 # -- words ----------------------------------------------------------------------------------------------------
 
@@ -60,18 +46,18 @@ SMALL = Vocabulary((*SPECIAL, *PIECES, *MARKS))
     ],
     ids=["accents", "punctuation", "removed", "ideographs", "spaces", "marks", "sigma", "no sigma", "long", "nothing"],
 )
-def test_words_are_cut_as_bert_cuts_them(text: str, pieces: list[str]) -> None:
+def test_wordpiece_equals_bert(text: str, pieces: list[str]) -> None:
     assert Tokenizer(SMALL).pieces(text) == pieces
 
 
-def test_offsets_are_those_of_the_text_as_it_was_given() -> None:
+def test_offsets_refer_to_the_original_text() -> None:
     text = "  Réally,\x00 unaffable İ 漢e"
-    offsets = Tokenizer(SMALL).encode(text).offsets
-    assert [text[begin:end] for begin, end in offsets] == ["Réal", "ly", ",", "un", "aff", "able", "İ", "漢", "e"]
+    words = [text[begin:end] for begin, end in Tokenizer(SMALL).encode(text).offsets]
+    assert words == ["Réal", "ly", ",", "un", "aff", "able", "İ", "漢", "e"]
 
 
 PUBLISHED = {
-    # As BertTokenizer of transformers 4.57.6 has them, slow and fast.
+    # Output of BertTokenizer and BertTokenizerFast, transformers 4.57.6
     "Unaffable, réally?!": "una ##ffa ##ble , really ? !",
     "naïve café Ångström": "naive cafe ang ##strom",
     "漢字kanji": "漢 [UNK] kan ##ji",
@@ -84,25 +70,23 @@ PUBLISHED = {
 }
 
 
-def test_published_vocabulary_gives_the_pieces_of_hugging_face(tmp_path: Path) -> None:
-    path = next(unpack("bert_vocab.tar.xz", tmp_path).rglob("vocab.txt"))
-    known = vocabulary.read(path)
-    assert (known.size, known.unk, known.cls, known.mask) == (30522, 100, 101, 103)
-    tokenizer = Tokenizer(known)
+def test_wordpiece_equals_hugging_face(tmp_path: Path) -> None:
+    published = vocabulary.read(next(unpack("bert_vocab.tar.xz", tmp_path).rglob("vocab.txt")))
+    assert (published.size, published.unk, published.cls, published.mask) == (30522, 100, 101, 103)
+    tokenizer = Tokenizer(published)
     assert {text: " ".join(tokenizer.pieces(text)) for text in PUBLISHED} == PUBLISHED
 
 
-def test_learnt_vocabulary_has_the_frequent_words_whole_and_spells_the_others() -> None:
-    words = {"banana": 50, "bandana": 9, "an": 30, "nab": 1}
-    entries = wordpiece.learn(words, 18)
-    assert entries[:5] == list(SPECIAL) and len(entries) == 18
-    tokenizer = Tokenizer(Vocabulary(tuple(entries)))
-    assert tokenizer.pieces("banana an") == ["banana", "an"]
-    assert "".join(piece.removeprefix("##") for piece in tokenizer.pieces("nabdan")) == "nabdan"
+def test_learned_vocabulary_has_frequent_words_and_pieces_of_the_others() -> None:
+    entries = wordpiece.learn({"banana": 50, "bandana": 9, "an": 30, "nab": 1}, 18)
+    assert (entries[:5], len(entries)) == (list(SPECIAL), 18)
+    pieces = Tokenizer(Vocabulary(tuple(entries))).pieces("banana an nabdan")
+    assert pieces[:2] == ["banana", "an"]
+    assert "".join(piece.removeprefix("##") for piece in pieces[2:]) == "nabdan"
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         (b"a\nb\n", "lacks [PAD]"),
         ("\n".join([*SPECIAL[:-1], "a"]).encode(), "lacks [MASK]"),
@@ -112,21 +96,17 @@ def test_learnt_vocabulary_has_the_frequent_words_whole_and_spells_the_others() 
     ],
     ids=["none", "mask", "twice", "encoding", "many"],
 )
-def test_vocabulary_that_cannot_be_used_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+def test_bad_vocabulary_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(Problem, match=re.escape(told)):
+    with pytest.raises(Problem, match=re.escape(problem)):
         vocabulary.read(tmp_path / "vocab.txt")
 
 
 # -- text and dumps -------------------------------------------------------------------------------------------
 
 
-def test_sentences_end_where_a_reader_ends_them() -> None:
-    paragraph = (
-        'Dr. Smith of St. Louis, b. 1901, said: "Stop!" Then J. R. Hall left the U.S. in Jan. 1930. '
-        "Was it 3.5 km? (It was.) no. it goes on; see fig. 2. So did I. The end"
-    )
-    assert texts.sentences_of(paragraph) == [
+def test_paragraph_is_split_into_sentences() -> None:
+    sentences = [
         'Dr. Smith of St. Louis, b. 1901, said: "Stop!"',
         "Then J. R. Hall left the U.S. in Jan. 1930.",
         "Was it 3.5 km?",
@@ -134,6 +114,7 @@ def test_sentences_end_where_a_reader_ends_them() -> None:
         "So did I.",
         "The end",
     ]
+    assert texts.sentences_of(" ".join(sentences)) == sentences
 
 
 WIKITEXT = """{{Infobox city|name={{nowrap|X}}|pop=5|map={|
@@ -160,7 +141,7 @@ x.jpg|words
 """
 
 
-def test_wikitext_keeps_running_text_alone() -> None:
+def test_only_running_text_of_wikitext_is_left() -> None:
     assert wikipedia.paragraphs(WIKITEXT.replace("&amp;", "&")) == [
         "Ada (10 December 1815 – 1852; Adèle) was a mathematicians' friend. She walked 5 km.",
         "See the site and poets, AT&T.",
@@ -168,25 +149,37 @@ def test_wikitext_keeps_running_text_alone() -> None:
     ]
 
 
-def pack(content: bytes, size: int) -> bytes:
-    # Streams of so many bytes each, wherever pages are cut.
-    return b"".join(bz2.compress(content[place : place + size]) for place in range(0, len(content), size))
+def compress(content: bytes, size: int) -> list[bytes]:
+    # bz2 streams of ``size`` bytes of content each, which may begin and end within a page
+    return [bz2.compress(content[offset : offset + size]) for offset in range(0, len(content), size)]
 
 
-@pytest.mark.parametrize("form", ["xml", "one stream", "many streams", "streams within pages"])
-def test_each_page_is_found_once_however_a_dump_is_packed(form: str, tmp_path: Path, monkeypatch: Any) -> None:
-    content = write_dump(PAGES)
-    packed = {"xml": content, "one stream": bz2.compress(content), "many streams": pack(content, 900)}
-    path = tmp_path / ("dump.xml" if form == "xml" else "dump.xml.bz2")
-    path.write_bytes(packed.get(form) or pack(content, 37))
+DUMP = write_dump(PAGES)
+STREAMS = compress(DUMP, 900)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dump.xml", DUMP),
+        ("one stream.xml.bz2", bz2.compress(DUMP)),
+        ("many streams.xml.bz2", b"".join(STREAMS)),
+        ("streams within pages.xml.bz2", b"".join(compress(DUMP, 37))),
+    ],
+)
+def test_every_page_is_read_once_in_any_packing(
+    name: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
     monkeypatch.setattr(wikipedia, "RANGE_BYTES", {".xml": 1500, ".bz2": 700})
-    ranges = wikipedia.cut(path)
-    assert (len(ranges) > 3) == (form != "one stream")
-    counts: Counter[str] = Counter()
-    found = [page for begin, end in ranges for page in wikipedia.pages(path, begin, end, counts)]
-    assert [page.title for page in found] == [f"Page {number}" for number in range(40)]
-    assert [page.text for page in found] == PLAIN
-    size = sum(map(len, re.findall(rb"<page>.*?</page>", content, re.DOTALL)))
+    ranges, counts = wikipedia.cut(path), Counter[str]()
+    assert (len(ranges) > 3) == ("one stream" not in name)
+    pages = [page for begin, end in ranges for page in wikipedia.pages(path, begin, end, counts)]
+    assert [(page.title, page.text) for page in pages] == [
+        (f"Page {number}", f"Page {number} has é text. It is <b>short</b>.") for number in range(40)
+    ]
+    size = sum(map(len, re.findall(rb"<page>.*?</page>", DUMP, re.DOTALL)))
     assert counts == {"redirects": 1, "pages of other namespaces": 1, "bytes of XML": size}
 
 
@@ -217,16 +210,11 @@ def test_clean_text_is_read_in_its_forms(
     assert texts.form_of(path) == form
     ranges = texts.cut(path, form, size)
     assert (len(ranges) > 1) == (size == 1)
-    found = [each for begin, end in ranges for each in texts.read(path, form, begin, end)]
-    assert [each.sentences for each in found] == documents
-
-
-DUMP = write_dump(PAGES)
-STREAMS = [bz2.compress(DUMP[place : place + 900]) for place in range(0, len(DUMP), 900)]
+    assert [document.sentences for span in ranges for document in texts.read(path, form, *span)] == documents
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "problem"),
     [
         ("d.xml", DUMP[:4000], "d.xml is truncated: there is no </mediawiki>"),
         ("d.xml.bz2", b"".join(STREAMS)[:-20], "d.xml.bz2 is truncated: the last bz2 stream has no end"),
@@ -243,83 +231,57 @@ STREAMS = [bz2.compress(DUMP[place : place + 900]) for place in range(0, len(DUM
     ],
     ids=["cut", "cut bz2", "streams missing", "damaged", "no bz2", "no dump", "nothing", "latin1"],
 )
-def test_dump_that_cannot_be_read_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+def test_unreadable_dump_is_refused(name: str, content: bytes, problem: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Problem) as found:
+    with pytest.raises(Problem) as caught:
         for begin, end in wikipedia.cut(tmp_path / name):
             list(wikipedia.read(tmp_path / name, begin, end, Counter(), lambda done: None))
-    assert told in found.value.found and found.value.hint
+    assert problem in caught.value.found and caught.value.hint
 
 
-# -- the whole preparation --------------------------------------------------------------------------------------
+# -- complete preparations --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_small_set_is_the_english_of_python(tmp_path: Path) -> None:
+def test_toy_set_is_the_documentation_of_python(tmp_path: Path) -> None:
     assert run("-o", tmp_path / "bert", workers=2)[0] == 0
-    small = open_data(tmp_path / "bert")
-    assert (small.passport["name"], small.vocabulary.size, small.sequence_length) == ("python-text", 2048, 128)
-    assert small.max_predictions == 20 and len(small.test) == 1000 and len(small.train) > 10000
-    text = small.vocabulary.text(np.concatenate([small.train.original(number) for number in range(200)]))
-    words = text.split()
-    assert words.count("the") / len(words) > 0.02
-    assert text.count("[UNK]") == 0
+    toy = open_data(tmp_path / "bert")
+    sizes = toy.vocabulary.size, toy.sequence_length, toy.max_predictions, len(toy.test), len(toy.train) > 10000
+    assert (toy.passport["name"], *sizes) == ("python-text", 2048, 128, 20, 1000, True)
+    words = toy.vocabulary.text(np.concatenate([toy.train.original(number) for number in range(200)])).split()
+    assert words.count("the") / len(words) > 0.02 and "[UNK]" not in words
 
 
 @pytest.mark.slow
-def test_excerpt_of_wikipedia_goes_through_the_whole_preparation(tmp_path: Path) -> None:
+def test_excerpt_of_wikipedia_is_prepared(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
     packed = next(unpack("enwiki_excerpt.tar.xz", tmp_path / "archive").rglob("enwiki-latest*.bz2"))
-    dump = packed.rename(raw / "enwiki-pages-articles.xml.bz2")
+    packed.rename(raw / "enwiki-pages-articles.xml.bz2")
     shutil.copy(next(unpack("bert_vocab.tar.xz", tmp_path / "vocab").rglob("vocab.txt")), raw)
     assert run(raw, "-o", tmp_path / "to", "--duplication", 2, workers=2)[0] == 0
     data = open_data(tmp_path / "to")
-    how, facts = data.passport["how"], data.passport["facts"]
-    # The independent count: XML by its own parser, text by the paragraphs, tokens sentence by sentence.
-    space = "{http://www.mediawiki.org/xml/export-0.10/}"
-    content = bz2.decompress(dump.read_bytes())
-    pages = ElementTree.fromstring(content).findall(f"{space}page")
-    articles = [page for page in pages if page.findtext(f"{space}ns") == "0"]
-    contents = [
-        page.findtext(f"{space}revision/{space}text") or ""
-        for page in articles
-        if page.find(f"{space}redirect") is None
-    ]
-    documents = [
-        [line for each in wikipedia.paragraphs(text) for line in texts.sentences_of(each)] for text in contents
-    ]
-    documents = [each for each in documents if each]
-    unknown = how["text"].pop("unknown")
-    assert how["left_out"] == {
-        "redirects": len(articles) - len(contents),
-        "pages of other namespaces": len(pages) - len(articles),
-        "pages without text": len(contents) - len(documents),
-        "bytes of XML": sum(map(len, re.findall(rb"<page>.*?</page>", content, re.DOTALL))),
+    # Documents, sentences, redirects and bytes were counted from the XML by ElementTree as well
+    assert data.passport["facts"] == {
+        "vocabulary": 30522, "sequence_length": 512, "max_predictions": 76, "kind": "text", "duplication": 2,
+        "tokens": {"train": 1359966, "test": 45703}, "masked": {"train": 202250, "test": 6793},
+        "documents": {"train": 100, "test": 5},
+    }  # fmt: skip
+    assert data.passport["how"]["text"] == {"documents": 105, "sentences": 18295, "bytes": 2541225, "unknown": 63}
+    assert data.passport["how"]["left_out"] == {
+        "redirects": 99, "pages of other namespaces": 1, "pages without text": 1, "bytes of XML": 6086200,
         "copies of evaluation documents": 0,
-    }
-    assert how["text"] == {
-        "documents": len(documents),
-        "sentences": sum(map(len, documents)),
-        "bytes": sum(len(line.encode()) for each in documents for line in each),
-    }
-    assert len(pages) == 206 and facts["documents"] == {"train": len(documents) - 5, "test": 5}
-    # Every pass has about the text once: half of the second segments are other texts in its place.
-    tokenizer = Tokenizer(data.vocabulary)
-    tokens = sum(len(tokenizer.encode(line).ids) for each in documents for line in each)
-    whole = sum(facts["tokens"].values()) - 3 * (len(data.train) + len(data.test))
-    assert 0.95 < whole / (2 * tokens) < 1.6
-    assert unknown < 0.001 * tokens
+    }  # fmt: skip
 
 
-def cut_small(patch: pytest.MonkeyPatch) -> None:
+def use_small_shards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(writer, "BLOCK_BYTES", 6000)
     patch.setattr(stages, "SHARD_BYTES", 3000)
 
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_small(monkeypatch)
+    use_small_shards(monkeypatch)
 
 
 in_small_shards = pytest.mark.usefixtures("small_shards")
@@ -328,28 +290,27 @@ in_small_shards = pytest.mark.usefixtures("small_shards")
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
-    write_text(folder / "part-00000-of-00002")
+    text = write_text(folder / "part-00000-of-00002").read_text()
     write_text(folder / "part-00001-of-00002", seed=1)
-    # The same text twice: a published round had all of its shards the same.
-    text = (folder / "part-00000-of-00002").read_text()
+    # The same text twice: all shards of a published round were equal
     (folder / "part-00002").write_text(f"the cat sees .\na dog runs .\n\n{text}")
     vocabulary.write(folder / "vocab.txt", (*SPECIAL, ".", *WORDS))
     return folder
 
 
 @pytest.fixture(scope="module")
-def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # The source, prepared by one worker.
-    to = tmp_path_factory.mktemp("whole") / "bert"
+def prepared(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # The source, prepared by one worker
+    to = tmp_path_factory.mktemp("prepared") / "bert"
     with pytest.MonkeyPatch.context() as patch:
-        cut_small(patch)
+        use_small_shards(patch)
         assert run(source, "-o", to, *SHORT)[0] == 0
     return to
 
 
 @pytest.fixture
 def raw(source: Path, tmp_path: Path) -> Path:
-    # A copy that a test may change.
+    # A copy that a test may change
     return Path(shutil.copytree(source, tmp_path / "raw"))
 
 
@@ -359,91 +320,79 @@ def arrays_of(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @in_small_shards
-def test_two_workers_write_the_same_and_no_shard_is_another_one(source: Path, whole: Path, tmp_path: Path) -> None:
+def test_prepared_arrays(source: Path, prepared: Path, tmp_path: Path) -> None:
     assert run(source, "-o", tmp_path / "to", *SHORT, workers=2)[0] == 0
-    assert arrays_of(tmp_path / "to") == arrays_of(whole)
-    data = open_data(whole)
+    assert arrays_of(tmp_path / "to") == arrays_of(prepared), "they depend on the number of workers"
+    open_data(with_other_offsets(prepared, tmp_path / "copy"))  # Reads no values of arrays
+    data = open_data(prepared)
     assert max(data.train.tokens.max(), data.train.masked_labels.max()) < data.vocabulary.size
     facts, how = data.passport["facts"], data.passport["how"]
     assert (facts["sequence_length"], facts["max_predictions"], facts["duplication"]) == (40, 6, 3)
-    assert how["text"]["documents"] == 181 and how["text"]["unknown"] == 0
     copies = how["left_out"]["copies of evaluation documents"]
     assert copies and facts["documents"] == {"train": 172 - copies, "test": 9}
-    # Nothing of an evaluation document is trained on, its copies neither: no sentence is in the text by chance twice.
-    held = {bytes(data.test.original(number)[1:12]) for number in range(len(data.test))}
-    seen = {bytes(data.train.original(number)[1:12]) for number in range(len(data.train))}
-    assert not held & seen
-    samples = {bytes(data.train[number]) for number in range(len(data.train))}
-    assert len(samples) > 0.99 * len(data.train)
+    assert (how["text"]["documents"], how["text"]["unknown"]) == (181, 0)
+    # Neither evaluation documents nor their copies are trained on: every sentence of this text is unique
+    test, train = (
+        {bytes(part.original(number)[1:12]) for number in range(len(part))} for part in (data.test, data.train)
+    )
+    assert not test & train
+    assert len({bytes(data.train[number]) for number in range(len(data.train))}) > 0.99 * len(data.train)
+    assert run(source, "-o", tmp_path / "other", *SHORT, "--seed", 1)[0] == 0
+    other = open_data(tmp_path / "other").passport
+    assert (other["how"]["text"], other["id"] != data.passport["id"]) == (how["text"], True)
 
 
-@pytest.mark.slow
-def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(whole: Path, tmp_path: Path) -> None:
-    # Training opens it before the clock starts.
-    open_data(with_other_offsets(whole, tmp_path / "copy"))
-
-
-@pytest.mark.slow
-@in_small_shards
-def test_another_seed_gives_other_samples_of_the_same_text(source: Path, whole: Path, tmp_path: Path) -> None:
-    assert run(source, "-o", tmp_path / "to", *SHORT, "--seed", 1)[0] == 0
-    first, second = open_data(whole), open_data(tmp_path / "to")
-    assert first.passport["how"]["text"] == second.passport["how"]["text"]
-    assert first.passport["id"] != second.passport["id"]
-
-
-@pytest.mark.slow
 @in_small_shards
 @pytest.mark.parametrize("phase", ["clean", "mask"])
-def test_killed_preparation_resumes_and_writes_the_same(phase: str, source: Path, whole: Path, tmp_path: Path) -> None:
-    to = tmp_path / "to"
-    argv = (str(source), "-o", str(to), *map(str, SHORT))
-    program = f"{SIZES}\nif __name__ == '__main__':\n    prepare.main({argv!r})\n"
-    with subprocess.Popen([sys.executable, "-c", program], cwd=paths.ROOT, stdout=subprocess.DEVNULL) as process:
-        done = (to / "parts").glob
-        wait_until(lambda: any(done(f"*.{phase}.json")) or process.poll() is not None, "a part")
-        process.send_signal(signal.SIGKILL)
-    if not (to / "dataset.json").exists():
-        with pytest.raises(Problem, match="half-written"):
-            open_data(to)
+def test_interrupted_preparation_resumes_to_the_same_arrays(
+    phase: str, source: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Workers, name: str, unit: str, function: Any, tasks: Any, *options: Any) -> None:
+        preparing.one_by_one(self, name, unit, function, tasks[:2] if name == phase else tasks)
+        if name == phase:
+            raise KeyboardInterrupt
+
+    argv = (source, "-o", tmp_path / "to", *SHORT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Workers, "run", interrupt)
+        assert run(*argv)[0] == 130
+    with pytest.raises(Problem, match="half-written"):
+        open_data(tmp_path / "to")
     code, lines = run(*argv, workers=2)
-    assert code == 0, lines
-    assert arrays_of(to) == arrays_of(whole)
-    assert not (to / "parts").exists()
+    assert (code, "resuming: 2 of " in preparing.notes(lines)) == (0, True), lines
+    assert arrays_of(tmp_path / "to") == arrays_of(prepared)
+    assert not (tmp_path / "to" / "parts").exists()
 
 
-def test_the_evaluation_set_is_one_article_of_each_part() -> None:
-    assert evaluation.chosen_places(2) == [1]
-    assert evaluation.chosen_places(60) == [10, 30, 50]
-    many = evaluation.chosen_places(500 * 200)
-    assert many == [200 * part + 42 for part in range(500)]
+def test_evaluation_set_is_one_article_per_part() -> None:
+    assert [evaluation.chosen_places(count) for count in (2, 60)] == [[1], [10, 30, 50]]
+    assert evaluation.chosen_places(500 * 200) == [200 * part + 42 for part in range(500)]
 
 
 @pytest.mark.slow
 @in_small_shards
 def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> None:
     documents = (raw / "part-00000-of-00002").read_text().split("\n\n")
+    digests = [hashlib.md5(documents[index].rstrip().encode()).hexdigest() for index in (3, 17)]
     listed = tmp_path / "md5.txt"
-    digests = [hashlib.md5(documents[place].rstrip().encode()).hexdigest() for place in (3, 17)]
     listed.write_text("\n".join(digests) + "\n")
     assert run(raw, "-o", tmp_path / "to", *SHORT, "--evaluation-list", listed)[0] == 0
     data = open_data(tmp_path / "to")
-    # The copy of the first file is left out too.
+    # The copy of the first file is left out too
     assert data.passport["facts"]["documents"] == {"train": 177, "test": 2}
-    wanted = " ".join(documents[3].split() + documents[17].split())
-    for number in range(len(data.test)):
-        tokens = data.test.original(number)
-        assert data.vocabulary.text(tokens[1 : data.test.second[number] - 1]) in wanted
+    text = " ".join(documents[3].split() + documents[17].split())
+    for number, second in enumerate(data.test.second):
+        assert data.vocabulary.text(data.test.original(number)[1 : second - 1]) in text
     listed.write_text("0" * 32 + "\n" + digests[0] + "\n")
-    told = refused(run(raw, "-o", tmp_path / "b", "--evaluation-list", listed))
-    assert "1 of 2 documents of" in told and "0" * 32 in told
+    problem = refused(run(raw, "-o", tmp_path / "b", "--evaluation-list", listed))
+    assert "1 of 2 documents of" in problem and "0" * 32 in problem
 
 
 @in_small_shards
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "problem"),
     [
-        ("d.xml", write_dump(PAGES)[:4000], "d.xml is truncated"),
+        ("d.xml", DUMP[:4000], "d.xml is truncated"),
         ("d.xml", write_dump([]), "d.xml: 0 documents with text"),
         ("t.txt", "Un café.\n".encode("latin1") * 9, "t.txt: lines that are not UTF-8: 9"),
         ("readme.md", b"x", "holds none of these"),
@@ -451,26 +400,24 @@ def test_listed_articles_are_the_evaluation_set(raw: Path, tmp_path: Path) -> No
     ],
     ids=["cut", "no article", "latin1", "no text", "one document"],
 )
-def test_source_that_cannot_be_prepared_is_refused(
-    name: str, content: bytes, told: str, source: Path, tmp_path: Path
-) -> None:
+def test_bad_source_is_refused(name: str, content: bytes, problem: str, source: Path, tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     shutil.copy(source / "vocab.txt", tmp_path / "raw")
     (tmp_path / "raw" / name).write_bytes(content)
-    assert told in refused(run(tmp_path / "raw", "-o", tmp_path / "to", *SHORT))
+    assert problem in refused(run(tmp_path / "raw", "-o", tmp_path / "to", *SHORT))
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 
 @in_small_shards
-def test_options_that_contradict_each_other_are_refused(raw: Path, tmp_path: Path) -> None:
-    packed = write_packed(tmp_path)
-    to = ("-o", tmp_path / "to", *SHORT)
-    held = write_text(tmp_path / "held.txt", documents=3)
-    told = refused(run(raw, *to, "--evaluation", held))
-    assert "3 of 3 evaluation documents are in the training data as well, the first is the one that begins: " in told
-    assert "one of them" in refused(run(raw, *to, "--vocabulary-size", 100))
-    (raw / "vocab.txt").unlink()
-    assert "has no vocab.txt" in refused(run(raw, *to))
-    told = refused(run(packed / "train", *to, "--vocabulary", packed / "vocab.txt"))
-    assert "records for training alone" in told
-    assert "name the text" in refused(run(*to, "--evaluation", held))
+def test_contradicting_options_are_refused(raw: Path, tmp_path: Path) -> None:
+    packed, held_out = write_packed(tmp_path), write_text(tmp_path / "held_out.txt", documents=3)
+    no_vocabulary = Path(shutil.copytree(raw, tmp_path / "no_vocabulary"))
+    (no_vocabulary / "vocab.txt").unlink()
+    for words, problem in (
+        ((raw, "--evaluation", held_out), "3 of 3 evaluation documents are in the training data as well"),
+        ((raw, "--vocabulary-size", 100), "one of them"),
+        ((no_vocabulary,), "has no vocab.txt"),
+        ((packed / "train", "--vocabulary", packed / "vocab.txt"), "records for training alone"),
+        (("--evaluation", held_out), "name the text"),
+    ):
+        assert problem in refused(run(*words, "-o", tmp_path / "to", *SHORT))

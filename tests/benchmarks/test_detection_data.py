@@ -1,10 +1,10 @@
-"""COCO from raw files to arrays: folders and zips, every kind of bad input, interruptions, and the generated scenes."""
+"""COCO from raw files to arrays: folders and zips, bad input, interruptions, and generated scenes."""
 
 import json
 import re
 import shutil
-import subprocess
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from benchmarks.common.data import published as published_sets
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection import preparation, scenes, writer
 from benchmarks.detection.annotations import DataSet, open_data
-from encore import data, paths
+from encore import data
 from encore.errors import EncoreError
 from tests import preparing
 from tests.preparing import notes, passport
@@ -35,40 +35,38 @@ RLE = {"counts": [0, 48, 63 * 48], "size": [HEIGHT, WIDTH]}
 Content = dict[str, Any]
 
 
-def object_of(number: int, image: int, category: int, box: list[float], segmentation: Any, crowd: int = 0) -> Content:
-    facts = {"id": number, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3]}
-    return {**facts, "segmentation": segmentation, "iscrowd": crowd}
+def object_of(number: int, image: int, category: int, box: list[float], segmentation: Any, **fields: Any) -> Content:
+    entry = {"id": number, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3]}
+    return {**entry, "segmentation": segmentation, "iscrowd": 0, **fields}
 
 
 def content_of(part: str) -> Content:
-    # A part's JSON: images in falling order of their ids, one without objects, one with three
-    count = IMAGES[part]
-    images = [
-        {"id": 10 * n, "file_name": f"{10 * n:012}.jpg", "width": WIDTH, "height": HEIGHT} for n in range(count, 0, -1)
+    # Annotations of a part: images in descending order of their ids, one without objects, one with three
+    sizes = {"width": WIDTH, "height": HEIGHT}
+    images = [{"id": 10 * n, "file_name": f"{10 * n:012}.jpg", **sizes} for n in range(IMAGES[part], 0, -1)]
+    objects = [
+        object_of(200, 20, 2, [1.5, 1, 9.5, 8], CORNER),
+        object_of(300, 20, 90, [0, 0, 1, 48], RLE, iscrowd=1),
+        *(object_of(100 + n, 10 * n, 5, [2, 3, 28, 10], TWO_SQUARES) for n in range(2, IMAGES[part] + 1)),
     ]
-    objects = [object_of(100 + n, 10 * n, 5, [2, 3, 28, 10], TWO_SQUARES) for n in range(2, count + 1)]
-    objects.insert(0, object_of(300, 20, 90, [0, 0, 1, 48], RLE, 1))
-    objects.insert(0, object_of(200, 20, 2, [1.5, 1, 9.5, 8], CORNER))
-    lists = {"images": images, "annotations": objects, "categories": list(CATEGORIES)}
-    return {"info": {}, "licenses": [], **lists}
+    return {"info": {}, "licenses": [], "images": images, "annotations": objects, "categories": list(CATEGORIES)}
 
 
-def write_json(root: Path, part: str, content: Content) -> None:
+def write_json(root: Path, part: str, **changes: Any) -> None:
     (root / "annotations").mkdir(exist_ok=True, parents=True)
-    (root / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(content))
+    (root / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(content_of(part) | changes))
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # A toy data set laid out as COCO is published, in folders
+    # Toy data set in the layout of COCO, in folders
     root = tmp_path_factory.mktemp("published")
     for part in IMAGES:
-        content = content_of(part)
-        write_json(root, part, content)
+        write_json(root, part)
         (root / f"{part}2017").mkdir()
-        for each in content["images"]:
-            picture = Image.effect_noise((WIDTH, HEIGHT), 40 + each["id"])
-            picture.convert("RGB").save(root / f"{part}2017" / each["file_name"])
+        for entry in content_of(part)["images"]:
+            picture = Image.effect_noise((WIDTH, HEIGHT), 40 + entry["id"])
+            picture.convert("RGB").save(root / f"{part}2017" / entry["file_name"])
     return root
 
 
@@ -80,80 +78,89 @@ def source(published: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(published: Path, tmp_path_factory: pytest.TempPathFactory) -> DataSet:
-    folder = tmp_path_factory.mktemp("opened") / "data"
-    code, lines = run(published, "-o", folder)
-    assert code == 0, lines
-    return open_data(folder)
+    return prepare(published, tmp_path_factory.mktemp("opened") / "data")[0]
 
 
 run = partial(preparing.run, "ssd")
 
 
-# -- what is written ------------------------------------------------------------------------------------
+def prepare(source: Path, to: Path, *words: object) -> tuple[DataSet, str]:
+    code, lines = run(source, "-o", to, *words)
+    assert code == 0, lines
+    return open_data(to), notes(lines)
 
 
-def test_arrays_hold_what_the_json_file_has(opened: DataSet) -> None:
-    assert [each.id for each in opened.categories] == [2, 5, 90]
+def error_of(*words: object, code: int = 2) -> Content:
+    exit_code, lines = run(*words)
+    assert exit_code == code, lines
+    error: Content = lines[-1]["error"]
+    return error
+
+
+# -- prepared data set ----------------------------------------------------------------------------------
+
+
+def test_arrays_have_the_content_of_the_json_file(opened: DataSet) -> None:
+    assert [category.id for category in opened.categories] == [2, 5, 90]
     for part, count in ((opened.train, 7), (opened.val, 3)):
         arrays = {
             "image_ids": [10 * n for n in range(1, count + 1)],
             "sizes": [[WIDTH, HEIGHT]] * count,
             "offsets": [0, 0, 3, *range(4, count + 2)],
-            # The second image: annotations 102, 200 and 300.
+            # The second image has annotations 102, 200 and 300
             "boxes": [[2, 3, 28, 10], [1.5, 1, 9.5, 8], [0, 0, 1, 48], *[[2, 3, 28, 10]] * (count - 2)],
             "labels": [2, 1, 3, *[2] * (count - 2)],
             "areas": [280, 76, 48, *[280] * (count - 2)],
             "crowds": [False, False, True, *[False] * (count - 2)],
+            "with_objects": list(range(1, count)),
         }
         assert {name: getattr(part, name).tolist() for name in arrays} == arrays
-        assert part.with_objects.tolist() == list(range(1, count))
         assert all(part.path(n).name == part.files[n] == f"{10 * (n + 1):012}.jpg" for n in range(count))
-        outlines = [[polygon.ravel().tolist() for polygon in part.polygons(number)] for number in range(4)]
-        assert outlines == [TWO_SQUARES, CORNER, [], TWO_SQUARES]
-    train = {"images": 7, "images with annotations": 6, "objects": 8, "crowds": 1}
-    val = {"images": 3, "images with annotations": 2, "objects": 4, "crowds": 1}
-    counts = {f"{what} in {part}": count for part, of in (("train", train), ("val", val)) for what, count in of.items()}
-    assert opened.passport["facts"]["counts"] == {"categories": 3, **counts}
+        polygons = [[polygon.ravel().tolist() for polygon in part.polygons(number)] for number in range(4)]
+        assert polygons == [TWO_SQUARES, CORNER, [], TWO_SQUARES]
+    assert opened.passport["facts"]["counts"] == {
+        "categories": 3,
+        "images in train": 7, "images with annotations in train": 6, "objects in train": 8, "crowds in train": 1,
+        "images in val": 3, "images with annotations in val": 2, "objects in val": 4, "crowds in val": 1,
+    }  # fmt: skip
     size = sum(path.stat().st_size for path in (opened.folder / "val2017").iterdir())
     assert opened.passport["splits"]["val"]["unlisted_bytes"] == size
-    # Linked and not copied.
-    assert (opened.folder / "annotations" / "instances_val2017.json").stat().st_nlink > 1
-    assert opened.train.path(0).stat().st_nlink > 1
+    for path in (opened.folder / "annotations" / "instances_val2017.json", opened.train.path(0)):
+        assert path.stat().st_nlink > 1, "files are linked, not copied"
 
 
-def test_one_data_set_serves_both_benchmarks(published: Path, opened: DataSet, tmp_path: Path) -> None:
+def test_data_set_is_that_of_both_benchmarks(published: Path, opened: DataSet, tmp_path: Path) -> None:
     for benchmark in preparation.BENCHMARKS:
         assert preparing.run(benchmark, "--verify", opened.folder)[0] == 0
         assert data.check_data(opened.folder, benchmark).name == published.name
     with pytest.raises(EncoreError, match="holds the data set"):
         data.check_data(opened.folder, "gnmt")
-    # Where there is no error, nothing is skipped, and the JSON files keep their bytes.
+    # Without errors in the source, --skip-flawed changes nothing
     assert preparing.run("maskrcnn", published, "-o", tmp_path / "to", "--skip-flawed")[0] == 0
-    found = passport(tmp_path / "to")
-    assert found == passport(opened.folder) | {name: found[name] for name in ("how", "sha256")}
+    skipping = passport(tmp_path / "to")
+    assert skipping == passport(opened.folder) | {name: skipping[name] for name in ("how", "sha256")}
     code, lines = preparing.run("maskrcnn", published, "-o", opened.folder)
     assert (code, "nothing to do" in notes(lines)) == (0, True)
 
 
+def zip_folder(root: Path, name: str, archive: str, method: int) -> None:
+    with zipfile.ZipFile(root / archive, "w", method) as file:
+        for path in sorted((root / name).iterdir()):
+            file.write(path, f"{name}/{path.name}")
+    shutil.rmtree(root / name)
+
+
 @pytest.mark.parametrize("layout", ["zips", "images"])
 def test_other_layouts_give_the_same_data(source: Path, opened: DataSet, tmp_path: Path, layout: str) -> None:
-    if layout == "zips":
-        for name in ("train2017", "val2017"):
-            with zipfile.ZipFile(source / f"{name}.zip", "w") as archive:
-                for path in sorted((source / name).iterdir()):
-                    archive.write(path, f"{name}/{path.name}")
-            shutil.rmtree(source / name)
-        with zipfile.ZipFile(source / "annotations_trainval2017.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in (source / "annotations").iterdir():
-                archive.write(path, f"annotations/{path.name}")
-        shutil.rmtree(source / "annotations")
-    else:
-        (source / "images").mkdir()
-        for name in ("train2017", "val2017"):
+    for name in ("train2017", "val2017"):
+        if layout == "zips":
+            zip_folder(source, name, f"{name}.zip", zipfile.ZIP_STORED)
+        else:
+            (source / "images").mkdir(exist_ok=True)
             (source / name).rename(source / "images" / name)
-    code, lines = run(source, "-o", tmp_path / "to")
-    assert code == 0, lines
-    assert passport(tmp_path / "to")["id"] == opened.passport["id"]
+    if layout == "zips":
+        zip_folder(source, "annotations", "annotations_trainval2017.zip", zipfile.ZIP_DEFLATED)
+    assert prepare(source, tmp_path / "to")[0].passport["id"] == opened.passport["id"]
     assert run("--verify", tmp_path / "to")[0] == 0
 
 
@@ -192,68 +199,57 @@ OBJECT_ERRORS: dict[str, tuple[Content, str]] = {
 }
 
 
-def refused_then_skipped(source: Path, to: Path, *wanted: str) -> DataSet:
-    # Check that errors are refused by name, and return the data set without them
-    code, lines = run(source, "-o", to)
-    error = lines[-1]["error"]
-    assert code == 2
-    assert not [text for text in wanted if text not in error["found"]], error["found"]
-    assert "--skip-flawed" in error["hint"]
-    assert not (to / "dataset.json").exists()
-    code, lines = run(source, "-o", to, "--skip-flawed")
-    assert code == 0, lines
-    assert not [text for text in wanted if text not in notes(lines)]
-    opened = open_data(to)
-    # The JSON file, which the evaluation compares with, and the arrays have the same images and objects.
-    left = json.loads(opened.train.json.read_text())
-    assert sorted(each["id"] for each in left["images"]) == opened.train.image_ids.tolist()
-    assert len(left["annotations"]) == len(opened.train.boxes)
-    return opened
+def skip_flawed(source: Path, to: Path, *flaws: str) -> tuple[int, int]:
+    # Checks that the flaws are named, then skipped on request; returns the remaining images and objects of train
+    error = error_of(source, "-o", to)
+    assert not [text for text in flaws if text not in error["found"]], error["found"]
+    assert "--skip-flawed" in error["hint"] and not (to / "dataset.json").exists()
+    opened, noted = prepare(source, to, "--skip-flawed")
+    assert not [text for text in flaws if text not in noted]
+    # The JSON file, which the evaluation reads, has the same images and objects as the arrays
+    content = json.loads(opened.train.json.read_text())
+    assert sorted(image["id"] for image in content["images"]) == opened.train.image_ids.tolist()
+    assert len(content["annotations"]) == len(opened.train.boxes)
+    return len(opened.train), len(opened.train.boxes)
 
 
-def test_files_and_entries_that_do_not_match_are_named(source: Path, tmp_path: Path) -> None:
+def test_files_and_entries_without_counterpart_are_named(source: Path, tmp_path: Path) -> None:
     (source / "train2017" / "000000000030.jpg").rename(source / "train2017" / "stray.jpg")
-    opened = refused_then_skipped(
-        source,
-        tmp_path / "to",
+    flaws = (
         f"1 images without file in {source}/train2017: 000000000030.jpg",
         f"1 files in {source}/train2017 without entry in {source}/annotations/instances_train2017.json: stray.jpg",
     )
-    assert (len(opened.train), len(opened.train.boxes)) == (6, 7)
+    assert skip_flawed(source, tmp_path / "to", *flaws) == (6, 7)
 
 
-def test_images_that_cannot_be_used_are_named(source: Path, tmp_path: Path) -> None:
+def test_bad_images_are_named(source: Path, tmp_path: Path) -> None:
     path = source / "train2017" / "000000000030.jpg"
     path.write_bytes(path.read_bytes()[:-700])
-    (source / "train2017" / "000000000040.jpg").write_bytes(b"")
-    (source / "train2017" / "000000000050.jpg").write_bytes(b"<html>not found</html>")
-    content = content_of("train")
-    content["images"][0]["width"] = 65
-    write_json(source, "train", content)
-    opened = refused_then_skipped(
-        source,
-        tmp_path / "to",
+    path.with_name("000000000040.jpg").write_bytes(b"")
+    path.with_name("000000000050.jpg").write_bytes(b"<html>not found</html>")
+    first, *images = content_of("train")["images"]
+    write_json(source, "train", images=[{**first, "width": 65}, *images])
+    flaws = (
         "4 train: images with errors: ",
         "000000000030.jpg: damaged: image file is truncated",
         "000000000040.jpg: damaged: no bytes",
         "000000000050.jpg: damaged: no image of a format that Pillow reads",
         "000000000070.jpg: 64 x 48 pixels, its entry has 65 x 48",
     )
-    assert (len(opened.train), len(opened.train.boxes)) == (3, 4)
+    assert skip_flawed(source, tmp_path / "to", *flaws) == (3, 4)
 
 
-def test_objects_with_errors_are_named(source: Path, tmp_path: Path) -> None:
-    content = content_of("train")
-    wanted = []
-    for number, (fields, text) in enumerate(OBJECT_ERRORS.values(), 500):
-        content["annotations"].append({**object_of(number, 20, 2, [1.5, 1, 9.5, 8], CORNER), **fields})
-        wanted.append(text.format(id=number))
-    # The last one has the id of one that can be used.
-    content["annotations"] += [{"id": 600}, 7, {"id": 601, "image_id": [1]}, {"id": 300, "image_id": 20}]
-    write_json(source, "train", content)
-    wanted += ["7 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
-    opened = refused_then_skipped(source, tmp_path / "to", *wanted)
-    assert (len(opened.train), len(opened.train.boxes)) == (7, 8)
+def test_bad_objects_are_named(source: Path, tmp_path: Path) -> None:
+    objects = [
+        object_of(number, 20, 2, [1.5, 1, 9.5, 8], CORNER) | fields
+        for number, (fields, _) in enumerate(OBJECT_ERRORS.values(), 500)
+    ]
+    # The last one has the id of a complete one
+    incomplete = [{"id": 600}, 7, {"id": 601, "image_id": [1]}, {"id": 300, "image_id": 20}]
+    write_json(source, "train", annotations=[*content_of("train")["annotations"], *objects, *incomplete])
+    flaws = [text.format(id=number) for number, (_, text) in enumerate(OBJECT_ERRORS.values(), 500)]
+    flaws += ["7 train: incomplete annotation", "annotation 600 has no image_id", "annotation ?: 'int' object"]
+    assert skip_flawed(source, tmp_path / "to", *flaws) == (7, 8)
 
 
 def cut_json(root: Path) -> None:
@@ -261,17 +257,9 @@ def cut_json(root: Path) -> None:
     path.write_text(path.read_text()[:-300])
 
 
-def other_categories(root: Path) -> None:
-    write_json(root, "val", content_of("val") | {"categories": CATEGORIES[:2]})
-
-
-def twice(key: str) -> Callable[[Path], None]:
-    def change(root: Path) -> None:
-        content = content_of("val")
-        content[key].append(content[key][-1])
-        write_json(root, "val", content)
-
-    return change
+def duplicate(key: str) -> Callable[[Path], None]:
+    entries = content_of("val")[key]
+    return lambda root: write_json(root, "val", **{key: [*entries, entries[-1]]})
 
 
 def write_label(root: Path) -> None:
@@ -302,17 +290,21 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "a cut zip": (cut_zip, "{root}/val2017.zip is no whole zip", "download it again"),
     "a cut JSON file": (cut_json, "instances_val2017.json cannot be read: ", "again"),
-    "other categories": (other_categories, "different categories: 90 crowd", "one list of categories"),
-    "an image id twice": (twice("images"), "has the image id 10 twice", "remove one"),
-    "an annotation id twice": (twice("annotations"), "has the annotation id 103 twice", "remove one"),
-    "a category id twice": (twice("categories"), "has the category id 90 twice", "remove one"),
+    "other categories": (
+        lambda root: write_json(root, "val", categories=CATEGORIES[:2]),
+        "different categories: 90 crowd",
+        "one list of categories",
+    ),
+    "an image id twice": (duplicate("images"), "has the image id 10 twice", "remove one"),
+    "an annotation id twice": (duplicate("annotations"), "has the annotation id 103 twice", "remove one"),
+    "a category id twice": (duplicate("categories"), "has the category id 90 twice", "remove one"),
     "no list": (
-        lambda root: write_json(root, "val", content_of("val") | {"annotations": 5}),
+        lambda root: write_json(root, "val", annotations=5),
         "instances_val2017.json cannot be read: 'int' object is not iterable",
         "download it again",
     ),
     "no objects": (
-        lambda root: write_json(root, "val", content_of("val") | {"annotations": []}),
+        lambda root: write_json(root, "val", annotations=[]),
         "instances_val2017.json has no annotations",
         "download it again",
     ),
@@ -320,24 +312,21 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_skipped_is_refused(source: Path, tmp_path: Path, case: str) -> None:
-    change, found, hint = REFUSED[case]
+def test_unusable_source_is_refused(source: Path, tmp_path: Path, case: str) -> None:
+    change, problem, hint = REFUSED[case]
     change(source)
-    code, lines = run(source, "-o", tmp_path / "to", "--skip-flawed")
-    error = lines[-1]["error"]
-    assert (code, found.format(root=source) in error["found"], hint in error["hint"]) == (2, True, True), error
+    error = error_of(source, "-o", tmp_path / "to", "--skip-flawed")
+    assert (problem.format(root=source) in error["found"], hint in error["hint"]) == (True, True), error
     assert not (tmp_path / "to" / "dataset.json").exists()
 
 
-def test_boxes_reach_out_by_a_pixel_in_published_sets(source: Path, tmp_path: Path) -> None:
-    content = content_of("train")
-    content["annotations"][0]["bbox"] = [54, 1, 10.75, 8]
-    write_json(source, "train", content)
-    code, lines = run(source, "-o", tmp_path / "to")
-    assert code == 0, lines
-    assert "train: 1 boxes reach out of their image, by 0.75 pixels at most" in notes(lines)
-    assert "train: 1 of 7 images have no object" in notes(lines)
-    assert open_data(tmp_path / "to").train.boxes[1].tolist() == [54, 1, 10.75, 8]
+def test_boxes_may_exceed_their_image_by_less_than_a_pixel(source: Path, tmp_path: Path) -> None:
+    first, *objects = content_of("train")["annotations"]
+    write_json(source, "train", annotations=[{**first, "bbox": [54, 1, 10.75, 8]}, *objects])
+    opened, noted = prepare(source, tmp_path / "to")
+    assert "train: 1 boxes reach out of their image, by 0.75 pixels at most" in noted
+    assert "train: 1 of 7 images have no object" in noted
+    assert opened.train.boxes[1].tolist() == [54, 1, 10.75, 8]
 
 
 # -- COCO 2017 itself -----------------------------------------------------------------------------------
@@ -351,98 +340,85 @@ AS_PUBLISHED = {
 }
 
 
-def take_the_toy_counts_for_cocos(patch: pytest.MonkeyPatch) -> None:
+def publish_toy_counts(patch: pytest.MonkeyPatch) -> None:
     for count, number in AS_PUBLISHED.items():
         patch.setitem(preparation.PUBLISHED, count, number)
     patch.setattr(published_sets, "known", dict)
 
 
 def test_only_the_published_counts_are_coco(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, lines = run(source, "-o", tmp_path / "to", "--name", "coco2017")
-    assert (code, lines[-1]["error"]["found"]) == (2, "coco2017 with 7 images in train")
-    assert lines[-1]["error"]["expected"] == "118,287"
+    error = error_of(source, "-o", tmp_path / "to", "--name", "coco2017")
+    assert (error["found"], error["expected"]) == ("coco2017 with 7 images in train", "118,287")
     source = source.rename(tmp_path / "coco2017")
-    assert run(source, "-o", tmp_path / "own")[0] == 0
-    assert passport(tmp_path / "own")["name"] == "coco2017-own"
+    assert prepare(source, tmp_path / "own")[0].passport["name"] == "coco2017-own"
     with monkeypatch.context() as patch:
-        take_the_toy_counts_for_cocos(patch)
-        assert run(source, "-o", tmp_path / "whole")[0] == 0
-    assert passport(tmp_path / "whole")["name"] == "coco2017"
-    code, lines = run("--verify", tmp_path / "whole")
-    assert (code, lines[-1]["error"]["expected"]) == (2, "118,287")
+        publish_toy_counts(patch)
+        assert prepare(source, tmp_path / "full")[0].passport["name"] == "coco2017"
+    assert error_of("--verify", tmp_path / "full")["expected"] == "118,287"
 
 
-def test_known_errors_of_the_published_set_are_reported_and_not_trained(
+def test_flaws_of_the_published_set_are_reported_and_skipped(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_the_toy_counts_for_cocos(monkeypatch)
-    content = content_of("train")
-    content["annotations"] += [
+    publish_toy_counts(monkeypatch)
+    objects = [
+        *content_of("train")["annotations"],
         object_of(901, 30, 5, [3, 3, 4, 0], TWO_SQUARES),
         object_of(902, 30, 5, [60, 3, 9, 9], TWO_SQUARES),
         object_of(903, 30, 5, [3, 3, 9, 9], [[1, 1, 2, 2], *CORNER]),
     ]
-    write_json(source, "train", content)
-    before = (source / "annotations" / "instances_train2017.json").read_bytes()
-    code, lines = run(source, "-o", tmp_path / "to")
-    assert code == 0, lines
+    write_json(source, "train", annotations=objects)
+    opened, noted = prepare(source, tmp_path / "to")
     for text in ("1 train: box without area: annotation 901", "box outside its image: annotation 902", "903"):
-        assert text in notes(lines)
-    train = open_data(tmp_path / "to").train
-    assert train.json.read_bytes() == before
-    assert len(train.boxes) == 8 + 2
+        assert text in noted
+    train = opened.train
+    assert train.json.read_bytes() == (source / "annotations" / "instances_train2017.json").read_bytes()
     assert [polygon.ravel().tolist() for polygon in train.polygons(5)] == CORNER
-    content["annotations"][0]["category_id"] = 3
-    write_json(source, "train", content)
-    code, lines = run(source, "-o", tmp_path / "other")
-    assert (code, lines[-1]["error"]["found"]) == (2, "1 train: unknown category: annotation 200, category 3")
+    assert len(train.boxes) == 8 + 2
+    write_json(source, "train", annotations=[{**objects[0], "category_id": 3}, *objects[1:]])
+    error = error_of(source, "-o", tmp_path / "other")
+    assert error["found"] == "1 train: unknown category: annotation 200, category 3"
 
 
 # -- interruptions and changes --------------------------------------------------------------------------
 
 
-def test_images_that_were_done_are_not_read_again(
+def test_resumed_preparation_reads_only_the_missing_images(
     source: Path, opened: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The last image of train vanishes while the second of three tasks of images is done
-    victim = source / "train2017" / "000000000070.jpg"
+    # The last image of train disappears after the images were listed; it is in the third of four tasks
+    image, moved = source / "train2017" / "000000000070.jpg", tmp_path / "moved.jpg"
     monkeypatch.setattr(writer, "PART_IMAGES", 3)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_check_objects", lambda *_: victim.rename(tmp_path / "kept"))
-        code, lines = run(source, "-o", tmp_path / "to")
-    assert (code, f"{victim} cannot be read" in lines[-1]["error"]["found"]) == (1, True), lines
-    (tmp_path / "kept").rename(victim)
-    code, lines = run(source, "-o", tmp_path / "to")
-    assert code == 0, lines
-    # Another worker may have finished the part of val meanwhile.
-    assert re.search("resuming: [23] of 4 parts of images were finished before", notes(lines))
-    assert passport(tmp_path / "to")["id"] == opened.passport["id"]
+        patch.setattr(writer, "_check_objects", lambda *_: image.rename(moved))
+        assert f"{image} cannot be read" in error_of(source, "-o", tmp_path / "to", code=1)["found"]
+    moved.rename(image)
+    resumed, noted = prepare(source, tmp_path / "to")
+    # A worker may have finished the task of val before it was stopped
+    assert re.search("resuming: [23] of 4 parts of images were finished before", noted)
+    assert resumed.passport["id"] == opened.passport["id"]
 
 
-@pytest.mark.parametrize("how", [(), ("--quick",)], ids=["every byte", "quick"])
-def test_verify_names_changed_images(published: Path, tmp_path: Path, how: tuple[str, ...]) -> None:
-    to = tmp_path / "to"
-    assert run(published, "-o", to)[0] == 0
-    for name, change in (("10", lambda data: data[:-1] + b"x"), ("20", lambda data: data[:-1])):
-        path = to / "train2017" / f"0000000000{name}.jpg"
-        changed = change(path.read_bytes())
+@pytest.mark.parametrize(("words", "first"), [((), 10), (("--quick",), 20)], ids=["every byte", "quick"])
+def test_verify_names_changed_images(published: Path, tmp_path: Path, words: tuple[str, ...], first: int) -> None:
+    to = prepare(published, tmp_path / "to")[0].folder
+    flipped, cut = (to / "train2017" / f"0000000000{number}.jpg" for number in (10, 20))
+    for path, ending in ((flipped, b"x"), (cut, b"")):
+        content = path.read_bytes()
         path.unlink()  # a link to the source
-        path.write_bytes(changed)
+        path.write_bytes(content[:-1] + ending)
     (to / "val2017" / "000000000030.jpg").unlink()
-    code, lines = run("--verify", to, *how)
-    error = lines[-1]["error"]
-    found = [error["found"], *(each["found"] for each in error.get("more", ()))]
-    assert code == 2
-    names = [path.name for path in map(Path, (text.replace(":", " ").split()[0] for text in found))]
-    assert names == (["000000000010.jpg"] if not how else []) + ["000000000020.jpg", "000000000030.jpg"]
+    error = error_of("--verify", to, *words)
+    problems = [error["found"], *(problem["found"] for problem in error.get("more", ()))]
+    names = [Path(text.replace(":", " ").split()[0]).name for text in problems]
+    assert names == [f"{number:012}.jpg" for number in (10, 20, 30) if number >= first]
 
 
-def test_no_value_of_an_array_is_read_as_the_data_set_is_opened(opened: DataSet, tmp_path: Path) -> None:
-    # Training opens it before the clock starts
+def test_opening_reads_no_values_of_arrays(opened: DataSet, tmp_path: Path) -> None:
     open_data(with_other_offsets(opened.folder, tmp_path / "copy"))
 
 
-def test_arrays_that_do_not_fit_are_refused(opened: DataSet, tmp_path: Path) -> None:
+def test_inconsistent_arrays_are_refused(opened: DataSet, tmp_path: Path) -> None:
     folder = shutil.copytree(opened.folder, tmp_path / "copy")
     np.save(folder / "train_labels.npy", np.ones(5, np.int16))
     with pytest.raises(Problem, match=r"5 entries in train_labels\.npy"):
@@ -452,60 +428,43 @@ def test_arrays_that_do_not_fit_are_refused(opened: DataSet, tmp_path: Path) -> 
         open_data(folder)
 
 
-# -- the generated set ----------------------------------------------------------------------------------
+# -- generated scenes -----------------------------------------------------------------------------------
+
+# Two squares that touch at a corner; a notch and a hole, which belongs to its object as in COCO
+SQUARES = ("......", "##....", "##....", "..##..", "..##..")
+NOTCH = (".......", ".###...", ".#.###.", ".##.##.", ".#####.")
 
 
-def painted(outline: np.ndarray, height: int, width: int) -> np.ndarray:
-    # The pixels whose middle is inside an outline, by the even-odd rule: an independent way to fill it
-    y, x = np.mgrid[:height, :width] + 0.5
-    inside = np.zeros((height, width), bool)
-    for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, axis=0), strict=True):
-        if y1 != y2:
-            crosses = (y > min(y1, y2)) & (y < max(y1, y2))
-            inside ^= crosses & (x < x1 + (y - y1) * (x2 - x1) / (y2 - y1))
-    return inside
+@pytest.mark.parametrize(
+    ("rows", "outlines"),
+    [
+        (SQUARES, [[[0, 1], [2, 1], [2, 3], [0, 3]], [[2, 3], [4, 3], [4, 5], [2, 5]]]),
+        (NOTCH, [[[1, 1], [4, 1], [4, 2], [6, 2], [6, 5], [1, 5]]]),
+    ],
+)
+def test_outlines_of_a_mask(rows: tuple[str, ...], outlines: list[list[list[int]]]) -> None:
+    mask = np.array([[pixel == "#" for pixel in row] for row in rows])
+    assert [outline.tolist() for outline in scenes.outlines(mask)] == outlines
 
 
-def test_outlines_are_filled_to_the_mask() -> None:
-    mask = np.zeros((12, 14), bool)
-    mask[2:5, 3:6] = mask[5:8, 6:9] = True  # two squares that touch by a corner
-    mask[9:12, 0:14] = True
-    ring = np.zeros((12, 14), bool)
-    ring[1:9, 2:10] = True
-    ring[3:6, 4:7] = False
-    found = scenes.outlines(mask)
-    assert len(found) == 3
-    assert (np.logical_or.reduce([painted(each, 12, 14) for each in found]) == mask).all()
-    (outer,) = scenes.outlines(ring)
-    ring[3:6, 4:7] = True  # a hole belongs to its object, as in COCO
-    assert (painted(outer, 12, 14) == ring).all()
-    generator = np.random.default_rng(3)
-    noise = generator.random((12, 14)) < 0.5
-    filled = np.logical_or.reduce([painted(each, 12, 14) for each in scenes.outlines(noise)])
-    assert (filled[noise]).all()
-
-
-def test_the_same_seed_generates_the_same_scenes(pytorch_python: Path, tmp_path: Path) -> None:
-    found = []
+def test_scenes_depend_on_the_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 17, (1797, 8, 8)).astype(float)
+    monkeypatch.setattr(scenes, "_load_digits", lambda: scenes.Digits(images, np.arange(1797) % 10))
+    checksums = []
     for number, seed in enumerate((0, 0, 1)):
-        to = tmp_path / str(number)
-        command = [pytorch_python, "-m", "benchmarks.ssd.prepare", "--scenes", "12", "-o", to, "--seed", seed]
-        subprocess.run(list(map(str, command)), cwd=paths.ROOT, check=True)
-        found.append(passport(to)["id"])
-    assert found[0] == found[1] != found[2]
+        scenes.write_scenes(tmp_path / str(number), seed, 12)
+        content = (tmp_path / str(number) / "annotations" / "instances_train2017.json").read_bytes()
+        checksums.append(zlib.crc32(content))
+    assert checksums == [750724026, 750724026, 172928110]
 
 
-def test_train_and_val_show_different_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Every digit is drawn as a tone of its own number; the two parts draw none in common
-    numbers = np.arange(1797)
-    every = scenes.Digits(np.ones((1797, 8, 8)) * numbers[:, None, None], numbers % 10)
-    seen: dict[str, set[int]] = {}
-
-    def take(folder: Path, part: str, digits: scenes.Digits, count: int, generator: np.random.Generator) -> None:
-        seen[part] = {int(image[0, 0]) for image in digits.images}
-
-    monkeypatch.setattr(scenes, "_load_digits", lambda: every)
-    monkeypatch.setattr(scenes, "_write_part", take)
+def test_train_and_val_have_different_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The tone of a digit is its number
+    numbers, parts = np.arange(1797), {}
+    digits = scenes.Digits(np.ones((1797, 8, 8)) * numbers[:, None, None], numbers % 10)
+    monkeypatch.setattr(scenes, "_load_digits", lambda: digits)
+    monkeypatch.setattr(
+        scenes, "_write_part", lambda folder, part, digits, *_: parts.update({part: set(digits.images[:, 0, 0])})
+    )
     scenes.write_scenes(tmp_path, 0, 12)
-    assert {part: len(found) for part, found in seen.items()} == {"train": 1500, "val": 297}
-    assert not seen["train"] & seen["val"]
+    assert (len(parts["train"]), len(parts["val"]), parts["train"] & parts["val"]) == (1500, 297, set())

@@ -1,6 +1,6 @@
-"""The model of GPU memory against what was published to fit, and what is said before a run.
+"""The model of GPU memory, compared with published batch sizes, and its check before a run.
 
-What PyTorch keeps is compared in tests/in_framework/pytorch/resnet.py.
+Memory in PyTorch is measured in tests/in_framework/pytorch/resnet.py.
 """
 
 import dataclasses
@@ -27,10 +27,8 @@ def gpu(gib: float) -> Gpu:
     return Gpu(index=0, name="NVIDIA X", memory_gib=gib, driver="550.54", compute_capability="8.0")
 
 
-def needed(configuration: Configuration) -> Any:
-    model = configurations.memory_model(configuration.choice.folder)
-    assert model is not None
-    return compatibility._needed(model, configuration, {})
+def memory_check(name: str, gib: float, *settings: str) -> Any:
+    return compatibility.check_memory(configured(name, *settings), gpu(gib))
 
 
 @pytest.mark.parametrize(
@@ -48,41 +46,31 @@ def needed(configuration: Configuration) -> Any:
         ("resnet-tensorflow", 128, "fp32", 15.8),
     ],
 )
-def test_what_was_run_elsewhere_fits(name: str, batch: int, precision: str, gib: float) -> None:
-    resolved = configured(name, f"batch_size={batch}", f"precision={precision}", "dali_prefetch=3")
-    assert compatibility.check_memory(resolved, gpu(gib)).level == "OK"
+def test_published_batch_sizes_fit(name: str, batch: int, precision: str, gib: float) -> None:
+    settings = f"batch_size={batch}", f"precision={precision}", "dali_prefetch=3"
+    assert memory_check(name, gib, *settings).level == "OK"
 
 
-def test_too_large_a_batch_is_refused_with_what_fits() -> None:
-    found = compatibility.check_memory(configured("resnet", "batch_size=1024"), gpu(39.6))
-    assert (found.level, "39.6 GiB" in found.found) == ("FAIL", True)
-    assert f"about {sum(needed(configured('resnet', 'batch_size=1024'))) / 2**30:.1f} GiB needed" in found.found
-    setting = found.hint.removeprefix("--set ").partition(",")[0]
-    assert setting.startswith("batch_size=")
-    assert compatibility.check_memory(configured("resnet", setting), gpu(39.6)).level == "OK"
-    more = f"batch_size={int(setting.partition('=')[2]) + 1}"
-    assert compatibility.check_memory(configured("resnet", more), gpu(39.6)).level == "WARN"
+def test_batch_beyond_the_memory_is_refused_with_the_largest_that_fits() -> None:
+    refused = memory_check("resnet", 39.6, "batch_size=1024")
+    assert (refused.level, refused.found, refused.hint) == (
+        "FAIL",
+        "about 50.1 GiB needed by the model, NVIDIA X has 39.6 GiB",
+        "--set batch_size=755, another global batch",
+    )
+    levels = [memory_check("resnet", 39.6, f"batch_size={size}").level for size in (755, 756)]
+    assert levels == ["OK", "WARN"]
+    with_accumulation = memory_check("resnet-pytorch", 39.6, "batch_size=1024").hint
+    assert with_accumulation == "--set accumulation_steps=2, which keeps the global batch"
 
 
-def test_near_the_limit_is_a_warning_and_an_unknown_memory_none() -> None:
-    resolved = configured("resnet-pytorch", "precision=fp32")
-    assert compatibility.check_memory(resolved, gpu(39.6)).level == "WARN"
-    assert compatibility.check_memory(resolved, gpu(0.0)).level == "OK"
-    assert compatibility.check_memory(resolved, gpu(79.0)).level == "OK"
+@pytest.mark.parametrize(("gib", "level"), [(39.6, "WARN"), (79.0, "OK"), (0.0, "OK")], ids=["near", "fits", "unknown"])
+def test_memory_near_the_limit_is_a_warning(gib: float, level: str) -> None:
+    assert memory_check("resnet-pytorch", gib, "precision=fp32").level == level
 
 
-def test_accumulation_comes_first_where_an_implementation_has_it() -> None:
-    found = compatibility.check_memory(configured("resnet-pytorch", "batch_size=1024"), gpu(39.6))
-    assert found.hint == "--set accumulation_steps=2, which keeps the global batch"
-    found = compatibility.check_memory(configured("resnet", "batch_size=1024"), gpu(39.6))
-    assert found.hint.endswith("another global batch")
-
-
-def test_a_run_on_gpus_of_the_host_is_checked_too() -> None:
-    resolved = configured("resnet-pytorch", "batch_size=4096")
+def test_memory_is_checked_for_runs_on_the_host() -> None:
+    machine = dataclasses.replace(node.this_node(), gpus=(gpu(80.0),))
     target = Target(python=catalogue.paths.ROOT / "python")
-    found = {
-        each.name: each.level
-        for each in check(target, resolved, dataclasses.replace(node.this_node(), gpus=(gpu(80.0),)), [])
-    }
-    assert found["GPU memory"] == "FAIL"
+    results = check(target, configured("resnet-pytorch", "batch_size=4096"), machine, [])
+    assert [result.level for result in results if result.name == "GPU memory"] == ["FAIL"]

@@ -1,4 +1,4 @@
-"""Minigo's rules: random games next to recorded ones, and the planes of the network's input."""
+"""Minigo's rules, compared with recorded games, and the planes of the network's input."""
 
 import random
 import zlib
@@ -19,23 +19,23 @@ from benchmarks.minigo.engine.position import fixed_handicap
 RECORDED = {5: (2451, 1727091776), 9: (673, 691764500), 19: (472, 4019843690)}
 
 
-def facts(position: Position) -> bytes:
+def state(position: Position) -> bytes:
     liberties = [position.liberties(point) for point in range(position.rules.size**2)]
-    found = np.array([*position.legal(), *position.stones().flat, *liberties, position.to_play, position.over])
-    return found.astype(np.int16).tobytes()
+    values = np.array([*position.legal(), *position.stones().flat, *liberties, position.to_play, position.over])
+    return values.astype(np.int16).tobytes()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "games"), [(5, 60), (9, 6), (19, 1)])
-def test_random_games_are_the_recorded_ones(size: int, games: int) -> None:
+def test_random_games_equal_the_recorded_ones(size: int, games: int) -> None:
     chance, positions, checksum = random.Random(size), 0, 0
     for _ in range(games):
         position = Position(Rules(size=size, komi=6.5))
         while not position.over and len(position.moves) < 3 * size**2:
-            checksum = zlib.crc32(facts(position), checksum)
+            checksum = zlib.crc32(state(position), checksum)
             if len(position.moves) % (4 * size) == 4 * size - 1:
-                held = position.held().astype(np.int16).tobytes()
-                checksum = zlib.crc32(held + np.float32(position.score()).tobytes(), checksum)
+                alive = position.held().astype(np.int16).tobytes()
+                checksum = zlib.crc32(alive + np.float32(position.score()).tobytes(), checksum)
             positions += 1
             position.play(random_move(position, chance))
     assert (positions, checksum) == RECORDED[size]
@@ -48,11 +48,11 @@ def random_move(position: Position, chance: random.Random) -> int:
     if chance.random() < 0.02:
         return chance.choice([*moves, size**2])
     around = [stones[:-2, 1:-1], stones[2:, 1:-1], stones[1:-1, :-2], stones[1:-1, 2:]]
-    own = np.logical_and.reduce([each == position.to_play for each in around]).ravel()
+    own = np.logical_and.reduce([neighbor == position.to_play for neighbor in around]).ravel()
     return chance.choice([move for move in moves if not own[move]] or [size**2])
 
 
-def test_copy_is_played_on_by_itself() -> None:
+def test_copy_is_independent() -> None:
     position = Position(Rules(size=9))
     position.play(40)
     other = position.copy()
@@ -70,7 +70,7 @@ def test_copy_is_played_on_by_itself() -> None:
         (19, 9, "D4 Q16 D16 Q4 D10 Q10 K4 K16 K10"),
     ],
 )
-def test_handicap_is_that_of_gtp(size: int, stones: int, names: str) -> None:
+def test_handicap_equals_that_of_gtp(size: int, stones: int, names: str) -> None:
     assert " ".join(name_of(point, size) for point in fixed_handicap(size, stones)) == names
     for board, count in ((5, 3), (9, 1), (9, 10)):
         with pytest.raises(Problem, match=f"handicap {count} on {board} x {board}"):
@@ -93,35 +93,24 @@ def test_illegal_moves_have_their_reasons() -> None:
 # -- features ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("features", ["agz", "mlperf07"])
-def test_planes(features: str) -> None:
-    size, chance = 9, random.Random(3)
-    position = Position(Rules(size=size, features=features))
-    boards = [position.stones()]
+# Checksum of the planes in each symmetry. Slices of the board history, liberties and captures that were computed in
+# Python had the same values
+PLANES: dict[str, list[int]] = {
+    "agz": [3330509885, 1651511029, 2504152849, 3285677535, 4210037481, 1368885397, 1159353458, 3308085463],
+    "mlperf07": [2101662461, 1800732387, 223948433, 3943807461, 253376434, 3916721827, 3930198019, 1569495701],
+}
+
+
+@pytest.mark.parametrize("features", PLANES)
+def test_planes_equal_the_recorded_ones(features: str) -> None:
+    chance, position = random.Random(3), Position(Rules(size=9, features=features))
     for _ in range(60):
         position.play(chance.choice(np.flatnonzero(position.legal()[:-1]).tolist()))
-        boards.append(position.stones())
-    own, count = position.to_play, 8 if features == "agz" else 4
-    wanted = [boards[-1 - k] == color for k in range(count) for color in (own, 3 - own)]
-    wanted.append(np.full((size, size), own == BLACK))
-    if features == "mlperf07":
-        liberties = np.array([position.liberties(point) for point in range(size**2)]).reshape(size, size)
-        captures = np.zeros(size**2, bool)
-        for move in np.flatnonzero(position.legal()[:-1]):
-            after = position.copy()
-            after.play(int(move))
-            captures[move] = (after.stones() == 3 - own).sum() < (boards[-1] == 3 - own).sum()
-        wanted += [liberties == 1, liberties == 2, liberties >= 3, captures.reshape(size, size)]
-    plain = np.stack(wanted, -1)
-    seen = set()
+    checksums = []
     for symmetry in range(8):
-        out = np.full((size, size, position.rules.planes), 7, np.float32 if symmetry % 2 else np.uint8)
+        out = np.full((9, 9, position.rules.planes), 7, np.float32 if symmetry % 2 else np.uint8)
         position.planes(out, symmetry)
-        turned = plain.transpose(1, 0, 2) if symmetry & 4 else plain
-        turned = turned[::-1] if symmetry & 1 else turned
-        turned = turned[:, ::-1] if symmetry & 2 else turned
-        assert np.array_equal(out, turned)
-        seen.add(out.astype(np.uint8).tobytes())
-    assert len(seen) == 8
+        checksums.append(zlib.crc32(out.astype(np.uint8).tobytes()))
+    assert checksums == PLANES[features]
     with pytest.raises(Problem, match="planes of float64"):
-        position.planes(np.zeros((size, size, position.rules.planes)))
+        position.planes(np.zeros((9, 9, position.rules.planes)))

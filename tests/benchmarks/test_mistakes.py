@@ -1,4 +1,4 @@
-"""Classical mistakes of a preparation: each is made on the toy set of a benchmark, and named."""
+"""Common mistakes in prepared data sets, made in copies of the toy sets, and their reports."""
 
 import importlib
 import json
@@ -24,13 +24,8 @@ Edit = Callable[[Path], object]
 TOYS = ("resnet", "dlrm", "ncf", "gnmt", "ssd", "bert", "bert-squad", "llama31-8b", "llama2-70b-lora", "minigo")
 
 
-def declared(benchmark: str) -> prepare.DataSet:
-    found: prepare.DataSet = importlib.import_module(f"benchmarks.{benchmark.replace('-', '_')}.prepare").DATA_SET
-    return found
-
-
 def update(folder: Path, **counts: int) -> None:
-    """Write the sizes that the files have now into the manifest, as a preparation that made the mistake would have."""
+    # Writes the new sizes of the files into the manifest, as a preparation with the mistake would
     path = folder / "dataset.json"
     facts = json.loads(path.read_text())
     for name, split in facts["splits"].items():
@@ -39,7 +34,7 @@ def update(folder: Path, **counts: int) -> None:
     path.write_text(json.dumps(facts))
 
 
-# -- ways to go wrong ------------------------------------------------------------------------------------------
+# -- mistakes -------------------------------------------------------------------------------------------------
 
 
 def array(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -48,31 +43,28 @@ def array(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -
 
 
 def ragged(folder: Path, part: str, order: Callable[[int], np.ndarray], *groups: tuple[str, ...]) -> None:
-    """Put the samples of a part into another order, or some of them twice; each group has its offsets first."""
+    # Reorders or repeats the samples of a part; the first name of a group is that of its offsets
     for offsets_name, *names in groups:
         offsets = np.load(folder / f"{part}_{offsets_name}.npy")
-        chosen = order(len(offsets) - 1)
+        indices = order(len(offsets) - 1)
+        spans = [slice(*offsets[index : index + 2]) for index in indices]
         for name in names:
-            values = np.load(folder / f"{part}_{name}.npy")
-            write_array(
-                folder / f"{part}_{name}.npy",
-                np.concatenate([values[offsets[index] : offsets[index + 1]] for index in chosen]),
-            )
-        write_array(folder / f"{part}_{offsets_name}.npy", np.concatenate(([0], np.cumsum(np.diff(offsets)[chosen]))))
+            array(folder, f"{part}_{name}", lambda values: np.concatenate([values[span] for span in spans]))  # noqa: B023
+        write_array(folder / f"{part}_{offsets_name}.npy", np.concatenate(([0], np.cumsum(np.diff(offsets)[indices]))))
     update(folder)
 
 
 def quarters(count: int) -> np.ndarray:
-    """Return the order of a set whose four shards are the same."""
+    # Order of a set with four equal shards
     return np.arange(count) % (-(-count // 4))
 
 
 def halves(count: int) -> np.ndarray:
-    """Return the order of a set in which every sample is twice, shuffled."""
+    # Order of a set that has every sample twice, shuffled
     return np.random.RandomState(3).permutation(np.arange(count) % (-(-count // 2)))
 
 
-def behind(count: int) -> np.ndarray:
+def rolled(count: int) -> np.ndarray:
     return np.roll(np.arange(count), 1)
 
 
@@ -82,10 +74,9 @@ def shuffled(count: int) -> np.ndarray:
 
 def shuffle_lines(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
-    others = [line for line in lines if line not in SPECIAL]
-    random.Random(3).shuffle(others)
-    ordered = iter(others)
-    path.write_text("\n".join(line if line in SPECIAL else next(ordered) for line in lines) + "\n", encoding="utf-8")
+    words = [line for line in lines if line not in SPECIAL]
+    shuffled_words = iter(random.Random(3).sample(words, len(words)))
+    path.write_text("".join((line if line in SPECIAL else next(shuffled_words)) + "\n" for line in lines), "utf-8")
     update(path.parent)
 
 
@@ -94,83 +85,74 @@ def images(
     split: str,
     order: Callable[[np.ndarray], np.ndarray] = lambda labels: np.arange(len(labels)),
     label: Callable[[int], int] = int,
-    of: str = "",
+    source: str = "",
     content: Callable[[int, bytes], bytes] = lambda number, image: image,
 ) -> None:
-    source = folder / f"{of or split}.rec"
-    offsets = [offset for _, offset in recordio.read_index(source.with_suffix(".idx"))]
-    with source.open("rb") as file:
+    rec = folder / f"{source or split}.rec"
+    offsets = [offset for _, offset in recordio.read_index(rec.with_suffix(".idx"))]
+    with rec.open("rb") as file:
         records = [recordio.unpack(recordio.read_record(file, offset)) for offset in offsets]
     index, written = "", b""
-    for key, chosen in enumerate(order(np.array([label for label, _ in records]))):
+    for key, number in enumerate(order(np.array([label for label, _ in records]))):
         index += recordio.index_line(key, len(written))
-        written += recordio.frame(recordio.pack(label(int(records[chosen][0])), key, content(key, records[chosen][1])))
+        written += recordio.frame(recordio.pack(label(int(records[number][0])), key, content(key, records[number][1])))
     (folder / f"{split}.rec").write_bytes(written)
     (folder / f"{split}.idx").write_text(index)
     update(folder)
 
 
-def clicks(folder: Path, change: Callable[[np.ndarray], np.ndarray], split: str = "train", of: str = "") -> None:
-    """Change the rows [rows, columns] of a split, or those of another one in its place."""
+def clicks(folder: Path, change: Callable[[np.ndarray], np.ndarray], split: str = "train", source: str = "") -> None:
+    # Changes the rows of a split, read from the file of ``source``
     count = passport.read(folder)["splits"][split]["count"]
-    found = np.fromfile(folder / f"{of or split}.bin", np.int32).reshape(-1, blocks.COLUMNS, blocks.BLOCK_ROWS)
-    rows = change(found.transpose(0, 2, 1).reshape(-1, blocks.COLUMNS)[:count].copy())
-    whole = np.zeros((-(-count // blocks.BLOCK_ROWS) * blocks.BLOCK_ROWS, blocks.COLUMNS), np.int32)
-    whole[:count] = rows
-    whole.reshape(-1, blocks.BLOCK_ROWS, blocks.COLUMNS).transpose(0, 2, 1).tofile(folder / f"{split}.bin")
+    stored = np.fromfile(folder / f"{source or split}.bin", np.int32).reshape(-1, blocks.COLUMNS, blocks.BLOCK_ROWS)
+    padded = np.zeros((-(-count // blocks.BLOCK_ROWS) * blocks.BLOCK_ROWS, blocks.COLUMNS), np.int32)
+    padded[:count] = change(stored.transpose(0, 2, 1).reshape(-1, blocks.COLUMNS)[:count].copy())
+    padded.reshape(-1, blocks.BLOCK_ROWS, blocks.COLUMNS).transpose(0, 2, 1).tofile(folder / f"{split}.bin")
 
 
-def columns(chosen: slice, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    def changed(rows: np.ndarray) -> np.ndarray:
-        rows[:, chosen] = change(rows[:, chosen])
-        return rows
-
-    return changed
+def column(number: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda rows: np.concatenate((rows[:, :number], change(rows[:, [number]]), rows[:, number + 1 :]), axis=1)
 
 
-def documents(folder: Path, part: str, order: Callable[[int], np.ndarray], of: str = "") -> None:
-    found = megatron.open_documents(folder / (of or part))
-    chosen = [np.array(found.read(index, 0, 1 << 30)) for index in order(len(found.lengths))]
+def documents(folder: Path, part: str, order: Callable[[int], np.ndarray], source: str = "") -> None:
+    stored = megatron.open_documents(folder / (source or part))
+    contents = [np.array(stored.read(index, 0, 1 << 30)) for index in order(len(stored.lengths))]
     with (folder / f"{part}.idx").open("wb") as file:
-        megatron.write_index(file, [len(each) for each in chosen], found.tokens.dtype)
-    del found
-    np.concatenate(chosen).tofile(folder / f"{part}.bin")
-    update(folder, **{part: len(chosen)})
+        megatron.write_index(file, list(map(len, contents)), stored.tokens.dtype)
+    del stored
+    np.concatenate(contents).tofile(folder / f"{part}.bin")
+    update(folder, **{part: len(contents)})
 
 
 def swap_tokens(folder: Path) -> None:
-    """Give the tokenizer's entries to other ids, as another one of the same size has them."""
+    # Another tokenizer of the same size: its entries have other ids
     path = folder / "tokenizer.json"
-    facts = json.loads(path.read_text(encoding="utf-8"))
-    entries = facts["model"]["vocab"]
-    plain = [entry for entry in entries if not entry.startswith("<|")]
-    ids = [entries[entry] for entry in plain]
-    random.Random(3).shuffle(ids)
-    entries.update(zip(plain, ids, strict=True))
-    path.write_text(json.dumps(facts), encoding="utf-8")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    ids = {entry: number for entry, number in content["model"]["vocab"].items() if not entry.startswith("<|")}
+    content["model"]["vocab"].update(zip(ids, random.Random(3).sample(list(ids.values()), len(ids)), strict=True))
+    path.write_text(json.dumps(content), encoding="utf-8")
     update(folder)
 
 
-def held_out(folder: Path) -> None:
-    """Hold out an item that each user trains on."""
+def put_training_items_into_test(folder: Path) -> None:
+    # The test item of each user is in the training data
     users, items = (np.load(folder / f"train_{name}.npy") for name in ("users", "items"))
-    array(folder, "test_items", lambda held: items[np.searchsorted(users, np.arange(len(held)))])
+    array(folder, "test_items", lambda test: items[np.searchsorted(users, np.arange(len(test)))])
 
 
 def copy_part(folder: Path, names: tuple[str, ...], count: int, **offsets: str) -> None:
-    """Put the first ``count`` training samples into the place of those for evaluation."""
+    # Replaces the samples for evaluation by the first ``count`` training samples
     for name in names:
-        of = offsets.get(name)
-        most = int(np.load(folder / f"train_{of}.npy")[count]) if of else count
-        write_array(folder / f"test_{name}.npy", np.load(folder / f"train_{name}.npy")[:most])
-    for of in set(offsets.values()):
-        write_array(folder / f"test_{of}.npy", np.load(folder / f"train_{of}.npy")[: count + 1])
+        end = int(np.load(folder / f"train_{offsets[name]}.npy")[count]) if name in offsets else count
+        write_array(folder / f"test_{name}.npy", np.load(folder / f"train_{name}.npy")[:end])
+    for name in set(offsets.values()):
+        write_array(folder / f"test_{name}.npy", np.load(folder / f"train_{name}.npy")[: count + 1])
     update(folder, test=count)
 
 
 PAIRS = (("source_offsets", "source"), ("target_offsets", "target"))
 MASKED = (("offsets", "tokens"), ("masked_offsets", "masked_places", "masked_labels"))
-# The mistake, how it is made, and what is said of it.
+# Benchmark and mistake: the function that makes it, and a part of the report
 MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
     ("resnet", "all shards equal"): (
         lambda f: images(f, "train", lambda labels: quarters(len(labels))),
@@ -193,7 +175,7 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
         lambda f: images(f, "train", label=lambda label: label + 1), "train: labels from 1 to 10"
     ),
     ("resnet", "evaluated on training"): (
-        lambda f: images(f, "val", lambda labels: np.arange(297), of="train"), "val: about 100% of the evaluation"
+        lambda f: images(f, "val", lambda labels: np.arange(297), source="train"), "val: about 100% of the evaluation"
     ),
     ("dlrm", "all shards equal"): (
         lambda f: clicks(f, lambda rows: rows[quarters(len(rows))]), "train: a part is repeated"
@@ -202,20 +184,21 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
         lambda f: clicks(f, lambda rows: rows * (np.arange(len(rows)) % 8 > 0)[:, None]), "samples are empty"
     ),
     ("dlrm", "labels of other rows"): (
-        lambda f: clicks(f, columns(slice(0, 1), lambda labels: np.roll(labels, 1, 0))),
+        lambda f: clicks(f, column(0, lambda labels: np.roll(labels, 1, 0))),
         "train: no category says anything of the labels",
     ),
     ("dlrm", "sorted labels"): (
         lambda f: clicks(f, lambda rows: rows[np.argsort(rows[:, 0], kind="stable")]), "train: labels are sorted"
     ),
     ("dlrm", "other tables"): (
-        lambda f: clicks(f, columns(slice(15, 16), lambda rows: rows + 10**6)), "train: rows of table 1 from "
+        lambda f: clicks(f, column(15, lambda rows: rows + 10**6)), "train: rows of table 1 from "
     ),
     ("dlrm", "labels of three classes"): (
-        lambda f: clicks(f, columns(slice(0, 1), lambda labels: labels * 2)), "train: labels from 0 to 2"
+        lambda f: clicks(f, column(0, lambda labels: labels * 2)), "train: labels from 0 to 2"
     ),
     ("dlrm", "evaluated on training"): (
-        lambda f: clicks(f, lambda rows: rows, "val", of="train"), "of the evaluation samples are in the training data"
+        lambda f: clicks(f, lambda rows: rows, "val", source="train"),
+        "of the evaluation samples are in the training data",
     ),
     ("ncf", "a part twice"): (
         lambda f: [array(f, f"train_{name}", lambda all: all[quarters(len(all))]) for name in ("users", "items")],
@@ -229,7 +212,7 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
         lambda f: array(f, "test_negatives", lambda all: np.roll(all, 1, 0)), "users have negatives that they rated"
     ),
     ("ncf", "other items"): (lambda f: array(f, "train_items", lambda all: all + 9), "items: up to 1,2"),
-    ("ncf", "evaluated on training"): (held_out, "test: about 100% of the evaluation samples"),
+    ("ncf", "evaluated on training"): (put_training_items_into_test, "test: about 100% of the evaluation samples"),
     ("gnmt", "all shards equal"): (
         lambda f: ragged(f, "train", quarters, *PAIRS), "train: a part is repeated: from sample 2,000 on"
     ),
@@ -237,7 +220,7 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
         lambda f: ragged(f, "train", shuffled, PAIRS[1]), "train: the lengths of both sides have a correlation of"
     ),
     ("gnmt", "test in another order"): (
-        lambda f: ragged(f, "test", behind, *PAIRS), "lines of test_target are not what its tokens say"
+        lambda f: ragged(f, "test", rolled, *PAIRS), "lines of test_target are not what its tokens say"
     ),
     ("gnmt", "another vocabulary"): (
         lambda f: shuffle_lines(f / "vocabulary.txt"), "lines of test_source are not what its tokens say"
@@ -270,7 +253,7 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
         "train: a part is repeated",
     ),
     ("bert", "masks of other samples"): (
-        lambda f: ragged(f, "test", behind, MASKED[1]), "test: [MASK] is at "
+        lambda f: ragged(f, "test", rolled, MASKED[1]), "test: [MASK] is at "
     ),
     ("bert", "another vocabulary"): (
         lambda f: shuffle_lines(f / "vocabulary.txt"),
@@ -306,7 +289,8 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
         swap_tokens, "documents of train are other tokens when they are decoded and encoded again"
     ),
     ("llama31-8b", "evaluated on training"): (
-        lambda f: documents(f, "test", lambda count: np.arange(30), of="train"), "test: about 100% of the evaluation"
+        lambda f: documents(f, "test", lambda count: np.arange(30), source="train"),
+        "test: about 100% of the evaluation",
     ),
     ("llama2-70b-lora", "all shards equal"): (
         lambda f: [array(f, f"train_{name}", lambda all: all[quarters(len(all))]) for name in ("tokens", "counts")],
@@ -331,86 +315,80 @@ MISTAKES: dict[tuple[str, str], tuple[Edit, str]] = {
 }  # fmt: skip
 
 
-def found(benchmark: str, folder: Path) -> str:
-    problems = prepare.mistaken(declared(benchmark), folder, Progress(as_json=True))
-    assert all(each.expected and str(folder) in each.hint for each in problems)
-    return "\n".join(each.found for each in problems)
+def report(benchmark: str, folder: Path) -> str:
+    dataset = importlib.import_module(f"benchmarks.{benchmark.replace('-', '_')}.prepare").DATA_SET
+    problems = prepare.mistaken(dataset, folder, Progress(as_json=True))
+    assert all(problem.expected and str(folder) in problem.hint for problem in problems)
+    return "\n".join(problem.found for problem in problems)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", TOYS)
-def test_each_mistake_is_named_and_the_healthy_set_has_none(
+def test_mistakes_are_reported_and_toy_sets_have_none(
     benchmark: str, toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy = toy(benchmark)
-    assert found(benchmark, healthy) == ""
-    # Less of the larger sets, which takes less time; repetitions in the smaller ones too.
+    correct, reports = toy(benchmark), [report(benchmark, toy(benchmark))]
+    # Fewer samples of large sets, for speed, and repetitions in small sets too
     monkeypatch.setattr(mistakes, "LOOKED_AT", 8000)
     monkeypatch.setattr(mistakes, "LEAST", 100)
-    assert found(benchmark, healthy) == ""
-    missed = {}
-    for (of, mistake), (edit, said) in MISTAKES.items():
-        if of == benchmark:
-            folder = Path(shutil.copytree(healthy, tmp_path / "copy"))
+    assert [*reports, report(benchmark, correct)] == ["", ""]
+    unreported = {}
+    for (name, mistake), (edit, message) in MISTAKES.items():
+        if name == benchmark:
+            folder = Path(shutil.copytree(correct, tmp_path / mistake))
             edit(folder)
-            reported = found(benchmark, folder)
-            if said not in reported:
-                missed[mistake] = reported
+            reported = report(benchmark, folder)
+            if message not in reported:
+                unreported[mistake] = reported
             shutil.rmtree(folder)
-    assert not missed
-    folder = Path(shutil.copytree(healthy, tmp_path / "copy"))
-    cut = folder / passport.files_of(passport.read(folder))[0]["name"]
-    cut.write_bytes(cut.read_bytes()[:-1])
-    assert f"{cut} has" in " ".join(each.found for each in passport.verify(folder, quick=True))
+    assert not unreported
 
 
 @pytest.mark.slow
-def test_verify_reports_what_a_manifest_cannot_tell(toy: Toy, tmp_path: Path) -> None:
+def test_verify_reports_mistakes_of_consistent_files(toy: Toy, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(toy("ncf"), tmp_path / "copy"))
-    held_out(folder)
+    put_training_items_into_test(folder)
     facts = json.loads((folder / "dataset.json").read_text())
     for split in facts["splits"].values():
         split["files"] = [passport.describe_file(folder / file["name"]) for file in split["files"]]
     passport.write(facts, folder)
-    for how in ((), ("--quick",)):
-        assert "test: about 100% of the evaluation samples" in preparing.refused(
-            preparing.run("ncf", "--verify", folder, *how)
-        )
+    for words in ((), ("--quick",)):
+        problem = preparing.refused(preparing.run("ncf", "--verify", folder, *words))
+        assert "test: about 100% of the evaluation samples" in problem
 
 
 # -- large sets --------------------------------------------------------------------------------------------------
 
 
-def numbers(count: int, of: Callable[[np.ndarray], np.ndarray]) -> mistakes.Part:
-    """Return a part of ``count`` samples, each a number, which are worked out when they are read."""
-    return mistakes.Part(count, lambda indices: [b"%d" % each for each in of(indices).tolist()])
+def numbers(count: int, content: Callable[[np.ndarray], np.ndarray]) -> mistakes.Part:
+    # Samples that are computed from their indices when they are read
+    return mistakes.Part(count, lambda indices: [b"%d" % number for number in content(indices).tolist()])
 
 
-def scattered(number: np.ndarray, most: int) -> np.ndarray:
-    """Return a number below ``most`` for each, without any order (SplitMix64)."""
+def scattered(number: np.ndarray, limit: int) -> np.ndarray:
+    # Numbers below ``limit`` in random order (SplitMix64)
     mixed = number.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return (mixed ^ (mixed >> np.uint64(31))) % np.uint64(most)
+    return (mixed ^ (mixed >> np.uint64(31))) % np.uint64(limit)
 
 
 @pytest.mark.parametrize(
-    ("count", "of", "said"),
+    ("count", "content", "message"),
     [
         (4_195_197_692, lambda n: n, ""),
-        (100_000_000, lambda n: scattered(n, 100_000_000), "repeat"),  # once on average, in any order
+        (100_000_000, lambda n: scattered(n, 100_000_000), "repeat"),  # Once on average, in any order
         (4_195_197_692, lambda n: scattered(n, 4_195_197_692 // 24), "repeat"),
         (20_000_000, lambda n: n % 10_000_000, "a part is repeated"),
-        (20_000_000, lambda n: n - 5_000_000 * (n >= 19_000_000), "a part is repeated"),  # a twentieth, at the end
+        (20_000_000, lambda n: n - 5_000_000 * (n >= 19_000_000), "a part is repeated"),  # A twentieth, at the end
     ],
 )
-def test_what_is_found_in_a_large_set_and_how_little_is_read(
-    count: int, of: Callable[[np.ndarray], np.ndarray], said: str
+def test_mistakes_in_large_sets_are_found_in_a_sample(
+    count: int, content: Callable[[np.ndarray], np.ndarray], message: str
 ) -> None:
-    read = []
-    train = numbers(count, lambda indices: read.append(len(indices)) or of(indices))  # type: ignore[func-returns-value]
-    problems: list[Any] = mistakes.find(
-        mistakes.View({"train": train, "test": numbers(9, lambda n: -1 - n)}), Path("set")
-    )
-    assert said in " ".join(each.found for each in problems) and bool(problems) == bool(said)
-    assert sum(read) <= 3 * mistakes.LOOKED_AT
+    sizes = []
+    train = numbers(count, lambda indices: sizes.append(len(indices)) or content(indices))  # type: ignore[func-returns-value]
+    view = mistakes.View({"train": train, "test": numbers(9, lambda n: -1 - n)})
+    problems: list[Any] = mistakes.find(view, Path("set"))
+    assert message in " ".join(problem.found for problem in problems) and bool(problems) == bool(message)
+    assert sum(sizes) <= 3 * mistakes.LOOKED_AT

@@ -1,4 +1,4 @@
-"""The log of each benchmark in the dialect of each of its rounds, read back and checked by that round's rules."""
+"""Log of each benchmark in the format of each of its rounds, parsed and checked by the rules of that round."""
 
 import importlib
 import inspect
@@ -17,37 +17,36 @@ from encore.results.logs.run_log import read_run
 from encore.results.rules import canonical
 from encore.run import passport
 
-STEPS = 1000  # of an epoch, for events that count in them
-FACTS = {"negatives": 999, "users": 138493}  # what NCF logs of its data set
+STEPS = 1000  # Steps per epoch, for events that count steps
+FACTS = {"negatives": 999, "users": 138493}  # Values of the data set that NCF logs
 
 
 def submitted() -> list[Any]:
-    """The first submitted system of each benchmark in each of its rounds."""
-    found = {}
+    # The first submitted system of each benchmark in each of its rounds
+    pairs = {}
     for name in catalogue.benchmarks():
         choice = catalogue.choose(name)
         for system in catalogue.systems(choice):
             if system.kind == "submitted":
-                found.setdefault((name, system.round), (choice, system))
-    return [pytest.param(*pair, id=f"{name}-{round_name}") for (name, round_name), pair in found.items()]
+                pairs.setdefault(f"{name}-{system.round}", (choice, system))
+    return [pytest.param(*pair, id=name) for name, pair in pairs.items()]
 
 
-def configured(choice: Choice, system: System) -> Configuration:
-    return resolve(choice, system, system.nodes, system.gpus_per_node, [])
-
-
-def logged_before_the_data(events: Any, config: Any, ranks: int) -> dict[str, Any]:
-    known = {"config": config, "ranks": ranks, "steps_per_epoch": STEPS, "facts": FACTS, "max_predictions": 76}
-    known.update({"generation": 1, "count": 8192})
-    found: dict[str, Any] = {}
-    for function in (getattr(events, name, None) for name in ("initialization", "hyperparameters", "decays", "games")):
-        if function is not None:
-            found.update(function(**{name: known[name] for name in inspect.signature(function).parameters}))
-    return found
+def hyperparameters(events: Any, config: Any, ranks: int) -> dict[str, Any]:
+    arguments = {
+        "config": config, "ranks": ranks, "steps_per_epoch": STEPS, "facts": FACTS, "max_predictions": 76,
+        "generation": 1, "count": 8192,
+    }  # fmt: skip
+    values: dict[str, Any] = {}
+    for name in ("initialization", "hyperparameters", "decays", "games"):
+        function = getattr(events, name, dict)
+        names = inspect.signature(function).parameters if function is not dict else ()
+        values.update(function(**{name: arguments[name] for name in names}))
+    return values
 
 
 def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
-    """A run that reaches its targets after its first epoch."""
+    # Log of a run that reaches its targets after its first epoch
     events = importlib.import_module(f"{choice.implementation.module.rsplit('.', 1)[0]}.events")
     config = config_class(choice.folder)(**configuration.plain())
     targets = choice.benchmark.targets(configuration.plain())
@@ -55,13 +54,11 @@ def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
     log = log_of(events.WORDING, path, 0, config.round)
     log.init_start(seed=7)
     log.init_stop()
+    log.run_start()
     full = choice.benchmark.full_data
     sizes = events.data(FACTS, full.train_samples, 1) if hasattr(events, "data") else {}
-    log.run_start()
-    for key, value in {
-        **logged_before_the_data(events, config, configuration.ranks),
-        **(sizes or samples(full.train_samples, full.eval_samples)),
-    }.items():
+    sizes = sizes or samples(full.train_samples, full.eval_samples)
+    for key, value in {**hyperparameters(events, config, configuration.ranks), **sizes}.items():
         log.event(key, value)
     log.block_start(0, 1)
     log.epoch_start(0)
@@ -73,19 +70,18 @@ def write_log(path: Path, choice: Choice, configuration: Configuration) -> None:
 
 
 @pytest.mark.parametrize(("choice", "system"), submitted())
-def test_a_run_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, system: System) -> None:
-    configuration = configured(choice, system)
+def test_log_passes_the_checker_of_its_round(tmp_path: Path, choice: Choice, system: System) -> None:
     path = tmp_path / "result_0.txt"
-    write_log(path, choice, configuration)
+    write_log(path, choice, resolve(choice, system, system.nodes, system.gpus_per_node, []))
+    prefix = {"v0.5": f":::MLPv0.5.0 {choice.name} ", "v0.6": ":::MLL "}.get(system.round, ":::MLLOG ")
     lines = path.read_text(encoding="utf-8").splitlines()
-    mark = {"v0.5": f":::MLPv0.5.0 {choice.name} ", "v0.6": ":::MLL "}.get(system.round, ":::MLLOG ")
-    assert [line for line in lines if not line.startswith(mark)] == []
-    report = check(path, f"{system.round[1:]}.0")
-    assert [finding for finding in report.findings if finding.severity == "error"] == []
-    timing = [finding.found for finding in report.findings if "model construction included" in finding.rule]
-    assert [found.split()[0] for found in timing] == (["init_start"] if system.round == "v0.5" else [])
+    assert [line for line in lines if not line.startswith(prefix)] == []
+    findings = check(path, f"{system.round[1:]}.0").findings
+    assert [finding for finding in findings if finding.severity == "error"] == []
+    timing = [finding.found.split()[0] for finding in findings if "model construction included" in finding.rule]
+    assert timing == (["init_start"] if system.round == "v0.5" else [])
     run = read_run(path)
     assert run.converged, run.explanation
     assert run.benchmark == canonical(choice.name)
-    if system.round < "v0.7":  # whose lines are those of all later rounds
+    if system.round < "v0.7":  # All later rounds have the same format
         assert (run.round, run.round_is_guess) == (system.round, False)

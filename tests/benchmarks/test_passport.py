@@ -1,5 +1,7 @@
-"""The passport: written last, equal for equal data, and every change of the files is found."""
+"""The passport of a data set: written last, equal for equal data, and verified against the files."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,7 @@ def make(folder: Path, **changes: object) -> dict[str, Any]:
                 file.write(frame(pack(key % 2, key, b"image" * (key + 1))))
         count, first, last, _ = recordio.inspect(rec, idx)
         files = [passports.describe_file(rec), passports.describe_file(idx)]
-        ends = {"first": first, "last": last}
-        splits[name] = {"count": count, "files": files, **ends, "skipped": 0, "skipped_names": []}
+        splits[name] = {"count": count, "files": files, "first": first, "last": last, "skipped": 0, "skipped_names": []}
     facts = {
         "benchmark": "resnet",
         "name": "pets",
@@ -31,122 +32,83 @@ def make(folder: Path, **changes: object) -> dict[str, Any]:
         "splits": splits,
         "facts": {},
         "how": {"source": "0" * 64, "options": {"resize": None}, "tool": {"name": "test"}},
+        **changes,
     }
-    facts.update(changes)
     passports.write(facts, folder)
     return {**facts, "id": passports.data_id(facts)}
 
 
-def verify(folder: Path, quick: bool = False) -> list[passports.Problem]:
-    return passports.verify(folder, quick, check=check)
-
-
-def test_what_is_written_is_read(tmp_path):
-    assert make(tmp_path) == passports.read(tmp_path)
+def verify(folder: Path, quick: bool = False) -> list[str]:
+    problems = passports.verify(folder, quick, check=check)
+    assert all(problem.expected and problem.hint for problem in problems)
+    return [problem.found for problem in problems]
 
 
 @pytest.mark.slow
-def test_no_byte_of_a_passport_changes_unnoticed(tmp_path):
-    make(tmp_path)
+def test_passport_is_read_and_any_changed_byte_is_found(tmp_path: Path) -> None:
+    assert make(tmp_path) == passports.read(tmp_path)
+    assert verify(tmp_path) == verify(tmp_path, quick=True) == []
     path = tmp_path / passports.FILE_NAME
-    whole = path.read_bytes()
-    unnoticed = []
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    content, accepted = path.read_bytes(), []
+    for offset in range(len(content)):
+        path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
         if not verify(tmp_path, quick=True):
-            unnoticed.append(whole[max(place - 20, 0) : place + 20])
-    assert len(whole) > 1000 and not unnoticed
+            accepted.append(content[max(offset - 20, 0) : offset + 20])
+    assert len(content) > 1000 and not accepted
 
 
-def test_equal_data_have_equal_ids_wherever_they_lie(tmp_path):
-    here, there = make(tmp_path / "here"), make(tmp_path / "there", name="other", how={"source": "1" * 64})
-    assert here["id"] == there["id"]
-    assert here["id"] != passports.data_id({**here, "classes": ["cat", "cow"]})
-    with_facts = {**here, "facts": {"side": 32}}
-    assert len({passports.data_id(each) for each in (here, with_facts, {**with_facts, "classes": []})}) == 3
+def test_id_depends_on_the_data_only(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "first"), make(tmp_path / "second", name="other", how={"source": "1" * 64})
+    assert first["id"] == second["id"]
+    others = ({"classes": ["cat", "cow"]}, {"facts": {"side": 32}}, {"facts": {"side": 32}, "classes": []})
+    assert len({first["id"], *(passports.data_id({**first, **change}) for change in others)}) == 4
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_a_whole_data_set_has_no_findings(tmp_path, quick):
-    make(tmp_path)
-    assert verify(tmp_path, quick) == []
+def replace_bytes(path: Path, old: bytes, new: bytes) -> None:
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
 
 
-def corrupt_first(folder: Path) -> None:
-    data = bytearray((folder / "train.rec").read_bytes())
-    data[8 + 24] ^= 1
-    (folder / "train.rec").write_bytes(data)
-
-
-def corrupt_middle(folder: Path) -> None:
-    data = (folder / "val.rec").read_bytes()
-    (folder / "val.rec").write_bytes(data.replace(b"imageimage", b"imageIMAGE", 1))
-
-
-def shift_index(folder: Path) -> None:
-    lines = (folder / "val.idx").read_text().splitlines()
-    lines[0] = "0\t4"
-    (folder / "val.idx").write_text("\n".join(lines) + "\n")
-
-
-DAMAGES = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "missing": (lambda folder: (folder / "val.idx").unlink(), "val.idx: No such file", True),
-    "short": (lambda folder: (folder / "val.rec").write_bytes(b"1234"), "val.rec has 4 bytes", True),
-    "first": (corrupt_first, "the first record is", True),
-    "index": (shift_index, "where the magic", True),
-    "middle": (corrupt_middle, "val.rec has changed", False),
-}
+    "short": (lambda folder: os.truncate(folder / "val.rec", 4), "val.rec has 4 bytes", True),
+    "first": (lambda folder: replace_bytes(folder / "train.rec", b"image", b"imAge"), "the first record is", True),
+    "index": (lambda folder: replace_bytes(folder / "val.idx", b"0\t0", b"0\t4"), "where the magic", True),
+    "middle": (lambda folder: replace_bytes(folder / "val.rec", b"eima", b"eImA"), "val.rec has changed", False),
+    "no passport": (lambda folder: (folder / "dataset.json").unlink(), "no dataset.json", True),
+    "half-written": (
+        lambda folder: (folder / "dataset.json").unlink() or (folder / "parts").mkdir(), "half-written", True
+    ),
+    "no folder": (lambda folder: folder.rename(folder.parent / "moved"), "no folder", True),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damage_is_found(tmp_path, damage):
-    make(tmp_path)
-    change, told, seen_quickly = DAMAGES[damage]
-    change(tmp_path)
-    quick, full = verify(tmp_path, quick=True), verify(tmp_path)
-    assert full
-    assert bool(quick) == seen_quickly
-    finding = (quick or full)[0]
-    assert told in finding.found
-    assert finding.expected
-    assert finding.hint
-
-
-def test_without_a_passport_a_folder_is_no_data_set(tmp_path):
-    make(tmp_path)
-    (tmp_path / "dataset.json").unlink()
-    assert "no dataset.json" in passports.verify(tmp_path)[0].found
-    (tmp_path / "parts").mkdir()
-    assert "half-written" in passports.verify(tmp_path)[0].found
-    assert "no folder" in passports.verify(tmp_path / "nowhere")[0].found
+def test_damage_is_found(tmp_path: Path, damage: str) -> None:
+    make(tmp_path / "data")
+    change, problem, is_found_quickly = DAMAGES[damage]
+    change(tmp_path / "data")
+    quick, full = verify(tmp_path / "data", quick=True), verify(tmp_path / "data")
+    assert bool(quick) == is_found_quickly
+    assert problem in (quick or full)[0] and full
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99}', '{"schema": 1}', '{"schema": 1, "spli'])
-def test_an_unreadable_passport_is_a_finding(tmp_path, text):
+def test_unreadable_passport_is_a_problem(tmp_path: Path, text: str) -> None:
     make(tmp_path)
     (tmp_path / "dataset.json").write_text(text)
-    assert len(passports.verify(tmp_path)) == 1
+    assert len(verify(tmp_path)) == 1
 
 
-def test_the_data_set_of_another_benchmark_is_named(tmp_path):
-    make(tmp_path)
-    assert "data set of resnet" in passports.verify(tmp_path, benchmark="ssd")[0].found
-
-
-def test_imagenet_has_its_counts(tmp_path):
-    counts = dict(IMAGENET_COUNTS)
-    assert counts == {"train": 1_281_167, "val": 50_000}
-    assert check_counts("imagenet", 1000, counts) == []
+def test_counts_of_imagenet(tmp_path: Path) -> None:
+    assert dict(IMAGENET_COUNTS) == {"train": 1_281_167, "val": 50_000}
+    assert check_counts("imagenet", 1000, dict(IMAGENET_COUNTS)) == []
     assert len(check_counts("imagenet", 999, {"train": 1_281_166})) == 3
     assert check_counts("pets", 2, {"train": 3}) == []
-    make(tmp_path, name="imagenet")
-    assert "imagenet with 2 classes" in [problem.found for problem in verify(tmp_path)]
-
-
-def test_skipped_images_count_towards_imagenet(tmp_path):
-    passport = make(tmp_path, name="imagenet")
-    passport["splits"]["val"]["skipped"] = 49_997
-    passports.write(passport, tmp_path)
-    found = [problem.found for problem in verify(tmp_path)]
-    assert "imagenet with 3 images in train" in found
-    assert not [each for each in found if "in val" in each]
+    facts = make(tmp_path, name="imagenet")
+    assert "data set of resnet" in passports.verify(tmp_path, benchmark="ssd")[0].found
+    assert "imagenet with 2 classes" in verify(tmp_path)
+    # Skipped images are counted
+    facts["splits"]["val"]["skipped"] = 49_997
+    passports.write(facts, tmp_path)
+    assert "imagenet with 3 images in train" in verify(tmp_path)
+    assert not [problem for problem in verify(tmp_path) if "in val" in problem]

@@ -1,53 +1,50 @@
-"""Evaluations that end while training continues, without a framework: lines, agreement, checkpoints, failures."""
+"""Evaluations during training, without a framework: log, order of results, checkpoints and failures."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from benchmarks.common.data.problem import Problem
-from benchmarks.common.run import timeline as timelines
 from benchmarks.common.run.mllog import Wording
 from benchmarks.common.run.timeline import Timeline
-from tests.benchmarks.loop import START, Training, handlers, keys, stop_at
+from tests.benchmarks import loop
+from tests.benchmarks.loop import START, Training, keys, signal_handlers, stop_at
 from tests.conftest import records
 
-__all__ = ["handlers"]
+__all__ = ["signal_handlers"]
 EPOCHS, STEPS = 4, 5
 SSD = Wording("ssd", accuracy_first=True)
 
 
 @pytest.fixture(autouse=True)
 def evaluators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No pause between two looks at an evaluator, which every run closes, and lets finish unless it was interrupted."""
+    # Runs poll without a pause and close their evaluators; the last run of a test lets its evaluator finish
     monkeypatch.setattr("benchmarks.common.run.run.pause", lambda: None)
-    Evaluator.made.clear()
+    Evaluator.instances.clear()
     yield
-    assert all(each.closed for each in Evaluator.made)
-    assert Evaluator.made[-1].finished
+    assert all(evaluator.closed for evaluator in Evaluator.instances) and Evaluator.instances[-1].finished
 
 
 class Evaluator:
-    """Has the oldest result at the last of ``polls`` looks; its files are those of the run's folder."""
+    """Returns the oldest result at every ``polls``-th poll; its files are in the folder of the run."""
 
-    made: ClassVar[list["Evaluator"]] = []
+    instances: ClassVar[list["Evaluator"]] = []
 
     def __init__(self, folder: Path, quality: Callable[[int], float], polls: int) -> None:
-        self._folder, self._quality, self._polls = folder / "found", quality, polls
-        self._left, self._queue = polls, list[int]()
+        self._folder, self._quality, self._polls = folder / "weights", quality, polls
+        self._remaining, self._queue = polls, list[int]()
         self.fails_at = 0
         self.closed = self.finished = False
-        self.made.append(self)
+        self.instances.append(self)
 
     def open(self) -> None:
         self._folder.mkdir(exist_ok=True)
 
-    def start(self, epoch: int, found: int) -> None:
-        (self._folder / str(epoch)).write_text(str(found), encoding="ascii")
+    def start(self, epoch: int, weight: int) -> None:
+        (self._folder / str(epoch)).write_text(str(weight), encoding="ascii")
         self.again(epoch)
 
     def again(self, epoch: int) -> None:
@@ -57,10 +54,10 @@ class Evaluator:
     def poll(self) -> Mapping[str, float] | None:
         if self._queue[0] == self.fails_at:
             raise Problem("the evaluator was killed", "", "resume the run")
-        self._left -= 1
-        if self._left > 0:
+        self._remaining -= 1
+        if self._remaining > 0:
             return None
-        self._left = self._polls
+        self._remaining = self._polls
         return {"map": self._quality(self._queue.pop(0))}
 
     def keep(self, epochs: set[int]) -> None:
@@ -76,12 +73,11 @@ class Evaluator:
 
 
 def by_epochs(concurrently: bool = True, interval: int = 0, stops: bool = True) -> Timeline:
-    config = SimpleNamespace(epochs=EPOCHS, checkpoint_interval=interval)
-    return timelines.by_epochs(config, STEPS, lambda epoch: True, stops, concurrently)
+    options = {"stops_at_target": stops, "evaluates_concurrently": concurrently}
+    return loop.by_epochs(EPOCHS, interval=interval, steps=STEPS, **options)
 
 
 def start(output: Path, timeline: Timeline, quality: Callable[[int], float], polls: int) -> Training:
-    """A training whose evaluator is given the number of steps after each epoch."""
     return Training(output, timeline, {"map": 0.5}, SSD, Evaluator(output, quality, polls))
 
 
@@ -89,12 +85,23 @@ def low(epoch: int) -> float:
     return epoch / 100
 
 
+LOW = [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
+
+
 def results(folder: Path) -> list[tuple[int, float]]:
-    return [(each["epoch"], each["qualities"]["map"]) for each in records(folder / "metrics.jsonl", "eval")]
+    evaluations = records(folder / "metrics.jsonl", "eval")
+    return [(record["epoch"], record["qualities"]["map"]) for record in evaluations]
 
 
-def test_training_continues_and_the_result_comes_later(tmp_path: Path) -> None:
-    """As in the submitted logs of Mask R-CNN: the block ends before its evaluation."""
+def resume(output: Path, timeline: Timeline, weight: int, polls: int = 2) -> None:
+    # Continues with the saved weight, and ends with the results of all epochs
+    training = start(output, timeline, low, polls)
+    assert training.weight == weight
+    assert (training.go(), results(output)) == ("not_reached", LOW)
+
+
+def test_block_ends_before_its_evaluation(tmp_path: Path) -> None:
+    # As in the submitted logs of Mask R-CNN
     assert start(tmp_path, by_epochs(), low, polls=2).go() == "not_reached"
     assert keys(tmp_path) == [
         *START,
@@ -106,15 +113,15 @@ def test_training_continues_and_the_result_comes_later(tmp_path: Path) -> None:
         *("+block_start 4x1", "+epoch_start 4", "eval_accuracy 3", "-eval_stop 3"),
         *("-epoch_stop 4", "-block_stop 4", "+eval_start 4", "eval_accuracy 4", "-eval_stop 4", "-run_stop"),
     ]
-    assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
+    assert results(tmp_path) == LOW
 
 
 @pytest.mark.parametrize(
     ("polls", "steps", "end"),
     [
-        # Two steps after the result, when all ranks know of it.
+        # Two steps after the result, when all ranks have read it
         (1, 8, ["+eval_start 1", "+block_start 2x1", "+epoch_start 2", "eval_accuracy 1", "-eval_stop 1", "-run_stop"]),
-        # Instead of the next evaluation.
+        # Instead of the next evaluation
         (
             6,
             10,
@@ -122,19 +129,17 @@ def test_training_continues_and_the_result_comes_later(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_run_ends_at_the_evaluation_that_reached_the_targets(
+def test_run_ends_at_the_evaluation_that_reached_the_targets(
     tmp_path: Path, polls: int, steps: int, end: list[str]
 ) -> None:
     training = start(tmp_path, by_epochs(), lambda epoch: 0.5, polls)
-    assert training.go() == "reached"
-    assert training.weight == steps
+    assert (training.go(), training.weight, results(tmp_path)) == ("reached", steps, [(1, 0.5)])
     assert keys(tmp_path)[-6:] == end
-    assert results(tmp_path) == [(1, 0.5)]
     assert '"status": "success"' in (tmp_path / "result.txt").read_text(encoding="utf-8")
 
 
-def test_an_evaluation_begins_when_the_one_before_it_has_ended(tmp_path: Path) -> None:
-    """Or the checker of v0.6 refuses the log."""
+def test_evaluations_do_not_overlap(tmp_path: Path) -> None:
+    # The checker of v0.6 rejects logs in which they do
     assert start(tmp_path, by_epochs(), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=40).go() == "reached"
     assert results(tmp_path) == [(1, 0.1), (2, 0.5)]
     lines = [line for line in keys(tmp_path) if "eval" in line]
@@ -142,12 +147,12 @@ def test_an_evaluation_begins_when_the_one_before_it_has_ended(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("polls", [1, 40])
-def test_a_run_that_is_not_to_stop_has_all_results(tmp_path: Path, polls: int) -> None:
+def test_run_that_continues_after_its_target_has_all_results(tmp_path: Path, polls: int) -> None:
     assert start(tmp_path, by_epochs(stops=False), lambda epoch: 0.6, polls).go() == "reached"
     assert results(tmp_path) == [(epoch, 0.6) for epoch in range(1, EPOCHS + 1)]
 
 
-def test_an_evaluation_that_is_waited_for_has_the_lines_of_any_other(tmp_path: Path) -> None:
+def test_log_of_a_run_that_waits_for_its_evaluations(tmp_path: Path) -> None:
     training = start(tmp_path, by_epochs(concurrently=False), lambda epoch: 0.5 if epoch == 2 else 0.1, polls=3)
     assert training.go() == "reached"
     assert keys(tmp_path)[len(START) :] == [
@@ -161,88 +166,70 @@ def test_an_evaluation_that_is_waited_for_has_the_lines_of_any_other(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("concurrently", [True, False])
 @pytest.mark.parametrize("polls", [1, 4, 40])
-@pytest.mark.parametrize("place", [*((None, step) for step in range(0, EPOCHS * STEPS, 3)), (0, None), (3, None)])
-def test_a_stopped_run_loses_no_evaluation(
-    tmp_path: Path, concurrently: bool, polls: int, place: tuple[int | None, int | None]
+@pytest.mark.parametrize(
+    ("batch", "step"), [*((None, step) for step in range(0, EPOCHS * STEPS, 3)), (0, None), (3, None)]
+)
+def test_resumed_run_has_all_evaluations(
+    tmp_path: Path, concurrently: bool, polls: int, batch: int | None, step: int | None
 ) -> None:
-    batch, step = place
-    begin = partial(start, timeline=by_epochs(concurrently), quality=low, polls=polls)
-    first = begin(tmp_path)
+    first = start(tmp_path, by_epochs(concurrently), low, polls)
     assert first.go(None, stop_at(step), stop_at(batch)) == "interrupted"
     assert not first.evaluator.finished
-    second = begin(tmp_path)
-    assert second.weight == first.weight
-    assert second.go() == "not_reached"
-    assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
+    resume(tmp_path, by_epochs(concurrently), first.weight, polls)
+    # The position of a result in the log depends on when it came
+    start(tmp_path / "reference", by_epochs(concurrently), low, polls).go()
     lines = keys(tmp_path)
-    # Where the lines of a result are depends on when it came.
-    once = tmp_path / "once"
-    begin(once).go()
-    assert sorted(lines) == sorted(keys(once))
+    assert sorted(lines) == sorted(keys(tmp_path / "reference"))
     for epoch in range(1, EPOCHS + 1):
-        begun, ended = lines.index(f"+eval_start {epoch}"), lines.index(f"-eval_stop {epoch}")
-        assert begun < lines.index(f"eval_accuracy {epoch}") < ended
+        events = (f"+eval_start {epoch}", f"eval_accuracy {epoch}", f"-eval_stop {epoch}")
+        assert [line for line in lines if line in events] == list(events)
 
 
-def test_a_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> None:
+def test_run_is_stopped_while_it_waits_for_the_last_result(tmp_path: Path) -> None:
     training = start(tmp_path, by_epochs(), low, polls=1000)
-    polled, poll = [], training.evaluator.poll
+    waits, poll = [], training.evaluator.poll
 
     def stop_after_training() -> Any:
         if training.weight == EPOCHS * STEPS:
-            polled.append(True)
-            if len(polled) == 20:
+            waits.append(True)
+            if len(waits) == 20:
                 signal.raise_signal(signal.SIGTERM)
         return poll()
 
     training.evaluator.poll = stop_after_training  # type: ignore[method-assign]
     assert training.go() == "interrupted"
-    again = start(tmp_path, by_epochs(), low, polls=2)
-    assert again.weight == EPOCHS * STEPS
-    assert again.go() == "not_reached"
-    assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
+    resume(tmp_path, by_epochs(), EPOCHS * STEPS)
 
 
-def test_a_run_killed_after_it_reached_its_targets_ends_when_it_is_resumed(tmp_path: Path) -> None:
-    """A checkpoint between the result and the end of the run, as of an epoch that ends there."""
+def test_run_that_was_killed_after_it_reached_its_target_ends_when_it_is_resumed(tmp_path: Path) -> None:
     training = start(tmp_path, by_epochs(), lambda epoch: 0.5, polls=1)
 
-    def die(step: int) -> None:
+    def save_and_die(step: int) -> None:
         if training.run._reached:
             training.run._save()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training.go(None, die)
-    again = start(tmp_path, by_epochs(), lambda epoch: 0.1, polls=1)
-    assert again.go() == "reached"
+        training.go(None, save_and_die)
+    assert start(tmp_path, by_epochs(), lambda epoch: 0.1, polls=1).go() == "reached"
     assert results(tmp_path) == [(1, 0.5)]
 
 
 @pytest.mark.parametrize("concurrently", [True, False])
 @pytest.mark.parametrize("fails_at", [1, EPOCHS])
-def test_an_evaluator_that_fails_ends_the_run_and_loses_nothing(
-    tmp_path: Path, concurrently: bool, fails_at: int
-) -> None:
+def test_failed_evaluator_ends_the_run_and_nothing_is_lost(tmp_path: Path, concurrently: bool, fails_at: int) -> None:
     first = start(tmp_path, by_epochs(concurrently), low, polls=2)
     first.evaluator.fails_at = fails_at
     with pytest.raises(SystemExit, match=r"the evaluator was killed\n  hint: resume the run"):
         first.go()
     assert "run_stop" not in (tmp_path / "result.txt").read_text(encoding="utf-8")
     assert not records(tmp_path / "metrics.jsonl", "end")
-    second = start(tmp_path, by_epochs(concurrently), low, polls=2)
-    assert second.weight == first.weight
-    assert second.go() == "not_reached"
-    assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
+    resume(tmp_path, by_epochs(concurrently), first.weight)
 
 
-def test_files_are_kept_for_the_checkpoints_that_need_them(tmp_path: Path) -> None:
-    """The newest checkpoint is damaged: the one before it had the first evaluation still to come."""
-    training = start(tmp_path, by_epochs(interval=1), low, polls=5)
-    assert training.go(None, stop_at(STEPS + 4)) == "interrupted"
-    older, newest = sorted((tmp_path / "checkpoint").iterdir())
+def test_files_of_evaluations_exist_as_long_as_a_checkpoint_needs_them(tmp_path: Path) -> None:
+    # The newest checkpoint is damaged; in the previous one the first evaluation was pending
+    assert start(tmp_path, by_epochs(interval=1), low, polls=5).go(None, stop_at(STEPS + 4)) == "interrupted"
+    previous, newest = sorted((tmp_path / "checkpoint").iterdir())
     (newest / "shared").unlink()
-    again = start(tmp_path, by_epochs(interval=1), low, polls=2)
-    assert f"step_{again.weight:08d}" == older.name
-    assert again.go() == "not_reached"
-    assert results(tmp_path) == [(epoch, low(epoch)) for epoch in range(1, EPOCHS + 1)]
+    resume(tmp_path, by_epochs(interval=1), int(previous.name.removeprefix("step_")))

@@ -1,4 +1,4 @@
-"""RecordIO: ours against itself, against MXNet's own reader and writer, and against broken files."""
+"""RecordIO: round trips, comparison with MXNet's reader and writer, and broken files."""
 
 import struct
 import subprocess
@@ -32,7 +32,7 @@ PAYLOADS = [
     bytes(range(256)) * 40,
 ]
 
-# Byte strings in which the magic number stands at any alignment, and halves of it too.
+# Byte strings with the magic number, or half of it, at any alignment
 payloads = st.lists(st.one_of(st.just(MAGIC_BYTES), st.just(MAGIC_BYTES[:2]), st.binary(max_size=9)), max_size=8).map(
     b"".join
 )
@@ -47,50 +47,41 @@ def write(folder: Path, records: list[bytes]) -> tuple[Path, Path]:
     return rec, idx
 
 
-def read(rec: Path) -> list[bytes]:
-    """All records of a file, one behind the other."""
-    found = []
-    with rec.open("rb") as file:
-        while file.tell() < rec.stat().st_size:
-            found.append(read_record(file, file.tell()))
-    return found
-
-
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(payloads, max_size=5))
-def test_what_is_written_is_read_in_order_and_by_index(tmp_path_factory, records):
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]) -> None:
     rec, idx = write(tmp_path_factory.mktemp("round"), records)
-    assert read(rec) == records
     with rec.open("rb") as file:
-        assert [read_record(file, offset) for _, offset in read_index(idx)] == records
-    assert [key for key, _ in read_index(idx)] == list(range(len(records)))
+        in_order = [read_record(file, file.tell()) for _ in records]
+        assert (in_order, file.tell()) == (records, rec.stat().st_size)
+        by_index = [(key, read_record(file, offset)) for key, offset in read_index(idx)]
+    assert by_index == list(enumerate(records))
     assert rec.stat().st_size % 4 == 0
 
 
 @given(payloads)
-def test_a_true_beginning_is_the_only_aligned_magic(payload):
+def test_aligned_magic_numbers_begin_parts(payload: bytes) -> None:
     framed = frame(payload)
-    aligned = [place for place in range(0, len(framed), 4) if framed[place : place + 4] == MAGIC_BYTES]
-    parts, place = 0, 0
-    while place < len(framed):
-        length = struct.unpack_from("<I", framed, place + 4)[0] & ((1 << 29) - 1)
-        assert aligned[parts] == place
-        parts, place = parts + 1, place + 8 + length + -length % 4
-    # A part's own length word can by no means be the magic: its flag would be 6.
-    assert parts == len(aligned)
+    aligned = [offset for offset in range(0, len(framed), 4) if framed[offset : offset + 4] == MAGIC_BYTES]
+    begins, offset = [], 0
+    while offset < len(framed):
+        begins.append(offset)
+        length = struct.unpack_from("<I", framed, offset + 4)[0] & ((1 << 29) - 1)
+        offset += 8 + length + -length % 4
+    # The length word of a part is never the magic number: its flag would be 6
+    assert begins == aligned
 
 
 @given(st.integers(0, 1000), payloads)
-def test_label_and_image_come_back(label, image):
+def test_label_and_image_round_trip(label: int, image: bytes) -> None:
     assert unpack(pack(label, 7, image)) == (label, image)
 
 
-def test_mxnet_reads_ours_and_we_read_mxnets(tmp_path, mxnet_python):
+def test_files_equal_those_of_mxnet(tmp_path: Path, mxnet_python: Path) -> None:
     for number, payload in enumerate(PAYLOADS):
         (tmp_path / f"{number}.bin").write_bytes(payload)
-    packed = [pack(key, key, payload) for key, payload in enumerate(PAYLOADS)]
-    rec, idx = write(tmp_path, packed)
+    rec, idx = write(tmp_path, [pack(key, key, payload) for key, payload in enumerate(PAYLOADS)])
     script = (
         "import sys, pathlib, mxnet as mx\n"
         f"folder, count = pathlib.Path(sys.argv[1]), {len(PAYLOADS)}\n"
@@ -113,7 +104,7 @@ SPLIT = frame(b"1234" + MAGIC_BYTES + b"5678")
 
 
 @pytest.mark.parametrize(
-    ("content", "begin", "place", "words"),
+    ("content", "begin", "offset", "problem"),
     [
         *((frame(b"second!!")[:-cut], 0, 0, r"the file ends|bytes of \d+ are there") for cut in (1, 4, 7, 11)),
         (frame(b"only"), len(frame(b"only")), len(frame(b"only")), "the file ends where"),
@@ -123,17 +114,18 @@ SPLIT = frame(b"1234" + MAGIC_BYTES + b"5678")
         (SPLIT, 12, 12, "the middle of a split record"),
     ],
 )
-def test_a_broken_file_is_named_with_the_offset(tmp_path, content, begin, place, words):
+def test_broken_file_is_named_with_the_offset(
+    tmp_path: Path, content: bytes, begin: int, offset: int, problem: str
+) -> None:
     rec = tmp_path / "a.rec"
     rec.write_bytes(content)
-    with rec.open("rb") as file, pytest.raises(RecordIOError, match=words) as caught:
+    with rec.open("rb") as file, pytest.raises(RecordIOError, match=problem) as caught:
         read_record(file, begin)
-    assert caught.value.offset == place
-    assert str(rec) in str(caught.value)
+    assert (caught.value.offset, str(rec) in str(caught.value)) == (offset, True)
 
 
 @pytest.mark.parametrize("line", ["1 2 3\n", "a\t5\n", "0\t-4\n", "7\t88"])
-def test_a_broken_index_line_is_named_with_the_offset(tmp_path, line):
+def test_broken_index_line_is_named_with_the_offset(tmp_path: Path, line: str) -> None:
     idx = tmp_path / "a.idx"
     idx.write_text("0\t0\n" + line)
     with pytest.raises(RecordIOError) as caught:
@@ -142,6 +134,6 @@ def test_a_broken_index_line_is_named_with_the_offset(tmp_path, line):
 
 
 @pytest.mark.parametrize("record", [b"short", struct.pack("<IfQQ", 2, 0.0, 0, 0) + b"12345678"])
-def test_a_record_without_a_header_of_one_label_is_refused(record):
+def test_record_without_a_header_of_one_label_is_refused(record: bytes) -> None:
     with pytest.raises(ValueError, match="header"):
         unpack(record)

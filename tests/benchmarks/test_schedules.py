@@ -1,4 +1,4 @@
-"""Learning rates against values worked out by hand, and the blocks of epochs."""
+"""ResNet's learning rates, computed by hand, and its submitted optimizers."""
 
 from typing import Any
 
@@ -9,8 +9,10 @@ from benchmarks.resnet.config import Hyperparameters
 from encore import catalogue, paths
 
 FOLDER = paths.BENCHMARKS / "resnet" / "systems"
-READ = [catalogue.read_toml(path) for path in sorted(FOLDER.glob("*.toml"))]
-SYSTEMS = [system for system in READ if system["kind"] == "submitted" and system["round"] <= "v0.7"]
+SYSTEMS = [
+    system for system in map(catalogue.read_toml, sorted(FOLDER.glob("*.toml")))
+    if system["kind"] == "submitted" and system["round"] <= "v0.7"
+]  # fmt: skip
 
 
 def config(**changes: Any) -> Hyperparameters:
@@ -38,17 +40,14 @@ def config(**changes: Any) -> Hyperparameters:
     ],
 )
 def test_rates_of_steps(changes: dict[str, Any], rates: dict[int, float]) -> None:
-    found = {step: events.learning_rate(config(**changes), step, 10) for step in rates}
-    assert found == pytest.approx(rates)
+    assert {step: events.learning_rate(config(**changes), step, 10) for step in rates} == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system["system"] + system["round"])
 def test_systems_have_the_optimizer_that_was_submitted(system: dict[str, Any]) -> None:
-    """set_wd_mult of MXNet's SGD and of SGDwFASTLARS; SoftmaxOutput sums over the batch; v0.7 alone warms up."""
-    values = system["config"]
-    by_default = Hyperparameters()
+    # set_wd_mult of MXNet's SGD and of SGDwFASTLARS; SoftmaxOutput sums over the batch; only v0.7 has warm-up steps
+    values, defaults = system["config"], Hyperparameters()
     without = {"sgd": ["beta", "bias"], "lars": ["gamma", "beta"]}[values["optimizer"]]
-    assert sorted(values.get("no_weight_decay", by_default.no_weight_decay)) == sorted(without)
+    assert sorted(values.get("no_weight_decay", defaults.no_weight_decay)) == sorted(without)
     assert values["loss_scale"] == values["batch_size"]
-    warm_up_steps = values.get("warm_up_steps", by_default.warm_up_steps)
-    assert (warm_up_steps > 0) == (system["round"] == "v0.7")
+    assert (values.get("warm_up_steps", defaults.warm_up_steps) > 0) == (system["round"] == "v0.7")

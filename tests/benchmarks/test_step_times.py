@@ -1,11 +1,11 @@
-"""The lines of a rank's step times, from threads that work, wait and fetch."""
+"""Step times and waiting time of a rank, with threads and clocks that the test controls."""
 
 import hashlib
 import json
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,122 +13,128 @@ import pytest
 from benchmarks.common.run import step_times
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.common.run.step_times import StepTimes
-from benchmarks.common.run.timing import InputWait
+from tests.trainings import wait_until
 
 RANKS = Ranks(3, 4, 1, 2, None)
-WAIT = InputWait()
-BLOCK = bytes(2**22)
+LIBRARY = {"12"}  # Threads of the communication library
 
 
-def compute(is_over: Callable[[], bool]) -> None:
-    # Outside of the interpreter's lock, as the threads of libraries do: one that waits for the lock sleeps.
-    while not is_over():
-        hashlib.sha256(BLOCK)
+class Rank:
+    """A rank whose thread 11 trains and whose thread 12 communicates; samples advance its clock."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, communicating: set[str] | None) -> None:
+        self.tasks, self.file, self.now = folder / "tasks", folder / "steps" / "rank_3.jsonl", 1000.0
+        self.set_threads("S", "S")
+        clock = SimpleNamespace(time=lambda: self.now, process_time=lambda: self.now / 4)
+        patch.setattr(step_times, "time", clock)
+        patch.setattr(step_times, "TASKS", str(self.tasks))
+        patch.setattr(threading.Thread, "start", lambda thread: None)
+        self.input = SimpleNamespace(total=0.0)
+        self.times = StepTimes(folder / "steps", RANKS, self.input, communicating)
+
+    def set_threads(self, *states: str) -> None:
+        for name, state in zip(("11", "12"), states, strict=True):
+            (self.tasks / name).mkdir(parents=True, exist_ok=True)
+            (self.tasks / name / "stat").write_text(f"{name} (python (train) {state} 1 1")
+            (self.tasks / name / "schedstat").write_text(f"5 {round((self.now - 1000) * 1e8)} 7")
+
+    def follow(self, samples: Iterator[Callable[[], object]]) -> list[dict[str, Any]]:
+        # Return the lines; the end of the samples is the end of the training
+        self.times._ended = SimpleNamespace(  # type: ignore[assignment]
+            wait=lambda seconds: bool(next(samples, lambda: True)()), set=lambda: None
+        )
+        self.times.start()
+        self.times._follow()
+        self.times.end()
+        return [json.loads(line) for line in self.file.read_text(encoding="utf-8").splitlines()]
 
 
-def compute_for(seconds: float) -> None:
-    end = time.process_time() + seconds
-    compute(lambda: time.process_time() >= end)
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(each) for each in path.read_text(encoding="utf-8").splitlines()]
-
-
-def measured(folder: Path, step: Callable[[StepTimes], None], communicating: set[str] | None) -> dict[str, Any]:
-    times = StepTimes(folder / "steps", RANKS, WAIT, communicating)
-    times.start()
-    for number in range(4):
-        step(times)
-        times.add(range(2 * number, 2 * number + 2))
-    times.end()
-    (found,) = lines(folder / "steps" / "rank_3.jsonl")
-    return found
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "SAMPLE_SECONDS", 0.05)
-    # One line each, however slow the machine is at that moment.
-    monkeypatch.setattr(step_times, "FIRST_SECONDS", 600.0)
-
-
-def idle(times: StepTimes) -> None:
-    time.sleep(0.3)
-
-
-def others() -> set[str]:
-    # What other tests of this process have left does not belong to the rank.
-    mine = str(threading.get_native_id())
-    return step_times.threads() - {mine}
-
-
-def seen(folder: Path, measure: Callable[[Path], bool]) -> None:
-    # What others do on these cores can hide it, but not always.
-    assert any(measure(folder / f"attempt_{number}") for number in range(10))
-
-
-def test_a_rank_that_computes_does_not_wait_and_one_that_sleeps_does(tmp_path: Path) -> None:
-    def shows(folder: Path) -> bool:
-        busy = measured(folder / "busy", lambda times: compute_for(0.3), others())
-        waits = measured(folder / "waits", idle, others())
-        is_clear = bool(busy["waiting"] < 0.3 < 0.7 < waits["waiting"])
-        return is_clear and busy["cpu"] > 0.5 and waits["cpu"] < busy["cpu"]
-
-    seen(tmp_path, shows)
-    for found in (lines(path)[0] for path in tmp_path.glob("*/*/steps/rank_3.jsonl")):
-        assert (found["step"], found["steps"], found["local_rank"]) == (8, 8, 1)
-        assert 0.1 < found["median"] <= found["p99"]
-
-
-def test_a_rank_that_fetches_waits_for_data_and_not_for_others(tmp_path: Path) -> None:
-    def fetch(times: StepTimes) -> None:
-        with times.fetching():
-            WAIT.fetch(lambda: time.sleep(0.3))
-
-    def shows(folder: Path) -> bool:
-        found = measured(folder, fetch, others())
-        return bool(found["waiting"] < 0.2 and found["input"] > 0.8)
-
-    seen(tmp_path, shows)
-
-
-def test_threads_of_a_library_that_spin_are_no_work(tmp_path: Path) -> None:
-    ends = threading.Event()
-    spinning = threading.Thread(target=compute, args=(ends.is_set,))
-    spinning.start()
-    assert spinning.native_id is not None
-    excluded = others() | {str(spinning.native_id)}
-
-    def shows(folder: Path) -> bool:
-        counted = measured(folder / "counted", idle, excluded - {str(spinning.native_id)})
-        waits = measured(folder / "excluded", idle, excluded)
-        return bool(counted["waiting"] < 0.3 < 0.5 < waits["waiting"])
-
-    try:
-        seen(tmp_path, shows)
-    finally:
-        ends.set()
-        spinning.join()
-
-
-def test_threads_of_a_rank_on_a_gpu_say_nothing(tmp_path: Path) -> None:
-    found = measured(tmp_path, idle, None)
-    assert (found["waiting"], found["input"]) == (None, 0.0) and found["steps"] == 8
-
-
-def test_a_line_comes_while_the_training_lasts_and_none_without_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("communicating", "waiting"), [(LIBRARY, 0.3889), (None, None)], ids=["cpu", "gpu"])
+def test_rank_waits_while_no_thread_works_or_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, communicating: set[str] | None, waiting: float | None
 ) -> None:
-    monkeypatch.setattr(step_times, "FIRST_SECONDS", 0.05)
-    times, path = StepTimes(tmp_path, RANKS, WAIT, set()), tmp_path / "rank_3.jsonl"
-    time.sleep(0.2)
-    assert lines(path) == []
+    rank = Rank(tmp_path, monkeypatch, communicating)
+
+    def sample(training: str, library: str, seconds: float = 0.25, fetches: bool = False) -> Callable[[], None]:
+        def apply() -> None:
+            rank.now += seconds
+            rank.set_threads(training, library)
+            rank.times._fetching = fetches
+            rank.times.add(range(rank.times._step, rank.times._step + 2))
+            rank.input.total += 0.25 * fetches
+
+        return apply
+
+    samples = [
+        *(sample("R", "S"), sample("D", "S"), sample("S", "S", fetches=True)),  # 0.75 s of work
+        *(sample("S", "S"), sample("S", "R")),  # 0.5 s of waiting: the library may spin
+        sample("S", "S", seconds=1.0),  # The sampling thread had no core: 0.375 s count
+    ]
+    (line,) = rank.follow(iter(samples))
+    assert {**line, "node": ""} == {
+        "time": 1002.25,
+        "node": "",
+        "local_rank": 1,
+        "step": 12,
+        "steps": 12,
+        "window": 2.25,
+        "median": 0.125,
+        "p99": 0.5,
+        "waiting": waiting,
+        "input": 0.1111,
+        "cpu": 0.562,
+        "delayed": 0.45,
+    }
+
+
+def test_windows_grow_from_five_seconds_to_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(tmp_path, monkeypatch, LIBRARY)
+
+    def sample() -> None:
+        rank.now += 1
+        rank.times.add(range(1))
+
+    lines = rank.follow(sample for _ in range(245))
+    assert [line["window"] for line in lines] == [5, 5, 5, 8, 12, 18, 27, 40, 60, 60, 5]
+
+
+def test_only_steps_of_the_training_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(tmp_path, monkeypatch, LIBRARY)
+    rank.times.add(range(1))
+    rank.times.stop()
+    with rank.times.fetching():
+        assert rank.times._fetching
+    assert not rank.times._fetching
+    assert rank.follow(iter([])) == []
+
+
+def test_states_of_real_threads(tmp_path: Path) -> None:
+    end, data = threading.Event(), bytes(2**22)
+
+    def compute() -> None:
+        while not end.is_set():
+            hashlib.sha256(data)  # Without the lock of the interpreter
+
+    threads = [threading.Thread(target=compute), threading.Thread(target=end.wait)]
+    for thread in threads:
+        thread.start()
+    try:
+        busy, idle = (step_times.threads() - {str(thread.native_id)} for thread in threads)
+        wait_until(lambda: step_times.is_working(busy), "a thread that computes")
+        wait_until(lambda: not step_times.is_working(idle), "a thread that sleeps")
+        assert str(threads[0].native_id) in step_times.delays()
+    finally:
+        end.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_lines_are_written_during_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_times, "SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr(step_times, "FIRST_SECONDS", 0.01)
+    times, path = StepTimes(tmp_path, RANKS, SimpleNamespace(total=0.0), set()), tmp_path / "rank_3.jsonl"
     times.start()
     times.add(range(1))
-    end = time.monotonic() + 60
-    while not lines(path) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert [found["steps"] for found in lines(path)] == [1]
+    wait_until(lambda: bool(path.read_text()), "a line")
     times.end()
-    assert len(lines(path)) == 1
+    assert len(path.read_text().splitlines()) == 1

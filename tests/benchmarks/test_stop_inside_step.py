@@ -1,87 +1,71 @@
-"""A run that is stopped within a step of many parts resumes there: its log and losses are those of a whole run."""
+"""A run that is stopped within a step of many parts, as those of BERT, continues there."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.common.run.run import Run
-from tests.benchmarks.loop import FRAMEWORK, WORDING, Config, every_two_steps, handlers, keys
+from tests.benchmarks import loop
+from tests.benchmarks.loop import every_two_steps, keys, signal_handlers
 from tests.conftest import records
 
-__all__ = ["handlers"]
+__all__ = ["signal_handlers"]
 PARTS = 8
 
 
-class Training:
-    """Steps of PARTS parts; a part's loss is its number over the whole run."""
+class Training(loop.Training):
+    """The loss of a part is its number in the run; the run is stopped in part ``stop`` of a step."""
 
     def __init__(self, output: Path) -> None:
-        self.run = Run(Config({"accuracy": 0.5}), FRAMEWORK, Path("data"), output, WORDING)
-        saved = self.run.saved
-        self.step, self.parts, self.loss = (int(saved.get(name, 0)) for name in ("step", "parts", "loss"))
+        super().__init__(output, every_two_steps(2), {"accuracy": 0.5})
+        self.parts, self.loss = (int(self.run.saved.get(name, 0)) for name in ("parts", "loss"))
+        self.stop: tuple[int, int] | None = None
 
-    def train_step(self, stop: tuple[int, int] | None) -> float | None:
-        """As benchmarks/bert/pytorch/train.py has it."""
+    def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"weight": self.weight}, {"parts": self.parts, "loss": self.loss}
+
+    def train_step(self, step: int) -> float | None:
         for part in self.run.interruptible(range(self.parts, PARTS)):
-            self.loss += self.step * PARTS + part
+            self.loss += step * PARTS + part
             self.parts += 1
-            if stop == (self.step, part):
+            if self.stop == (step, part):
                 signal.raise_signal(signal.SIGTERM)
         if self.parts < PARTS:
             return None
-        found, self.loss, self.parts = float(self.loss), 0, 0
-        self.step += 1
-        return found
+        loss, self.loss, self.parts = float(self.loss), 0, 0
+        self.weight += 1
+        return loss
 
-    def go(self, stop: tuple[int, int] | None = None) -> str:
-        run = self.run
-        with run.initialization():
-            run.log({"global_batch_size": 4})
-        with run.timed(every_two_steps(2)):
-            run.register_state(lambda: {"step": self.step}, lambda: {"parts": self.parts, "loss": self.loss})
-            for _ in run.blocks():
-                for step in run.steps():
-                    assert step == self.step
-                    run.report(self.train_step(stop), 0.5)
-                if run.evaluates():
-                    run.evaluated({"accuracy": 0.0})
-        assert run.finish() == 0
-        return str(records(run.output / "metrics.jsonl", "end")[-1]["outcome"])
+
+def train(output: Path, *stop: int) -> tuple[str, int, int]:
+    # Returns the outcome with the step and the part where the training ended
+    training = Training(output)
+    training.stop = stop or None  # type: ignore[assignment]
+    return training.go(lambda weight: {"accuracy": 0.0}), training.weight, training.parts
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("whole")
-    assert Training(folder).go() == "not_reached"
-    yield folder
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    assert train(folder) == ("not_reached", 6, 0)
+    return folder
 
 
-@pytest.mark.parametrize("step", [0, 1, 2, 3, 5], ids=["first", "second", "evaluated", "of another epoch", "last"])
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 5], ids=["first", "second", "evaluated", "second epoch", "last"])
 @pytest.mark.parametrize("part", [0, 3, 6])
-def test_a_run_resumes_in_the_middle_of_a_step(tmp_path: Path, whole: Path, step: int, part: int) -> None:
-    first = Training(tmp_path)
-    assert first.go((step, part)) == "interrupted"
-    # What the ranks vote is read two parts later; behind the last part in an evaluation, at an epoch's end or in the
-    # next step.
-    after = part + 3
-    next_step = (step + 1, 3 if step == 0 else 0)
-    assert (first.step, first.parts) == ((step, after) if after < PARTS else next_step)
-    assert first.run.position == first.step
-    assert Training(tmp_path).go() == "not_reached"
-    assert keys(tmp_path) == keys(whole)
-    found, expected = (
-        [each["loss"] for each in records(folder / "metrics.jsonl", "step")] for folder in (tmp_path, whole)
-    )
-    assert found == expected == [float(sum(range(begin, begin + PARTS))) for begin in range(0, 6 * PARTS, PARTS)]
+def test_run_resumes_in_the_middle_of_a_step(tmp_path: Path, reference: Path, step: int, part: int) -> None:
+    # The votes of the ranks are read two parts later; after the last part, that is in the evaluation or the next step
+    end = (step, part + 3) if part + 3 < PARTS else (step + 1, 3 if step == 0 else 0)
+    assert train(tmp_path, step, part) == ("interrupted", *end)
+    assert train(tmp_path) == ("not_reached", 6, 0)
+    assert keys(tmp_path) == keys(reference)
+    losses = [record["loss"] for record in records(tmp_path / "metrics.jsonl", "step")]
+    assert losses == [28.0, 92.0, 156.0, 220.0, 284.0, 348.0]  # Sums of 0 to 7, 8 to 15 and so on
 
 
-def test_a_run_is_stopped_twice_in_the_same_step(tmp_path: Path, whole: Path) -> None:
-    assert Training(tmp_path).go((0, 0)) == "interrupted"
-    second = Training(tmp_path)
-    assert second.parts == 3
-    assert second.go((0, 3)) == "interrupted"
-    assert (second.step, second.parts) == (0, 6)
-    assert Training(tmp_path).go() == "not_reached"
-    assert keys(tmp_path) == keys(whole)
+def test_run_is_stopped_twice_in_the_same_step(tmp_path: Path, reference: Path) -> None:
+    assert train(tmp_path, 0, 0) == ("interrupted", 0, 3)
+    assert train(tmp_path, 0, 3) == ("interrupted", 0, 6)
+    assert train(tmp_path) == ("not_reached", 6, 0)
+    assert keys(tmp_path) == keys(reference)

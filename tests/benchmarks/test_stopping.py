@@ -1,4 +1,4 @@
-"""How a training's process ends: with its own exit code, whatever still runs in it."""
+"""The process of a training ends with the exit code of the training, whatever threads still run."""
 
 import signal
 import subprocess
@@ -14,12 +14,12 @@ import atexit, os, sys
 from pathlib import Path
 from benchmarks.common.run.stopping import Heartbeat, end_process
 
-class HeldByAThread:
-    "Stands for what a framework's thread gives back: Python is gone when its turn comes."
+class ThreadState:
+    "Like the state of a framework's thread, it cannot be freed while the interpreter shuts down"
     def __del__(self):
         os.abort()
 
-held = HeldByAThread()
+state = ThreadState()
 atexit.register(lambda: print("left the other ranks"))
 heartbeat = Heartbeat(Path(sys.argv[1]), 0)
 
@@ -30,14 +30,13 @@ def main():
 """
 
 
-def ended(folder: Path, body: str, end: str = "end_process(main)") -> subprocess.CompletedProcess[str]:
-    program = PROGRAM.format(body=body, end=end)
-    command = [sys.executable, "-c", program, str(folder)]
+def run(folder: Path, body: str, end: str = "end_process(main)") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.format(body=body, end=end), str(folder)]
     return subprocess.run(command, capture_output=True, text=True, cwd=paths.ROOT, check=False)
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "told"),
+    ("body", "code", "message"),
     [
         pytest.param("return 0", 0, "", id="done"),
         pytest.param("raise SystemExit(2)", 2, "", id="refused"),
@@ -46,13 +45,12 @@ def ended(folder: Path, body: str, end: str = "end_process(main)") -> subprocess
         pytest.param("raise OSError('disk')", 1, "OSError: disk\n", id="broke"),
     ],
 )
-def test_the_exit_code_is_the_trainings(tmp_path: Path, body: str, code: int, told: str) -> None:
-    done = ended(tmp_path, body)
-    assert done.returncode == code
-    assert done.stdout == "left the other ranks\n"
-    assert done.stderr.endswith(told)
-    assert ("Traceback" in done.stderr) == ("OSError" in told)
+def test_exit_code_is_that_of_the_training(tmp_path: Path, body: str, code: int, message: str) -> None:
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stdout) == (code, "left the other ranks\n")
+    assert done.stderr.endswith(message)
+    assert ("Traceback" in done.stderr) == ("OSError" in message)
 
 
-def test_an_interpreter_that_is_taken_apart_loses_the_exit_code(tmp_path: Path) -> None:
-    assert ended(tmp_path, "return 2", "raise SystemExit(main())").returncode == -signal.SIGABRT
+def test_shutdown_of_the_interpreter_loses_the_exit_code(tmp_path: Path) -> None:
+    assert run(tmp_path, "return 2", "raise SystemExit(main())").returncode == -signal.SIGABRT

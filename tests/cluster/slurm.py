@@ -1,8 +1,6 @@
-"""A real Slurm of two nodes on one machine, from the distribution's packages, in a folder and on ports of its own.
+"""A two-node Slurm on one machine from the distribution's packages, with its own folder, munge socket and ports.
 
-    $ python -m tests.cluster.slurm FOLDER       # starts it, and stops it at Ctrl-C
-
-Needs root. Munge and Slurm that may already run on the machine are left alone.
+Needs root. It does not touch a Slurm or munge that already runs on the machine.
 """
 
 import contextlib
@@ -10,19 +8,19 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from tests.trainings import held_port
+from tests.trainings import PATIENCE, held_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "mpirun")
-START_SECONDS = 180.0
 
+# KillWait: on a busy machine a rank may need minutes to finish its step and write a checkpoint before SIGKILL.
 CONFIGURATION = """\
 ClusterName=encore
 SlurmctldHost=localhost
@@ -47,7 +45,7 @@ SelectTypeParameters=CR_Core
 SwitchType=switch/none
 ReturnToService=2
 SlurmdTimeout=10
-KillWait=30
+KillWait=300
 MinJobAge=600
 JobRequeue=1
 OverTimeLimit=0
@@ -70,13 +68,12 @@ def _search_path() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(0.5)  # most ask Slurm, which takes processes of its own, while trainings need the cores
-    raise AssertionError(f"not within {seconds:g} s: {what}")
+def wait_for(condition: Callable[[], bool], event: str, poll: float = 0.5) -> None:
+    # Most conditions call a Slurm program, so the default interval leaves the cores to the trainings.
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {event}"
+        time.sleep(poll)
 
 
 @dataclass
@@ -88,26 +85,22 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _search_path()}
 
-    def call(self, *command: str, timeout: float = 60.0) -> str:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=self.environment, timeout=timeout, check=False
-        )
-        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
-
-    def state(self, job: str) -> str:
-        return self.field(job, "JobState")
+    def call(self, *command: str, **options: Any) -> str:
+        options = {"env": self.environment, "timeout": 120.0, **options}
+        process = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        assert process.returncode == 0, f"{' '.join(command)}: {process.stdout}{process.stderr}"
+        return process.stdout.strip()
 
     def field(self, job: str, name: str) -> str:
         pairs = (word.partition("=") for word in self.call("scontrol", "show", "job", job).split())
         return next((value for key, _, value in pairs if key == name), "")
 
     def start_node(self, node: str, under: Sequence[str] = ()) -> None:
-        """Start a node's slurmd, ``under`` a command that harms all that it starts."""
+        """Start the slurmd of a node; ``under`` is a prefix of its command, such as taskset."""
         self._daemon(node, [*under, "slurmd", "-D", "-N", node])
 
     def kill_node(self, node: str) -> None:
-        """Kill a node's slurmd and all that runs under it, as a power cut would."""
+        """Kill the slurmd of a node and all its processes, as a power failure would."""
         daemon = self.daemons.pop(node)
         daemon.kill()
         for process in self._processes_on(node):
@@ -116,21 +109,20 @@ class Cluster:
         daemon.wait()
 
     def _processes_on(self, node: str) -> list[psutil.Process]:
-        # The tasks of a node, which have its name from Slurm, and the steps that started them.
-        found = []
+        # Tasks of the node, whose environment has its name, and the slurmstepd processes that started them.
+        tasks = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 variables = process.environ()
                 if variables.get("SLURMD_NODENAME") == node and str(self.folder) in variables["SLURM_CONF"]:
-                    found += [process, *(p for p in process.parents() if p.name() == "slurmstepd")]
-        return found
+                    tasks += [process, *(p for p in process.parents() if p.name() == "slurmstepd")]
+        return tasks
 
     def _daemon(self, name: str, command: list[str]) -> None:
-        log = (self.folder / f"{name}.out").open("ab")
-        self.daemons[name] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.environment
-        )
-        log.close()
+        with (self.folder / f"{name}.out").open("ab") as log:
+            self.daemons[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.environment
+            )
 
     def start(self) -> None:
         self._start_munge()
@@ -141,8 +133,8 @@ class Cluster:
 
     def is_idle(self) -> bool:
         command = ("sinfo", "--noheader", "--Node", "--partition=debug", "--format=%T")
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
-        return done.stdout.split() == ["idle", "idle"]
+        process = subprocess.run(command, capture_output=True, text=True, env=self.environment, check=False)
+        return process.stdout.split() == ["idle", "idle"]
 
     def _start_munge(self) -> None:
         key = self.folder / "munge.key"
@@ -170,7 +162,7 @@ class Cluster:
 
 
 def configure(folder: Path, ports: Sequence[int], plugins: str = "") -> None:
-    """Write the configuration of a cluster in ``folder``, which nobody else may write to."""
+    """Write slurm.conf and the folders of the daemons; only root may write to ``folder``."""
     folder.chmod(0o755)
     for name in ("state", "spool.n1", "spool.n2", "tmp.n1", "tmp.n2"):
         (folder / name).mkdir()
@@ -182,24 +174,11 @@ def configure(folder: Path, ports: Sequence[int], plugins: str = "") -> None:
 
 @contextlib.contextmanager
 def running(folder: Path, plugins: str = "") -> Iterator[Cluster]:
-    with contextlib.ExitStack() as held:
-        # No other program gets one while a daemon is not there: before it starts, and where a test has killed it.
-        sockets = [held.enter_context(held_port()) for _ in range(3)]
-        configure(folder, [each.getsockname()[1] for each in sockets], plugins)
+    with contextlib.ExitStack() as stack:
+        # Bound sockets reserve the ports while a daemon does not run: before it starts and after a test killed it.
+        sockets = [stack.enter_context(held_port()) for _ in range(3)]
+        configure(folder, [reserved.getsockname()[1] for reserved in sockets], plugins)
         cluster = Cluster(folder)
-        held.callback(cluster.stop)
+        stack.callback(cluster.stop)
         cluster.start()
         yield cluster
-
-
-def main() -> None:
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    with running(folder):
-        print(f"export SLURM_CONF={folder}/slurm.conf", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
-
-
-if __name__ == "__main__":
-    main()

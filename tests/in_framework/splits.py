@@ -1,40 +1,39 @@
-"""What tests of Llama's parallelism share: samples for any split, and what all ranks have together."""
+"""Helpers for tests of Llama's parallelism: a split training is compared with the same training on one rank."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
 import torch
 
 from benchmarks.common.export.torch import inferring
+from benchmarks.common.frameworks import pytorch
 from benchmarks.llama.generate import POSITIONS, empty_cache, generate
+from benchmarks.llama.pytorch import parallel
 from benchmarks.llama.pytorch.serving import Step
-from benchmarks.llama.pytorch.state import MOMENTS
 from benchmarks.llama31_8b.pytorch.data import place as place_of
 from benchmarks.llama31_8b.pytorch.data import synthetic_batch
 
 
-def whole(training):
-    """The weights of all ranks together, by name."""
-    return {
-        name: (each.detach().full_tensor() if hasattr(each, "full_tensor") else each.detach()).clone()
-        for name, each in training.parameters.items()
-    }
+def one_rank(ranks):
+    """This process as the only rank of a job."""
+    return dataclasses.replace(ranks, rank=0, size=1)
 
 
-def assert_same_weights(found, expected, note, rtol=1e-4, atol=1e-6):
-    """Hold the weights of all ranks of one training against another's."""
-    weights = whole(found)
-    for name, each in whole(expected).items():
-        torch.testing.assert_close(
-            weights[name], each, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{note}, {name}: {text}"
-        )
+def share_batch(config, ranks, **settings):
+    """A configuration with the same global batch on all ranks."""
+    return dataclasses.replace(config, batch_size=config.batch_size // ranks.size, **settings)
 
 
-def batch_of(config, vocabulary, ranks, step):
-    """Samples that do not depend on how the ranks share them, as the input deals them out."""
+def random_batch(config, vocabulary, ranks, step):
+    """Draw this rank's micro-batches. The global batch depends only on the step."""
     place, generator = place_of(config, ranks), torch.Generator().manual_seed(step)
-    mine = config.batch_size * config.group
+    group_size = config.batch_size * config.group
     tokens = torch.randint(
         vocabulary, (config.batch_size * ranks.size, config.sequence_length + 1), generator=generator
     )
-    tokens = tokens[place.group * mine : (place.group + 1) * mine]
+    tokens = tokens[place.group * group_size : (place.group + 1) * group_size]
     positions = place.positions(config.sequence_length)
     example = synthetic_batch(config, vocabulary, ranks)[0]
     return [
@@ -43,31 +42,93 @@ def batch_of(config, vocabulary, ranks, step):
     ]
 
 
-def moments_of(optimizer, name, training):
-    """Both moments of a parameter, of all ranks together."""
-    state = optimizer.state[training.parameters[name]]
-    found = [state[key].full_tensor() if hasattr(state[key], "full_tensor") else state[key] for key in MOMENTS]
-    return torch.stack(found)
+def full_weights(training):
+    """Weights by name, gathered from all ranks."""
+    return {name: parallel.whole(weight.detach()).clone() for name, weight in training.network.named_parameters()}
 
 
-def steps_are_those_of(network, tokens, near=1e-12):
-    """A text in one call, in several and token by token has the network's logits; the likeliest tokens follow it."""
+def full_state(training):
+    """Weights, moments and step counts by name, gathered from all ranks."""
+    tensors = full_weights(training)
+    for name, weight in training.network.named_parameters():
+        for key, value in training.optimizer.state.get(weight, {}).items():
+            tensors[f"{name} {key}"] = parallel.whole(value).clone()
+    return tensors
+
+
+def first_moments(training):
+    return {name.split()[0]: value for name, value in full_state(training).items() if name.endswith(" exp_avg")}
+
+
+def assert_equal(tensors, expected, note):
+    assert [name for name in expected if not torch.equal(tensors[name], expected[name])] == [], note
+    assert tensors.keys() == expected.keys(), note
+
+
+class Trainer(NamedTuple):
+    """The training of one benchmark, on any ranks."""
+
+    build: Callable[..., Any]  # (config, ranks) -> training
+    batch: Callable[..., Any]  # (config, ranks, step) -> micro-batches of this rank
+    train_step: Callable[..., Any]
+
+    def advance(self, training, steps):
+        """Train and return the losses, each the mean over the ranks."""
+        losses, ranks = [], training.ranks
+        for step in steps:
+            loss = self.train_step(training, self.batch(training.config, ranks, step), 0.01)
+            losses.append(pytorch.total(loss)[0] / ranks.size if ranks.size > 1 else float(loss))
+        return losses
+
+    def train(self, config, ranks, steps=3):
+        training = self.build(config, ranks)
+        return training, self.advance(training, range(steps))
+
+    def assert_splits_train_alike(self, config, splits, ranks, rtol=1e-4, atol=1e-6):
+        """Compare initial weights, losses and final weights of each split with those of one rank."""
+        initial = full_weights(self.build(config, one_rank(ranks)))
+        single, expected = self.train(config, one_rank(ranks))
+        for split in splits:
+            training = self.build(share_batch(config, ranks, **split), ranks)
+            assert_equal(full_weights(training), initial, split)
+            assert self.advance(training, range(3)) == pytest.approx(expected, rel=2e-6), split
+            torch.testing.assert_close(full_weights(training), full_weights(single), rtol=rtol, atol=atol)
+
+    def assert_splits_resume(self, config, splits, ranks, folder):
+        """Restore the checkpoint of each split in every split and on one rank; the same split continues bit for bit."""
+        for split in splits:
+            training, _ = self.train(share_batch(config, ranks, **split), ranks, steps=2)
+            saved, paths = full_state(training), [folder / f"{split}-{rank}" for rank in range(ranks.size)]
+            pytorch.save(paths[ranks.rank], training.state_dict())
+            pytorch.barrier()
+            if config.precision == "fp32":  # FSDP, which casts, needs all ranks of the job
+                resumed = self.build(config, one_rank(ranks))
+                resumed.restore(map(pytorch.load, paths))
+                assert_equal(full_state(resumed), saved, split)
+            for other in (*splits, split):
+                resumed = self.build(share_batch(config, ranks, **other), ranks)
+                resumed.restore(map(pytorch.load, paths))
+                assert_equal(full_state(resumed), saved, (split, other))
+            assert self.advance(resumed, [7]) == self.advance(training, [7]), split
+            assert_equal(full_state(resumed), full_state(training), split)
+
+
+def assert_steps_match(network, tokens, tolerance=1e-12):
+    """Compare the logits of a cache filled at once, in parts and token by token with the network; generate text."""
     step, shape = inferring(Step(network)), network.shape
     cache_shape = (shape.layers, 2, shape.key_value_heads, 0, shape.size)
-    exact = network.embed_tokens.weight.dtype
-    expected = network(tokens).detach()
+    dtype, expected = network.embed_tokens.weight.dtype, network(tokens).detach()
     for cuts in ((), (3,), (1, 2, 6), range(1, tokens.shape[1])):
-        cache, found = torch.from_numpy(empty_cache(cache_shape, len(tokens))).to(exact), []
+        cache, outputs = torch.from_numpy(empty_cache(cache_shape, len(tokens))).to(dtype), []
         for part in torch.tensor_split(tokens, list(cuts), dim=1):
-            logits, added = map(torch.from_numpy, step(part.numpy(), cache.numpy()))
-            cache = torch.cat((cache, added), POSITIONS)
-            found.append(logits)
-        torch.testing.assert_close(torch.cat(found, 1), expected, rtol=near, atol=near)
-    prompt = tokens[0, :5].tolist()
-    greedy = generate(inferring(Step(network.float())), cache_shape, prompt, 6)
+            logits, new_entries = map(torch.from_numpy, step(part.numpy(), cache.numpy()))
+            cache = torch.cat((cache, new_entries), POSITIONS)
+            outputs.append(logits)
+        torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=tolerance, atol=tolerance)
+    step, prompt = inferring(Step(network.float())), tokens[0, :5].tolist()
+    greedy = generate(step, cache_shape, prompt, 6)
     for number, token in enumerate(greedy):
-        before = torch.tensor([prompt + greedy[:number]])
-        assert token == int(network(before)[0, -1].argmax())
-    drawn = [generate(inferring(Step(network)), cache_shape, prompt, 6, 2.0, seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2] and len(drawn[0]) == 6
-    assert generate(inferring(Step(network)), cache_shape, prompt, 6, end=greedy[0]) == greedy[:1]
+        assert token == int(network(torch.tensor([prompt + greedy[:number]]))[0, -1].argmax())
+    samples = [generate(step, cache_shape, prompt, 6, 2.0, seed) for seed in (1, 1, 2)]
+    assert samples[0] == samples[1] != samples[2] and len(samples[0]) == 6
+    assert generate(step, cache_shape, prompt, 6, end=greedy[0]) == greedy[:1]

@@ -1,7 +1,7 @@
-"""A small API server: it keeps what is created, as Kubernetes' schemas have it, and runs a Job's pods as processes.
+"""A small API server that validates objects against Kubernetes' schemas and runs pods as processes.
 
-No kubelet and no scheduler: a pod's containers are its arguments, started here in the order of a pod, with the volumes'
-folders at their own places. Replacement follows the Job's failure policy.
+It has no kubelet and no scheduler: container arguments are started as a process, with volumes at their host
+paths. Pods are replaced according to the failure policy of the Job.
 """
 
 import json
@@ -20,7 +20,7 @@ import kubernetes_validate
 
 from encore.kubernetes.manifests import FILES, INDEX
 
-VERSIONS = ("1.34", "1.35", "1.36", "1.37")  # the last four that kubernetes-validate has
+VERSIONS = ("1.34", "1.35", "1.36", "1.37")  # Four latest versions in kubernetes-validate
 GROUPS = {
     "v1": {"Pod": "pods", "Service": "services", "ConfigMap": "configmaps", "Secret": "secrets"},
     "batch/v1": {"Job": "jobs"},
@@ -46,13 +46,13 @@ def kubeconfig(cluster: dict[str, str]) -> dict[str, Any]:
 
 
 class Server(ThreadingHTTPServer):
-    """The API server of a test; ``held`` is why no pod can be scheduled, empty: they run at once."""
+    """The API server of a test. Pods run at once, or stay pending with the message ``unschedulable``."""
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, environment: dict[str, str], held: str = "") -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], unschedulable: str = "") -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.environment, self.held = folder, environment, held
+        self.folder, self.environment, self.unschedulable = folder, environment, unschedulable
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.evicted: set[str] = set()
@@ -66,7 +66,7 @@ class Server(ThreadingHTTPServer):
         return path
 
     def pods(self) -> list[dict[str, Any]]:
-        return [each for (plural, _), each in self.objects.items() if plural == "pods"]
+        return [content for (plural, _), content in self.objects.items() if plural == "pods"]
 
     def create(self, plural: str, content: dict[str, Any]) -> dict[str, Any]:
         if content["apiVersion"] in ("v1", "batch/v1"):
@@ -81,8 +81,8 @@ class Server(ThreadingHTTPServer):
 
     def delete(self, plural: str, name: str) -> None:
         owner = self.objects.pop((plural, name))["metadata"]["uid"]
-        for key, each in [*self.objects.items()]:
-            if owner in {of["uid"] for of in each["metadata"].get("ownerReferences", ())}:
+        for key, content in [*self.objects.items()]:
+            if owner in {reference["uid"] for reference in content["metadata"].get("ownerReferences", ())}:
                 del self.objects[key]
                 if key[1] in self.processes:
                     self.processes[key[1]].terminate()
@@ -91,17 +91,15 @@ class Server(ThreadingHTTPServer):
         self.evicted.add(pod)
         self.processes[pod].send_signal(signal.SIGTERM)
 
-    # -- what a Job's controller and a kubelet do -----------------------------------------------------
+    # -- Job controller and kubelet -------------------------------------------------------------------
 
     def _run(self, job: dict[str, Any]) -> None:
         try:
             spec = job["spec"]
             pods = [self._pod(job, number) for number in range(spec["completions"])]
-            while pods and not self.held:
-                ended = [(pod, self.processes[pod].poll()) for pod in pods]
-                for pod, code in ended:
-                    if code is None:
-                        continue
+            while pods and not self.unschedulable:
+                for pod in [pod for pod in pods if self.processes[pod].poll() is not None]:
+                    code = self.processes[pod].returncode
                     action = self._action(spec, pod, code) if code else "Complete"
                     if action == "FailJob":
                         self._condition(job, "Failed", "PodFailurePolicy", f"Container node of {pod} failed: {code}")
@@ -114,7 +112,7 @@ class Server(ThreadingHTTPServer):
                         del self.objects["pods", pod]
                         pods.append(self._pod(job, number))
                 time.sleep(0.05)
-            if not self.held:
+            if not self.unschedulable:
                 self._condition(job, "Complete", "CompletionsReached", "")
         except Exception as error:
             self.problems.append(repr(error))
@@ -143,9 +141,14 @@ class Server(ThreadingHTTPServer):
                 "ownerReferences": [owner], "creationTimestamp": f"2026-11-26T08:{self.starts:02}:00Z",
             },
         }  # fmt: skip
-        if self.held:
-            held = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": self.held}
-            pod["status"] = {"phase": "Pending", "conditions": [held]}
+        if self.unschedulable:
+            condition = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": self.unschedulable,
+            }
+            pod["status"] = {"phase": "Pending", "conditions": [condition]}
         else:
             self._start(job["metadata"]["name"], pod, number)
         valid(pod)
@@ -160,13 +163,12 @@ class Server(ThreadingHTTPServer):
             (files / file).write_text(text, encoding="utf-8")
 
         def command(container: dict[str, Any]) -> list[str]:
-            # The names of a cluster are not known here.
+            # Host names of the cluster cannot be resolved.
             words = [str(files) if word == FILES else word for word in container["args"]]
             return [re.sub(r"--master-addr=.*", "--master-addr=127.0.0.1", word) for word in words]
 
         def variables(container: dict[str, Any]) -> dict[str, str]:
-            given = {each["name"]: each.get("value", str(number)) for each in container["env"]}
-            return {**given, **self.environment}
+            return {entry["name"]: entry.get("value", str(number)) for entry in container["env"]} | self.environment
 
         for container in spec["initContainers"]:
             subprocess.run(command(container), env=variables(container), cwd=self.folder, check=True)
@@ -182,9 +184,9 @@ class Server(ThreadingHTTPServer):
     def log(self, name: str, write: Any) -> None:
         with (self.folder / f"log-{name}").open("rb") as log:
             while True:
-                ended = self.processes[name].poll() is not None
+                has_ended = self.processes[name].poll() is not None
                 write(log.read())
-                if ended:
+                if has_ended:
                     return
                 time.sleep(0.05)
 
@@ -209,39 +211,36 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _refuse(self, code: int, message: str) -> None:
+    def _answer_error(self, code: int, message: str) -> None:
         self._answer({"kind": "Status", "apiVersion": "v1", "message": message, "code": code}, code)
 
     def _body(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-        return found
+        return dict(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"))
 
     def _discovery(self, path: str) -> dict[str, Any] | None:
-        if path == "/version":
-            return {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}
-        if path == "/api":
-            return {"kind": "APIVersions", "versions": ["v1"]}
-        if path == "/apis":
-            versions = [{"groupVersion": each, "version": each.split("/")[1]} for each in GROUPS if "/" in each]
-            groups = [
-                {"name": each["groupVersion"].split("/")[0], "versions": [each], "preferredVersion": each}
-                for each in versions
-            ]
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-        kinds = GROUPS.get(path.removeprefix("/apis/").removeprefix("/api/"))
-        if kinds is None:
-            return None
+        group = path.removeprefix("/apis/").removeprefix("/api/")
+        versions = [{"groupVersion": name, "version": name.split("/")[1]} for name in GROUPS if "/" in name]
+        groups = [
+            {"name": version["groupVersion"].split("/")[0], "versions": [version], "preferredVersion": version}
+            for version in versions
+        ]
         verbs = ["create", "delete", "get", "list", "patch"]
         resources = [
             {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": verbs}
-            for kind, plural in kinds.items()
+            for kind, plural in GROUPS.get(group, {}).items()
         ]
-        version = path.removeprefix("/apis/").removeprefix("/api/")
-        return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+        answers: dict[str, dict[str, Any]] = {
+            "/version": {"major": "1", "minor": "37", "gitVersion": "v1.37.0"},
+            "/api": {"kind": "APIVersions", "versions": ["v1"]},
+            "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
+        }
+        if resources:
+            return {"kind": "APIResourceList", "groupVersion": group, "resources": resources}
+        return answers.get(path)
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        found, match = self._discovery(url.path), PATH.fullmatch(url.path)
+        content, match = self._discovery(url.path), PATH.fullmatch(url.path)
         if match and match["log"]:
             self.send_response(200)
             self.send_header("Connection", "close")
@@ -249,40 +248,42 @@ class Handler(BaseHTTPRequestHandler):
             self.server.log(match["name"], self.wfile.write)
             return
         if match and match["name"] is None:
-            wanted = dict(part.split("=") for part in parse_qs(url.query)["labelSelector"][0].split(","))
-            pods = [each for each in self.server.pods() if wanted.items() <= each["metadata"]["labels"].items()]
-            found = {"kind": "PodList", "apiVersion": "v1", "items": pods}
+            labels = dict(part.split("=") for part in parse_qs(url.query)["labelSelector"][0].split(","))
+            pods = [pod for pod in self.server.pods() if labels.items() <= pod["metadata"]["labels"].items()]
+            content = {"kind": "PodList", "apiVersion": "v1", "items": pods}
         elif match:
-            found = self.server.objects.get((match["plural"], match["name"]))
-        if found is None:
-            self._refuse(404, f"the server could not find {url.path}")
+            content = self.server.objects.get((match["plural"], match["name"]))
+        if content is None:
+            self._answer_error(404, f"the server could not find {url.path}")
         else:
-            self._answer(found)
+            self._answer(content)
+
+    def _path(self) -> re.Match[str]:
+        match = PATH.fullmatch(urlsplit(self.path).path)
+        assert match is not None
+        return match
 
     def do_POST(self) -> None:
-        match, content = PATH.fullmatch(urlsplit(self.path).path), self._body()
-        assert match is not None
+        match, content = self._path(), self._body()
         if (match["plural"], content["metadata"]["name"]) in self.server.objects:
-            self._refuse(409, f"{match['plural']} {content['metadata']['name']!r} already exists")
+            self._answer_error(409, f"{match['plural']} {content['metadata']['name']!r} already exists")
             return
         try:
             self._answer(self.server.create(match["plural"], content), 201)
         except kubernetes_validate.ValidationError as error:
-            self._refuse(422, error.message)
+            self._answer_error(422, error.message)
 
     def do_PATCH(self) -> None:
-        match = PATH.fullmatch(urlsplit(self.path).path)
-        assert match is not None
+        match = self._path()
         content = self.server.objects[match["plural"], match["name"]]
         content["metadata"] |= self._body()["metadata"]
         self._answer(content)
 
     def do_DELETE(self) -> None:
-        match = PATH.fullmatch(urlsplit(self.path).path)
-        assert match is not None
+        match = self._path()
         self._body()
         if (match["plural"], match["name"]) in self.server.objects:
             self.server.delete(match["plural"], match["name"])
             self._answer({"kind": "Status", "apiVersion": "v1", "status": "Success"})
         else:
-            self._refuse(404, f"{match['plural']} {match['name']!r} not found")
+            self._answer_error(404, f"{match['plural']} {match['name']!r} not found")

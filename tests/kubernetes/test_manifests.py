@@ -1,5 +1,6 @@
-"""Manifests of a run: valid by Kubernetes' schemas, what each kind says, and what is refused."""
+"""Manifests, rejected submissions, and workload states."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,6 @@ import pytest
 import yaml
 
 from encore.kubernetes.api import judged
-from encore.kubernetes.settings import Kubernetes
 from tests.conftest import Encore
 from tests.kubernetes.server import valid
 
@@ -32,91 +32,104 @@ claim = "shared"
 """
 
 
-def submitted(encore: Encore, *words: str, code: int = 0) -> Any:
-    done = encore("submit", *words, "--kubernetes", "--dry-run", code=code)
-    return list(yaml.safe_load_all(done.stdout)) if code == 0 else done.stderr
+Submit = Callable[..., Any]
 
 
 @pytest.fixture
-def cluster_file(tmp_path: Path) -> str:
-    (tmp_path / "cluster.toml").write_text(FILE, encoding="utf-8")
-    return str(tmp_path / "cluster.toml")
+def submit(encore: Encore) -> Submit:
+    """Return a function for dry runs that returns the objects, or the error if it must fail."""
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        process = encore("submit", *arguments, "--kubernetes", "--dry-run", code=code)
+        return process.stderr if code else list(yaml.safe_load_all(process.stdout))
+
+    return run
 
 
-def job_in(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    # The Job that a workload of any kind makes
-    by_kind = {each["kind"]: each for each in objects}
-    if "Job" in by_kind:
-        return by_kind["Job"]
-    runtime = by_kind["TrainingRuntime"]["spec"]["template"] if "TrainingRuntime" in by_kind else by_kind["JobSet"]
-    (replicated,) = runtime["spec"]["replicatedJobs"]
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "job"},
-        "spec": replicated["template"]["spec"],
-    }
+def job_of(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the Job that any kind of workload creates."""
+    kinds = {content["kind"]: content for content in objects}
+    if "Job" in kinds:
+        return kinds["Job"]
+    workload = kinds["TrainingRuntime"]["spec"]["template"] if "TrainingRuntime" in kinds else kinds["JobSet"]
+    (replicated,) = workload["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": spec}
 
 
-@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
-def test_every_kind_is_valid_and_meets_at_its_first_pod(encore: Encore, kind: str) -> None:
-    objects = submitted(encore, *PYTORCH, "--kind", kind, "--env", "API_TOKEN=hidden")
-    for each in (*(each for each in objects if each["apiVersion"] == "v1"), job_in(objects)):
-        valid(each)
-    spec, name = job_in(objects)["spec"], objects[0]["metadata"]["name"]
-    pod = spec["template"]["spec"]
-    first = f"{name}-0.{name}" if kind == "job" else f"{name}-node-0-0.{name}"
-    assert f"--master-addr={first}" in pod["containers"][0]["args"] and len(first.split(".")[0]) <= 63
-    assert (spec["completionMode"], spec["completions"], spec["backoffLimit"]) == ("Indexed", 2, 0)
-    assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
-    assert {each["name"]: each for each in pod["volumes"]}["shm"]["emptyDir"] == {"medium": "Memory"}
-    # A secret's value is in a Secret alone, and not on the screen.
-    assert "hidden" not in yaml.safe_dump(objects) and objects[-1]["kind"] == "Secret"
-    kinds = [each["kind"] for each in objects]
-    assert ("Service" in kinds) == (kind == "job") and ("TrainingRuntime" in kinds) == (kind == "trainjob")
-
-
-def test_what_follows_a_disruption_and_a_failure(encore: Encore) -> None:
-    alone = job_in(submitted(encore, *PYTORCH))["spec"]["podFailurePolicy"]["rules"]
-    assert [rule["action"] for rule in alone] == ["Ignore", "Ignore", "FailJob"]
-    objects = submitted(encore, *PYTORCH, "--kind", "jobset")
-    assert [rule["action"] for rule in job_in(objects)["spec"]["podFailurePolicy"]["rules"]] == ["FailJob", "FailJob"]
-    again, fails = objects[0]["spec"]["failurePolicy"]["rules"]
-    assert (again["action"], again["onJobFailureReasons"]) == ("RestartJobSet", ["PodFailurePolicy"])
-    assert (fails["action"], "onJobFailureReasons" in fails) == ("FailJobSet", False)
-
-
-def test_the_cluster_file_is_in_the_manifest(encore: Encore, cluster_file: str) -> None:
-    words = (*PYTORCH, "--runs", "2", "--system", "dgxh100", "--image", "registry.example/team/resnet:1")
-    objects = submitted(encore, *words, "--cluster", cluster_file)
-    jobs = [each for each in objects if each["kind"] == "Job"]
-    assert len({each["metadata"]["name"] for each in jobs}) == 2
-    job = jobs[0]
-    valid(job)
-    pod = job["spec"]["template"]["spec"]
-    (node,) = pod["containers"]
-    assert job["metadata"]["namespace"] == "mlperf" and job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    assert job["spec"]["template"]["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rdma"}
-    assert node["resources"]["limits"] == {"rdma/hca": "8", "cpu": "96", "nvidia.com/gpu": "8"}
-    assert (pod["hostNetwork"], pod["dnsPolicy"], pod["nodeSelector"]) == (
-        True,
-        "ClusterFirstWithHostNet",
-        {"pool": "h100"},
-    )
-    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (1000, 100)
-    # One claim for both folders, each with its own part of it; the data is read alone.
-    assert next(each.get("persistentVolumeClaim") for each in pod["volumes"]) == {"claimName": "shared"}
-    seen = {each["mountPath"]: each for each in node["volumeMounts"]}
-    assert seen["/shared/data/resnet"]["readOnly"] and seen["/shared/data/resnet"]["subPath"] == "data/resnet"
-    assert [each["image"] for each in (node, *pod["initContainers"])] == ["registry.example/team/resnet:1"] * 2
-    assert {"name": "NCCL_SOCKET_IFNAME", "value": "=ib0"} in node["env"]
-    assert node["args"][node["args"].index("--hang-seconds") + 1] == "900"
-    asked = job_in(submitted(encore, *words, "--cluster", cluster_file, "--hang-seconds", "5"))
-    assert "5" in asked["spec"]["template"]["spec"]["containers"][0]["args"]
+DISRUPTED_JOB, DISRUPTED_CHILD = ["Ignore", "Ignore", "FailJob"], ["FailJob", "FailJob"]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("kind", "kinds", "first_pod", "actions"),
+    [
+        ("job", ["Service", "ConfigMap", "Job", "Secret"], "{0}-0.{0}", DISRUPTED_JOB),
+        ("jobset", ["ConfigMap", "JobSet", "Secret"], "{0}-node-0-0.{0}", DISRUPTED_CHILD),
+        ("trainjob", ["ConfigMap", "TrainingRuntime", "TrainJob", "Secret"], "{0}-node-0-0.{0}", DISRUPTED_CHILD),
+    ],
+)
+def test_manifest_of_every_kind(
+    submit: Submit, kind: str, kinds: list[str], first_pod: str, actions: list[str]
+) -> None:
+    objects = submit(*PYTORCH, "--kind", kind, "--env", "API_TOKEN=hidden")
+    job = job_of(objects)
+    for content in (*(content for content in objects if content["apiVersion"] == "v1"), job):
+        valid(content)
+    spec, pod, host = job["spec"], job["spec"]["template"]["spec"], first_pod.format(objects[0]["metadata"]["name"])
+    assert f"--master-addr={host}" in pod["containers"][0]["args"] and len(host.split(".")[0]) <= 63
+    assert (spec["completionMode"], spec["completions"], spec["backoffLimit"]) == ("Indexed", 2, 0)
+    assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
+    assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == actions
+    # The Secret with the value is not printed.
+    assert sorted(content["kind"] for content in objects) == sorted(kinds) and "hidden" not in yaml.safe_dump(objects)
+
+
+def test_jobset_restarts_after_a_disruption_and_fails_otherwise(submit: Submit) -> None:
+    restart, fail = submit(*PYTORCH, "--kind", "jobset")[0]["spec"]["failurePolicy"]["rules"]
+    assert (restart["action"], restart["onJobFailureReasons"]) == ("RestartJobSet", ["PodFailurePolicy"])
+    assert (fail["action"], "onJobFailureReasons" in fail) == ("FailJobSet", False)
+
+
+def test_cluster_file_sets_fields_of_the_manifest(submit: Submit, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(FILE, encoding="utf-8")
+    image = "registry.example/team/resnet:1"
+    options = (*PYTORCH, "--runs", "2", "--system", "dgxh100", "--image", image, "--cluster", str(file))
+    jobs = [content for content in submit(*options) if content["kind"] == "Job"]
+    assert len({job["metadata"]["name"] for job in jobs}) == 2
+    job = jobs[0]
+    valid(job)
+    metadata, template = job["metadata"], job["spec"]["template"]
+    pod = template["spec"]
+    (node,) = pod["containers"]
+    assert metadata["namespace"] == "mlperf" and metadata["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert template["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rdma"}
+    assert node["resources"]["limits"] == {"rdma/hca": "8", "cpu": "96", "nvidia.com/gpu": "8"}
+    assert (pod["hostNetwork"], pod["dnsPolicy"], pod["nodeSelector"]) == (
+        True, "ClusterFirstWithHostNet", {"pool": "h100"},
+    )  # fmt: skip
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (1000, 100)
+    # The claim has both folders, mounted by their paths in it; the data set is read-only.
+    assert [volume["persistentVolumeClaim"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume] == [
+        {"claimName": "shared"}
+    ]
+    mount = next(mount for mount in node["volumeMounts"] if mount["mountPath"] == "/shared/data/resnet")
+    assert (mount["readOnly"], mount["subPath"]) == (True, "data/resnet")
+    assert [container["image"] for container in (node, *pod["initContainers"])] == [image] * 2
+    assert {"name": "NCCL_SOCKET_IFNAME", "value": "=ib0"} in node["env"]
+    arguments = [node["args"], job_of(submit(*options, "--hang-seconds", "5"))["spec"]["template"]["spec"]]
+    arguments[1] = arguments[1]["containers"][0]["args"]
+    assert [words[words.index("--hang-seconds") + 1] for words in arguments] == ["900", "5"]
+
+
+def test_unknown_key_in_the_cluster_file_is_rejected(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text("[kubernetes]\nnamspace = 'a'\n", encoding="utf-8")
+    assert "kubernetes.namespace" in submit("ncf", "1", "--cluster", str(tmp_path / "cluster.toml"), code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
     [
         (("resnet", "16", "--nodes", "2"), "mxnet trains by Horovod"),
         ((*PYTORCH, "--runs", "2"), "would wait for ever"),
@@ -132,8 +145,8 @@ def test_the_cluster_file_is_in_the_manifest(encore: Encore, cluster_file: str) 
         (("ncf", "1", "--time", "1"), "--time 1"),
     ],
 )
-def test_what_cannot_be_is_refused(encore: Encore, words: tuple[str, ...], message: str) -> None:
-    assert message in " ".join(submitted(encore, *words, code=2).split())
+def test_impossible_submission_is_rejected(submit: Submit, arguments: tuple[str, ...], message: str) -> None:
+    assert message in " ".join(submit(*arguments, code=2).split())
 
 
 def pod(number: int, **status: Any) -> dict[str, Any]:
@@ -141,8 +154,8 @@ def pod(number: int, **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": f"pod-{number}", "labels": labels, "creationTimestamp": "1"}, "status": status}
 
 
-def container(state: str, **more: str) -> dict[str, Any]:
-    return {"containerStatuses": [{"name": "node", "state": {state: more}}]}
+def container(state: str, **details: str) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "node", "state": {state: details}}]}
 
 
 @pytest.mark.parametrize(
@@ -168,9 +181,3 @@ def container(state: str, **more: str) -> dict[str, Any]:
 )
 def test_state_of_a_workload(workload: dict[str, Any], pods: list[dict[str, Any]], expected: tuple[str, ...]) -> None:
     assert judged(workload, pods) == expected
-
-
-def test_an_unknown_key_of_the_cluster_file_is_refused(encore: Encore, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("[kubernetes]\nnamspace = 'a'\n", encoding="utf-8")
-    said = submitted(encore, "ncf", "1", "--cluster", str(tmp_path / "c.toml"), code=2)
-    assert "kubernetes.namespace" in said and Kubernetes().namespace == "default"

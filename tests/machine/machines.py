@@ -1,4 +1,4 @@
-"""Machines with other GPUs than this one, and what a Python of the user's may answer."""
+"""Machines with other GPUs than this one, and facts of a Python of the user."""
 
 import csv
 from dataclasses import replace
@@ -13,7 +13,7 @@ from encore.machine.pythons import Facts
 
 
 def gpus_of(sample: str) -> tuple[Gpu, ...]:
-    # GPUs as in tests/samples/gpus: index, name, MiB, driver, compute capability
+    # Columns of tests/samples/gpus: index, name, MiB, driver, compute capability
     text = (paths.ROOT / "tests" / "samples" / "gpus" / f"{sample}.csv").read_text(encoding="utf-8")
     return tuple(
         Gpu(
@@ -28,17 +28,17 @@ def gpus_of(sample: str) -> tuple[Gpu, ...]:
 
 
 def machine(*names: str, memory_gib: float = 80.0, capability: str | None = "9.0", cores: int = 64) -> Node:
-    # This machine with other cores, and with GPUs of these names
-    facts = {"memory_gib": memory_gib, "driver": "550.54", "compute_capability": capability}
-    gpus = tuple(Gpu(index=index, name=name, **facts) for index, name in enumerate(names))  # type: ignore[arg-type]
+    # This machine with other cores and with the named GPUs
+    properties = {"memory_gib": memory_gib, "driver": "550.54", "compute_capability": capability}
+    gpus = tuple(Gpu(index=index, name=name, **properties) for index, name in enumerate(names))  # type: ignore[arg-type]
     return replace(node.this_node(), hostname="box", cores=cores, gpus=gpus)
 
 
-# By which the toy data set of resnet is made
+# Packages that prepare the toy data set of resnet
 PACKAGES = dict.fromkeys(("joblib", "mlperf_logging", "pillow", "scikit-learn", "scipy", "threadpoolctl"), "1")
 
 
 def answered(**changes: Any) -> Target:
-    known = {"python": "3.11.7", "problems": {}, "packages": {}, "cuda": "12.4", "gpus": 8}
-    facts = Facts(**{**known, "mpirun": False, "horovod": 0, "check_build": "", **changes})
+    defaults = {"python": "3.11.7", "problems": {}, "packages": {}, "cuda": "12.4", "gpus": 8}
+    facts = Facts(**{**defaults, "mpirun": False, "horovod": 0, "check_build": "", **changes})
     return Target(python=Path("/apps/bin/python"), facts=facts)

@@ -1,12 +1,10 @@
-"""Verdicts of the gate, from facts as plain data; what a node says of itself, on this one."""
+"""Verdicts of the gate from recorded facts, and the facts that a node reports."""
 
 import copy
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,51 +24,56 @@ GPU = {
     "power_limit_default": 700.0, "temperature": 30, "throttle": 1, "pcie_width": 16, "pcie_width_max": 16,
     "pcie_generation_max": 5, "nvlinks": 18,
 }  # fmt: skip
-SPEEDS = {
-    "device": "cuda",
-    "collectives": [
-        {"kind": "all-reduce", "bytes": 1 << 20, "rate": 1e11},
-        {"kind": "all-reduce", "bytes": 1 << 28, "rate": 4e11},
-        {"kind": "all-to-all", "bytes": 1 << 28, "rate": 3e11},
-    ],
-    "pairs": [[None, 3e11], [3e11, None]],
-    "peaks": [{"flops_per_second": 6e14, "bytes_per_second": 2.8e12}] * 2,
-}
 FACTS: dict[str, Any] = {
     "kernel": "6.8", "cpu": "Xeon", "sockets": 2, "cores": 96, "memory_gib": 2000.0, "busy": 0.01, "numa_nodes": 2,
-    "governors": ["performance"], "shared_memory_mib": 1000, "pci_gpus": 2, "gpus": [GPU, GPU], "xids": [],
+    "governors": ["performance"], "shared_memory_mib": 1000, "pci_gpus": 2, "gpus": [GPU, {**GPU}], "xids": [],
     "interface": "eth0", "megabits": 100_000, "ports": {"mlx5_0:1": 400.0}, "cpu_rate": 5e10, "memory_rate": 2e11,
     "disks": {"/results": {"free_gib": 900.0, "mounted": "nfs4", "write_rate": 1e9, "read_rate": 2e9}},
     "clock_offset": 0.0001,
-    "framework": SPEEDS, "links": [["X", "NV18"], ["NV18", "X"]], "floor": 1.9e11,
-    "nvlink_rate": 20.6,
+    "framework": {
+        "device": "cuda",
+        "collectives": [
+            {"kind": "all-reduce", "bytes": 1 << 20, "rate": 1e11},
+            {"kind": "all-reduce", "bytes": 1 << 28, "rate": 4e11},
+            {"kind": "all-to-all", "bytes": 1 << 28, "rate": 3e11},
+        ],
+        "pairs": [[None, 3e11], [3e11, None]],
+        "peaks": [{"flops_per_second": 6e14, "bytes_per_second": 2.8e12} for _ in range(2)],
+    },
+    "links": [["X", "NV18"], ["NV18", "X"]], "floor": 1.9e11, "nvlink_rate": 20.6,
 }  # fmt: skip
 
 
-def node_with(path: str, value: Any) -> dict[str, Any]:
-    """Facts with one of them, such as gpus.1.ecc_uncorrected, changed."""
+def node_with(*changes: tuple[str, Any]) -> dict[str, Any]:
+    """Return a copy of FACTS with other values at paths such as gpus.1.ecc_uncorrected."""
     facts = copy.deepcopy(FACTS)
-    facts["gpus"], facts["framework"]["peaks"] = [dict(GPU), dict(GPU)], [dict(each) for each in SPEEDS["peaks"]]  # type: ignore[call-overload]
-    *steps, last = path.split(".")
-    place: Any = facts
-    for step in steps:
-        place = place[int(step) if isinstance(place, list) else step]
-    place[int(last) if isinstance(place, list) else last] = value
+    for path, value in changes:
+        *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+        parent: Any = facts
+        for key in keys:
+            parent = parent[key]
+        parent[last] = value
     return facts
 
 
-def judged(*facts: dict[str, Any] | None, **more: Any) -> dict[str, verdict.Verdict]:
-    return {each.node: each for each in judge({f"n{number}": each for number, each in enumerate(facts, 1)}, **more)}
+def judged(*nodes: dict[str, Any] | None, **options: Any) -> dict[str, verdict.Verdict]:
+    facts = {f"n{number}": node for number, node in enumerate(nodes, 1)}
+    return {result.node: result for result in judge(facts, **options)}
+
+
+def levels(*nodes: dict[str, Any] | None, **options: Any) -> list[str]:
+    return [result.level for result in judged(*nodes, **options).values()]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_nodes_that_are_alike_and_well_pass(count: int) -> None:
-    found = judged(*[FACTS] * count)
-    assert {each.level for each in found.values()} == {"OK"}
-    assert found["n1"].checks[0].found == "96 cores, 2 x NVIDIA H100 80GB HBM3; no problem found"
+def test_equal_healthy_nodes_pass(count: int) -> None:
+    assert levels(*[FACTS] * count) == ["OK"] * count
+    summary = judged(*[FACTS] * count)["n1"].checks[0].found
+    assert summary == "96 cores, 2 x NVIDIA H100 80GB HBM3; no problem found"
 
 
-HARMS = [
+# Fact, value, and the reason why a node fails, whatever the other nodes are like
+BROKEN = [
     ("clock_offset", -30.0, "clock: -30.0 s from the first node's"),
     ("disks./results", {"free_gib": 5, "problem": "Read-only file system"}, "disk: /results cannot be written"),
     ("disks./results.free_gib", 0.2, "disk: /results has 0.2 GiB free"),
@@ -88,16 +91,8 @@ HARMS = [
     ("gpus.1.throttle", 0x49, "GPU 1: its clocks are lowered: hardware slowdown, heat (hardware)"),
     ("gpus.1.pcie_width", 8, "GPU 1: PCIe x8 instead of x16, 31.5 instead of 63.0 GB/s"),
 ]
-
-
-@pytest.mark.parametrize(("path", "value", "reason"), HARMS)
-def test_what_is_wrong_with_a_node_by_itself_fails_it_alone(path: str, value: Any, reason: str) -> None:
-    assert any(each.startswith(reason) for each in judged(node_with(path, value))["n1"].reasons)
-    found = judged(FACTS, node_with(path, value), FACTS)
-    assert [found[name].level for name in ("n1", "n2", "n3")] == ["OK", "FAIL", "OK"]
-
-
-ODD = [
+# The same for a node that has less than the others
+WEAKER = [
     ("cores", 48, "cores: 48, others have 96"),
     ("sockets", 1, "sockets: 1, others have 2"),
     ("memory_gib", 1800.0, "memory: 1800 GiB, others have 2000"),
@@ -110,153 +105,194 @@ ODD = [
     ("gpus.1.pcie_generation_max", 4, "PCIe generation: 4, others have 5"),
     ("cpu_rate", 2e10, "SHA-256 on all cores: 20 GB/s, 40% of the others' median"),
     ("memory_rate", 1e11, "memory copies on all cores: 100 GB/s, 50% of the others' median"),
-    ("disks./results.write_rate", 1e8, "write of /results: 100 MB/s, 10% of the others' median"),
+]
+CASES = [(others, *case) for case in BROKEN for others in (0, 2)] + [
+    (others, *case) for case in WEAKER for others in (1, 3)
 ]
 
 
-def test_a_folder_on_another_file_system_than_that_of_others_fails() -> None:
-    found = judged(node_with("disks./results.mounted", "ext4"), FACTS, FACTS)
-    assert found["n1"].reasons == ["file system of /results: ext4, others have nfs4"]
-    assert judged(node_with("sockets", None), FACTS)["n1"].level == "FAIL", "what is not known is no number"
+@pytest.mark.parametrize(("others", "path", "value", "reason"), CASES)
+def test_only_the_faulty_node_fails(others: int, path: str, value: Any, reason: str) -> None:
+    nodes = [node_with((path, value)), *[FACTS] * others]
+    assert any(line.startswith(reason) for line in judged(*nodes)["n1"].reasons)
+    assert levels(*nodes) == ["FAIL"] + ["OK"] * others
 
 
-def test_links_that_are_all_slow_alike_warn() -> None:
-    slow = node_with("framework.pairs", [[None, 9e10], [9e10, None]])
-    found = judged(slow, slow)["n1"]
-    assert found.level == "WARN" and "from GPU 0 to GPU 1: 90 GB/s, NV18 allows 185 at least" in found.reasons
+WRITE_RATE = "disks./results.write_rate"
+
+
+@pytest.mark.parametrize(
+    ("changes", "others", "level", "reasons"),
+    [
+        ([("kernel", "5.4")], 2, "WARN", None),
+        ([("gpus.0.vbios", "1")], 2, "WARN", None),
+        ([("governors", ["powersave"])], 2, "WARN", None),
+        ([("cores", 128)], 2, "WARN", None),
+        ([("xids", [31])], 0, "WARN", None),
+        ([("gpus.0.remapped", [0, 3, 0, 0])], 0, "WARN", None),
+        ([("busy", 0.5)], 0, "WARN", ["load: other programs take 50% of the cores"]),
+        ([("xids", None)], 0, "WARN", ["Xid: this user may not read the kernel's log"]),
+        # The rates of a disk in two nodes show only that one of them is slow.
+        ([(WRITE_RATE, 1e8)], 1, "WARN", ["write of /results: 100 MB/s, 10% of the others' median"]),
+        ([(WRITE_RATE, 1e8)], 3, "FAIL", ["write of /results: 100 MB/s, 10% of the others' median"]),
+        # A value that could not be read is not equal to a number.
+        ([("sockets", None)], 1, "FAIL", None),
+        ([("disks./results.mounted", "ext4")], 2, "FAIL", ["file system of /results: ext4, others have nfs4"]),
+        (
+            [("framework.peaks.1.flops_per_second", 4e14)],
+            2,
+            "FAIL",
+            ["GEMMs of device 1: 400 TFLOP/s, 67% of the others' median"],
+        ),
+        # All GPUs of the only node are slow: only the data sheet shows it.
+        (
+            [(f"framework.peaks.{gpu}.flops_per_second", 4e14) for gpu in (0, 1)],
+            0,
+            "WARN",
+            [
+                f"GEMMs of device {gpu}: 400 TFLOP/s, 40% of the 990 of NVIDIA H100 and H200 data sheets, SXM"
+                for gpu in (0, 1)
+            ],
+        ),
+        (
+            [(f"framework.peaks.{gpu}.bytes_per_second", 1e12) for gpu in (0, 1)],
+            0,
+            "WARN",
+            [f"copies of device {gpu}: 1,000 GB/s, 30% of the 3,350 of NVIDIA H100 data sheet, SXM" for gpu in (0, 1)],
+        ),
+        (
+            [(f"framework.peaks.{gpu}.bytes_per_second", 1e12) for gpu in (0, 1)]
+            + [(f"gpus.{gpu}.name", "another") for gpu in (0, 1)],
+            0,
+            "OK",
+            [],
+        ),
+        (
+            [
+                (
+                    "framework.collectives",
+                    [
+                        {"kind": "all-reduce", "bytes": 1 << 28, "rate": 1e11},
+                        {"kind": "all-to-all", "bytes": 1, "rate": 3e11},
+                    ],
+                )
+            ],
+            1,
+            "FAIL",
+            [
+                "all-reduce within the node: 100 GB/s, 25% of the others' median",
+                "all-reduce within the node: 100 GB/s, its links allow 190 at least",
+            ],
+        ),
+    ],
+)
+def test_verdict_of_a_node(changes: list[tuple[str, Any]], others: int, level: str, reasons: list[str] | None) -> None:
+    nodes = [node_with(*changes), *[FACTS] * others]
+    assert levels(*nodes) == [level] + ["OK"] * others
+    assert reasons in (None, judged(*nodes)["n1"].reasons)
+
+
+def test_equally_slow_links_give_a_warning() -> None:
+    slow = node_with(("framework.pairs", [[None, 9e10], [9e10, None]]))
+    result = judged(slow, slow)["n1"]
+    assert result.level == "WARN" and "from GPU 0 to GPU 1: 90 GB/s, NV18 allows 185 at least" in result.reasons
     assert (links.pair_floor("SYS", None), links.pair_floor("NV18", None)) == (3e9, None)
 
 
-@pytest.mark.parametrize("others", [1, 3])
-@pytest.mark.parametrize(("path", "value", "reason"), ODD)
-def test_a_node_that_has_less_than_the_others_fails(path: str, value: Any, reason: str, others: int) -> None:
-    found = judged(node_with(path, value), *[FACTS] * others)
-    assert reason in found["n1"].reasons
-    assert {found[name].level for name in found if name != "n1"} == {"OK"}
-
-
 @pytest.mark.parametrize("path", ["cpu", "gpus.0.name", "gpus.0.driver"])
-def test_of_names_most_are_right_and_of_two_neither(path: str) -> None:
-    odd = node_with(path, "another")
-    assert [each.level for each in judged(odd, FACTS, FACTS).values()] == ["FAIL", "OK", "OK"]
-    if path == "cpu":
-        found = judged(odd, FACTS)
-        assert found["n2"].reasons == ["processor: the nodes differ: n1 another, n2 Xeon"]
-        assert {each.level for each in found.values()} == {"WARN"}
+def test_majority_of_names_decides(path: str) -> None:
+    assert levels(node_with((path, "another")), FACTS, FACTS) == ["FAIL", "OK", "OK"]
 
 
-def test_a_part_that_differs_with_little_effect_warns() -> None:
-    for path, value in (("kernel", "5.4"), ("gpus.0.vbios", "1"), ("governors", ["powersave"]), ("cores", 128)):
-        assert judged(node_with(path, value), FACTS, FACTS)["n1"].level == "WARN", path
-    assert judged(node_with("busy", 0.5))["n1"].reasons == ["load: other programs take 50% of the cores"]
-    assert judged(node_with("xids", [31]))["n1"].level == "WARN"
-    assert judged(node_with("xids", None))["n1"].reasons == ["Xid: this user may not read the kernel's log"]
-    assert judged(node_with("gpus.0.remapped", [0, 3, 0, 0]))["n1"].level == "WARN"
+def test_two_nodes_with_different_names_get_a_warning() -> None:
+    pair = (node_with(("cpu", "another")), FACTS)
+    assert judged(*pair)["n2"].reasons == ["processor: the nodes differ: n1 another, n2 Xeon"]
+    assert levels(*pair) == ["WARN", "WARN"]
 
 
-def test_a_slow_device_is_named_among_all_devices() -> None:
-    slow = node_with("framework.peaks.1.flops_per_second", 4e14)
-    found = judged(FACTS, slow, FACTS)
-    assert found["n2"].reasons == ["GEMMs of device 1: 400 TFLOP/s, 67% of the others' median"]
-    assert found["n1"].level == found["n3"].level == "OK"
+@pytest.mark.parametrize("count", range(1, 12))
+def test_rounds_pair_each_node_with_two_others(count: int) -> None:
+    names = [f"n{number}" for number in range(count)]
+    rounds = verdict.rounds_of(names)
+    assert len(rounds) <= 3
+    assert all(len({node for pair in pairs for node in pair}) == 2 * len(pairs) for pairs in rounds)
+    nodes = [node for pairs in rounds for pair in pairs for node in pair]
+    assert [nodes.count(name) for name in names] == [min(count - 1, 2)] * count
 
 
-def test_a_device_is_compared_with_its_data_sheet() -> None:
-    for path, value, words in (
-        ("flops_per_second", 4e14, "GEMMs of device 1: 400 TFLOP/s, 40% of the 990 of NVIDIA H100"),
-        ("bytes_per_second", 1e12, "copies of device 1: 1,000 GB/s, 30% of the 3,350 of NVIDIA H100"),
-    ):
-        slow = node_with(f"framework.peaks.1.{path}", value)
-        slow["framework"]["peaks"][0] = slow["framework"]["peaks"][1]
-        found = judged(slow)["n1"]
-        assert (found.level, len(found.reasons)) == ("WARN", 2) and found.reasons[1].startswith(words), found.reasons
-    slow["gpus"] = [{**GPU, "name": "another"}] * 2
-    assert judged(slow)["n1"].level == "OK"
+FAST, SLOW = {"all-reduce": 4.5e10, "all-to-all": 4e10}, {"all-reduce": 3e9, "all-to-all": 3e9}
 
 
-def test_collectives_are_compared_with_links_and_with_other_nodes() -> None:
-    rows = [{"kind": "all-reduce", "bytes": 1 << 28, "rate": 1e11}, {"kind": "all-to-all", "bytes": 1, "rate": 3e11}]
-    found = judged(node_with("framework.collectives", rows), FACTS)
-    assert found["n1"].reasons == [
-        "all-reduce within the node: 100 GB/s, 25% of the others' median",
-        "all-reduce within the node: 100 GB/s, its links allow 190 at least",
-    ]
-    assert found["n2"].level == "OK"
+@pytest.mark.parametrize(
+    ("pair", "level", "reasons"),
+    [
+        (FAST, "OK", []),
+        (
+            SLOW,
+            "FAIL",
+            [f"{kind} between nodes: 3 GB/s between n1 and n2, the line carries 50" for kind in FAST],
+        ),
+        ({}, "FAIL", ["between nodes: n1 and n2 exchange nothing"]),
+    ],
+)
+def test_pair_is_compared_with_the_line_rate(pair: dict[str, float], level: str, reasons: list[str]) -> None:
+    verdicts = judged(FACTS, FACTS, pairs={("n1", "n2"): pair})
+    assert (verdicts["n1"].level, verdicts["n2"].reasons) == (level, reasons)
 
 
-def test_rounds_pair_each_node_with_two_others_once_a_round() -> None:
-    for count in range(2, 12):
-        names = [f"n{number}" for number in range(count)]
-        rounds = verdict.rounds_of(names)
-        assert all(len({node for pair in each for node in pair}) == 2 * len(each) for each in rounds)
-        seen = [node for each in rounds for pair in each for node in pair]
-        assert {seen.count(name) for name in names} == {1 if count == 2 else 2}
-        assert len(rounds) <= 3
-    assert verdict.rounds_of(["n1"]) == []
+def test_node_with_two_slow_pairs_fails_without_a_line_rate() -> None:
+    node = node_with(("ports", {}), ("megabits", 0))
+    pairs = {("n1", "n2"): SLOW, ("n2", "n3"): SLOW, ("n3", "n4"): FAST, ("n4", "n1"): FAST}
+    assert levels(node, node, node, node, pairs=pairs) == ["OK", "FAIL", "OK", "OK"]
 
 
-def test_between_nodes_the_line_and_the_other_pairs_decide() -> None:
-    fast, slow = {"all-reduce": 4.5e10, "all-to-all": 4e10}, {"all-reduce": 3e9, "all-to-all": 3e9}
-    assert {each.level for each in judged(FACTS, FACTS, pairs={("n1", "n2"): fast}).values()} == {"OK"}
-    found = judged(FACTS, FACTS, pairs={("n1", "n2"): slow})
-    assert found["n1"].reasons[0] == "all-reduce between nodes: 3 GB/s between n1 and n2, the line carries 50"
-    # Without a known rate of the line, the node both of whose pairs are slow is the slow one.
-    lost = {**FACTS, "ports": {}, "megabits": 0}
-    pairs = {("n1", "n2"): slow, ("n2", "n3"): slow, ("n3", "n4"): fast, ("n4", "n1"): fast}
-    found = judged(lost, lost, lost, lost, pairs=pairs)
-    assert [each.level for each in found.values()] == ["OK", "FAIL", "OK", "OK"]
-    found = judged(FACTS, FACTS, pairs={("n1", "n2"): {}})
-    assert found["n2"].reasons == ["between nodes: n1 and n2 exchange nothing"]
+def test_node_without_an_answer_fails() -> None:
+    verdicts = judged(FACTS, None, why={"n2": "task 1: Exited with exit code 1"})
+    assert verdicts["n2"].reasons == ["answer: task 1: Exited with exit code 1"] and verdicts["n1"].level == "OK"
 
 
-def test_a_node_that_does_not_answer_fails() -> None:
-    found = judged(FACTS, None, why={"n2": "task 1: Exited with exit code 1"})
-    assert found["n2"].reasons == ["answer: task 1: Exited with exit code 1"] and found["n1"].level == "OK"
+# -- facts of a node --------------------------------------------------------------------------------------
 
 
-# -- what a node says -------------------------------------------------------------------------------------
-
-
-def test_an_answer_comes_whole_through_srun_and_a_cut_one_does_not() -> None:
+def test_interleaved_answers_of_srun_are_separated() -> None:
     answers = [{"node": name, "text": "x y\n" * 900} for name in ("n1", "n2")]
     first, second = map(health.lines_of, answers)
     assert max(map(len, first)) < 1000
     mixed = [line for pair in zip(first, second, strict=True) for line in pair]
     assert health.parsed("slurmstepd: info: hello\n" + "\n".join(mixed)) == {"n1": answers[0], "n2": answers[1]}
-    assert health.parsed("\n".join([*first, *second[:-1]])) == {"n1": answers[0]}
+    assert health.parsed("\n".join([*first, *second[:-1]])) == {"n1": answers[0]}, "the second one is incomplete"
 
 
-def test_the_numbers_of_xids_are_read_from_the_log() -> None:
+def test_xids_of_the_last_day_are_read_from_the_kernel_log() -> None:
     log = (
         "[    1.2] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\nNVRM: Xid (0000:01:00): 13, x\n"
     )
-    assert health.xids(log, uptime=100.0) == [79, 13] and health.xids("") == []
-    assert health.xids(log, uptime=100_000.0) == [13], "from yesterday"
+    assert [health.xids(log, uptime=seconds) for seconds in (100.0, 100_000.0)] == [[79, 13], [13]]
+    assert health.xids("") == []
 
 
-def test_a_clock_is_compared_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_offset_is_measured_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     with health.clock_served() as port:
-        own = health.clock_offset(f"localhost:{port}")
-    assert own is not None and abs(own) < 0.5
-    assert health.clock_offset("") is None
+        offset = health.clock_offset(f"localhost:{port}")
+    assert offset is not None and abs(offset) < 0.5
     monkeypatch.setattr(health, "PINGS", 1)
-    assert health.clock_offset(f"localhost:{port}") is None
+    assert health.clock_offset("") is health.clock_offset(f"localhost:{port}") is None
 
 
-def test_a_disk_that_cannot_be_written_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "WRITTEN", 1 << 16)
-    assert set(health.disk(tmp_path / "not" / "there")) == {"free_gib", "mounted", "write_rate", "read_rate"}
-    assert health.disk(tmp_path / "not" / "there", named=True)["problem"] == "it is not there"
-    assert health.disk(Path("/proc/sys"))["mounted"] == "proc"
-
-    def full(**_: object) -> None:
+def test_disk_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_full(**_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(health.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(health, "WRITTEN", 1 << 16)
+    missing = tmp_path / "not" / "there"
+    assert set(health.disk(missing)) == {"free_gib", "mounted", "write_rate", "read_rate"}
+    assert health.disk(missing, named=True)["problem"] == "it is not there"
+    assert health.disk(Path("/proc/sys"))["mounted"] == "proc"
+    monkeypatch.setattr(health.tempfile, "TemporaryFile", raise_full)
     assert health.disk(tmp_path)["problem"] == "No space left on device"
 
 
-def test_facts_of_this_machine_are_all_that_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_facts_of_this_machine_are_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(health, "SECONDS", 0.01)
     monkeypatch.setattr(health, "COPIED", 1 << 20)
     facts = json.loads(json.dumps(health.facts({"disks": [str(tmp_path)]})))
@@ -264,71 +300,59 @@ def test_facts_of_this_machine_are_all_that_is_judged(monkeypatch: pytest.Monkey
     assert judge({"here": facts})[0].node == "here"
 
 
-def test_a_framework_measures_this_node(pytorch_python: Path) -> None:
-    found = health.framework(str(pytorch_python), 0)
-    assert (found["device"], len(found["peaks"]), len(found["pairs"])) == ("cpu", 2, 2), found
-    assert all(each["flops_per_second"] > 1e8 < each["bytes_per_second"] for each in found["peaks"])
+@pytest.mark.long
+def test_framework_measures_this_node(pytorch_python: Path) -> None:
+    facts = health.framework(str(pytorch_python), 0)
+    assert (facts["device"], len(facts["peaks"]), len(facts["pairs"])) == ("cpu", 2, 2), facts
+    assert all(peak["flops_per_second"] > 0 < peak["bytes_per_second"] for peak in facts["peaks"])
     assert "problem" in health.framework("/bin/false", 0)
 
 
-# -- who is asked ----------------------------------------------------------------------------------------
+# -- nodes of a run ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def three_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, Any]], None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(queue, "expand", lambda names: tuple(names.split(",")))
-    for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_JOB_NODELIST", "n1,n2,n3")):
+def test_failed_node_is_left_out_if_the_job_has_spare_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    variables = {"XDG_CACHE_HOME": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2,n3"}
+    for name, value in {**variables, queue.LEFT_OUT: ""}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv(queue.LEFT_OUT, raising=False)
+    facts = {"n1": FACTS, "n2": node_with(("gpus.0.ecc_uncorrected", 1)), "n3": FACTS}
+    monkeypatch.setattr(queue, "expand", lambda names: tuple(names.split(",")))
     monkeypatch.setattr(gates.step, "address", lambda node: node)
-
-    def answering(facts: dict[str, Any]) -> None:
-        monkeypatch.setattr(gates, "_ask", lambda command, program: (facts, ""))
-
-    return answering
-
-
-def test_a_node_that_failed_is_left_out_where_there_are_spares(
-    three_nodes: Callable[[dict[str, Any]], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(queue.LEFT_OUT, "")
-    three_nodes({"n1": FACTS, "n2": node_with("gpus.0.ecc_uncorrected", 1), "n3": FACTS})
-    said: list[str] = []
-    gates.leave_out_failed(2, Cluster(), tmp_path, said.append)
-    assert said[-1].startswith("left out by the gate: n2: GPU 0: 1 uncorrectable memory errors")
-    allocation = queue.this_allocation(gates.os.environ)
+    monkeypatch.setattr(gates, "_ask", lambda command, program: (facts, ""))
+    messages: list[str] = []
+    gates.leave_out_failed(2, Cluster(), tmp_path, messages.append)
+    assert messages[-1].startswith("left out by the gate: n2: GPU 0: 1 uncorrectable memory errors")
+    allocation = queue.this_allocation(os.environ)
     assert allocation is not None and allocation.nodes == ("n1", "n3")
     assert "--exclude=n2" in gates.step.once_a_node(2)
     assert [verdict.kept(name).partition(" at ")[0] for name in ("n2", "n3", "n9")] == ["FAIL", "OK", ""]
     monkeypatch.setenv(queue.LEFT_OUT, "")
-    with pytest.raises(EncoreError, match="1 of 3 nodes failed the gate: n2") as refused:
-        gates.leave_out_failed(None, Cluster(), tmp_path, said.append)
-    assert "sbatch --exclude=n2" in refused.value.hint
-
-
-def test_the_gate_of_a_run_needs_a_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(EncoreError, match="1 of 3 nodes failed the gate: n2") as error:
+        gates.leave_out_failed(None, Cluster(), tmp_path, messages.append)
+    assert "sbatch --exclude=n2" in error.value.hint
+    monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(EncoreError, match="outside of a Slurm job"):
-        gates.leave_out_failed(1, Cluster(), tmp_path, lambda text: None)
+        gates.leave_out_failed(1, Cluster(), tmp_path, messages.append)
 
 
-def test_each_host_has_a_reason_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_host_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
-        ("ssh", "n2"): ({"other": FACTS}, ""),
+        ("ssh", "n2"): ({"other": FACTS}, ""),  # the host's name differs from that in ssh's configuration
         ("ssh", "n3"): ({}, "Connection refused"),
         ("ssh", "n4"): ({}, ""),
     }
     monkeypatch.setattr(gates, "_ask", lambda command, program: answers[command])
-    place = gates.Place(nodes=("n2", "n3", "n4"), everywhere=tuple(answers), clock="here")
-    found = {each.node: each.reasons for each in gates.check(place, ())}
-    assert found == {"n2": [], "n3": ["answer: Connection refused"], "n4": ["answer: no answer within 180 s"]}
-    one = gates.Place(nodes=("n2",), everywhere=(("ssh", "n2"),), clock="here")
-    assert [(each.node, each.level) for each in gates.check(one, ())] == [("n2", "OK")], "by the name that ssh has"
+    for names in (("n2", "n3", "n4"), ("n2",)):
+        place = gates.Place(nodes=names, everywhere=tuple(("ssh", name) for name in names), clock="here")
+        reasons = {"n2": [], "n3": ["answer: Connection refused"], "n4": ["answer: no answer within 180 s"]}
+        assert {result.node: result.reasons for result in gates.check(place, ())} == {
+            name: reasons[name] for name in names
+        }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variables", "code", "said"),
+    ("variables", "code", "message"),
     [
         ({}, 0, ""),
         ({"ENCORE_DISK": "/nonexistent/disk"}, 1, "FAIL disk: /nonexistent/disk cannot be written: it is not there"),
@@ -340,31 +364,35 @@ def test_each_host_has_a_reason_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         ({"ENCORE_PROGRAM": "/nonexistent/encore", "PATH": "/usr/bin:/bin"}, 0, "could not run (exit code 127)"),
     ],
 )
-def test_a_prolog_drains_for_what_the_gate_found_alone(
-    variables: dict[str, str], code: int, said: str, tmp_path: Path
+def test_prolog_fails_only_for_a_failed_node(
+    variables: dict[str, str], code: int, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "encore").mkdir()
     (tmp_path / "encore" / "cluster.toml").write_text('partitoin = "gpu"\n', encoding="utf-8")
-    given = {name: value.replace("{folder}", str(tmp_path)) for name, value in variables.items()}
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "ENCORE_PROGRAM": str(tmp_path / "program"), **given}
     (tmp_path / "program").write_text(f'#!/bin/sh\nexec {sys.executable} -m encore.cli.app "$@"\n', encoding="utf-8")
     (tmp_path / "program").chmod(0o755)
+    folders = {"XDG_CACHE_HOME": str(tmp_path), "ENCORE_PROGRAM": str(tmp_path / "program")}
+    environment = {**os.environ, **folders, **variables}
+    environment = {name: value.replace("{folder}", str(tmp_path)) for name, value in environment.items()}
     command = [str(paths.ROOT / "slurm" / "prolog.sh")]
-    done = subprocess.run(
-        command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == code and (not said or said in done.stdout), done.stdout + done.stderr
+    process = subprocess.run(command, cwd=paths.ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == code and message in process.stdout, process.stdout + process.stderr
 
 
-def test_one_command_may_answer_for_some_nodes_and_say_why_not_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "\n".join(health.lines_of({"node": "n1", "x": 1}))
-    script = f"cat <<'E'\n{lines}\nE\necho 'srun: error: n2: task 1: Exited with exit code 9' >&2; exit 9"
-    monkeypatch.setattr(gates, "NODE_SECONDS", 0.2)
-    began = time.monotonic()
-    assert gates._ask((), ("sleep", "60")) == ({}, "exit code -15") and time.monotonic() - began < 30
-    assert gates._ask((), ("no-such-program",)) == ({}, "no-such-program: No such file or directory")
-    monkeypatch.setattr(gates, "NODE_SECONDS", 60)
-    assert gates._ask((), ("sh", "-c", script)) == (
-        {"n1": {"node": "n1", "x": 1}},
-        "n2: task 1: Exited with exit code 9",
-    )
+ANSWER = "\n".join(health.lines_of({"node": "n1", "x": 1}))
+SRUN = f"cat <<'E'\n{ANSWER}\nE\necho 'srun: error: n2: task 1: Exited with exit code 9' >&2; exit 9"
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "expected"),
+    [
+        (("sleep", "600"), 0.2, ({}, "exit code -15")),
+        (("no-such-program",), 60, ({}, "no-such-program: No such file or directory")),
+        (("sh", "-c", SRUN), 60, ({"n1": {"node": "n1", "x": 1}}, "n2: task 1: Exited with exit code 9")),
+    ],
+)
+def test_answers_of_a_command(
+    program: tuple[str, ...], seconds: float, expected: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "NODE_SECONDS", seconds)
+    assert gates._ask((), program) == expected

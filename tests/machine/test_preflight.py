@@ -1,4 +1,4 @@
-"""What is checked before a run, here and on every host, and the choice of a system for a machine."""
+"""Preflight checks on this machine and other hosts, and the choice of a system."""
 
 import json
 import math
@@ -43,41 +43,49 @@ def configured(system: str, gpus: int) -> Configuration:
     ],
 )
 def test_devices(system: str, ranks: int, here: Node, expected: Check) -> None:
-    found = preflight.check_devices(configured(system, ranks), here)
-    assert found == [expected]
+    checks = preflight.check_devices(configured(system, ranks), here)
+    assert checks == [expected]
     if expected.level == "FAIL":
         with pytest.raises(EncoreError, match=expected.found):
-            preflight.refuse_failed(found)
+            preflight.refuse_failed(checks)
 
 
 def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(folder: Path, resumes: bool = False) -> str:
+    def result(folder: Path, resumes: bool = False) -> str:
         check = preflight.check_results(folder, resumes)
         return f"{check.level} {check.name}: {check.found}; {check.hint}"
 
     (tmp_path / "file").touch()
-    assert said(tmp_path / "new" / "folder").startswith("OK disk: ")
-    assert said(tmp_path / "file" / "x") == (
+    assert result(tmp_path / "new" / "folder").startswith("OK disk: ")
+    assert result(tmp_path / "file" / "x") == (
         f"FAIL results folder: {tmp_path / 'file'} is not a folder; give another: --results DIR"
     )
     monkeypatch.setattr(preflight, "RESULTS_GIB", 1e9)
-    assert said(tmp_path).endswith(
+    assert result(tmp_path).endswith(
         "GiB free for results, 1e+09 needed; free some space, or give a folder on another disk: --results DIR"
     )
     monkeypatch.setattr(preflight.os, "access", lambda path, mode: False)
-    wrong = f"FAIL results folder: {tmp_path} is not writable; "
-    assert [said(tmp_path), said(tmp_path, True)] == [
-        f"{wrong}give another: --results DIR", f"{wrong}resume as its owner",
-    ]  # fmt: skip
+    problem = f"FAIL results folder: {tmp_path} is not writable; "
+    assert result(tmp_path) == f"{problem}give another: --results DIR"
+    assert result(tmp_path, True) == f"{problem}resume as its owner"
 
 
-def test_what_a_run_may_be_called_and_another_accelerator() -> None:
-    submission = {(s, g): preflight.check_submission(configured(s, g), None) for s, g in (("dgxa100", 4), ("cpu", 2))}
-    assert {key: check.level for key, check in submission.items()} == {("dgxa100", 4): "WARN", ("cpu", 2): "OK"}
-    assert "not a submitted configuration" in submission["dgxa100", 4].found
-    assert preflight.check_submission(configured("dgxa100", 8), None).found.startswith("every value as submitted: ")
-    (check,) = preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA H200"))
+@pytest.mark.parametrize(
+    ("system", "gpus", "level", "text"),
+    [
+        ("dgxa100", 4, "WARN", "not a submitted configuration"),
+        ("dgxa100", 8, "OK", "every value as submitted: "),
+        ("cpu", 2, "OK", ""),
+    ],
+)
+def test_submitted_configuration_is_recognized(system: str, gpus: int, level: str, text: str) -> None:
+    check = preflight.check_submission(configured(system, gpus), None)
+    assert check.level == level and text in check.found
+
+
+def test_another_accelerator_gets_a_warning() -> None:
     found = "the configuration was submitted on NVIDIA A100-SXM4-40GB, this is NVIDIA H200"
+    (check,) = preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA H200"))
     assert (check.level, check.found) == ("WARN", found)
     assert not preflight.check_accelerator(configured("dgxa100", 8), machine("NVIDIA A100-SXM4-80GB"))
 
@@ -86,17 +94,10 @@ def test_what_a_run_may_be_called_and_another_accelerator() -> None:
 def test_limits_and_shared_memory(soft: int, mib: int, levels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight.resource, "getrlimit", lambda which: (soft, soft))
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: SimpleNamespace(total=mib * 2**20))
-    checks = [each(configured("dgxa100", 8)) for each in (preflight.check_limits, preflight.check_shared_memory)]
-    assert [check.level for check in checks] == levels
-    assert [check.found for check in checks] == [
-        f"limit {soft}" + (", 768 may be needed" if soft < 768 else ""), f"/dev/shm has {mib} MiB",
-    ]  # fmt: skip
-
-
-def test_a_folder_without_a_data_set_is_refused(tmp_path: Path) -> None:
-    check, passport = preflight.check_data_set(configured("dgxa100", 8), tmp_path)
-    found = f"{tmp_path} holds no prepared data set: no dataset.json; expected a folder that encore data prepare wrote"
-    assert (check.level, check.found, passport) == ("FAIL", found, None)
+    checks = [preflight.check_limits(configured("dgxa100", 8)), preflight.check_shared_memory(configured("dgxa100", 8))]
+    limit = f"limit {soft}" + (", 768 may be needed" if soft < 768 else "")
+    found = [limit, f"/dev/shm has {mib} MiB"]
+    assert [(check.level, check.found) for check in checks] == list(zip(levels, found, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -124,10 +125,10 @@ def test_a_folder_without_a_data_set_is_refused(tmp_path: Path) -> None:
         ("dlrm", "h100", None, 8, "dgxa100"),
     ],
 )
-def test_system_for_a_machine_by_its_memory_and_number(
+def test_system_is_chosen_for_the_gpus(
     benchmark: str, sample: str, memory_gib: float | None, count: int, system: str
 ) -> None:
-    gpus = tuple(replace(each, memory_gib=memory_gib or each.memory_gib) for each in gpus_of(sample)) if sample else ()
+    gpus = tuple(replace(gpu, memory_gib=memory_gib or gpu.memory_gib) for gpu in gpus_of(sample)) if sample else ()
     here = replace(machine(), gpus=gpus)
     assert planning.choose_system(catalogue.choose(benchmark), count, here, None, None).system == system
 
@@ -188,40 +189,37 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "facts", "ranks", "setting", "words"), MISFITS)
-def test_preflight_refuses_what_the_ranks_would(
-    tmp_path: Path, name: str, facts: dict[str, object], ranks: int, setting: str, words: str
+@pytest.mark.parametrize(("name", "facts", "ranks", "setting", "message"), MISFITS)
+def test_preflight_and_ranks_reject_a_data_set_that_does_not_fit(
+    tmp_path: Path, name: str, facts: dict[str, object], ranks: int, setting: str, message: str
 ) -> None:
     choice = catalogue.choose(name)
-    splits = {"train": {"count": 999, "files": []}}
-    benchmark = choice.benchmark.name
-    content = {"schema": 1, "benchmark": benchmark, "name": "own", "id": "1", "classes": ["a", "b"], "how": {}}
+    benchmark, splits = choice.benchmark, {"train": {"count": 999, "files": []}}
+    content = {"schema": 1, "benchmark": benchmark.name, "name": "own", "id": "1", "classes": ["a", "b"], "how": {}}
     passport = json.dumps({**content, "splits": splits, "facts": facts})
     (tmp_path / "dataset.json").write_text(passport, encoding="utf-8")
-    system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    asked = resolve(choice, system, 1, ranks, [setting] if setting else [])
-    here = replace(machine(), gpus=())
-    check, _ = preflight.check_data_set(asked, tmp_path, here)
-    assert check.level == "FAIL" and words in f"{check.found}; hint: {check.hint}"
-    if name != "dlrm":  # whose ranks ask for their memory first, and place the tables
-        with pytest.raises(Problem) as refused:
-            refuse_misfits(config_class(choice.folder)(**asked.plain()), tmp_path, ranks)
-        problem = refused.value
+    system = catalogue.find_system(choice, benchmark.small_data.system, None)
+    configuration = resolve(choice, system, 1, ranks, [setting] if setting else [])
+    check, _ = preflight.check_data_set(configuration, tmp_path, replace(machine(), gpus=()))
+    assert check.level == "FAIL" and message in f"{check.found}; hint: {check.hint}"
+    if name != "dlrm":  # its ranks check their memory first and place the tables
+        with pytest.raises(Problem) as error:
+            refuse_misfits(config_class(choice.folder)(**configuration.plain()), tmp_path, ranks)
+        problem = error.value
         assert problem.hint == check.hint
         assert f"{problem.found.partition(': ')[2]}; expected {problem.expected}" in check.found
 
 
-def test_tables_of_dlrm_are_held_against_the_memory_of_a_gpu() -> None:
+def test_dlrm_tables_must_fit_in_gpu_memory() -> None:
     choice = catalogue.choose("dlrm")
-    asked = resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
+    configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 8, [])
     manifest = {"facts": {"table_sizes": [10**8] * 8}}  # 51.2 GB each
-    assert not asked.misfits(manifest, 80 * 2**30) and not asked.misfits(manifest, math.inf)
-    ((_, expected, hint),) = asked.misfits(manifest, 40 * 2**30)
-    assert expected.startswith("at most 38.7 GB")
-    assert "--index-limit" in hint
+    assert not configuration.misfits(manifest, 80 * 2**30) and not configuration.misfits(manifest, math.inf)
+    ((_, expected, hint),) = configuration.misfits(manifest, 40 * 2**30)
+    assert expected.startswith("at most 38.7 GB") and "--index-limit" in hint
 
 
-LACKING = {
+MISSING = {
     ("same", "LICENSE", "another digest"): "LICENSE is missing or differs",
     ("same", "no-such-file", "a digest"): "no-such-file is missing or differs",
     ("shared", "no-such-folder/.mark", ""): "the results folder no-such-folder is not that of the first host",
@@ -235,14 +233,14 @@ LACKING = {
 }
 
 
-def judged(*needs: Need) -> list[Check]:
-    # What comes of the answer of a process of its own, as srun and ssh start it
+def checks_of_node(*needs: Need) -> list[Check]:
+    # In a process of its own, as srun and ssh start it
     command = [sys.executable, "-m", "encore.machine.on_node", "check", fitness.question(needs)]
-    done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True)
-    return fitness.judge("node", "n2", json.loads(done.stdout)["problems"], needs)
+    process = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, check=True)
+    return fitness.judge("node", "n2", json.loads(process.stdout)["problems"], needs)
 
 
-def test_nothing_is_wrong_with_this_host(tmp_path: Path) -> None:
+def test_this_host_fulfils_all_kinds_of_needs(tmp_path: Path) -> None:
     with fitness.marked(tmp_path / "new" / "results") as mark:
         needs = [
             fitness.same(paths.BENCHMARKS, ""), fitness.same(paths.ROOT / "LICENSE", ""),
@@ -250,24 +248,20 @@ def test_nothing_is_wrong_with_this_host(tmp_path: Path) -> None:
             Need("readable", str(paths.ROOT), ""), Need("program", "sh", ""), Need("interface", "lo", ""),
             Need("gpus", "0", ""), Need("image", "true", "", "an image"),
         ]  # fmt: skip
-        assert {need.kind for need in needs} == set(on_node.PROBES) and judged(*needs) == []
+        assert {need.kind for need in needs} == set(on_node.PROBES) and checks_of_node(*needs) == []
     assert list(mark.parent.iterdir()) == []
 
 
-def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unfulfilled_needs_of_a_host_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(on_node, "GPU_FILES", ((str(tmp_path), "*"),))
-    found = on_node.check([("gpus", "0", ""), *LACKING])["problems"]
-    assert found == [(number, text) for number, text in enumerate(LACKING.values(), 1)]
-    (tmp_path / "dataset.json").write_text("{}", encoding="utf-8")
-    need = fitness.same(tmp_path / "dataset.json", "copy it")
-    (tmp_path / "dataset.json").write_text("{ }", encoding="utf-8")
-    wrong = f"{tmp_path / 'dataset.json'} is missing or differs; no LICENSE"
-    assert judged(Need("gpus", "0", ""), need, Need("executable", "LICENSE", "")) == [
-        Check("FAIL", "node n2", wrong, "copy it")
+    problems = on_node.check([("gpus", "0", ""), *MISSING])["problems"]
+    assert problems == [*enumerate(MISSING.values(), 1)]
+    file = tmp_path / "dataset.json"
+    file.write_text("{}", encoding="utf-8")
+    need = fitness.same(file, "copy it")
+    file.write_text("{ }", encoding="utf-8")
+    assert checks_of_node(Need("gpus", "0", ""), need, Need("executable", "LICENSE", "")) == [
+        Check("FAIL", "node n2", f"{file} is missing or differs; no LICENSE", "copy it")
     ]
-
-
-def test_results_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(EncoreError, match="cannot be written"), fitness.marked(tmp_path / "file"):
+    with pytest.raises(EncoreError, match="cannot be written"), fitness.marked(file):
         pass

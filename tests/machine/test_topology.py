@@ -1,4 +1,4 @@
-"""What kernel, driver and NVML report of a machine: links, network, cores near a GPU; and which rank gets what."""
+"""Links, network and CPU topology as kernel, driver and NVML report them, and the binding of ranks."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -30,6 +31,8 @@ def sample(name: str) -> Server:
 
 
 SECOND_SWITCH = ("GPU2", "GPU3", "mlx5_1")
+# NVLinks of each GPU, NUMA node and its GPUs, second PCIe switch, kind, NVSwitch, link from GPU 0 to GPU 5. DGX-1: six
+# NVLinks a V100, two sockets, four switches; DGX A100: twelve NVLinks from each GPU to every other one.
 EXPECTED = {
     "dgx1-v100": ([6] * 8, [": GPU0 GPU1 GPU2 GPU3", ": GPU4 GPU5 GPU6 GPU7"], SECOND_SWITCH, "NVLink", False, "SYS"),
     "dgx-a100": (
@@ -39,34 +42,22 @@ EXPECTED = {
 }  # fmt: skip
 
 
-def test_recorded_machines() -> None:
-    # A DGX-1: six NVLinks a V100, two sockets, four PCIe switches; a DGX A100: twelve from each GPU to all others
-    found = {}
-    for name in ("dgx1-v100", "dgx-a100"):
-        server = sample(name)
-        links_of = [sum(count for pair, count in server.nvlinks.items() if gpu in pair) for gpu in server.gpus]
-        near = [f"{server.numa[gpus[0]]}: {' '.join(gpus)}" for gpus in server.near]
-        found[name] = (
-            links_of,
-            near,
-            server.switches[1],
-            server.kind,
-            server.has_nvswitch,
-            server.link("GPU0", "GPU5"),
-        )
-    assert found == EXPECTED
-    again = links.from_json(sample("dgx1-v100").as_json())
-    assert again == links.from_json(again.as_json()) and again.nvlinks == sample("dgx1-v100").nvlinks
+@pytest.mark.parametrize("name", EXPECTED)
+def test_recorded_topology(name: str) -> None:
+    server = sample(name)
+    nvlinks = [sum(count for pair, count in server.nvlinks.items() if gpu in pair) for gpu in server.gpus]
+    near = [f"{server.numa[gpus[0]]}: {' '.join(gpus)}" for gpus in server.near]
+    properties = (server.switches[1], server.kind, server.has_nvswitch, server.link("GPU0", "GPU5"))
+    assert (nvlinks, near, *properties) == EXPECTED[name]
+    restored = links.from_json(server.as_json())
+    assert restored == links.from_json(restored.as_json()) and restored.nvlinks == server.nvlinks
 
 
-def by_matrix(*rows: str) -> Server:
-    # A server of the links in the upper triangle, row by row
+def from_matrix(*rows: str) -> Server:
+    """Return a server with the links in the upper triangle of a matrix."""
     gpus = tuple(f"GPU{number}" for number in range(len(rows) + 1))
-    found = {}
-    for i, row in enumerate(rows):
-        for j, word in enumerate(row.split(), i + 1):
-            found[gpus[i], gpus[j]] = found[gpus[j], gpus[i]] = word
-    return Server(gpus=gpus, links=found)
+    upper = {(gpus[i], gpus[j]): link for i, row in enumerate(rows) for j, link in enumerate(row.split(), start=i + 1)}
+    return Server(gpus=gpus, links=upper | {(second, first): link for (first, second), link in upper.items()})
 
 
 @pytest.mark.parametrize(
@@ -74,21 +65,21 @@ def by_matrix(*rows: str) -> Server:
     [
         (sample("dgx1-v100"), "7.0", 60.0),
         (sample("dgx-a100"), "8.0", 120.0),
-        (by_matrix("NV18"), "9.0", 185.4),
-        (by_matrix("NV4 NV4 NV4", "NV4 NV4", "NV4"), "8.0", 40.0),
-        # Bridges join pairs; between them the CPUs carry the ring.
-        (by_matrix("NV4 SYS SYS", "SYS SYS", "NV4"), "8.6", 3.0),
-        (by_matrix("NV4 PIX PIX", "PIX PIX", "NV4"), "8.6", 6.0),
-        (by_matrix("NODE"), "8.9", 3.0),
-        (by_matrix("NV18"), None, None),
+        (from_matrix("NV18"), "9.0", 185.4),
+        (from_matrix("NV4 NV4 NV4", "NV4 NV4", "NV4"), "8.0", 40.0),
+        # NVLink bridges join pairs. The ring between the pairs goes through the CPUs.
+        (from_matrix("NV4 SYS SYS", "SYS SYS", "NV4"), "8.6", 3.0),
+        (from_matrix("NV4 PIX PIX", "PIX PIX", "NV4"), "8.6", 6.0),
+        (from_matrix("NODE"), "8.9", 3.0),
+        (from_matrix("NV18"), None, None),
         (Server(gpus=("GPU0", "GPU1")), "9.0", None),
         (Server(gpus=("GPU0",)), "9.0", None),
     ],
 )
 def test_floor_of_an_all_reduce(server: Server, capability: str | None, floor: float | None) -> None:
-    # Half of what NCCL counts with for the links, whose numbers are those of its src/graph/topo.h
-    found = links.all_reduce_floor(server, capability)
-    assert (found and found[0] / 1e9) == (pytest.approx(floor) if floor else None)
+    # Half of the bandwidth that NCCL expects for the links (src/graph/topo.h), in GB/s
+    result = links.all_reduce_floor(server, capability)
+    assert (result and result[0] / 1e9) == (pytest.approx(floor) if floor else None)
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found\n", "\tGPU0\tGPU1\nGPU0\t X\n"], ids=["", "none", "cut"])
@@ -96,11 +87,10 @@ def test_text_without_a_matrix_has_no_links(text: str) -> None:
     assert not parse_topology(text).links
 
 
-def test_underlined_heading_and_two_gpus_behind_a_switch() -> None:
-    # As drivers print on a terminal; no NVLink
-    text = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
-    text += "GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n"
-    server = parse_topology(text)
+def test_topology_with_underlined_heading() -> None:
+    # Output of drivers on a terminal: two GPUs behind a PCIe switch, no NVLink
+    heading = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    server = parse_topology(f"{heading}GPU0\t X \tPIX\t0-15\t0\t\tN/A\nGPU1\tPIX\t X \t0-15\t0\t\tN/A\n")
     assert (server.kind, server.switches, server.near) == ("PCIe", (("GPU0", "GPU1"),), (("GPU0", "GPU1"),))
 
 
@@ -138,8 +128,7 @@ def next_event(events: list[SimpleNamespace]) -> SimpleNamespace:
 
 
 class Library:
-    # As much of pynvml as is asked: two GPUs with two links to each other, and one link to nothing
-
+    # Part of pynvml that Encore calls: two GPUs with two NVLinks to each other and one unused link
     NVMLError = type("NVMLError", (Exception,), {})
     NVML_NVLINK_MAX_LINKS = 3
     NVML_SUCCESS = 0
@@ -148,64 +137,71 @@ class Library:
     NVML_PCIE_UTIL_RX_BYTES, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 1, 138, 139
 
     def __getattr__(self, name: str) -> object:
-        def refuse(*_: object) -> None:
+        def raise_unsupported(*_: object) -> None:
             raise self.NVMLError("Not Supported")
 
-        return ANSWERS.get(name, refuse)
+        return ANSWERS.get(name, raise_unsupported)
 
 
 def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Library())
-    here = links.this_server(machine("V100", "V100"))
-    assert (here.name, here.gpu_model, here.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
+    server = links.this_server(machine("V100", "V100"))
+    assert (server.name, server.gpu_model, server.nvlinks) == ("box", "V100", {("GPU0", "GPU1"): 2})
     text = (SAMPLES / "dgx-a100.txt").read_text(encoding="utf-8")
     monkeypatch.setattr(processes, "output_of", lambda *command: text)
-    by_program = links.this_server(machine("A100"))
-    assert (by_program.links, by_program.gpu_model) == (sample("dgx-a100").links, "A100")
-    nothing = dict.fromkeys(
+    server = links.this_server(machine("A100"))
+    assert (server.links, server.gpu_model) == (sample("dgx-a100").links, "A100")
+    unsupported = dict.fromkeys(
         ("use_percent", "memory_mib", "sm_mhz", "memory_mhz", "power_watts", "temperature_celsius", "nvlink_sent_kib",
          "nvlink_received_kib")
     )  # fmt: skip
     assert [telemetry.sample_gpu(handle) for handle in (0, 1)] == [
-        {**nothing, "pcie_sent_kib_s": 1000, "pcie_received_kib_s": 2000, "nvlink_sent_kib": 1380,
+        {**unsupported, "pcie_sent_kib_s": 1000, "pcie_received_kib_s": 2000, "nvlink_sent_kib": 1380,
          "nvlink_received_kib": 1390, "throttle": 0, "ecc_corrected": 0, "ecc_uncorrected": 10},
-        {**nothing, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001, "throttle": 4, "ecc_corrected": 1,
+        {**unsupported, "pcie_sent_kib_s": 1001, "pcie_received_kib_s": 2001, "throttle": 4, "ecc_corrected": 1,
          "ecc_uncorrected": 11},
     ]  # fmt: skip
     EVENTS.extend([SimpleNamespace(device=1, eventData=79), SimpleNamespace(device=0, eventData=48)])
     with telemetry.xid_events([0, 1]) as read:
         assert (read(), read()) == ([[0, 48], [1, 79]], [])
     assert binding.near_gpus(node.busses()) == () and node.gpus() == ()
-    named = {"nvmlDeviceGetName": lambda handle: b"NVIDIA GB10", "nvmlSystemGetDriverVersion": lambda: "580.1"}
-    for name, answer in named.items():
-        monkeypatch.setitem(ANSWERS, name, answer)
-    found = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
-    assert node.gpus() == (found, replace(found, index=1))
+    monkeypatch.setitem(ANSWERS, "nvmlDeviceGetName", lambda handle: b"NVIDIA GB10")
+    monkeypatch.setitem(ANSWERS, "nvmlSystemGetDriverVersion", lambda: "580.1")
+    gpu = node.Gpu(index=0, name="NVIDIA GB10", memory_gib=0.0, driver="580.1", compute_capability=None)
+    assert node.gpus() == (gpu, replace(gpu, index=1))
+
+
+def samples_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text_of(path).splitlines(keepends=True) if line.endswith("\n")]
 
 
 def test_telemetry_is_sampled_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "INTERVAL_SECONDS", 0.01)
-    path, sampled = tmp_path / "telemetry.jsonl", telemetry.Telemetry(tmp_path / "telemetry.jsonl")
-    sampled.start()
-    wait_until(lambda: text_of(path).count("\n") > 2, "three samples", seconds=60)
-    sampled.stop()
-    lines = path.read_text(encoding="utf-8").splitlines()
-    times = [json.loads(line)["time"] for line in lines]
-    assert times == sorted(times) and set(json.loads(lines[0])) == {*telemetry.sample_host(), "gpus", "xids"}
+    path = tmp_path / "telemetry.jsonl"
+    sampler = telemetry.Telemetry(path)
+    sampler.start()
+    wait_until(lambda: len(samples_in(path)) > 2, "three samples")
+    sampler.stop()
+    samples = samples_in(path)
+    times = [reading["time"] for reading in samples]
+    assert times == sorted(times) and set(samples[0]) == {*telemetry.sample_host(), "gpus", "xids"}
     assert "telemetry" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_other_nodes_are_sampled_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "telemetry.jsonl"
-    away = [(sys.executable, "-m", "encore.machine.telemetry", str(path)), (str(tmp_path / "no_program"),)]
-    away.append((sys.executable, "-c", "raise SystemExit('cannot start')"))
+    path, remote = tmp_path / "telemetry.jsonl", tmp_path / "telemetry.n2.jsonl"
+    commands = [
+        (sys.executable, "-m", "encore.machine.telemetry", str(path)),
+        (str(tmp_path / "no_program"),),
+        (sys.executable, "-c", "raise SystemExit('cannot start')"),
+    ]
     monkeypatch.setenv("SLURMD_NODENAME", "n2")
-    with telemetry.sampled(path, away) as numbers:
-        wait_until(lambda: text_of(tmp_path / "telemetry.n2.jsonl").count("\n") > 0, "a sample", seconds=60)
-        assert len(numbers) == 2
-    assert not [number for number in numbers if psutil.pid_exists(number)]
-    assert {json.loads(line)["node"] for line in text_of(tmp_path / "telemetry.n2.jsonl").splitlines()} == {"n2"}
-    assert text_of(path) and "cannot start" in text_of(tmp_path / "telemetry.txt")
+    with telemetry.sampled(path, commands) as pids:
+        wait_until(lambda: bool(samples_in(remote)), "a sample of n2")
+        assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+    assert {reading["node"] for reading in samples_in(remote)} == {"n2"}
+    assert samples_in(path) and "cannot start" in text_of(tmp_path / "telemetry.txt")
 
 
 ETH = Interface("eno1", ETHERNET, 10_000, True)
@@ -220,14 +216,14 @@ LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def settings(interface: str, adapters: str = "") -> dict[str, str]:
-    # What ranks on several nodes are given for an interface, and for adapters besides
+    # Variables of ranks on several nodes that use an interface and InfiniBand adapters
     tcp = dict.fromkeys(("GLOO_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include"), interface)
-    by_adapter = {"NCCL_IB_HCA": f"={adapters}"} if adapters else {}
-    return {**tcp, **by_adapter, "NCCL_SOCKET_IFNAME": f"={interface}", "UCX_NET_DEVICES": adapters or interface}
+    infiniband = {"NCCL_IB_HCA": f"={adapters}"} if adapters else {}
+    return {**tcp, **infiniband, "NCCL_SOCKET_IFNAME": f"={interface}", "UCX_NET_DEVICES": adapters or interface}
 
 
 @pytest.mark.parametrize(
-    ("found", "nodes", "expected"),
+    ("devices", "nodes", "expected"),
     [
         (Network((ETH, IPOIB), PORTS), 1, LOOPBACK),
         (Network((ETH, FAST, IPOIB), PORTS), 4, settings("ibs1", "mlx5_0:1,mlx5_1:1")),
@@ -237,12 +233,18 @@ def settings(interface: str, adapters: str = "") -> dict[str, str]:
         (Network((), ()), 2, {}),
     ],
 )
-def test_settings_of_the_ranks(found: Network, nodes: int, expected: dict[str, str]) -> None:
-    assert network.variables(found, nodes) == expected
+def test_network_variables_of_ranks(devices: Network, nodes: int, expected: dict[str, str]) -> None:
+    assert network.variables(devices, nodes) == expected
 
 
-def test_what_the_kernel_reports_is_read(tmp_path: Path) -> None:
-    # /sys and /proc of a machine with the files that the kernel's documentation names; constructed
+def write_tree(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="ascii")
+
+
+def test_network_is_read_from_sys_and_proc(tmp_path: Path) -> None:
+    # Constructed, with the files in the kernel's documentation
     interfaces = {
         "lo": (772, "unknown", ""), "eth0": (1, "up", "-1"), "eth1": (1, "down", "10000"), "ib0": (32, "up", ""),
         "docker0": (1, "up", ""), "veth12": (1, "up", "10000"), "br7": (1, "up", ""), "eth2": (1, "up", "25000"),
@@ -253,38 +255,36 @@ def test_what_the_kernel_reports_is_read(tmp_path: Path) -> None:
         for file, value in zip(("type", "operstate", "speed"), values, strict=True):
             files[f"sys/class/net/{name}/{file}"] = f"{value}\n"
     for adapter, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
-        for file, value in (("state", state), ("link_layer", "InfiniBand"), ("rate", "200 Gb/sec (4X HDR)")):
-            files[f"sys/class/infiniband/{adapter}/ports/1/{file}"] = f"{value}\n"
+        port = f"sys/class/infiniband/{adapter}/ports/1"
+        files |= {f"{port}/state": state, f"{port}/link_layer": "InfiniBand", f"{port}/rate": "200 Gb/sec (4X HDR)\n"}
     files["proc/net/route"] = (
         "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
         "ens9\t00000000\t0100A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0\n"
         "eth0\t00000000\t0100A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
         "eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
     )
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="ascii")
+    write_tree(tmp_path, files)
     expected = (
         Interface("bond0", ETHERNET, 50_000, False), Interface("eth0", ETHERNET, 0, True),
         Interface("ib0", INFINIBAND, 0, False),
     )  # fmt: skip
     assert network.read(tmp_path, frozenset(interfaces)) == Network(expected, PORTS[:1])
-    # An interface without an address cannot be talked through.
+    # An interface without an address is not used.
     assert network.read(tmp_path, frozenset({"eth0"})).interfaces == expected[1:2]
     assert network.read(tmp_path / "none", frozenset()) == Network((), ())
-    assert "lo" not in [each.name for each in network.read().interfaces]
+    assert "lo" not in [interface.name for interface in network.read().interfaces]
 
 
-# What `nvidia-smi topo -m` prints of a DGX A100 by NVIDIA/nccl issue 1505, its other four GPUs after the same pattern.
+# Output of `nvidia-smi topo -m` on a DGX A100 (NVIDIA/nccl issue 1505); the last four GPUs follow the same pattern.
 NODES = {numa: f"{16 * numa}-{16 * numa + 15},{16 * numa + 128}-{16 * numa + 143}" for numa in (1, 3, 5, 7)}
 A100_NEAR = tuple(Near(binding.parse_cpus(NODES[numa]), numa) for numa in (3, 3, 1, 1, 7, 7, 5, 5))
-# A DGX-1 of which a program was allowed one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)
+# A DGX-1 with a process on one socket (benchmarks/distributed/ddp/README.md of pytorch/pytorch)
 SOCKET = (Near(binding.parse_cpus("0-19,40-59"), 0),) * 8
 UNKNOWN = (Near((), 0), Near((), 0))
 
 
 def threads_of(cores: int) -> dict[int, tuple[int, ...]]:
-    # Two hardware threads a core, numbered as on DGX-1 and DGX A100: i and i + cores
+    # Two hardware threads a core with numbers i and i + cores, as on DGX-1 and DGX A100
     return {cpu: (cpu % cores, cpu % cores + cores) for cpu in range(2 * cores)}
 
 
@@ -313,55 +313,53 @@ SHARED_SOCKET = [
         (SOCKET, range(80), 40, SHARED_SOCKET),
         ((), range(4), None, ["0-1 None 2", "2-3 None 2"]),
         (UNKNOWN, range(4, 8), 4, ["4-5 None 2", "6-7 None 2"]),
-        # Only what is allowed is given out; where nothing near is allowed, all that is allowed is divided.
+        # Ranks get only allowed CPUs. If none of them is near the GPUs, the ranks divide all of them.
         (A100_NEAR, [48, 49, 176], 128, ["48,176 3 1", "49 3 1"]),
         (A100_NEAR, [0, 1], None, ["0 None 1", "1 None 1"]),
         ((), [0, 1], None, ["0 None 1", "1 None 1", "0 None 1"]),
     ],
 )
-def test_ranks_share_what_is_near_their_gpus(
+def test_ranks_share_the_cpus_near_their_gpus(
     near: tuple[Near, ...], allowed: Sequence[int], cores: int | None, expected: list[str]
 ) -> None:
-    found = binding.bind(len(expected), near, allowed, threads_of(cores) if cores else None)
-    assert [f"{binding.format_cpus(each.cpus)} {each.numa} {each.cores}" for each in found] == expected
-    assert binding.threads(found) == min(int(text.split()[2]) for text in expected)
+    bindings = binding.bind(len(expected), near, allowed, threads_of(cores) if cores else None)
+    assert [f"{binding.format_cpus(rank.cpus)} {rank.numa} {rank.cores}" for rank in bindings] == expected
+    assert binding.threads(bindings) == min(int(text.split()[2]) for text in expected)
 
 
 @pytest.mark.parametrize(
-    ("chosen", "numas"),
+    ("devices", "numa_nodes"),
     [(None, [3, 3, 1, 1, 7, 7, 5, 5]), ("2,0", [1, 3]), ("GPU-1234", []), ("8", []), ("7", [5]), ("", [])],
 )
-def test_chosen_gpus_keep_their_order(chosen: str | None, numas: list[int]) -> None:
-    assert [each.numa for each in binding.visible(A100_NEAR, chosen)] == numas
+def test_cuda_visible_devices_sets_the_order(devices: str | None, numa_nodes: list[int]) -> None:
+    assert [near.numa for near in binding.visible(A100_NEAR, devices)] == numa_nodes
 
 
-def test_the_kernel_reports_what_is_near_a_gpu(tmp_path: Path) -> None:
+def test_cpus_near_a_gpu_are_read_from_sys(tmp_path: Path) -> None:
     files = {
         "bus/pci/devices/0000:07:00.0/numa_node": "3\n", "bus/pci/devices/0000:07:00.0/local_cpulist": NODES[3],
         "bus/pci/devices/0000:0f:00.0/numa_node": "-1\n",
         "devices/system/cpu/cpu1/topology/thread_siblings_list": "1,3\n", "devices/system/cpu/cpufreq/policy": "",
     }  # fmt: skip
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="ascii")
+    write_tree(tmp_path, files)
     assert binding.near_gpus(["00000000:07:00.0"], tmp_path) == A100_NEAR[:1]
-    assert binding.near_gpus(["00000000:07:00.0", "0000FFFF:0F:00.0"][1:], tmp_path) == ()
+    assert binding.near_gpus(["0000FFFF:0F:00.0"], tmp_path) == ()
     assert binding.siblings(tmp_path) == {1: (1, 3)}
 
 
-def test_options_of_the_launchers_are_pinned() -> None:
-    near, alone = binding.bind(2, A100_NEAR[1:3], range(256), threads_of(128)), binding.bind(2, (), range(4))
+def test_binding_options_of_launchers() -> None:
+    near, plain = binding.bind(2, A100_NEAR[1:3], range(256), threads_of(128)), binding.bind(2, (), range(4))
     assert binding.srun_options(near) == (
         "--cpu-bind=verbose,mask_cpu:0xffff0000000000000000000000000000ffff000000000000,"
         "0xffff0000000000000000000000000000ffff0000",
         "--mem-bind=map_mem:3,1",
     )
-    assert binding.srun_options(alone) == ("--cpu-bind=verbose,mask_cpu:0x3,0xc", "--mem-bind=local")
+    assert binding.srun_options(plain) == ("--cpu-bind=verbose,mask_cpu:0x3,0xc", "--mem-bind=local")
     rank = "${places[${OMPI_COMM_WORLD_LOCAL_RANK:-${HOROVOD_LOCAL_RANK:-${LOCAL_RANK:-${SLURM_LOCALID:-0}}}}]}"
-    plain = f"places=('taskset --cpu-list 48-63,176-191' 'taskset --cpu-list 16-31,144-159'); exec {rank} \"$@\""
-    assert binding.bound(("python", "train.py"), near) == ("bash", "-c", plain, "bound", "python", "train.py")
-    memory = [binding.bound((), each, with_numactl=True)[2].partition(";")[0] for each in (near, alone)]
-    assert memory == [
+    taskset = f"places=('taskset --cpu-list 48-63,176-191' 'taskset --cpu-list 16-31,144-159'); exec {rank} \"$@\""
+    assert binding.bound(("python", "train.py"), near) == ("bash", "-c", taskset, "bound", "python", "train.py")
+    numactl = [binding.bound((), ranks, with_numactl=True)[2].partition(";")[0] for ranks in (near, plain)]
+    assert numactl == [
         "places=('numactl --physcpubind=48-63,176-191 --membind=3' 'numactl --physcpubind=16-31,144-159 --membind=1')",
         "places=('numactl --physcpubind=0-1 --localalloc' 'numactl --physcpubind=2-3 --localalloc')",
     ]
@@ -374,5 +372,5 @@ def test_wrapper_binds_on_this_machine(name: str, rank: int) -> None:
     bindings = binding.of_this_machine(2)
     show = ("python3", "-c", "import os; print(sorted(os.sched_getaffinity(0)))")
     variables = {"PATH": os.environ["PATH"], name: str(rank)}
-    done = subprocess.run(binding.bound(show, bindings), env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(list(bindings[rank].cpus))
+    process = subprocess.run(binding.bound(show, bindings), env=variables, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == str(list(bindings[rank].cpus))

@@ -1,4 +1,4 @@
-"""Qualities with a target each: in the stream, in the live line, and by the log once a run has finished."""
+"""Progress of a run: the live line, rates, checkpoints, and qualities from metrics and result log."""
 
 import json
 from pathlib import Path
@@ -20,13 +20,17 @@ from tests.results.result_logs import resnet_v07
 BOX_AND_MASK = {"box": 0.377, "mask": 0.339}
 
 
-def start(targets: dict[str, float], epochs: int = 12) -> dict[str, Any]:
-    scale = {"ranks": 2, "global_batch_size": 64, "steps_per_epoch": 10, "epochs": epochs}
-    return {"kind": "start", "time": 0.0, **scale, "targets": targets, "resumed_step": 0}
+def start(targets: dict[str, float], **fields: Any) -> dict[str, Any]:
+    scale = {"ranks": 2, "global_batch_size": 64, "steps_per_epoch": 10, "epochs": 12}
+    return {"kind": "start", "time": 0.0, **scale, "targets": targets, "resumed_step": 0, **fields}
 
 
-def evaluated(epoch: int, **qualities: float) -> dict[str, Any]:
+def evaluation(epoch: int, **qualities: float) -> dict[str, Any]:
     return {"kind": "eval", "time": 9.0, "epoch": epoch, "qualities": qualities, "seconds": 1.0}
+
+
+def step(number: int, time: float) -> dict[str, Any]:
+    return {"kind": "step", "time": time, "epoch": 1 + (number - 1) // 10, "step": number, "loss": 5.0 / number}
 
 
 def progress_of(*records: dict[str, Any]) -> follow.Progress:
@@ -36,7 +40,12 @@ def progress_of(*records: dict[str, Any]) -> follow.Progress:
     return progress
 
 
-def of_two_qualities() -> catalogue.Benchmark:
+# 20 of 120 steps and an evaluation in 100 s: steps 2 to 10 took 8 s, steps 12 to 20 took 5 s
+FIRST_EPOCH = [step(2, 102.0), step(4, 104.0), step(10, 110.0)]
+TWO_EPOCHS = [*FIRST_EPOCH, evaluation(1, accuracy=0.5), step(12, 195.0), step(20, 200.0)]
+
+
+def two_qualities() -> catalogue.Benchmark:
     resnet = catalogue.choose("resnet").benchmark.model_dump()
     qualities = {
         "box": {"title": "box mAP", "config": "box_target", "log_name": "BBOX"},
@@ -46,46 +55,42 @@ def of_two_qualities() -> catalogue.Benchmark:
     return catalogue.Benchmark.model_validate({**resnet, "qualities": qualities, "rounds": rounds})
 
 
-def made(results: Path, state: run_folder.Status, log: str, *stream: dict[str, Any]) -> run_folder.Experiment:
+def make_experiment(
+    results: Path, state: run_folder.Status, log: str, *records: dict[str, Any]
+) -> run_folder.Experiment:
     ended = ExperimentState(status=state, started="2026-11-20T19:00:00Z", ended="2026-11-20T19:40:00Z")
-    run = run_folders.made(results, [ended], config={"quality_target": 0.759})
-    (experiment,) = run.experiments()
-    experiment.metrics.write_text("".join(json.dumps(each) + "\n" for each in stream), encoding="utf-8")
+    (experiment,) = run_folders.make_run(results, [ended], config={"quality_target": 0.759}).experiments()
+    experiment.metrics.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     experiment.log.write_text(log, encoding="utf-8")
     experiment.publish_log()
     return experiment
 
 
-def test_live_line_says_of_each_figure_what_it_is() -> None:
-    # The quality keeps its epoch when the next one has begun, a batch its unit, and the rest counts evaluations
-    begun = {**start({"accuracy": 0.95}), "time": 100.0, "steps_per_epoch": 10, "batch_unit": "token positions"}
-    steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
-    before = facts(progress_of(begun, *steps))
-    assert "token positions/s" in before and "to go" not in before
-    later = [{"kind": "step", "time": at, "epoch": 2, "step": n, "loss": 0.5} for at, n in ((195.0, 12), (200.0, 20))]
-    assert facts(progress_of(begun, *steps, evaluated(1, accuracy=0.5), *later)).endswith(
-        # 20 of 120 steps and an evaluation took 100 s.
-        "loss 0.5000  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go"
-    )
+def test_live_line_names_its_numbers() -> None:
+    begun = start({"accuracy": 0.95}, time=100.0, batch_unit="token positions")
+    line = facts(progress_of(begun, *FIRST_EPOCH))
+    assert "token positions/s" in line and "to go" not in line
+    # The quality keeps its epoch in the next one; the remaining time includes evaluations
+    expected = "loss 0.2500  quality 0.5000 of 0.95 (epoch 1)  at most 0:08:20 to go"
+    assert facts(progress_of(begun, *TWO_EPOCHS)).endswith(expected)
 
 
-def test_a_training_is_held_against_the_data_sheet_of_its_gpus() -> None:
-    begun = {**start({"accuracy": 0.95}), "time": 100.0, "flops_per_sample": 24.5e9, "gemm_precision": "fp16"}
-    steps = [{"kind": "step", "time": 100.0 + n, "epoch": 1, "step": n, "loss": 1.0} for n in (2, 4, 10)]
-    later = [{"kind": "step", "time": at, "epoch": 2, "step": n, "loss": 0.5} for at, n in ((195.0, 12), (200.0, 20))]
-    progress = progress_of(begun, *steps, evaluated(1, accuracy=0.5), *later)
-    # Steps 2 to 10 in 8 s and 12 to 20 in 5 s: neither the evaluation nor what is before the first report.
+def test_speed_of_a_training_leaves_out_evaluations() -> None:
+    begun = start({"accuracy": 0.95}, time=100.0, flops_per_sample=24.5e9, gemm_precision="fp16")
+    progress = progress_of(begun, *TWO_EPOCHS)
     assert progress.trained_per_second == pytest.approx(16 * 64 / 13)
     assert (progress.flops_per_sample, progress.gemm_precision) == (24.5e9, "fp16")
     assert progress_of(start({})).trained_per_second is None
-    found = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
-    assert found["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
-    assert peaks.sentence(found) == (
+
+
+def test_speed_is_compared_with_the_data_sheet() -> None:
+    utilization = peaks.utilization(24.5e9, 63_601, "samples", "NVIDIA H200", "fp16", 8)
+    assert utilization["mfu"] == pytest.approx(24.5e9 * 63_601 / (8 * 989.5e12))
+    assert peaks.sentence(utilization) == (
         "24.5 GFLOP a sample x 63,601 samples/s = 1.56 PFLOP/s: MFU 19.7% of the 7.92 PFLOP/s of NVIDIA H100 and H200 "
         "data sheets, SXM"
     )
-    on_cpu = peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)
-    assert peaks.sentence(on_cpu) == (
+    assert peaks.sentence(peaks.utilization(1.2e6, 50.0, "token positions", "", "fp32", 2)) == (
         "1.2 MFLOP a token position x 50.0 token positions/s = 60 MFLOP/s; no data sheet of the device is known"
     )
 
@@ -104,12 +109,12 @@ def test_a_training_is_held_against_the_data_sheet_of_its_gpus() -> None:
         ("NVIDIA GeForce RTX 4090", "fp16", None),
     ],
 )
-def test_a_data_sheet_is_that_of_the_very_gpu(gpu: str, precision: str, tflops: float | None) -> None:
-    found = peaks.peak_of(gpu, precision)
-    assert (found and found[0]) == (None if tflops is None else 1e12 * tflops)
+def test_data_sheet_of_a_gpu(gpu: str, precision: str, tflops: float | None) -> None:
+    peak = peaks.peak_of(gpu, precision)
+    assert (peak and peak[0]) == (None if tflops is None else 1e12 * tflops)
 
 
-def test_a_start_says_which_part_took_longer_than_planned() -> None:
+def test_start_reports_parts_over_budget() -> None:
     startup = {
         "seconds": {"imports": 8.0, "compile": 52.04},
         "budget": {"imports": 12.0, "compile": 10.0, "rest": 38.0},
@@ -120,73 +125,71 @@ def test_a_start_says_which_part_took_longer_than_planned() -> None:
     assert live.start(early, on_gpu=False) == "start took 8.0 s"
 
 
-def test_what_checkpoints_cost_is_added_up() -> None:
+def test_cost_of_checkpoints() -> None:
     saves = [
         {"kind": "checkpoint", "time": 1.0, "step": 10, "seconds": 0.25},
         {"kind": "checkpoint_written", "time": 3.0, "step": 10, "seconds": 2.0},
         {"kind": "checkpoint", "time": 4.0, "step": 20, "seconds": 0.5},
         {"kind": "checkpoint_written", "time": 7.0, "step": 20, "seconds": 3.0},
-        {"kind": "checkpoint", "time": 9.0, "step": 20, "seconds": 9.0},  # what the run ended with
+        {"kind": "checkpoint", "time": 9.0, "step": 20, "seconds": 9.0},  # at the end of the run
     ]
     written = progress_of(start(BOX_AND_MASK), *saves).written
     assert live.checkpoints(written) == "2 checkpoints stopped training for 0.8 s, and took 5.0 s to write"
     assert progress_of(start(BOX_AND_MASK), *saves[:1], *saves[-1:]).written == {}
 
 
-def test_live_line_has_every_quality_by_name() -> None:
-    progress = progress_of(start(BOX_AND_MASK), evaluated(4, box=0.31, mask=0.28))
+def test_live_line_has_every_quality() -> None:
+    progress = progress_of(start(BOX_AND_MASK), evaluation(4, box=0.31, mask=0.28))
     assert facts(progress) == "epoch 1/12  box 0.3100 of 0.377, mask 0.2800 of 0.339 (epoch 4)"
-    written = [with_names(progress.qualities), with_names(progress.targets, "g"), with_names({"auc": 0.8})]
-    assert written == ["box 0.3100, mask 0.2800", "box 0.377, mask 0.339", "0.8000"]
+    texts = [with_names(progress.qualities), with_names(progress.targets, "g"), with_names({"auc": 0.8})]
+    assert texts == ["box 0.3100, mask 0.2800", "box 0.377, mask 0.339", "0.8000"]
     assert (with_names({}), against_targets({}, BOX_AND_MASK)) == ("", "")
 
 
-def test_finished_run_shows_what_its_log_says(tmp_path: Path) -> None:
-    # The stream is a step behind: it misses the last evaluation.
-    stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
-    experiment = made(tmp_path, "reached", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
-    (found,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
-    assert (found.minutes, found.epochs, found.planned_epochs) == (pytest.approx(40.0), 8, 12)
-    assert (found.qualities, found.targets) == ({"accuracy": 0.7605}, {"accuracy": 0.759})
+@pytest.mark.parametrize(
+    ("state", "minutes", "epochs", "accuracy", "line"),
+    [
+        ("reached", pytest.approx(40.0), 8, 0.7605, "epoch 8/12  quality 0.7605 of 0.759"),
+        ("interrupted", None, 0, 0.3, "epoch 1/12  quality 0.3000 of 0.759"),
+    ],
+)
+def test_finished_run_shows_its_log_and_another_its_metrics(
+    tmp_path: Path, state: run_folder.Status, minutes: float | None, epochs: int, accuracy: float, line: str
+) -> None:
+    # The last evaluation is in the log only
+    records = (start({"accuracy": 0.759}), evaluation(4, accuracy=0.3))
+    experiment = make_experiment(tmp_path, state, resnet_v07(40.0, quality=(0.3, 0.7605)), *records)
+    (result,) = judge.judge(run_folder.RunFolder(experiment.folder.parent))
+    assert (result.minutes, result.epochs, result.planned_epochs) == (minutes, epochs, 12)
+    assert (result.qualities, result.targets) == ({"accuracy": accuracy}, {"accuracy": 0.759})
     (row,) = status.overview(tmp_path, status.Queue(), None)
-    assert describe(row) == "epoch 8/12  quality 0.7605 of 0.759"
+    assert (describe(row), result.log is None) == (line, minutes is None)
 
 
-def test_unfinished_run_shows_its_stream(tmp_path: Path) -> None:
-    stream = (start({"accuracy": 0.759}), evaluated(4, accuracy=0.3))
-    experiment = made(tmp_path, "interrupted", resnet_v07(40.0, quality=(0.3, 0.7605)), *stream)
-    found = judge.judge_experiment(experiment, catalogue.choose("resnet").benchmark)
-    assert (found.minutes, found.log, found.qualities) == (None, None, {"accuracy": 0.3})
-    (row,) = status.overview(tmp_path, status.Queue(), None)
-    assert describe(row) == "epoch 1/12  quality 0.3000 of 0.759"
-
-
-def test_two_qualities_are_read_from_a_log_by_their_names_there(tmp_path: Path) -> None:
-    point = {"BBOX": 0.381, "SEGM": 0.3435}
+def test_qualities_are_read_from_a_log_by_their_log_names(tmp_path: Path) -> None:
+    value = json.dumps({"BBOX": 0.381, "SEGM": 0.3435})
     log = (
         resnet_v07(40.0)
         .replace('"value": "resnet"', '"value": "maskrcnn"')
-        .replace('"value": 0.7605', f'"value": {json.dumps(point)}')
+        .replace('"value": 0.7605', f'"value": {value}')
     )
-    experiment = made(tmp_path, "reached", log, start(BOX_AND_MASK))
+    experiment = make_experiment(tmp_path, "reached", log, start(BOX_AND_MASK))
     files.write_json(experiment.config, {"box_target": 0.377, "mask_target": 0.339})
-    found = judge.judge_experiment(experiment, of_two_qualities())
-    read = ({"box": 0.381, "mask": 0.3435}, BOX_AND_MASK, pytest.approx(40.0))
-    assert (found.qualities, found.targets, found.minutes) == read
+    result = judge.judge_experiment(experiment, two_qualities())
+    expected = ({"box": 0.381, "mask": 0.3435}, BOX_AND_MASK, pytest.approx(40.0))
+    assert (result.qualities, result.targets, result.minutes) == expected
 
 
-def test_every_round_has_a_target_for_each_quality() -> None:
-    benchmark = of_two_qualities().model_dump()
+def test_round_needs_a_target_for_each_quality() -> None:
+    benchmark = two_qualities().model_dump()
     benchmark["rounds"]["v0.7"]["targets"] = {"box": 0.377}
     with pytest.raises(ValidationError, match=r"round v0\.7 needs a target for each of box, mask"):
         catalogue.Benchmark.model_validate(benchmark)
 
 
-def test_names_in_a_log_default_to_those_in_the_toml() -> None:
-    benchmark = of_two_qualities()
-    named = {
-        name: catalogue.Quality(title=each.title, config=each.config) for name, each in benchmark.qualities.items()
-    }
-    plain = benchmark.model_copy(update={"qualities": named})
-    assert plain.named({"box": 0.1, "mask": 0.2, "loss": 3.0}) == {"box": 0.1, "mask": 0.2}
+def test_log_name_of_a_quality_defaults_to_its_name() -> None:
+    benchmark = two_qualities()
     assert benchmark.named({"BBOX": 0.1}) == {"box": 0.1}
+    qualities = {name: quality.model_copy(update={"log_name": ""}) for name, quality in benchmark.qualities.items()}
+    plain = benchmark.model_copy(update={"qualities": qualities})
+    assert plain.named({"box": 0.1, "mask": 0.2, "loss": 3.0}) == {"box": 0.1, "mask": 0.2}

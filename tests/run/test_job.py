@@ -1,4 +1,4 @@
-"""Jobs and the host runtime: exact command lines, nothing leaks in, rendering is pure."""
+"""Command lines and environments of jobs on one node, and the controller of Horovod."""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ def configured(system: str, gpus: int) -> configuration.Configuration:
 
 
 def job(system: str, gpus: int) -> Job:
-    where = (Path("/data"), Path("/out"))
-    return training_job(configured(system, gpus), *where, {"NCCL_DEBUG": "INFO"}, node.cores())
+    variables = {"NCCL_DEBUG": "INFO"}
+    return training_job(configured(system, gpus), Path("/data"), Path("/out"), variables, node.cores())
 
 
 TRAIN = (
@@ -31,7 +31,7 @@ TRAIN = (
 @pytest.mark.parametrize(
     ("system", "ranks", "gpus", "threads"),
     [
-        ("dgxa100", 8, 8, "1"),  # as submitted, whatever the cores
+        ("dgxa100", 8, 8, "1"),  # as submitted, on any number of cores
         ("a100-40gb", 1, 1, None),
         ("cpu", 1, 0, "16"),
         ("cpu", 4, 0, "4"),
@@ -42,13 +42,13 @@ def test_ranks_of_one_node(
     system: str, ranks: int, gpus: int, threads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "cores", lambda: 16)
-    found = job(system, ranks)
+    training = job(system, ranks)
     launcher = ("horovodrun", "--gloo", "-np", str(ranks), "--output-filename", "/out/ranks") if ranks > 1 else ()
-    assert (found.argv, found.ranks, found.gpus) == (launcher + TRAIN, ranks, gpus)
-    assert found.environment.get("OMP_NUM_THREADS") == threads
+    assert (training.argv, training.ranks, training.gpus) == (launcher + TRAIN, ranks, gpus)
+    assert training.environment.get("OMP_NUM_THREADS") == threads
 
 
-def test_host_command_takes_over_named_variables_only() -> None:
+def test_host_command_passes_only_named_variables() -> None:
     caller = {
         "PATH": "/usr/bin",
         "HOME": "/home/me",
@@ -58,7 +58,8 @@ def test_host_command_takes_over_named_variables_only() -> None:
     }
     command = renderers.host(job("dgxa100", 8), Path("/env/bin/python"), caller)
     submitted = {name for variables in configured("dgxa100", 8).system.environment.values() for name in variables}
-    assert {n: v for n, v in command.environment.items() if n not in submitted - {"NCCL_DEBUG"}} == {
+    others = {name: value for name, value in command.environment.items() if name not in submitted - {"NCCL_DEBUG"}}
+    assert others == {
         "HOME": "/home/me",
         "LANG": "C",
         "LOGNAME": "encore",
@@ -73,31 +74,31 @@ def test_host_command_takes_over_named_variables_only() -> None:
     assert command.argv == job("dgxa100", 8).argv
 
 
-BY_GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-BY_MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
+GLOO = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+MPI = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 TO_FILES = "--bind-to none -np 8 --output-filename /out/ranks:nojobid"
 
 
 @pytest.mark.parametrize(
-    ("framework", "ranks", "meeting", "as_root", "expected", "variables"),
+    ("framework", "ranks", "controller", "as_root", "expected", "variables"),
     [
         ("pytorch", 2, "gloo", True, "torchrun --standalone --nproc-per-node=2 --log-dir=/out/ranks --redirects=3"
          " --no-python", {}),
         ("pytorch", 1, "gloo", False, "", {}),
-        ("mxnet", 1, "gloo", False, "", BY_GLOO),
-        ("mxnet", 1, "mpi", False, "", BY_MPI),
-        ("mxnet", 8, "mpi", False, f"mpirun {TO_FILES}", BY_MPI),
-        ("tensorflow", 8, "mpi", True, f"mpirun --allow-run-as-root {TO_FILES}", BY_MPI),
+        ("mxnet", 1, "gloo", False, "", GLOO),
+        ("mxnet", 1, "mpi", False, "", MPI),
+        ("mxnet", 8, "mpi", False, f"mpirun {TO_FILES}", MPI),
+        ("tensorflow", 8, "mpi", True, f"mpirun --allow-run-as-root {TO_FILES}", MPI),
     ],
 )  # fmt: skip
 def test_launchers_of_one_node(
-    framework: str, ranks: int, meeting: Any, as_root: bool, expected: str, variables: dict[str, str]
+    framework: str, ranks: int, controller: Any, as_root: bool, expected: str, variables: dict[str, str]
 ) -> None:
-    launch = launchers.on_one_node(framework, ranks, "/out", meeting, as_root)
+    launch = launchers.on_one_node(framework, ranks, "/out", controller, as_root)
     assert (" ".join(launch.inner), launch.environment) == (expected, variables)
 
 
-def built(name: str) -> str:
+def check_build(name: str) -> str:
     return (paths.ROOT / "tests" / "samples" / "horovod" / f"{name}.txt").read_text(encoding="utf-8")
 
 
@@ -120,10 +121,8 @@ BUILDS = {
         ("neither", True, 8, None),
     ],
 )
-def test_ranks_meet_by_what_their_horovod_was_built_with(
-    name: str, mpirun: bool, ranks: int, expected: str | None
-) -> None:
-    build = launchers.parse_check_build("a greeting\n" + built(name))
+def test_controller_depends_on_the_build_of_horovod(name: str, mpirun: bool, ranks: int, expected: str | None) -> None:
+    build = launchers.parse_check_build("a greeting\n" + check_build(name))
     assert build == launchers.HorovodBuild(*BUILDS[name])
     assert launchers.controller(build, mpirun, ranks) == expected
     assert launchers.controller(launchers.parse_check_build("horovodrun: not found\n"), False, ranks) == "gloo"

@@ -1,12 +1,12 @@
-"""`encore selftest`: processes that crash or hang, the limits, the table, exit codes; and checks for real on a CPU."""
+"""`encore selftest`: crashes, hangs and limits of a check, its table and exit codes, and real checks on a CPU."""
 
 import io
 import json
 import os
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import psutil
@@ -21,120 +21,114 @@ from encore.errors import EncoreError
 from encore.machine import links, node
 from encore.run import planning, published_speed
 from encore.run import selftest as selftests
-from encore.run.selftest import Ended, Place, Request, Row, execute, full_system, judged, make_place
+from encore.run.selftest import Ended, Request, Row, execute, full_system, judged, make_place
 from tests.conftest import Encore, in_process
 
 EMPTY = Row(name="ncf", check="device", result="SKIPPED", found="")
 
 
-WITHOUT = ("ended with ", " and without a result")
+def machine_of(*gpus: tuple[str | None, str, float]) -> node.Node:
+    # This machine with GPUs of a compute capability, name and GiB of memory
+    cards = [
+        node.Gpu(index=0, name=name, memory_gib=memory, driver="580", compute_capability=capability)
+        for capability, name, memory in gpus
+    ]
+    return replace(node.this_node(), gpus=tuple(cards))
 
 
-def place_of(name: str, folder: Path, gpus: int) -> Place:
-    request = Request(device="gpu" if gpus else "cpu", python=Path(sys.executable))
-    return replace(make_place(request, catalogue.choose(name), node.this_node(), folder), gpus=gpus)
+H200 = ("9.0", "NVIDIA H200", 139.8)
+H100 = ("9.0", "NVIDIA H100 80GB HBM3", 79.6)
 
 
-def gpu_of(capability: str | None) -> node.Gpu:
-    return node.Gpu(index=0, name="NVIDIA H200", memory_gib=139.8, driver="580", compute_capability=capability)
-
-
-def python(program: str) -> job.Command:
-    return job.Command(argv=(sys.executable, "-c", program), environment={}, working_directory=paths.ROOT)
+def check_program(program: str, folder: Path, seconds: float) -> Row:
+    argv = (sys.executable, "-c", program)
+    command = job.Command(argv=argv, environment={}, working_directory=paths.ROOT)
+    return judged(execute(command, folder, seconds), folder, seconds, EMPTY)
 
 
 @pytest.mark.parametrize(
-    ("program", "result", "found", "lines"),
+    ("program", "result", "text", "lines"),
     [
         ('print(\'hello\'); print(\'{"result": "OK", "found": "all"}\')', "OK", "all", ()),
-        (
-            "import os, sys; print('x', file=sys.stderr); os.kill(os.getpid(), 6)",
-            "FAIL",
-            f"{WITHOUT[0]}signal 6",
-            ("x",),
-        ),
-        ("print('x'); raise SystemExit(3)", "FAIL", f"{WITHOUT[0]}exit code 3", ("x",)),
-        ("print('x'); print('[1, 2]')", "FAIL", f"{WITHOUT[0]}exit code 0", ("x", "[1, 2]")),
+        ("import os, sys; print('x', file=sys.stderr); os.kill(os.getpid(), 6)", "FAIL", "signal 6", ("x",)),
+        ("print('x'); raise SystemExit(3)", "FAIL", "exit code 3", ("x",)),
+        ("print('x'); print('[1, 2]')", "FAIL", "exit code 0", ("x", "[1, 2]")),
     ],
 )
-def test_an_answer_is_the_last_line_and_a_crash_a_failed_check(
-    tmp_path: Path, program: str, result: str, found: str, lines: tuple[str, ...]
+def test_result_is_the_last_line_and_a_crash_fails(
+    tmp_path: Path, program: str, result: str, text: str, lines: tuple[str, ...]
 ) -> None:
-    row = judged(execute(python(program), tmp_path, 60), tmp_path, 60, EMPTY)
-    found += WITHOUT[1] if result == "FAIL" else ""
-    assert row == replace(EMPTY, result=result, found=found, lines=lines)
+    text = text if result == "OK" else f"ended with {text} and without a result"
+    assert check_program(program, tmp_path, 600) == replace(EMPTY, result=result, found=text, lines=lines)
+
+
+@pytest.mark.slow
+def test_hanging_check_ends_with_all_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "resume-1").mkdir()
+    (tmp_path / "resume-1" / "output.txt").write_text("step 1\n", encoding="ascii")
+    sleep = f"import time; time.sleep(9999)  # {tmp_path}"
+    row = check_program(f"import subprocess, sys\nsubprocess.call([sys.executable, '-c', {sleep!r}])", tmp_path, 2)
+    assert (row.result, row.found, row.lines) == ("FAIL", "no result after 2 s", ("step 1",))
+    assert not [child for child in psutil.Process().children(recursive=True) if sleep in child.cmdline()]
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_every_implementation_has_a_full_system(device: Literal["cpu", "gpu"]) -> None:
-    machine = replace(node.this_node(), gpus=(gpu_of("9.0"),) * 8)
     request = Request(device=device, python=Path(sys.executable))
-    found = {name: full_system(request, choice, machine) for name, choice in catalogue.choices().items()}
-    assert {name: each.kind for name, each in found.items() if each.kind == "small"} == (
-        {"gpt-oss-20b": "small"} if device == "cpu" else {}
-    )
+    machine = machine_of(*[H200] * 8)
+    systems = {name: full_system(request, choice, machine) for name, choice in catalogue.choices().items()}
+    small = {name for name, system in systems.items() if system.kind == "small"}
+    assert small == ({"gpt-oss-20b"} if device == "cpu" else set())
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu", "memory", "system"),
+    ("name", "gpu", "system"),
     [
-        ("llama31-8b", "NVIDIA H200", 139.8, "h200-141gb"),
-        ("llama31-8b", "NVIDIA H100 80GB HBM3", 79.6, "reference_h100"),
-        ("llama2-70b-lora", "NVIDIA H100 80GB HBM3", 79.6, "eos"),
-        ("gpt-oss-20b", "NVIDIA H200", 139.8, "reference_b200"),
+        ("llama31-8b", H200, "h200-141gb"),
+        ("llama31-8b", H100, "reference_h100"),
+        ("llama2-70b-lora", H100, "eos"),
+        ("gpt-oss-20b", H200, "reference_b200"),
     ],
 )
-def test_where_the_newest_round_has_no_system_another_one_is_near(
-    name: str, gpu: str, memory: float, system: str
+def test_system_of_another_round_replaces_one_that_the_newest_lacks(
+    name: str, gpu: tuple[str, str, float], system: str
 ) -> None:
-    gpus = tuple(replace(gpu_of("9.0"), name=gpu, memory_gib=memory) for _ in range(8))
-    machine = replace(node.this_node(), gpus=gpus)
-    assert planning.choose_system(catalogue.choose(name), 8, machine, None, None).system == system
+    choice, machine = catalogue.choose(name), machine_of(*[gpu] * 8)
+    assert planning.choose_system(choice, 8, machine, None, None).system == system
     with pytest.raises(EncoreError, match=r"no system of .* in round v6\.1"):
-        planning.choose_system(catalogue.choose(name), 8, machine, None, "v6.1")
+        planning.choose_system(choice, 8, machine, None, "v6.1")
 
 
-@pytest.mark.slow
-def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
-    trained = "import time; print('step 1', flush=True); time.sleep(9999)"
-    (tmp_path / "resume-1").mkdir()
-    program = (
-        f"import subprocess, sys; out = open({str(tmp_path / 'resume-1' / 'output.txt')!r}, 'wb')\n"
-        f"subprocess.call([sys.executable, '-c', {trained!r}], stdout=out)"
-    )
-    limit = 10  # for two processes to start on a busy machine
-    row = judged(execute(python(program), tmp_path, limit), tmp_path, limit, EMPTY)
-    assert (row.result, row.found, row.lines) == ("FAIL", "no result after 10 s", ("step 1",))
-    assert not [each for each in psutil.Process().children(recursive=True) if trained in each.cmdline()]
-
-
-def test_the_time_limit_skips_what_is_left(tmp_path: Path) -> None:
+def test_time_limit_skips_the_remaining_checks(tmp_path: Path) -> None:
     test = selftests.Selftest(Request(device="cpu", time_limit=1e-9), tmp_path, node.this_node(), lambda text: None)
-    place: Any = type("Place", (), {"choice": catalogue.choose("ncf")})
+    place: Any = SimpleNamespace(choice=catalogue.choose("ncf"))
     (row,) = test.run([(place, "device")], lambda name, check: None)
     assert (row.check, row.result, row.cut, "time limit" in row.found) == ("device", "SKIPPED", True, True)
 
 
 @pytest.mark.parametrize(("results", "code"), [("OK cut", 3), ("cut", 3), ("OK FAIL cut", 1), ("OK SKIPPED", 0)])
-def test_checks_that_were_cut_have_an_exit_code(results: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [replace(EMPTY, cut=True) if each == "cut" else replace(EMPTY, result=each) for each in results.split()]
-    monkeypatch.setattr(command_line, "_run", lambda *given: rows)
-    found = CliRunner().invoke(app, ["selftest", "ncf", "--device", "cpu", "--json"])
-    assert found.exit_code == code, found.output
-    printed = json.loads(found.stdout)
-    assert (printed["complete"], printed["passed"]) == ("cut" not in results, "FAIL" not in results)
-    assert [row["cut"] for row in printed["checks"]] == [each == "cut" for each in results.split()]
+def test_exit_code_of_an_incomplete_selftest(results: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = results.split()
+    rows = [replace(EMPTY, cut=True) if name == "cut" else replace(EMPTY, result=name) for name in names]
+    monkeypatch.setattr(command_line, "_run", lambda *arguments: rows)
+    output = CliRunner().invoke(app, ["selftest", "ncf", "--device", "cpu", "--json"])
+    printed = json.loads(output.stdout)
+    assert (output.exit_code, printed["complete"], printed["passed"]) == (code, "cut" not in names, "FAIL" not in names)
+    assert [row["cut"] for row in printed["checks"]] == [name == "cut" for name in names]
 
 
 IDLE: dict[str, int | None] = {"use_percent": 0, "memory_mib": 400, "power_watts": None}
 BUSY = {**IDLE, "use_percent": 97, "memory_mib": 9000}
-SEEN = "a GPU was used up to 97 % with 9,000 MiB; not given by NVML: power_watts"
 
 
 @pytest.mark.parametrize(
     ("states", "device", "expected"),
     [
-        ([IDLE, BUSY], "gpu", f"OK 2 readings; {SEEN}"),
+        (
+            [IDLE, BUSY],
+            "gpu",
+            "OK 2 readings; a GPU was used up to 97 % with 9,000 MiB; not given by NVML: power_watts",
+        ),
         ([IDLE], "gpu", "FAIL 1 readings; a GPU was used up to 0 % with 400 MiB; not given by NVML: power_watts"),
         ([IDLE], "cpu", "OK 1 readings of the machine, none of a GPU (--device cpu)"),
         (
@@ -146,77 +140,75 @@ SEEN = "a GPU was used up to 97 % with 9,000 MiB; not given by NVML: power_watts
         ([], "gpu", "FAIL no reading"),
     ],
 )
-def test_telemetry_must_have_seen_the_gpu_at_work(
+def test_telemetry_check_needs_a_busy_gpu(
     tmp_path: Path, states: list[dict[str, int | None]], device: str, expected: str
 ) -> None:
-    (tmp_path / "telemetry").write_text("".join(json.dumps({"gpus": [each] if each else []}) + "\n" for each in states))
+    lines = [json.dumps({"gpus": [state] if state else []}) + "\n" for state in states]
+    (tmp_path / "telemetry").write_text("".join(lines))
     row = selftests.telemetry_row(tmp_path / "telemetry", device)
     assert f"{row.result} {row.found}" == expected
 
 
 @pytest.mark.parametrize(
-    ("gpus", "rate", "result", "words"),
+    ("gpus", "rate", "result", "text"),
     [
         (8, 121e9, "OK", "121.00 GB/s bus bandwidth between 8 ranks; at least 120.0 by 12 NVLinks"),
         (8, 119e9, "FAIL", "119.00 GB/s"),
-        (2, 1e9, "OK", "no floor known for these links"),
+        (2, 1e9, "OK", "no floor known for these links"),  # which two GPUs of the machine is not known
         (1, 0.0, "SKIPPED", "one GPU"),
         (8, None, "FAIL", "exit code 1 and without a result"),
     ],
 )
-def test_all_reduce_has_a_floor_by_the_links(
-    gpus: int, rate: float | None, result: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_reduce_has_a_minimum_from_the_links(
+    gpus: int, rate: float | None, result: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On the recorded links of a DGX A100; with two of its GPUs, whose links are not known to be these
-    place = place_of("dlrm", tmp_path, gpus=gpus)
-    text = (paths.ROOT / "tests" / "samples" / "topology" / "dgx-a100.txt").read_text(encoding="utf-8")
+    topology = (paths.ROOT / "tests" / "samples" / "topology" / "dgx-a100.txt").read_text(encoding="utf-8")
 
-    def execute(command: job.Command, work: Path, seconds: float) -> Ended:
+    def run(command: job.Command, work: Path, seconds: float) -> Ended:
         assert f"--nproc-per-node={gpus}" in command.argv and "benchmarks.common.checks.all_reduce" in command.argv
-        if rate is None:
-            return Ended(1, (), None)
-        (work / "all_reduce.json").write_text(json.dumps({"rate": rate}), encoding="utf-8")
-        return Ended(0, (), None)
+        if rate is not None:
+            (work / "all_reduce.json").write_text(json.dumps({"rate": rate}), encoding="utf-8")
+        return Ended(int(rate is None), (), None)
 
-    monkeypatch.setattr(selftests, "execute", execute)
-    machine = replace(node.this_node(), gpus=(gpu_of("8.0"),) * 8)
-    row = selftests.all_reduce_row(place, links.parse_topology(text), machine, 60.0, EMPTY)
-    assert (row.result, words in row.found) == (result, True), row
-
-
-def test_gpus_that_cuda_does_not_show_get_no_rank() -> None:
-    machine = replace(node.this_node(), gpus=(gpu_of(None),) * 8)
-    for chosen, count in ((None, 8), ("2,3", 2), ("", 0), ("0,", 1)):
-        caller = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
-        assert selftests.visible_gpus(machine, caller) == count
+    monkeypatch.setattr(selftests, "execute", run)
+    place = make_place(Request(python=Path(sys.executable)), catalogue.choose("dlrm"), node.this_node(), tmp_path)
+    machine = machine_of(*[("8.0", "NVIDIA A100", 80.0)] * 8)
+    row = selftests.all_reduce_row(replace(place, gpus=gpus), links.parse_topology(topology), machine, 60.0, EMPTY)
+    assert (row.result, text in row.found) == (result, True), row
 
 
-# Of a V100 and an A100: submissions of one give times alone, those of the other are from later GPUs
-NO_SPEED_PUBLISHED = {"minigo", "gpt-oss-20b", "llama2-70b-lora", "llama31-8b"}
+@pytest.mark.parametrize(("visible", "count"), [(None, 8), ("2,3", 2), ("", 0), ("0,", 1)])
+def test_only_gpus_visible_to_cuda_get_a_rank(visible: str | None, count: int) -> None:
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert selftests.visible_gpus(machine_of(*[(None, "NVIDIA H200", 139.8)] * 8), variables) == count
 
 
-def test_published_speeds_have_a_source() -> None:
-    for name in catalogue.benchmarks():
-        path = paths.benchmark_folder(name) / "published_speed.toml"
-        figures = catalogue.parse(published_speed.Figures, path).figures
-        assert all(each.source and each.conditions for each in figures)
-        assert {each.gpu for each in figures} >= ({"V100", "A100"} if name not in NO_SPEED_PUBLISHED else set())
-    gpus = {"resnet": ("NVIDIA H200", 5500.0), "ncf": ("NVIDIA B200", 1.0)}
-    assert [published_speed.next_to_published(name, *given) for name, given in gpus.items()] == [
-        "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%", "; nothing published for NVIDIA B200",
-    ]  # fmt: skip
+@pytest.mark.parametrize("name", catalogue.benchmarks())
+def test_published_speeds_have_a_source(name: str) -> None:
+    path = paths.benchmark_folder(name) / "published_speed.toml"
+    figures = catalogue.parse(published_speed.Figures, path).figures
+    assert all(figure.source and figure.conditions for figure in figures)
+    # The submissions of the others have only times, or only later GPUs
+    others = {"minigo", "gpt-oss-20b", "llama2-70b-lora", "llama31-8b"}
+    assert name in others or {figure.gpu for figure in figures} >= {"V100", "A100"}
+
+
+def test_speed_is_compared_with_the_published_one() -> None:
+    assert published_speed.next_to_published("resnet", "NVIDIA H200", 5500.0) == (
+        "; best published 7,950 (1/8 of 8 H200, MXNet, batch 400): 69%"
+    )
+    assert published_speed.next_to_published("ncf", "NVIDIA B200", 1.0) == "; nothing published for NVIDIA B200"
     assert published_speed.find("resnet", "NVIDIA GH200 480GB") is None
 
 
-def rows_on_an_h200(work: Path, *names: str) -> list[Row]:
-    machine = replace(node.this_node(), gpus=(gpu_of("9.0"),))
-    test = selftests.Selftest(Request(), work, machine, lambda text: None)
-    place = place_of("ssd", work, gpus=1)
-    return list(test.run([(place, name) for name in names], lambda name, check: None))
+def rows_of_ssd(folder: Path, *names: str) -> list[Row]:
+    test = selftests.Selftest(Request(), folder, machine_of(H200), lambda text: None)
+    place = make_place(Request(python=Path(sys.executable)), catalogue.choose("ssd"), node.this_node(), folder)
+    return list(test.run([(replace(place, gpus=1), name) for name in names], lambda name, check: None))
 
 
 @pytest.mark.parametrize(
-    ("check", "speeds", "result", "words"),
+    ("check", "speeds", "result", "text"),
     [
         ("bench", {"synthetic": 3000}, "OK", "measured before 3,798 (300 x 300"),
         ("bench", {"synthetic": 2600}, "FAIL", "68%, less than 70%"),
@@ -228,33 +220,26 @@ def rows_on_an_h200(work: Path, *names: str) -> list[Row]:
         ("bench", {"synthetic": 9000}, "OK", "a part of the network, next to which nothing is published"),
     ],
 )
-def test_a_speed_is_compared_with_what_was_measured_before(
-    check: str, speeds: dict[str, float], result: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_speed_is_compared_with_the_measured_one(
+    check: str, speeds: dict[str, float], result: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[str] = []
-
-    def measure(place: Place, seconds: float, row: Row) -> dict[str, Any]:
-        ran.append(place.choice.name)
-        rates = {"synthetic": 3000, "real": 2900, "input": 4000, "evaluation": 1, **speeds}
-        measured = {loop: {"median": rate, "flops_per_second": 95.2e9 * rate} for loop, rate in rates.items()}
-        part = speeds.get("synthetic") == 9000
-        result = {"title": "SSD, batch 240", "measured": measured, "input_share": 0.2, "precision": "fp16"}
-        return {**result, "is_part": part}
-
-    monkeypatch.setattr(selftests, "measure", measure)
-    _, row, *_ = rows_on_an_h200(tmp_path, "evaluation", check)
-    assert (row.result, words in row.found) == (result, True), row
-    assert ran == ["ssd"], "bench.py runs once for all its rows"
+    rates = {"synthetic": 3000, "real": 2900, "input": 4000, "evaluation": 1, **speeds}
+    loops = {loop: {"median": rate, "flops_per_second": 95.2e9 * rate} for loop, rate in rates.items()}
+    output = {"title": "SSD, batch 240", "measured": loops, "input_share": 0.2, "precision": "fp16"}
+    benches = iter([{**output, "is_part": rates["synthetic"] == 9000}])  # bench.py runs once for all its rows
+    monkeypatch.setattr(selftests, "measure", lambda place, seconds, row: next(benches))
+    _, row, *_ = rows_of_ssd(tmp_path, "evaluation", check)
+    assert (row.result, text in row.found) == (result, True), row
 
 
-def test_rows_of_a_bench_that_failed_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_after_a_failed_bench_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = replace(EMPTY, check="bench", result="FAIL", found="ended with exit code 1")
     monkeypatch.setattr(selftests, "measure", lambda place, seconds, row: failed)
-    rows = rows_on_an_h200(tmp_path, "bench", "input")
-    assert [(row.check, row.result) for row in rows] == [("bench", "FAIL"), ("input", "SKIPPED")]
+    rows = [(row.check, row.result) for row in rows_of_ssd(tmp_path, "bench", "input")]
+    assert rows == [("bench", "FAIL"), ("input", "SKIPPED")]
 
 
-def test_the_table_fits_into_eighty_columns() -> None:
+def test_table_fits_into_eighty_columns() -> None:
     screen = Console(width=80, record=True, file=io.StringIO())
     long = "loss 0.6254 for 0.6254; epochs differ by 0.00% (limit 4.0%), first steps by 0.00% (20.0%)"
     row = Row(name="resnet-tensorflow", check="compile=max-autotune", result="SKIPPED", found=long, seconds=150.0)
@@ -265,58 +250,53 @@ def test_the_table_fits_into_eighty_columns() -> None:
     assert "0 OK, 1 FAIL, 1 SKIPPED in 600 s" in printed
 
 
-def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "gpus", lambda: ())
-    done = in_process(["python", "-m", "encore.cli.app", "selftest", "ncf"], os.environ)
-    assert (done.returncode, "this machine has no GPU: nothing was checked" in done.stderr) == (2, True), done.stderr
+    output = in_process(["python", "-m", "encore.cli.app", "selftest", "ncf"], os.environ)
+    assert output.returncode == 2 and "this machine has no GPU: nothing was checked" in output.stderr
 
 
-def test_a_python_without_the_framework_is_skipped_with_the_reason(encore: Encore) -> None:
-    done = encore("selftest", "ncf", "--device", "cpu", "--python", sys.executable, "--json")
-    assert done.returncode == 2 and "nothing was checked" in done.stderr
-    (imports,) = json.loads(done.stdout)["checks"]
+def test_python_without_the_framework_is_skipped(encore: Encore) -> None:
+    output = encore("selftest", "ncf", "--device", "cpu", "--python", sys.executable, "--json", code=2)
+    assert "nothing was checked" in output.stderr
+    (imports,) = json.loads(output.stdout)["checks"]
     assert (imports["check"], imports["result"]) == ("imports", "SKIPPED")
     assert "No module named 'torch'" in imports["found"]
 
 
-def test_checks_run_for_real_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
-    wanted = ("resume", "overflow", "precision", "two ranks", "defaults on all", "all-reduce", "bench", "telemetry")
-    options = [word for name in wanted for word in ("--only", name)]
-    done = encore("selftest", "dlrm", "--device", "cpu", "--python", str(pytorch_python), "--json", *options, code=0)
-    printed = json.loads(done.stdout)
-    assert printed["passed"] and printed["device"] == "cpu"
-    results = {row["check"]: row["result"] for row in printed["checks"]}
-    first = ["defaults on all GPUs", "all-reduce", "bench", "overflow"]
-    assert list(results)[:4] == first, "what says most comes first"
-    assert results == {
-        **dict.fromkeys((*first, "resume", "two ranks", "precision=bf16", "telemetry"), "OK"),
+# -- real checks ----------------------------------------------------------------------------------------
+
+
+def checks_on_a_cpu(encore: Encore, python: Path, *words: str) -> dict[tuple[str, str], Any]:
+    output = encore("selftest", *words, "--device", "cpu", "--python", str(python), "--json", code=0)
+    return {(row["name"], row["check"]): row for row in json.loads(output.stdout)["checks"]}
+
+
+@pytest.mark.long
+def test_checks_of_one_benchmark_pass_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
+    names = ("resume", "overflow", "precision", "two ranks", "defaults on all", "all-reduce", "bench", "telemetry")
+    rows = checks_on_a_cpu(encore, pytorch_python, "dlrm", *(word for name in names for word in ("--only", name)))
+    assert {check: row["result"] for (_, check), row in rows.items()} == {
+        **dict.fromkeys(first := ("defaults on all GPUs", "all-reduce", "bench", "overflow"), "OK"),
+        **dict.fromkeys(("resume", "two ranks", "precision=bf16", "telemetry"), "OK"),
         **dict.fromkeys(("precision=fp16", "precision=tf32"), "SKIPPED"),
     }
-    found = {row["check"]: row["found"] for row in printed["checks"]}
-    words = {
+    assert [check for _, check in rows][:4] == [*first], "the most informative checks come first"
+    texts = {
         "resume": "epochs differ by 0.00%", "defaults on all GPUs": "2 ranks, ", "overflow": "not finite",
         "all-reduce": "GB/s bus bandwidth between 2 ranks; no floor",
     }  # fmt: skip
-    assert {check: text for check, text in words.items() if text not in found[check]} == {}
-    assert all(row["seconds"] >= 0 and row["lines"] == [] for row in printed["checks"])
+    assert [check for check, text in texts.items() if text not in rows["dlrm", check]["found"]] == []
 
 
-def test_images_of_real_size_and_a_full_evaluation_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
-    names = ("resnet-pytorch", "ssd", "ncf")
-    # Rates are not compared here, whatever else the machine does.
-    where = ("--device", "cpu", "--python", str(pytorch_python), "--check-seconds", "600", "--time-limit", "1500")
-    done = encore("selftest", *names, *where, "--json", "--only", "input", "--only", "evaluation", timeout=600, code=0)
-    rows = {(row["name"], row["check"]): row for row in json.loads(done.stdout)["checks"]}
+@pytest.mark.long
+def test_input_and_evaluation_checks_on_a_cpu(encore: Encore, pytorch_python: Path) -> None:
+    words = ("resnet-pytorch", "ssd", "ncf", "--check-seconds", "600", "--time-limit", "1500")
+    rows = checks_on_a_cpu(encore, pytorch_python, *words, "--only", "input", "--only", "evaluation")
     assert {key: row["result"] for key, row in rows.items()} == {
-        **{(name, "input"): "OK" for name in names[:2]},
-        **{(name, "evaluation"): "SKIPPED" for name in names[:2]},
+        **{(name, "input"): "OK" for name in words[:2]},
+        **{(name, "evaluation"): "SKIPPED" for name in words[:2]},
         ("ncf", "evaluation"): "OK",
     }
-    assert all("images/s of real size" in rows[name, "input"]["found"] for name in names[:2])
+    assert all("images/s of real size" in rows[name, "input"]["found"] for name in words[:2])
     assert rows["ssd", "evaluation"]["found"] == "a batch takes minutes on a CPU"
-
-
-def test_a_failed_check_has_exit_code_1(encore: Encore, pytorch_python: Path) -> None:
-    where = ("--device", "cpu", "--python", str(pytorch_python))
-    done = encore("selftest", "dlrm", *where, "--only", "device", "--check-seconds", "0.5", code=1)
-    assert re.search(r"(?s)no result after [01] s.*0 OK, 1 FAIL, 0 SKIPPED", done.stdout)

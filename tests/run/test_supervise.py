@@ -1,7 +1,6 @@
-"""How a run is watched to its end: ranks that hang by their heartbeats, and how long a stopped one may take to save."""
+"""Supervision of a run: hanging ranks, the time for a last checkpoint, and the reason of its end."""
 
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -42,55 +41,54 @@ def supervised(
     return supervise.run(command, experiment, owner, signals or supervise.Signals(), on_progress, limits)
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
-@pytest.mark.parametrize("step", [STEP, STEP + 1])
-def test_a_process_on_another_host_without_a_sign_of_life_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, culprit: int, step: int
-) -> None:
+def watch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, limit: float, *beats: tuple[int, float, float]
+) -> supervise.HangWatch:
+    # Heartbeats of ranks on other hosts: step, seconds since the step, seconds since the last sign of life
     now = time.time()
-    for rank in (0, 1):
-        alive = now - 10.0 if rank == culprit else now - 0.4
-        beat = f"99999{rank} node{rank} {step if rank == culprit else STEP} {now - 10 + rank} {alive}"
-        (tmp_path / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
-    watch = supervise.HangWatch(tmp_path, 5.0)
+    for rank, (step, silent, dead) in enumerate(beats):
+        beat = f"99999{rank} node{rank} {step} {now - silent} {now - dead}"
+        (folder / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
+    hang_watch = supervise.HangWatch(folder, limit)
     later = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later)
     monkeypatch.setattr(time, "time", lambda: now)
-    found = watch.check()
-    assert found.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no heartbeat")
-    assert f"on node{culprit}" in found and watch.suspect == culprit
+    return hang_watch
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("step", [STEP, STEP + 1])
+def test_rank_without_heartbeat_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, culprit: int, step: int) -> None:
+    beats = [(step if rank == culprit else STEP, 10.0 - rank, 10.0 if rank == culprit else 0.4) for rank in (0, 1)]
+    hang_watch = watch(tmp_path, monkeypatch, 5.0, *beats)
+    reason = hang_watch.check()
+    assert reason.startswith(f"rank {culprit} hangs: no rank made a step for 9 s, and its process gives no heartbeat")
+    assert f"on node{culprit}" in reason and hang_watch.suspect == culprit
 
 
 @pytest.mark.parametrize(
-    ("step", "seconds", "hangs"),
+    ("step", "limits", "hangs"),
     [(-1, 2.0, ""), (-1, 4.0, "before its first step: no progress for 2400 s"), (0, 2.0, "made a step")],
 )
-def test_ranks_that_start_have_longer_for_each_sign_of_progress(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, seconds: float, hangs: str
+def test_starting_ranks_have_a_longer_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, limits: float, hangs: str
 ) -> None:
-    now, limit = time.time(), 600.0
-    for rank in (0, 1):
-        beat = f"99999{rank} node{rank} {step} {now - limit * seconds} {now}"
-        (tmp_path / f"rank_{rank}").write_text(beat.ljust(112), encoding="ascii")
-    watch = supervise.HangWatch(tmp_path, limit)
-    later = time.monotonic() + 2
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    found = watch.check()
-    assert hangs in found and bool(found) == bool(hangs)
+    reason = watch(tmp_path, monkeypatch, 600.0, *[(step, 600.0 * limits, 0.0)] * 2).check()
+    assert hangs in reason and bool(reason) == bool(hangs)
 
 
-def test_progress_within_a_step_is_a_sign_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_within_a_step_renews_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "_heartbeats", [])
-    stopping.progress()  # of a program that has no run
+    stopping.progress()  # of a program without a run
     stopping.Heartbeat(tmp_path, 0)
     (first,) = processes.heartbeats(tmp_path)
 
-    def came_further() -> bool:
+    def is_renewed() -> bool:
         stopping.progress()
         (beat,) = processes.heartbeats(tmp_path) or (first,)
         return beat.step == -1 and beat.time > first.time
 
-    wait_until(came_further, "a later time for the same step")
+    wait_until(is_renewed, "a later time for the same step")
 
 
 RANK = """
@@ -104,33 +102,25 @@ while sys.argv[1] == "0":
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_without_end_for_a_lost_one_are_ended(tmp_path: Path) -> None:
-    # With TORCH_NCCL_ASYNC_ERROR_HANDLING=0 nobody else ends them, where the launcher does not see the loss
+def test_ranks_that_wait_for_a_dead_rank_are_ended(tmp_path: Path) -> None:
+    # As with TORCH_NCCL_ASYNC_ERROR_HANDLING=0, and a launcher that does not see the end of a rank
     launcher = f"for rank in 0 1; do {sys.executable} -c '{RANK.replace(chr(39), chr(34))}' $rank & done; wait"
     outcome = supervised(tmp_path, ("bash", "-c", launcher), supervise.Limits(hang_seconds=3.0))
     assert (outcome.status, outcome.reason.split(":")[0]) == ("failed", "rank 1 hangs")
     assert processes.rank_processes(tmp_path / "heartbeat") == []
 
 
-def test_a_rank_that_waits_shows_its_last_step_and_that_it_is_alive(tmp_path: Path) -> None:
-    program = (
-        "import sys, time, pathlib\n"
-        "from benchmarks.common.run.stopping import Heartbeat\n"
-        "beat = Heartbeat(pathlib.Path(sys.argv[1]), 3)\n"
-        f"[beat.beat(step) for step in range({STEP + 1})]\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)]) as child:
-        try:
-            wait_until(lambda: [beat.step for beat in processes.heartbeats(tmp_path)] == [STEP], "the last step")
-            (first,) = processes.heartbeats(tmp_path)
-            wait_until(lambda: processes.heartbeats(tmp_path)[0].alive > first.alive, "a heartbeat")
-            assert processes.heartbeats(tmp_path)[0].time == first.time
-        finally:
-            child.kill()
+def test_heartbeat_goes_on_while_a_rank_waits(tmp_path: Path) -> None:
+    heartbeat = stopping.Heartbeat(tmp_path, 3)
+    for step in range(STEP + 1):
+        heartbeat.beat(step)
+    wait_until(lambda: [beat.step for beat in processes.heartbeats(tmp_path)] == [STEP], "the last step")
+    (first,) = processes.heartbeats(tmp_path)
+    wait_until(lambda: processes.heartbeats(tmp_path)[0].alive > first.alive, "a heartbeat")
+    assert processes.heartbeats(tmp_path)[0].time == first.time
 
 
-STOP_SECONDS = 2.0
+STOP_SECONDS = 4.0
 SAVING_RANK = f"""
 import pathlib, signal, time
 from benchmarks.common.run.stopping import Heartbeat
@@ -152,45 +142,42 @@ while True:
 """
 
 
-def stopped(folder: Path, number: signal.Signals, times: int = 1, job: str = "") -> supervise.Outcome:
-    # Stop a rank that takes longer over its checkpoint than a rank may take that writes none
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "times", "job", "leftover", "is_saved"),
+    [
+        (signal.SIGINT, 1, "", False, True),
+        (signal.SIGTERM, 1, "", False, True),
+        (signal.SIGUSR1, 1, "12", False, True),
+        (signal.SIGTERM, 2, "", False, False),  # a second Ctrl-C
+        (signal.SIGTERM, 1, "12", False, False),  # by Slurm, which sends SIGKILL next
+        (signal.SIGINT, 1, "", True, False),  # a partial checkpoint of an earlier run
+    ],
+)
+def test_stopped_run_waits_for_its_checkpoint(
+    tmp_path: Path, number: signal.Signals, times: int, job: str, leftover: bool, is_saved: bool
+) -> None:
+    # Writing the checkpoint takes longer than a rank may take that writes none
+    if leftover:
+        (tmp_path / "checkpoint" / "writing_00000001").mkdir(parents=True)
     signals = supervise.Signals()
 
     def stop(progress: follow.Progress) -> None:
-        if processes.heartbeats(folder / "heartbeat"):
+        if processes.heartbeats(tmp_path / "heartbeat"):
             signals.received, signals.times = number, times
 
     limits = supervise.Limits(600.0, STOP_SECONDS)
-    return supervised(folder, (sys.executable, "-c", SAVING_RANK), limits, signals, stop, job)
+    outcome = supervised(tmp_path, (sys.executable, "-c", SAVING_RANK), limits, signals, stop, job)
+    checkpoint = "a checkpoint was written" if is_saved else "without a checkpoint"
+    assert (outcome.status, outcome.reason) == ("interrupted", f"stopped by {number.name}, {checkpoint}")
+    assert (tmp_path / "checkpoint" / "step_00000001").is_dir() == is_saved
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "job"), [(signal.SIGINT, ""), (signal.SIGTERM, ""), (signal.SIGUSR1, "12")])
-def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, number: signal.Signals, job: str) -> None:
-    outcome = stopped(tmp_path, number, job=job)
-    assert (outcome.status, outcome.reason) == ("interrupted", f"stopped by {number.name}, a checkpoint was written")
-    assert (tmp_path / "checkpoint" / "step_00000001").is_dir()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("times", "job"), [(2, ""), (1, "12")])
-def test_who_insists_does_not_wait(tmp_path: Path, times: int, job: str) -> None:
-    # A second Ctrl-C, and Slurm's SIGTERM, which SIGKILL follows
-    assert stopped(tmp_path, signal.SIGTERM, times, job).reason == "stopped by SIGTERM, without a checkpoint"
-    assert not (tmp_path / "checkpoint" / "step_00000001").exists()
-
-
-@pytest.mark.slow
-def test_what_a_killed_run_left_half_written_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint" / "writing_00000001").mkdir(parents=True)
-    assert stopped(tmp_path, signal.SIGINT).reason == "stopped by SIGINT, without a checkpoint"
-
-
-# -- what is said of its end ------------------------------------------------------------------------------
+# -- reasons of an end ----------------------------------------------------------------------------------
 
 
 def launched(folder: Path, printed: str, before: str = "") -> run_folder.Experiment:
-    # An experiment whose launcher, or the rank in its place, printed this at its last start
+    # An experiment whose launcher, or only rank, printed this at its last start
     (folder / "ranks").mkdir()
     text = f"{before}{supervise.START}python\n{printed}\n"
     (folder / "ranks" / "launcher.txt").write_text(text, encoding="utf-8")
@@ -199,7 +186,7 @@ def launched(folder: Path, printed: str, before: str = "") -> run_folder.Experim
 
 TRACEBACK = "Traceback (most recent call last):\n  File "
 ENDINGS = [
-    # What a rank printed, its exit code, whose memory was too small, whether a resume would end alike, and the reason.
+    # Output of a rank, exit code, device that is out of memory, whether a resume would end in the same way, reason
     ("ValueError: x", 1, "", False, "rank 0 failed with exit code 1"),
     ("\nRuntimeError: stopped", -9, "", False, "rank 0 was killed by SIGKILL"),
     ("KILLED BY THE KERNEL", -9, "CPU", True, "rank 0 was killed by the kernel: out of memory"),
@@ -232,9 +219,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("printed", "code", "memory", "is_final", "reason"), ENDINGS)
-def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
-    tmp_path: Path, printed: str, code: int, memory: str, is_final: bool, reason: str
-) -> None:
+def test_reason_of_a_failure(tmp_path: Path, printed: str, code: int, memory: str, is_final: bool, reason: str) -> None:
     experiment = launched(tmp_path, printed)
     child: Any = SimpleNamespace(returncode=code, args=["python"], pid=1)
     kills = processes.kills_for_memory() - (printed == "KILLED BY THE KERNEL")
@@ -244,21 +229,21 @@ def test_an_ending_says_whose_memory_was_too_small_and_whether_to_resume(
 
 
 @pytest.mark.parametrize(
-    ("runtime", "code", "named"), [("docker", 125, True), ("docker", 1, False), ("host", 125, False)]
+    ("runtime", "code", "is_reported"), [("docker", 125, True), ("docker", 1, False), ("host", 125, False)]
 )
-def test_a_container_that_did_not_start_is_the_engines_failure(
-    tmp_path: Path, runtime: str, code: int, named: bool
+def test_container_that_does_not_start_is_a_failure_of_the_engine(
+    tmp_path: Path, runtime: str, code: int, is_reported: bool
 ) -> None:
-    said = 'docker: could not select device driver "" with capabilities: [[gpu]].'
+    line = 'docker: could not select device driver "" with capabilities: [[gpu]].'
     command = Command(argv=(), environment={}, working_directory=tmp_path, runtime=runtime)
     child: Any = SimpleNamespace(returncode=code)
-    found = supervise._engine_failure(command, child, launched(tmp_path, said))
+    outcome = supervise._engine_failure(command, child, launched(tmp_path, line))
     expected = f"docker: the engine cannot hand GPUs to containers; hint: {engines.NO_TOOLKIT}"
-    assert found == (supervise.Outcome("failed", expected, (said,)) if named else None)
+    assert outcome == (supervise.Outcome("failed", expected, (line,)) if is_reported else None)
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("output", "expected"),
     [
         ("Process 1 exit with status code 9.", (1, "failed with exit code 9")),
         (
@@ -306,6 +291,6 @@ def test_a_container_that_did_not_start_is_the_engines_failure(
         ),
     ],
 )
-def test_first_failing_rank(said: str, expected: tuple[int, str], tmp_path: Path) -> None:
-    experiment = launched(tmp_path, said, "Process 0 exit with status code 4\n")
+def test_first_failing_rank(output: str, expected: tuple[int, str], tmp_path: Path) -> None:
+    experiment = launched(tmp_path, output, "Process 0 exit with status code 4\n")
     assert supervise.first_failure(experiment, 1) == expected

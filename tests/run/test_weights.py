@@ -1,4 +1,4 @@
-"""Files of trained weights: found, checked, mounted, and named in the passport."""
+"""Files of trained weights: location, checks, mounts, and the submission that they belong to."""
 
 import hashlib
 import re
@@ -14,46 +14,10 @@ from encore.run import passport
 from tests.conftest import Encore
 
 
-def with_backbone(name: str, file: str) -> configuration.Configuration:
+def small(name: str, *settings: str) -> configuration.Configuration:
     choice = catalogue.choose(name)
     system = catalogue.find_system(choice, choice.benchmark.small_data.system, None)
-    return configuration.resolve(choice, system, 1, 1, [f"backbone={file}"])
-
-
-@pytest.mark.parametrize("name", ["ssd", "maskrcnn"])
-def test_a_file_is_in_the_data_folder_or_anywhere(name: str, tmp_path: Path) -> None:
-    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere.pth"
-    inside = preflight.weight_files(with_backbone(name, "weights.pth"), data)
-    outside = preflight.weight_files(with_backbone(name, str(elsewhere)), data)
-    assert (inside, outside) == ({"backbone": data / "weights.pth"}, {"backbone": elsewhere})
-    assert preflight.weight_files(with_backbone(name, ""), data) == {} and preflight.weight_mounts(inside, data) == ()
-    assert preflight.weight_mounts(outside, data) == (job.Mount(elsewhere, str(elsewhere), True),)
-    elsewhere.write_bytes(b"weights")
-    (found,) = preflight.weights_json(outside).values()
-    assert found == {"file": str(elsewhere), "bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}
-    preflight.refuse_other_weights(outside, {"backbone": found})
-    preflight.refuse_other_weights(inside, {"backbone": found})  # not there: a checkpoint has it
-    elsewhere.write_bytes(b"others!")
-    with pytest.raises(EncoreError, match="is not the file of backbone that the run began with"):
-        preflight.refuse_other_weights(outside, {"backbone": found})
-    assert [each.level for each in preflight.check_weights(with_backbone(name, str(elsewhere)), data)] == ["OK"]
-
-
-def test_tensorflows_files_are_mounted_together(tmp_path: Path) -> None:
-    index, tensors = (tmp_path / f"model.ckpt-7.{kind}" for kind in ("index", "data-00000-of-00001"))
-    for path in (index, tensors, tmp_path / "model.ckpt-70.data-00000-of-00001"):
-        path.touch()
-    found = preflight.weight_mounts({"checkpoint": index}, tmp_path / "data")
-    assert [mount.source for mount in found] == [index, tensors]
-
-
-def test_files_of_an_index_are_mounted_with_it(tmp_path: Path) -> None:
-    index = tmp_path / "model.safetensors.index.json"
-    parts = [tmp_path / f"model-0000{number}.safetensors" for number in (1, 2)]
-    for path in (index, *parts, tmp_path / "model.bin"):
-        path.touch()
-    found = preflight.weight_mounts({"base": index}, tmp_path / "data")
-    assert [mount.source for mount in found] == [index, *parts]
+    return configuration.resolve(choice, system, 1, 1, list(settings))
 
 
 def submitted(name: str, *settings: str) -> configuration.Configuration:
@@ -61,79 +25,124 @@ def submitted(name: str, *settings: str) -> configuration.Configuration:
     return configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), 1, 8, list(settings))
 
 
+@pytest.mark.parametrize("name", ["ssd", "maskrcnn"])
+def test_weights_are_in_the_data_folder_or_elsewhere(name: str, tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere.pth"
+    config = small(name, f"backbone={elsewhere}")
+    inside, outside, none = (
+        preflight.weight_files(resolved, data)
+        for resolved in (small(name, "backbone=weights.pth"), config, small(name, "backbone="))
+    )
+    assert (inside, outside, none) == ({"backbone": data / "weights.pth"}, {"backbone": elsewhere}, {})
+    mounts = [preflight.weight_mounts(files, data) for files in (inside, outside)]
+    assert mounts == [(), (job.Mount(elsewhere, str(elsewhere), True),)]
+    elsewhere.write_bytes(b"weights")
+    record = {"file": str(elsewhere), "bytes": 7, "sha256": hashlib.sha256(b"weights").hexdigest()}
+    assert list(preflight.weights_json(outside).values()) == [record]
+    for files in (outside, inside):  # the latter is missing: a checkpoint has the weights
+        preflight.refuse_other_weights(files, {"backbone": record})
+    elsewhere.write_bytes(b"others!")
+    with pytest.raises(EncoreError, match="is not the file of backbone that the run began with"):
+        preflight.refuse_other_weights(outside, {"backbone": record})
+    assert [check.level for check in preflight.check_weights(config, data)] == ["OK"]
+
+
+@pytest.mark.parametrize(
+    ("files", "others"),
+    [
+        (["model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"], ["model.ckpt-70.data-00000-of-00001"]),
+        (
+            ["model.safetensors.index.json", "model-00001.safetensors", "model-00002.safetensors"],
+            ["model.bin"],
+        ),
+    ],
+    ids=["TensorFlow", "safetensors"],
+)
+def test_files_of_an_index_are_mounted_with_it(files: list[str], others: list[str], tmp_path: Path) -> None:
+    for name in (*files, *others):
+        (tmp_path / name).touch()
+    mounts = preflight.weight_mounts({"weights": tmp_path / files[0]}, tmp_path / "data")
+    assert [mount.source.name for mount in mounts] == files
+
+
 KEYS = {"bert": "checkpoint", "ssd": "backbone", "maskrcnn": "backbone", "minigo": "initial_weights"}
 
 
 @pytest.mark.parametrize(("name", "key"), KEYS.items())
-def test_submitted_systems_begin_with_the_submissions_weights(name: str, key: str, tmp_path: Path) -> None:
+def test_submitted_systems_start_from_the_weights_of_the_submission(name: str, key: str, tmp_path: Path) -> None:
     choice = catalogue.choose(name)
     for system in catalogue.systems(choice):
         resolved = configuration.resolve(choice, system, system.nodes, system.gpus_per_node, [])
         assert (list(resolved.needed_weights) == [key]) == (system.kind == "submitted"), system.file
         assert bool(preflight.weight_files(resolved, tmp_path)) == (system.kind == "submitted")
-    # Anywhere, it is the configuration that was submitted; from random weights, or on a CPU, another one.
+    # The path may change in a submission, but not random weights or a CPU
     assert submitted(name).is_submitted and submitted(name, f"{key}={tmp_path / 'own.pkl'}").is_submitted
     random = submitted(name, f"{key}=")
-    assert random.why_not_submitted == f"{key} = empty (--set)"
-    assert preflight.check_weights(random, tmp_path) == []
-    pins = [f"{pin}=auto" for pin in ("attention", "kernels", "optimizer_kernel") if pin in random.values]
-    pins += ["compile=false"] if "compile" in random.values and random.get("compile") is True else []
-    assert submitted(name, "device=cpu", "precision=fp32", *pins).needed_weights == {}
+    assert random.why_not_submitted == f"{key} = empty (--set)" and preflight.check_weights(random, tmp_path) == []
+    changes = [f"{pin}=auto" for pin in ("attention", "kernels", "optimizer_kernel") if pin in random.values]
+    changes += ["compile=false"] * (random.values.get("compile") is not None and random.get("compile") is True)
+    assert submitted(name, "device=cpu", "precision=fp32", *changes).needed_weights == {}
 
 
-def test_weights_are_those_of_the_round() -> None:
+def test_weights_of_minigo_depend_on_the_round() -> None:
     choice = catalogue.choose("minigo")
-    found = {
-        each.round: configuration.resolve(choice, each, each.nodes, each.gpus_per_node, []).get("initial_weights")
-        for each in catalogue.systems(choice)
-        if each.kind == "submitted"
+    weights = {
+        system.round: configuration.resolve(choice, system, system.nodes, system.gpus_per_node, []).get(
+            "initial_weights"
+        )
+        for system in catalogue.systems(choice)
+        if system.kind == "submitted"
     }
-    assert found == {"v0.6": "model.ckpt-9383.index", "v0.7": "model.ckpt-5672.index"}
+    assert weights == {"v0.6": "model.ckpt-9383.index", "v0.7": "model.ckpt-5672.index"}
 
 
 @pytest.mark.parametrize("name", ["bert", "ssd", "maskrcnn"])
-def test_weights_that_were_submitted_are_refused_where_they_are_not(name: str, tmp_path: Path) -> None:
+def test_missing_or_other_weights_fail_the_preflight(name: str, tmp_path: Path) -> None:
     resolved = submitted(name)
-    ((key, wanted),) = resolved.needed_weights.items()
+    ((key, weights),) = resolved.needed_weights.items()
     (missing,) = preflight.check_weights(resolved, tmp_path)
-    found = f"{tmp_path / wanted.file} is no file (expected: {wanted.title})"
-    assert (missing.level, missing.name, missing.found, wanted.source in missing.hint) == ("FAIL", key, found, True)
-    for file in (wanted.file, *wanted.also):
+    text = f"{tmp_path / weights.file} is no file (expected: {weights.title})"
+    assert (missing.level, missing.name, missing.found, weights.source in missing.hint) == ("FAIL", key, text, True)
+    for file in (weights.file, *weights.also):
         (tmp_path / file).write_bytes(b"other weights")
     (other,) = preflight.check_weights(resolved, tmp_path)
-    assert other.level == "FAIL"
-    (algorithm,) = wanted.checksums
-    assert hashlib.new(algorithm, b"other weights").hexdigest() in other.found
-    assert all(digest in other.found for digest in wanted.checksums[algorithm])
-    # Of a converted file, such as NVIDIA's model.ckpt-28252.pt, nobody published a checksum.
+    ((algorithm, digests),) = weights.checksums.items()
+    digest = hashlib.new(algorithm, b"other weights").hexdigest()
+    assert other.level == "FAIL" and all(text in other.found for text in (digest, *digests))
+    # Converted files have no published checksum, such as NVIDIA's model.ckpt-28252.pt
     (tmp_path / "converted.npy").write_bytes(b"")
     (converted,) = preflight.check_weights(submitted(name, f"{key}=converted.npy"), tmp_path)
-    assert (converted.level, "no checksum of a .npy file" in converted.found) == ("WARN", True)
+    assert converted.level == "WARN" and "no checksum of a .npy file" in converted.found
 
 
-def test_a_checksum_may_be_the_beginning_of_a_digest(tmp_path: Path) -> None:
-    path = tmp_path / "net.pth"
+def test_checksum_may_be_the_start_of_a_digest(tmp_path: Path) -> None:
+    path, start = tmp_path / "net.pth", hashlib.sha256(b"weights").hexdigest()[:8]
     path.write_bytes(b"weights")
-    begins = hashlib.sha256(b"weights").hexdigest()[:8]
-    wanted = catalogue.Weights(
-        title="a network", file="net.pth", source="nowhere", checksums={"sha256": ("00000000", begins)}
-    )
-    assert preflight.refuse_wrong("backbone", path, wanted) == ""
+    checksums = {"sha256": ("00000000", start)}
+    weights = catalogue.Weights(title="a network", file="net.pth", source="nowhere", checksums=checksums)
+    assert preflight.refuse_wrong("backbone", path, weights) == ""
     path.write_bytes(b"Weights")
     with pytest.raises(EncoreError, match="has the SHA256 "):
-        preflight.refuse_wrong("backbone", path, wanted)
+        preflight.refuse_wrong("backbone", path, weights)
 
 
-def test_a_dry_run_without_the_weights_would_be_refused(encore: Encore, tmp_path: Path) -> None:
-    done = encore("run", "maskrcnn", "8", "--system", "dgxa100", "--data", str(tmp_path), "--dry-run")
-    said = " ".join((done.stdout + done.stderr).split())
+def test_dry_run_reports_missing_weights(encore: Encore, tmp_path: Path) -> None:
+    plan = encore("run", "maskrcnn", "8", "--system", "dgxa100", "--data", str(tmp_path), "--dry-run")
+    output = " ".join((plan.stdout + plan.stderr).split())
     refused = "the run would be refused with exit code 2: .*backbone; a dry run exits with 0"
-    assert re.search(rf"FAIL backbone: {tmp_path / 'R-50.pkl'} is no file.*/MSRA/R-50.pkl.*{refused}", said), said
+    pattern = rf"FAIL backbone: {tmp_path / 'R-50.pkl'} is no file.*/MSRA/R-50.pkl.*{refused}"
+    assert re.search(pattern, output), output
 
 
-def test_a_submitted_configuration_on_other_data_is_no_submission() -> None:
-    unearned = {"name": "wikipedia", "unearned": "splits.val.count 9 for 10,000"}
-    data: tuple[dict[str, Any], ...] = ({"name": "wikipedia"}, {"name": "own data"}, unearned)
-    found = [passport.submission_of(submitted("bert"), each) for each in data]
-    assert [each["submitted"] for each in found] == [True, False, False]
-    assert all(each["text"].endswith("on other data than wikipedia") for each in found[1:])
+@pytest.mark.parametrize(
+    ("data", "is_submitted"),
+    [
+        ({"name": "wikipedia"}, True),
+        ({"name": "own data"}, False),
+        ({"name": "wikipedia", "unearned": "splits.val.count 9 for 10,000"}, False),
+    ],
+)
+def test_submission_needs_its_data(data: dict[str, Any], is_submitted: bool) -> None:
+    submission = passport.submission_of(submitted("bert"), data)
+    assert submission["submitted"] == is_submitted
+    assert submission["text"].endswith("on other data than wikipedia") != is_submitted

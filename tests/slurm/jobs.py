@@ -9,10 +9,9 @@ from encore.slurm.queue import Job
 
 
 def job(name: str, state: str, reason: str = "", title: str = "encore", user: str = "", comment: str = "") -> Job:
-    number = name.replace("_", "00")
     return Job(
         name=name,
-        number=number,
+        number=name.replace("_", "00"),
         state=state,
         nodes=2,
         seconds=60.0,
@@ -25,12 +24,12 @@ def job(name: str, state: str, reason: str = "", title: str = "encore", user: st
 
 
 def in_queue(monkeypatch: pytest.MonkeyPatch, jobs: Iterable[Job], elsewhere: Iterable[Job] = ()) -> None:
-    """Let this cluster, which is called ``here``, have these jobs, and another one those ``elsewhere``."""
-    known = {"": list(jobs), "--clusters=far": list(elsewhere)}
+    """Give the cluster ``here`` the queue ``jobs`` and the cluster ``far`` the queue ``elsewhere``."""
+    queues = {"": list(jobs), "--clusters=far": list(elsewhere)}
 
-    def numbered(name: str, where: str = "") -> list[Job]:
-        return [each for each in known[where] if name in (each.name, each.number, each.array)]
+    def numbered(name: str, option: str = "") -> list[Job]:
+        return [job for job in queues[option] if name in (job.name, job.number, job.array)]
 
-    answers = {"is_there": lambda: True, "this_cluster": lambda: "here", "everyone": lambda: known[""]}
-    for name, answer in {**answers, "numbered": numbered, "accounted": list}.items():
-        monkeypatch.setattr(queue, name, answer)
+    functions = {"is_there": lambda: True, "this_cluster": lambda: "here", "everyone": lambda: queues[""]}
+    for name, function in {**functions, "numbered": numbered, "accounted": list}.items():
+        monkeypatch.setattr(queue, name, function)

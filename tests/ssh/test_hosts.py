@@ -1,10 +1,11 @@
-"""Host lists, the launchers' exact commands for 1 to 32 nodes, and what is refused before the start."""
+"""Host lists, commands of the launchers, and checks of the hosts before the start."""
 
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from encore.machine.preflight import Check
 from encore.run import planning
 from encore.ssh import each_host, hosts, multi_host
 from encore.ssh.hosts import Host
-from tests.conftest import Encore
+from tests.trainings import PATIENCE
 
 PAIR = (Host("n1", 4), Host("n2", 4))
 
@@ -30,41 +31,44 @@ PAIR = (Host("n1", 4), Host("n2", 4))
 def test_host_lists_and_files(tmp_path: Path) -> None:
     assert hosts.parse("n1:4, n2.cluster:4") == (Host("n1", 4), Host("n2.cluster", 4))
     file, three = tmp_path / "hosts", "# the first rack\nn1 slots=4\n\nn2:4 # spare\nn3  slots = 4 max_slots=8\n"
-    for text, found in ((three, (*PAIR, Host("n3", 4))), (hosts.as_file(PAIR), PAIR)):
+    for text, expected in ((three, (*PAIR, Host("n3", 4))), (hosts.as_file(PAIR), PAIR)):
         file.write_text(text, encoding="utf-8")
-        assert hosts.read(file) == found
-
-
-@pytest.mark.parametrize(
-    "text", ["", "n1", "n1:0", "n1:four", "n1:4,,n2:4", "-oProxyCommand=x:4", "n1;reboot:4", "me@n1:4", "n1:4,n1:4"]
-)
-def test_bad_host_lists_are_refused(text: str) -> None:
-    with pytest.raises(EncoreError, match="n1 is listed twice" if text == "n1:4,n1:4" else "no host with a number of"):
-        hosts.parse(text)
-
-
-def test_bad_host_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").write_text("# nobody\n", encoding="utf-8")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name, expected in (("empty", "names no host"), ("binary", "is no text"), ("none", "No such file")):
-        with pytest.raises(EncoreError, match=expected):
-            hosts.read(tmp_path / name)
+        assert hosts.read(file) == expected
     assert hosts.layout(PAIR, 8) == (2, 4)
     with pytest.raises(EncoreError, match="different numbers of slots"):
         hosts.layout((Host("n1", 4), Host("n2", 2)), 6)
 
 
+@pytest.mark.parametrize(
+    "text", ["", "n1", "n1:0", "n1:four", "n1:4,,n2:4", "-oProxyCommand=x:4", "n1;reboot:4", "me@n1:4", "n1:4,n1:4"]
+)
+def test_invalid_host_list_is_rejected(text: str) -> None:
+    with pytest.raises(EncoreError, match="n1 is listed twice" if text == "n1:4,n1:4" else "no host with a number of"):
+        hosts.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"# nobody\n", "names no host"), (b"\xff\xfe\x00", "is no text"), (None, "No such file")],
+)
+def test_invalid_host_file_is_rejected(content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "hosts").write_bytes(content)
+    with pytest.raises(EncoreError, match=message):
+        hosts.read(tmp_path / "hosts")
+
+
 # -- commands ----------------------------------------------------------------------------------------------
 
 
-def rendered(launcher: str, nodes: int) -> str:
-    """Return the command of a run on this many nodes with 8 GPUs each, a word group a line."""
-    over = tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
-    choice = catalogue.choose("resnet")
-    resolved = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
-    launch = multi_host.started_by(launcher, over, "/out", "ib0" if nodes > 1 else "", False)
-    where = (Path("/data"), Path("/out"))
-    job = training_job(resolved, *where, {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
+@pytest.mark.parametrize("nodes", [1, 2, 32])
+@pytest.mark.parametrize("launcher", sorted(multi_host.LAUNCHERS))
+def test_commands_match_the_golden_files(launcher: str, nodes: int, recorded: Callable[[str, Any], None]) -> None:
+    """8 GPUs a node; variables in lines of their own, then a line for each option."""
+    choice, names = catalogue.choose("resnet"), tuple(Host(f"n{number + 1}", 8) for number in range(nodes))
+    configuration = resolve(choice, catalogue.find_system(choice, "dgxa100", "v0.7"), nodes, 8, [])
+    launch = multi_host.started_by(launcher, names, "/out", "ib0" if nodes > 1 else "", False)
+    job = training_job(configuration, Path("/data"), Path("/out"), {"NCCL_DEBUG": "INFO"}, node.cores(), launch)
     command = renderers.host(job, Path("/env/bin/python"), {"PATH": "/usr/bin", "SECRET": "hush"})
     lines: list[list[str]] = [[]]
     for word in command.argv:
@@ -72,38 +76,39 @@ def rendered(launcher: str, nodes: int) -> str:
             lines.append([])
         lines[-1].append(word)
     variables = [f"{name}={value}" for name, value in sorted(command.environment.items())]
-    text = "\n".join([*variables, *(shlex.join(line) for line in lines)]) + "\n"
-    return text.replace(sys.executable, "PYTHON").replace(str(paths.ROOT), "ROOT")
+    text = "\n".join([*variables, *(shlex.join(line) for line in lines)])
+    recorded(f"{launcher}_{nodes}.txt", text.replace(sys.executable, "PYTHON").replace(str(paths.ROOT), "ROOT"))
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 4, 32])
-@pytest.mark.parametrize("launcher", sorted(multi_host.LAUNCHERS))
-def test_commands_are_pinned(launcher: str, nodes: int, recorded: Callable[[str, Any], None]) -> None:
-    text = rendered(launcher, nodes)
-    recorded(f"{launcher}_{nodes}.txt", text)
-    assert rendered(launcher, nodes) == text and "hush" not in text
+@pytest.mark.parametrize(
+    ("launcher", "framework", "over", "expected"),
+    [
+        (None, "mxnet", PAIR, "horovodrun"),
+        (None, "pytorch", PAIR, "torchrun"),
+        (None, "tensorflow", PAIR, "horovodrun"),
+        ("mpirun", "tensorflow", PAIR, "mpirun"),
+        (None, "mxnet", (), ""),
+    ],
+)
+def test_launcher_of_a_framework(launcher: str | None, framework: str, over: tuple[Host, ...], expected: str) -> None:
+    assert multi_host.choose(launcher, framework, over) == expected
 
 
-def test_a_launcher_fits_its_framework() -> None:
-    asked = ((None, "mxnet"), (None, "pytorch"), (None, "tensorflow"), ("mpirun", "tensorflow"))
-    chosen = [multi_host.choose(*each, PAIR) for each in asked]
-    assert chosen == ["horovodrun", "torchrun", "horovodrun", "mpirun"]
-    assert multi_host.choose(None, "mxnet", ()) == ""
+def test_unknown_launcher_is_rejected() -> None:
     with pytest.raises(EncoreError, match="mpirun"):
         multi_host.choose("mpirn", "mxnet", PAIR)
 
 
-def test_ranks_of_gpus_are_bound_and_root_may_start_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_as_root_binds_ranks_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    here = (Host("127.0.0.1", 2), Host("127.0.0.2", 2))
-    bound, free = (multi_host.launch("mpirun", here, "/out", {}, gpus) for gpus in (True, False))
-    assert ["OMP_NUM_THREADS" in each.environment for each in (bound, free)] == [True, False]
-    assert "--allow-run-as-root" in free.outer
+    loopback = (Host("127.0.0.1", 2), Host("127.0.0.2", 2))
+    gpu, cpu = (multi_host.launch("mpirun", loopback, "/out", {}, has_gpus) for has_gpus in (True, False))
+    assert ["OMP_NUM_THREADS" in launch.environment for launch in (gpu, cpu)] == [True, False]
+    assert "--allow-run-as-root" in cpu.outer
 
 
-def test_names_of_the_ssh_configuration_are_known_and_the_first_host_is_not_connected_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_host_is_found_in_the_ssh_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An ssh that cannot connect: commands on the first host must run without it.
     ssh = tmp_path / "ssh"
     ssh.write_text(
         "#!/bin/sh\n[ $1 = -G ] && exec echo hostname 127.0.0.1\ncat >/dev/null\nexit 255\n", encoding="utf-8"
@@ -117,13 +122,13 @@ def test_names_of_the_ssh_configuration_are_known_and_the_first_host_is_not_conn
     assert each_host.run(["my-node.invalid", "other.invalid"], ("true",)) != 0
 
 
-def test_each_host_gets_its_number_and_the_variables() -> None:
+def test_script_of_a_host_sets_its_number_and_variables() -> None:
     text = each_host.script(("/usr/bin/env",), {"A": "x'y", "SSH_AUTH_SOCK": "/s"}, "/", 1)
-    done = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.splitlines()) == ["A=x'y", "PET_NODE_RANK=1"]
+    process = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=True)
+    assert sorted(process.stdout.splitlines()) == ["A=x'y", "PET_NODE_RANK=1"]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -136,85 +141,102 @@ def test_each_host_gets_its_number_and_the_variables() -> None:
         ("no answer within 20 s", "ssh -o BatchMode=yes n1 true"),
     ],
 )
-def test_a_host_out_of_reach_has_a_hint(problem: str, hint: str) -> None:
+def test_unreachable_host_has_a_hint(problem: str, hint: str) -> None:
     (check,) = multi_host.judge(PAIR[0], multi_host.Answer(problem=problem), [])
     assert problem in check.found and hint in check.hint
 
 
-def asked(needs: list[Need], root: Path = paths.ROOT, python: str = sys.executable) -> multi_host.Answer:
-    return multi_host.ask(("sh", "-s"), multi_host.probe(needs, root, Path(python)))
+MISSING = Need("readable", "/it's not there", "copy it")
+UNREACHABLE = "n1 cannot be reached by ssh: "
 
 
-def test_a_host_is_asked_through_a_plain_shell(tmp_path: Path) -> None:
-    needs = [Need("readable", "/it's not there", "copy it"), Need("interface", "lo", ""), Need("executable", "/x", "")]
-    found = "/it's not there cannot be read; no /x"
-    assert multi_host.judge(PAIR[0], asked(needs), needs) == [Check("FAIL", "host n1", found, "copy it")]
-    assert multi_host.judge(PAIR[0], asked(needs[1:2]), needs) == []
-    for answer, found, hint in (
-        (asked([], tmp_path), f"no checkout in {tmp_path}", fitness.SHARE),
+@pytest.mark.parametrize(
+    ("needs", "options", "expected"),
+    [
+        ([Need("interface", "lo", "")], {}, []),
         (
-            asked([], python="/no/python"),
-            "no Python /no/python",
-            "share the folder, or set XDG_CACHE_HOME to a shared one",
+            [MISSING, Need("interface", "lo", ""), Need("executable", "/x", "")],
+            {},
+            [Check("FAIL", "host n1", "/it's not there cannot be read; no /x", "copy it")],
         ),
-    ):
-        wrong = f"n1 cannot be reached by ssh: {found}"
-        assert multi_host.judge(PAIR[0], answer, []) == [Check("FAIL", "hosts", wrong, hint)]
+        (
+            [],
+            {"root": Path("/no/root")},
+            [Check("FAIL", "hosts", f"{UNREACHABLE}no checkout in /no/root", fitness.SHARE)],
+        ),
+        (
+            [],
+            {"python": Path("/no/python")},
+            [
+                Check(
+                    "FAIL",
+                    "hosts",
+                    f"{UNREACHABLE}no Python /no/python",
+                    "share the folder, or set XDG_CACHE_HOME to a shared one",
+                )
+            ],
+        ),
+    ],
+)
+def test_host_is_probed_with_a_plain_shell(needs: list[Need], options: dict[str, Path], expected: list[Check]) -> None:
+    probe = multi_host.probe(needs, **{"root": paths.ROOT, "python": Path(sys.executable), **options})
+    assert multi_host.judge(PAIR[0], multi_host.ask(("sh", "-s"), probe), needs) == expected
+
+
+def test_missing_ssh_is_reported() -> None:
     assert multi_host.ask(("no-such-program",), "").problem == "no-such-program: No such file or directory"
 
 
 @pytest.mark.slow
-def test_only_ranks_of_the_run_are_ended(tmp_path: Path) -> None:
+def test_end_script_kills_only_ranks_of_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "experiment_0"
-    command = [sys.executable, "-c", "import time; time.sleep(60)", "--output"]
-    rank, other = (subprocess.Popen([*command, name]) for name in (str(folder), f"{folder}0"))
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "--output"]
+    rank, other_run = (subprocess.Popen([*command, name]) for name in (str(folder), f"{folder}0"))
+    beat = processes.Heartbeat(rank=0, pid=rank.pid, host="another-host", step=1, time=0.0)
     try:
-        me = os.uname().nodename
-        beats = [
-            processes.Heartbeat(rank=n, pid=pid, host=me, step=1, time=0.0)
-            for n, pid in enumerate((rank.pid, other.pid))
-        ]
-        elsewhere = [processes.Heartbeat(rank=2, pid=rank.pid, host="another-host", step=1, time=0.0)]
-        subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, elsewhere), text=True, check=True)
+        subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, [beat]), text=True, check=True)
         assert rank.poll() is None
+        beats = [replace(beat, pid=child.pid, host=os.uname().nodename) for child in (rank, other_run)]
         subprocess.run(["sh", "-s"], input=multi_host.end_script(folder, beats), text=True, check=True)
-        assert rank.wait(timeout=5) == -15
-        assert other.poll() is None
+        assert (rank.wait(timeout=PATIENCE), other_run.poll()) == (-15, None)
     finally:
-        for child in (rank, other):
+        for child in (rank, other_run):
             child.kill()
             child.wait()
 
 
-def test_the_first_host_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(over: tuple[Host, ...], launcher: str, runtime: str) -> list[str]:
-        return [f"{each.level} {each.found}" for each in multi_host.local_checks(over, launcher, runtime)]
-
-    here = (Host("127.0.0.1", 1), Host("127.0.0.2", 1))
-    assert multi_host.all_loopback(here)
-    monkeypatch.setattr(multi_host.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert said(here, "mpirun", "host") == ["OK 127.0.0.1:1, 127.0.0.2:1 by mpirun"]
-    assert said(here, "mpirun", "docker") == ["FAIL runtime docker is not started over ssh"]
-    monkeypatch.setattr(multi_host.shutil, "which", lambda name: None)
-    assert [said(here, launcher, "host") for launcher in ("mpirun", "torchrun")] == [
-        ["FAIL no mpirun on PATH"], ["FAIL no ssh on PATH"],
-    ]  # fmt: skip
-    monkeypatch.setattr(multi_host, "addresses", lambda name: frozenset({"192.0.2.77"}))
-    assert said(PAIR, "horovodrun", "host")[0] == "FAIL the first host, n1, is not this machine, where rank 0 runs"
-    assert not multi_host.all_loopback(PAIR)
+LOOPBACK = (Host("127.0.0.1", 1), Host("127.0.0.2", 1))
 
 
-def test_hosts_take_the_runtime_that_can_serve_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(runtimes, "choose", lambda runtime, *rest: Target(runtime=f"chosen {runtime}"))
-    for asked, hosts_, expected in (("auto", PAIR, "host"), ("docker", PAIR, "chosen docker"), ("auto", (), "chosen")):
-        request = planning.Request(name="resnet", gpus=8, hosts=hosts_, runtime=asked, results=tmp_path)
-        assert planning.make_plan(request).target.runtime.startswith(expected)
+@pytest.mark.parametrize(
+    ("over", "launcher", "runtime", "programs", "first"),
+    [
+        (LOOPBACK, "mpirun", "host", "/usr/bin", "OK 127.0.0.1:1, 127.0.0.2:1 by mpirun"),
+        (LOOPBACK, "mpirun", "docker", "/usr/bin", "FAIL runtime docker is not started over ssh"),
+        (LOOPBACK, "mpirun", "host", None, "FAIL no mpirun on PATH"),
+        (LOOPBACK, "torchrun", "host", None, "FAIL no ssh on PATH"),
+        (PAIR, "horovodrun", "host", None, "FAIL the first host, n1, is not this machine, where rank 0 runs"),
+    ],
+)
+def test_checks_of_this_machine(
+    over: tuple[Host, ...], launcher: str, runtime: str, programs: str | None, first: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(multi_host.shutil, "which", lambda name: programs and f"{programs}/{name}")
+    if over is PAIR:
+        monkeypatch.setattr(multi_host, "addresses", lambda name: frozenset({"192.0.2.77"}))
+    checks = multi_host.local_checks(over, launcher, runtime)
+    assert f"{checks[0].level} {checks[0].found}" == first and (over is PAIR or len(checks) == 1)
+    assert multi_host.all_loopback(over) is (over is LOOPBACK)
 
 
-def test_a_host_that_cannot_be_reached_is_named(
-    mxnet_python: Path, encore: Encore, digits: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("runtime", "over", "expected"),
+    [("auto", PAIR, "host"), ("docker", PAIR, "chosen docker"), ("auto", (), "chosen")],
+)
+def test_runtime_of_a_run_on_hosts(
+    runtime: str, over: tuple[Host, ...], expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With the framework's environment, which is asked for before the hosts."""
-    where = ("--data", str(digits), "--results", str(tmp_path / "results"))
-    done = encore("run", "resnet", "2", *where, "--hosts", "127.0.0.1:1,no-such-host.invalid:1", code=2)
-    assert "no-such-host.invalid cannot be reached by ssh" in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setattr(runtimes, "choose", lambda runtime, *rest: Target(runtime=f"chosen {runtime}"))
+    request = planning.Request(name="resnet", gpus=8, hosts=over, runtime=runtime, results=tmp_path)
+    assert planning.make_plan(request).target.runtime.startswith(expected)

@@ -1,4 +1,4 @@
-"""Servers compared with each other: tables from runs, use over the timed part, pages, rooflines, kernels."""
+"""Comparison of servers: tables of runs, use of the hardware, pages, rooflines and kernels."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -23,32 +23,32 @@ TOPOLOGY = paths.ROOT / "tests" / "samples" / "topology"
 START_S = START_MS / 1000
 
 
+def reading(time: float, cpu: float, nvlink_kib: int) -> str:
+    card = {"use_percent": cpu + 10, "pcie_sent_kib_s": 2048, "nvlink_sent_kib": nvlink_kib, "power_watts": None}
+    return json.dumps({"time": time, "cpu_percent": cpu, "memory_used_mib": 100, "gpus": [card, card]}) + "\n"
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of two servers, one five times as fast, each with telemetry before, in and after the timed part.
+    """Runs of two servers, one five times as fast, with telemetry before, in and after the timed part.
 
-    The slow one has a passport with its machine's links.
+    The slow run has a passport with links. The last line of the telemetry is cut.
     """
-    found = {}
-    server = parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
-    passport = {"nodes": 1, "ranks_per_node": 8, "links": replace(server, name="box").as_json()}
-    for name, minutes in (("old", 50.0), ("new", 10.0)):
-        run = tmp_path_factory.mktemp("runs") / name
-        folder = run / "experiment_0"
+    runs = {name: tmp_path_factory.mktemp("runs") / name for name in ("old", "new")}
+    for run, minutes in zip(runs.values(), (50.0, 10.0), strict=True):
+        folder, stop = run / "experiment_0", START_S + minutes * 60
         folder.mkdir(parents=True)
         (folder / "result.txt").write_text(resnet_v07(minutes), encoding="utf-8")
-        stop = START_S + minutes * 60
-        samples = [(START_S - 5, 3.0, 0), (START_S + 1, 40.0, 1024), (stop - 1, 60.0, 1024 * 1025), (stop + 30, 2.0, 0)]
-        lines = [json.dumps(reading(*each)) for each in samples]
-        (folder / "telemetry.jsonl").write_text("\n".join(lines) + '\n{"time": 1', encoding="utf-8")
-        found[name] = run
-    (found["old"] / "experiment_0" / "run.json").write_text(json.dumps(passport), encoding="utf-8")
-    return found
+        timed = [reading(START_S + 1, 40.0, 1024), reading(stop - 1, 60.0, 1024 * 1025)]
+        lines = [reading(START_S - 5, 3.0, 0), *timed, reading(stop + 30, 2.0, 0), '{"time": 1']
+        (folder / "telemetry.jsonl").write_text("".join(lines), encoding="utf-8")
+    passport = {"nodes": 1, "ranks_per_node": 8, "links": replace(dgx1(), name="box").as_json()}
+    (runs["old"] / "experiment_0" / "run.json").write_text(json.dumps(passport), encoding="utf-8")
+    return runs
 
 
-def reading(time: float, cpu: float, nvlink_kib: int) -> dict[str, Any]:
-    card = {"use_percent": cpu + 10, "pcie_sent_kib_s": 2048, "nvlink_sent_kib": nvlink_kib, "power_watts": None}
-    return {"time": time, "cpu_percent": cpu, "memory_used_mib": 100, "gpus": [card, card]}
+def dgx1() -> machines.Server:
+    return parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -69,26 +69,24 @@ def plain(tables: Iterable[Table]) -> dict[str, object]:
     return {table.title: [table.columns, *table.rows] for table in tables}
 
 
-def test_tables_of_servers_and_of_settings_of_one(
-    runs: list[ServerRun], recorded: Callable[[str, object], None]
-) -> None:
-    """Runs that differ in links, precision, framework, batch and GPUs, all on one server in the second part.
+def test_tables_of_servers(runs: list[ServerRun], recorded: Callable[[str, object], None]) -> None:
+    """Runs with different links, precision, framework, batch and GPUs; the second part is one server.
 
-    The first run of a server that is named is the base, and a base has the same batch where it can.
+    The base is the first run of the named server, with the same batch if there is one.
     """
     several = [
-        variant(runs[0], server, links, minutes=minutes, precision=precision, **changed)
-        for server, links, minutes, precision, changed in (
-            ("a", "PCIe", 100.0, "fp16", {}), ("b", "NVLink", 80.0, "fp16", {}), ("a", "PCIe", 400.0, "fp32", {}),
-            ("a", "PCIe", 110.0, "fp16", {"framework": "tensorflow"}), ("a", "PCIe", 90.0, "fp16", {"batch": 3328.0}),
-            ("a", "PCIe", 160.0, "fp16", {"gpus": 2}),
-        )
-    ]  # fmt: skip
+        variant(runs[0], "a", "PCIe", minutes=100.0, precision="fp16"),
+        variant(runs[0], "b", "NVLink", minutes=80.0, precision="fp16"),
+        variant(runs[0], "a", "PCIe", minutes=400.0, precision="fp32"),
+        variant(runs[0], "a", "PCIe", minutes=110.0, precision="fp16", framework="tensorflow"),
+        variant(runs[0], "a", "PCIe", minutes=90.0, precision="fp16", batch=3328.0),
+        variant(runs[0], "a", "PCIe", minutes=160.0, precision="fp16", gpus=2),
+    ]
     box = servers._distinct([
-        variant(runs[0], "box", minutes=minutes, precision=precision, batch=batch, gpus=gpus)
-        for minutes, precision, batch, gpus in (
-            (60.0, "fp32", 64.0, 1), (50.0, "fp32", 32.0, 1), (30.0, "fp16", 64.0, 1), (40.0, "fp32", 128.0, 2),
-        )
+        variant(runs[0], "box", minutes=60.0, precision="fp32", batch=64.0, gpus=1),
+        variant(runs[0], "box", minutes=50.0, precision="fp32", batch=32.0, gpus=1),
+        variant(runs[0], "box", minutes=30.0, precision="fp16", batch=64.0, gpus=1),
+        variant(runs[0], "box", minutes=40.0, precision="fp32", batch=128.0, gpus=2),
     ])  # fmt: skip
     two_epochs = replace(runs[0], side=replace(runs[0].side, phases={"first_epoch_s": 90.0, "epoch_s": 60.0}))
     recorded("servers.json", {
@@ -102,68 +100,66 @@ def test_tables_of_servers_and_of_settings_of_one(
         servers.tables(runs, "newer")
 
 
-def test_fewest_gpus_within_a_day(runs: list[ServerRun]) -> None:
-    """A training that takes 2,000 minutes on a GPU and scales well needs two for a day, sixteen or so for two hours."""
-    every = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
-    every.append(variant(runs[0], "b", gpus=8, minutes=130.0))
-    found = {(row["server"], row["within"]): row for row in rows(servers.gpus_needed(every))}
-    day, hours = found["a", "a day"], found["a", "two hours"]
+def test_gpus_needed_within_a_day(runs: list[ServerRun]) -> None:
+    """2,000 minutes on one GPU, and 2 % lost per doubling: two GPUs for a day, about sixteen for two hours."""
+    several = [variant(runs[0], "a", gpus=gpus, minutes=2000 / gpus * 1.02**gpus) for gpus in (1, 2, 4)]
+    several.append(variant(runs[0], "b", gpus=8, minutes=130.0))
+    table = {(row["server"], row["within"]): row for row in rows(servers.gpus_needed(several))}
+    day, hours = table["a", "a day"], table["a", "two hours"]
     assert day["GPUs"] == 2 and day["95 % from"] < 2000 / 2 < day["95 % to"]
-    sure = hours["GPUs to be sure"]
-    assert 16 <= hours["GPUs"] <= 64 and (sure is None or sure >= 16)
-    assert (found["b", "four hours"]["GPUs"], found["b", "two hours"]["GPUs"]) == (8, None)
+    assert 16 <= hours["GPUs"] <= 64 and (hours["GPUs to be sure"] is None or hours["GPUs to be sure"] >= 16)
+    assert (table["b", "four hours"]["GPUs"], table["b", "two hours"]["GPUs"]) == (8, None)
 
 
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100", "no GPU"])
-def test_picture_has_every_device_and_link(name: str, recorded: Callable[[str, object], None]) -> None:
+def test_picture_of_a_server(name: str, recorded: Callable[[str, object], None]) -> None:
     path = TOPOLOGY / f"{name}.txt"
-    server = (
-        parse_topology(path.read_text(encoding="utf-8")) if path.exists() else machines.Server(name=name, sockets=2)
-    )
+    without = machines.Server(name=name, sockets=2)
+    server = parse_topology(path.read_text(encoding="utf-8")) if path.exists() else without
     recorded(f"machines/{name}.svg", machines.picture(server).svg)
 
 
-def test_rows_of_nccl_tests() -> None:
+def test_output_of_nccl_tests_is_parsed() -> None:
     text = "#  size  count type redop root time algbw busbw\n"
     text += "   65536  16384  float  sum  -1  25.67  2.55  4.47  0\n"
     assert machines.parse_nccl_tests(text) == [[65536.0, 4.47e9]]
 
 
-def step(**changed: Any) -> dict[str, Any]:
+def write_step(path: Path) -> None:
     kernels = [{"name": "gemm", "class": "matrix products", "seconds": 0.8, "calls": 1, "share": 0.8}]
-    return {
+    step = {
         "module": "benchmarks.resnet.pytorch", "precision": "fp32", "batch_size": 8, "samples_per_step": 8,
         "model_flops": 3e12, "seconds": {"median": 2.0}, "flops": 4e12, "moved": 1e12,
         "by_class": {"matrix products": [4e12, 1e12]},
         "classes": {"matrix products": 0.8, "other": 0.2}, "uncounted": [], "busy_seconds": 1.0, "kernels": kernels,
-        **changed,
     }  # fmt: skip
+    path.write_text(json.dumps({"step": step}), encoding="utf-8")
 
 
-def test_share_of_the_roof(tmp_path: Path) -> None:
-    """4 operations a byte: below the ridge of 10 TFLOP/s over 1 TB/s memory is the limit, 4 TFLOP/s."""
+def test_roofline_of_a_step(tmp_path: Path) -> None:
+    """4 FLOP/byte are below the ridge of 10 TFLOP/s at 1 TB/s: memory limits the step to 4 TFLOP/s."""
     peaks = {"device": "cuda", "name": "GPU", "library": "2", "threads": None}
     peaks |= {"flops_per_second": {"fp32": 1e13}, "bytes_per_second": {"copy": 1e12, "triad": 0.9e12}}
     (tmp_path / roofline.PEAKS).write_text(json.dumps({"peaks": peaks}), encoding="utf-8")
-    (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
+    write_step(tmp_path / "a.json")
     (row,) = rows(roofline.roofline_table(roofline.load(tmp_path)))
     assert row == {
         "step": "resnet", "precision": "fp32", "batch": 8, "GFLOP": 4000.0, "GB": 1000.0, "model GFLOP": 3000.0,
         "FLOP/byte": 4.0, "ms": 2000.0, "per second": 4.0, "of": "samples", "TFLOP/s": 2.0, "of the roof": 0.5,
         "of the peak": 0.2, "MFU": 0.15, "not counted": "",
     }  # fmt: skip
-    done = CliRunner().invoke(app, ["study", "report", str(tmp_path), "-o", str(tmp_path / "page")])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["study", "report", str(tmp_path), "-o", str(tmp_path / "page")])
+    assert result.exit_code == 0, result.output
     assert "measured ceilings, 1000 GB/s" in (tmp_path / "page" / "roofline.svg").read_text(encoding="utf-8")
 
 
-def test_steps_that_are_not_counted_are_refused_before_anything_is_made(tmp_path: Path) -> None:
-    refused = CliRunner().invoke(app, ["bench", "resnet", "--roofline", "-o", str(tmp_path / "new")]).exception
-    assert isinstance(refused, EncoreError) and "steps of mxnet" in refused.found
-    assert "resnet-pytorch" in str(refused.expected) and not (tmp_path / "new").exists()
+def test_roofline_of_mxnet_is_refused(tmp_path: Path) -> None:
+    error = CliRunner().invoke(app, ["bench", "resnet", "--roofline", "-o", str(tmp_path / "new")]).exception
+    assert isinstance(error, EncoreError) and "steps of mxnet" in error.found
+    assert "resnet-pytorch" in str(error.expected) and not (tmp_path / "new").exists()
 
 
-def test_ceilings_are_the_fastest_of_one_device(tmp_path: Path) -> None:
+def test_ceilings_are_the_fastest_measurements_of_the_device(tmp_path: Path) -> None:
     def peaks(flops: float, copied: float, threads: int = 2) -> dict[str, Any]:
         speeds = {"flops_per_second": {"fp32": flops}, "bytes_per_second": {"copy": copied}}
         return {"device": "cpu", "name": "", "library": "2", "threads": threads, **speeds}
@@ -175,31 +171,32 @@ def test_ceilings_are_the_fastest_of_one_device(tmp_path: Path) -> None:
     assert roofline.fastest(peaks(1.0, 2.0, threads=1), path) == peaks(1.0, 2.0, threads=1)
 
 
-def test_kernels_in_common(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({"step": step()}), encoding="utf-8")
+def test_kernels_of_two_profiles_are_compared(tmp_path: Path) -> None:
+    write_step(tmp_path / "a.json")
     report = "Processing\n\nTime (%),Total Time (ns),Instances,Name\n45.0,450000000,3,gemm\n55.0,550000000,1,sort\n"
     (tmp_path / "b.csv").write_text(report, encoding="utf-8")
-    read = [roofline.read_kernels(tmp_path / name) for name in ("a.json", "b.csv")]
-    assert roofline.in_common(*read).rows == (("gemm", 0.8, pytest.approx(0.45)),)
+    profiles = [roofline.read_kernels(tmp_path / name) for name in ("a.json", "b.csv")]
+    assert roofline.in_common(*profiles).rows == (("gemm", 0.8, pytest.approx(0.45)),)
     (tmp_path / "c.csv").write_text("no table", encoding="utf-8")
     with pytest.raises(EncoreError, match="no table of kernels"):
         roofline.read_kernels(tmp_path / "c.csv")
 
 
 def test_page_of_servers(folders: dict[str, Path], tmp_path: Path) -> None:
-    """The whole command, with a machine of this one's kind: marked where it has no GPUs."""
-    server = parse_topology((TOPOLOGY / "dgx1-v100.txt").read_text(encoding="utf-8"))
-    machine = machines.Machine(replace(server, name="new"))
+    machine = machines.Machine(replace(dgx1(), name="new"))
     (tmp_path / machines.FILE).write_text(json.dumps(machine.as_json()), encoding="utf-8")
-    named = [f"{name}={path}" for name, path in folders.items()]
-    out = tmp_path / "page"
-    done = CliRunner().invoke(app, ["study", "report", *named, str(tmp_path), "-o", str(out), "--json"])
-    assert done.exit_code == 0, done.output
-    page = (out / "report.html").read_text(encoding="utf-8")
-    wanted = ("Score relative to old", "Utilisation over the timed part", "<svg", *(title for _, title in PLACES))
-    assert all(words in page for words in wanted) and "http" not in page.replace("http://www.w3.org", "")
+    words = [*(f"{name}={path}" for name, path in folders.items()), str(tmp_path), "-o", str(tmp_path / "page")]
+    result = CliRunner().invoke(app, ["study", "report", *words, "--json"])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+    texts = ("Score relative to old", "Utilisation over the timed part", "<svg", *(title for _, title in PLACES))
+    assert [text for text in texts if text not in page] == []
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert sorted(path.name for path in (tmp_path / "page").glob("server-*")) == [
+        "server-box.csv", "server-box.svg", "server-new.csv", "server-new.svg",
+    ]  # fmt: skip
+
+
+def test_published_tables_of_servers() -> None:
     published = {(row["benchmark"], row["printed"]) for table in published_tables() for row in rows(table)}
     assert ("maskrcnn", "<= 540") in published
-    assert {path.name for path in out.glob("server-*")} == {
-        f"server-{n}.{end}" for n in ("new", "box") for end in ("csv", "svg")
-    }

@@ -1,4 +1,4 @@
-"""What torch.compile has compiled in one process is there in another, whose caches are empty."""
+"""Code compiled by torch.compile in one process is loaded by another with empty caches."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.common.frameworks import pytorch
 
+LONG = True
 RANKS = SimpleNamespace(rank=0, local_rank=0)
 PROGRAM = """
 import json, sys
@@ -21,37 +22,35 @@ torch.manual_seed(0)
 ranks, path = SimpleNamespace(rank=0, local_rank=0), Path(sys.argv[1])
 pytorch.save_compiled(path.with_name("unused"), ranks)
 pytorch.load_compiled(path, ranks)
-given = torch.randn(64, 64, requires_grad=True)
-found = torch.compile(lambda x: torch.nn.functional.gelu(x @ x.t()).softmax(-1).sum())(given)
-found.backward()
+x = torch.randn(64, 64, requires_grad=True)
+torch.compile(lambda x: torch.nn.functional.gelu(x @ x.t()).softmax(-1).sum())(x).backward()
 pytorch.save_compiled(path, SimpleNamespace(rank=1, local_rank=1))
-written = path.exists()
+exists = path.exists()
 pytorch.save_compiled(path, ranks)
-counted = torch._dynamo.utils.counters["inductor"]
-print(json.dumps([counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"], float(given.grad.sum()), written]))
+counters = torch._dynamo.utils.counters["inductor"]
+print(json.dumps([counters["fxgraph_cache_hit"], counters["fxgraph_cache_miss"], float(x.grad.sum()), exists]))
 """
 
 
-def compiled_in(tmp_path, caches):
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / caches), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+def run_program(tmp_path, cache):
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / cache), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "compiled.bin")]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    return json.loads(output.splitlines()[-1])
 
 
-def test_another_process_compiles_nothing_again(tmp_path):
-    hits, misses, gradient, written = compiled_in(tmp_path, "one")
-    assert (hits, written) == (0, False) and misses > 0, "only rank 0 writes"
-    assert not (tmp_path / "unused").exists(), "what never compiled writes nothing"
-    again = compiled_in(tmp_path, "other")
-    assert again[:2] == [misses, 0] and again[2] == gradient
-    assert again[3], "and is kept for the next one"
+def test_second_process_compiles_nothing(tmp_path):
+    hits, misses, gradient, exists = run_program(tmp_path, "first")
+    assert (hits, exists) == (0, False) and misses > 0, "only rank 0 writes the file"
+    assert not (tmp_path / "unused").exists(), "nothing was compiled before the first call"
+    assert run_program(tmp_path, "second") == [misses, 0, gradient, True]
 
 
-def test_a_cache_that_cannot_be_read_or_written_fails_no_run(tmp_path, monkeypatch, capsys):
+def test_unreadable_or_unwritable_cache_is_reported(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "compiled.bin"
     for damaged in (b"", b"no kernels"):
-        (tmp_path / "compiled.bin").write_bytes(damaged)
-        pytorch.load_compiled(tmp_path / "compiled.bin", RANKS)
+        path.write_bytes(damaged)
+        pytorch.load_compiled(path, RANKS)
 
     def fail(*arguments):
         raise OSError("no space left")
@@ -59,13 +58,13 @@ def test_a_cache_that_cannot_be_read_or_written_fails_no_run(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "torch._inductor.compile_fx", SimpleNamespace())
     for name in ("load_cache_artifacts", "save_cache_artifacts"):
         monkeypatch.setattr(torch.compiler, name, fail)
-    pytorch.load_compiled(tmp_path / "compiled.bin", RANKS)
+    pytorch.load_compiled(path, RANKS)
     assert "cannot be loaded: OSError('no space left')" in capsys.readouterr().err
-    pytorch.save_compiled(tmp_path / "compiled.bin", RANKS)
+    pytorch.save_compiled(path, RANKS)
     assert "cannot be kept: OSError('no space left')" in capsys.readouterr().err
 
 
-def test_an_older_pytorch_keeps_nothing(tmp_path, monkeypatch):
+def test_older_pytorch_writes_no_cache(tmp_path, monkeypatch):
     monkeypatch.delattr(torch, "compiler")
     pytorch.load_compiled(tmp_path / "compiled.bin", RANKS)
     pytorch.save_compiled(tmp_path / "compiled.bin", RANKS)

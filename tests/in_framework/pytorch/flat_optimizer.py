@@ -1,17 +1,19 @@
-"""FlatOptimizer next to PyTorch's own Adam and clipping: plain and fused, whole and split over the ranks."""
+"""FlatOptimizer on two ranks compared with PyTorch's Adam and clipping: plain and fused, complete and split."""
 
 import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 
 from benchmarks.common.frameworks import pytorch
 from benchmarks.common.torch import flat_optimizer, gradient_sums, optimizers
 from benchmarks.common.torch.flat_optimizer import FlatOptimizer, LossScale, Rates, ScaleRule
 from benchmarks.common.torch.gradient_sums import Place, buckets_of
+from tests.in_framework.held import record_collectives
 
-RANKS = (1, 2)
+RANKS = (2,)
 STEPS, ROWS, CLIP = 6, 8, 0.1
 RULE = ScaleRule(1024, 2, 4096)
 ranks = pytorch.start(SimpleNamespace(device="cpu", precision="fp32"))
@@ -20,12 +22,12 @@ variants = pytest.mark.parametrize(
 )
 
 
-def network():
+def make_network():
     torch.manual_seed(3)
     return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
 
 
-def batch(step, rank):
+def draw_batch(step, rank):
     return torch.randn(ROWS, 5, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
@@ -33,102 +35,104 @@ def rate(step):
     return 0.01 * (step + 1)
 
 
-def expected(clip):
-    """Weights after training on the rows of all ranks by PyTorch's own functions."""
-    layers = network()
+def weights(layers):
+    return parameters_to_vector(layers.parameters()).detach()
+
+
+def reference_weights(clip):
+    """Train on the rows of all ranks with PyTorch's own optimizer."""
+    layers = make_network()
     adam = torch.optim.Adam(layers.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     for step in range(STEPS):
         adam.param_groups[0]["lr"] = rate(step)
         adam.zero_grad()
-        rows = torch.cat([batch(step, rank) for rank in range(ranks.size)])
+        rows = torch.cat([draw_batch(step, rank) for rank in range(2)])
         (layers(rows).square().sum() / len(rows)).backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(layers.parameters(), clip)
         adam.step()
-    return torch.nn.utils.parameters_to_vector(layers.parameters()).detach()
+    return weights(layers)
 
 
-def flat(layers, kernel, **options):
+def make_optimizer(layers, kernel, **options):
     candidates = optimizers.adam_candidates(1.0, (0.9, 0.98), 1e-9, None)
     return FlatOptimizer(list(layers.parameters()), candidates, kernel, ranks, **options)
 
 
-def train(layers, optimizer, steps=range(STEPS), overflow=(), before=0):
-    """Train; at the steps of ``overflow`` the last rank has a gradient that is too large, and the batch comes again.
+def train(layers, optimizer, steps=range(STEPS), overflow=(), skipped=0):
+    """Train and return the learning rates.
 
-    A step has the rate of as many as changed the weights; of those ``before`` these so many did not. Return the rates.
+    At the steps in ``overflow`` rank 1's gradient overflows and the batch is repeated. ``skipped`` of the steps
+    before ``steps`` did so.
     """
-    rates, found = Rates(optimizer, rate, STEPS + 3), []
+    table, used = Rates(optimizer, rate, STEPS + 3), []
     for step in steps:
-        for bad in [True] * overflow.count(step) + [False]:
-            loss = layers(batch(step, ranks.rank)).square().sum()
-            optimizer.backward(loss * float("inf") if bad and ranks.rank == ranks.size - 1 else loss)
-            # What the caller knows of: the batches.
-            found.append(rates.of(steps.start + before + len(found)))
-            assert torch.is_tensor(found[-1]) == (optimizer.kernel == "fused" and optimizer.scale is not None)
-            optimizer.step(found[-1], ROWS * ranks.size)
-    return [float(each) for each in found]
+        for overflows in [True] * overflow.count(step) + [False]:
+            loss = layers(draw_batch(step, ranks.rank)).square().sum()
+            optimizer.backward(loss * float("inf") if overflows and ranks.rank == 1 else loss)
+            used.append(table.of(steps.start + skipped + len(used)))
+            assert torch.is_tensor(used[-1]) == (optimizer.kernel == "fused" and optimizer.scale is not None)
+            optimizer.step(used[-1], ROWS * 2)
+    return [float(value) for value in used]
 
 
-def weights(layers):
-    return torch.nn.utils.parameters_to_vector(layers.parameters()).detach()
+def train_new(kernel, overflow=(), **options):
+    layers = make_network()
+    optimizer = make_optimizer(layers, kernel, **options)
+    return layers, optimizer, train(layers, optimizer, overflow=overflow)
+
+
+def assert_same_on_all_ranks(layers, tolerance=0.0):
+    mean = torch.tensor(pytorch.total(weights(layers))) / 2
+    torch.testing.assert_close(weights(layers), mean, atol=tolerance, rtol=0)
 
 
 @variants
 @pytest.mark.parametrize("clip", [None, CLIP])
-def test_weights_are_those_of_pytorch(kernel, split, clip):
-    layers = network()
-    train(layers, flat(layers, kernel, clip=clip, split=split))
-    torch.testing.assert_close(weights(layers), expected(clip), atol=1e-6, rtol=0)
+def test_weights_match_pytorch(kernel, split, clip):
+    layers, _, _ = train_new(kernel, clip=clip, split=split)
+    torch.testing.assert_close(weights(layers), reference_weights(clip), atol=1e-6, rtol=0)
 
 
 @variants
 def test_overflows_are_skipped_and_counted(kernel, split):
-    layers = network()
-    optimizer = flat(layers, kernel, clip=CLIP, scale=RULE, split=split)
-    found = train(layers, optimizer, overflow=(0, 3, 3))
-    # A step that overflows has the rate that its batch has again: here at the first, and twice at the fourth.
-    assert found == pytest.approx([0.01, 0.01, 0.02, 0.03, 0.04, 0.04, 0.04, 0.05, 0.06])
-    torch.testing.assert_close(weights(layers), expected(CLIP), atol=1e-6, rtol=0)
+    layers, optimizer, rates = train_new(kernel, overflow=(0, 3, 3), clip=CLIP, scale=RULE, split=split)
+    # A skipped step has the rate of the repeated batch: one at the first step, two at the fourth.
+    assert rates == pytest.approx([0.01, 0.01, 0.02, 0.03, 0.04, 0.04, 0.04, 0.05, 0.06])
+    torch.testing.assert_close(weights(layers), reference_weights(CLIP), atol=1e-6, rtol=0)
     assert [optimizer.skipped_since(), optimizer.skipped_since(), optimizer.uncounted] == [3, 0, 3]
-    # 77 weights, each tensor filled up to 64 elements.
-    state = sum(each["exp_avg"].numel() for each in optimizer.inner.state.values())
-    assert state == 256 // (ranks.size if split else 1)
-    mean = torch.tensor(pytorch.total(weights(layers))) / ranks.size
-    torch.testing.assert_close(weights(layers), mean, atol=1e-6, rtol=0)
+    # 77 weights in four tensors, each padded to 64 elements.
+    assert sum(state["exp_avg"].numel() for state in optimizer.inner.state.values()) == 256 // (2 if split else 1)
+    assert_same_on_all_ranks(layers, 1e-6)
 
 
 @variants
-def test_a_resumed_training_is_the_same_to_the_bit(kernel, split):
+def test_resumed_training_continues_bit_for_bit(kernel, split):
     options = {"clip": CLIP, "scale": RULE, "split": split}
-    whole, first, second = network(), network(), network()
-    train(whole, flat(whole, kernel, **options), overflow=(1,))
-    before = flat(first, kernel, **options)
+    uninterrupted, _, _ = train_new(kernel, overflow=(1,), **options)
+    first, second = make_network(), make_network()
+    before = make_optimizer(first, kernel, **options)
     train(first, before, range(3), overflow=(1,))
     saved = copy.deepcopy({**before.state_dict(), **before.rank_state_dict()})
     second.load_state_dict(first.state_dict())
-    after = flat(second, saved["kernel"], **options)
+    after = make_optimizer(second, saved["kernel"], **options)
     after.restore(saved)
-    train(second, after, range(3, STEPS), before=1)
-    assert torch.equal(weights(second), weights(whole))
+    train(second, after, range(3, STEPS), skipped=1)
+    assert torch.equal(weights(second), weights(uninterrupted))
 
 
-def recorded(monkeypatch, names=("all_reduce", "reduce")):
-    """The sums of gradients as they are begun: first element and length of the part, and the type on the wire."""
-    begun = []
+@pytest.fixture
+def collectives(monkeypatch):
+    """Name, first element, length and type of each sum of gradients, in order."""
+    calls = []
 
-    def record(name, function):
-        def call(tensor, *arguments, **options):
-            if tensor.numel() >= 64:  # No norm, and no count of the test
-                first = tensor.storage_offset() if tensor.dtype is torch.float32 else None
-                begun.append((name, first, len(tensor), tensor.dtype))
-            return function(tensor, *arguments, **options)
+    def record(name, tensor, *arguments, **options):
+        if tensor.numel() >= 64:  # no norms or counters
+            first = tensor.storage_offset() if tensor.dtype is torch.float32 else None
+            calls.append((name, first, len(tensor), tensor.dtype))
 
-        return call
-
-    for name in names:
-        monkeypatch.setattr(gradient_sums.dist, name, record(name, getattr(gradient_sums.dist, name)))
-    return begun
+    record_collectives(monkeypatch, ("all_reduce", "reduce"), record)
+    return calls
 
 
 @pytest.fixture
@@ -143,103 +147,94 @@ def small_buckets(monkeypatch):
 
 
 @variants
-def test_sums_begin_in_the_backward_pass_and_change_no_bit(kernel, split, small_buckets, monkeypatch):
-    """Two ranks: a sum of two numbers has no order. The last weights come first, in two passes only in the second."""
-    whole, parts = network(), network()
-    train(whole, flat(whole, kernel, clip=CLIP, scale=RULE, split=split), overflow=(1,))
-    optimizer = flat(parts, kernel, clip=CLIP, scale=RULE, split=split, bucket_mb=1)
-    begun = recorded(monkeypatch)
-    train(parts, optimizer, overflow=(1,))
-    assert torch.equal(weights(parts), weights(whole))
-    optimizer.backward(parts(batch(0, ranks.rank)).square().sum(), last=False)
-    del begun[:]
-    optimizer.backward(parts(batch(1, ranks.rank)).square().sum())
+def test_sums_start_in_the_backward_pass_with_the_same_bits(kernel, split, small_buckets, collectives):
+    """Two ranks: the order of a sum does not matter. Only the second of two passes starts sums, last weights first."""
+    options = {"clip": CLIP, "scale": RULE, "split": split}
+    unbucketed, _, _ = train_new(kernel, overflow=(1,), **options)
+    layers, optimizer, _ = train_new(kernel, overflow=(1,), bucket_mb=1, **options)
+    assert torch.equal(weights(layers), weights(unbucketed))
+    optimizer.backward(layers(draw_batch(0, ranks.rank)).square().sum(), last=False)
+    collectives.clear()
+    optimizer.backward(layers(draw_batch(1, ranks.rank)).square().sum())
     name = "reduce" if split else "all_reduce"
     expected = [(name, first, 64, torch.float32) for first in (192, 128, 64, 0)]
-    assert begun == (expected if ranks.size > 1 else [])
-    assert all(each.grad.data_ptr() >= optimizer.gradients.data_ptr() for each in parts.parameters())
+    assert collectives == expected
+    assert all(weight.grad.data_ptr() >= optimizer.gradients.data_ptr() for weight in layers.parameters())
 
 
-def test_the_ranks_begin_sums_in_one_order_whatever_comes(small_buckets, monkeypatch):
-    """The second rank has no gradient of its first layer: what its backward pass did not begin, the update does."""
-    layers = network()
-    optimizer = flat(layers, "plain", bucket_mb=1)
-    before, begun = weights(layers).clone(), recorded(monkeypatch)
-    inputs = batch(0, 0)
-    mine = layers(inputs) if ranks.rank == 0 else layers[2](layers[:2](inputs).detach())
-    optimizer.backward(mine.square().sum())
-    early = len(begun)
+def test_all_ranks_start_sums_in_the_same_order(small_buckets, collectives):
+    """Rank 1 has no gradient of the first layer: the update starts the sums that its backward pass did not."""
+    layers = make_network()
+    optimizer = make_optimizer(layers, "plain", bucket_mb=1)
+    before, inputs = weights(layers).clone(), draw_batch(0, 0)
+    outputs = layers(inputs) if ranks.rank == 0 else layers[2](layers[:2](inputs).detach())
+    optimizer.backward(outputs.square().sum())
+    assert len(collectives) == (4 if ranks.rank == 0 else 2)
     optimizer.step(0.01, ROWS)
-    assert early == (0 if ranks.size == 1 else 4 if ranks.rank == 0 else 2)
-    assert [first for _, first, _, _ in begun] == ([] if ranks.size == 1 else [192, 128, 64, 0])
+    assert [first for _, first, _, _ in collectives] == [192, 128, 64, 0]
     assert not torch.equal(weights(layers)[:40], before[:40])
-    mean = torch.tensor(pytorch.total(weights(layers))) / ranks.size
-    torch.testing.assert_close(weights(layers), mean, atol=0, rtol=0)
+    assert_same_on_all_ranks(layers)
 
 
 @variants
-@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("bucket_mb", [0, 1])
-def test_gradients_travel_in_sixteen_bits(kernel, split, kind, bucket_mb, small_buckets, monkeypatch):
-    layers = network()
-    begun = recorded(monkeypatch)
-    optimizer = flat(layers, kernel, scale=RULE, split=split, compression=kind, bucket_mb=bucket_mb)
-    train(layers, optimizer, overflow=(2,))
-    assert {dtype for _, _, _, dtype in begun} == ({pytorch.DTYPES[kind]} if ranks.size > 1 else set())
-    found, whole = weights(layers), expected(None)
-    torch.testing.assert_close(found, whole, atol=0.02, rtol=0)
-    assert torch.equal(found, whole) is False or ranks.size == 1
+def test_compressed_gradients(kernel, split, dtype, bucket_mb, small_buckets, collectives):
+    options = {"scale": RULE, "split": split, "compression": dtype, "bucket_mb": bucket_mb}
+    layers, optimizer, _ = train_new(kernel, overflow=(2,), **options)
+    assert {call[3] for call in collectives} == {pytorch.DTYPES[dtype]}
+    expected = reference_weights(None)
+    torch.testing.assert_close(weights(layers), expected, atol=0.02, rtol=0)
+    assert not torch.equal(weights(layers), expected)
     assert optimizer.skipped_since() == 1
 
 
 @pytest.mark.parametrize("bucket_mb", [0, 1])
-def test_a_sum_that_sixteen_bits_do_not_hold_is_one_of_means_that_they_do(bucket_mb, small_buckets):
+def test_compressed_sums_do_not_overflow_if_the_mean_fits(bucket_mb, small_buckets):
     layers = torch.nn.Linear(1, 1, bias=False)
-    optimizer = flat(layers, "plain", compression="fp16", bucket_mb=bucket_mb)
+    optimizer = make_optimizer(layers, "plain", compression="fp16", bucket_mb=bucket_mb)
     optimizer.backward(40_000 * layers.weight.sum())
-    if ranks.size > 1:
-        optimizer._sums.end()
-    assert float(layers.weight.grad) == 40_000 * ranks.size
+    optimizer._sums.end()
+    assert float(layers.weight.grad) == 80_000
 
 
-def test_an_older_pytorch_sums_after_the_backward_pass(small_buckets, monkeypatch):
+def test_older_pytorch_sums_after_the_backward_pass(small_buckets, collectives, monkeypatch):
     monkeypatch.delattr(torch.Tensor, "register_post_accumulate_grad_hook")
-    whole, late = network(), network()
-    train(whole, flat(whole, "plain"))
-    begun = recorded(monkeypatch)
-    train(late, flat(late, "plain", bucket_mb=1))
-    assert torch.equal(weights(late), weights(whole))
-    assert {length for _, _, length, _ in begun} == ({256} if ranks.size > 1 else set())
+    unbucketed, _, _ = train_new("plain")
+    collectives.clear()
+    layers, _, _ = train_new("plain", bucket_mb=1)
+    assert torch.equal(weights(layers), weights(unbucketed))
+    assert {length for _, _, length, _ in collectives} == {256}
 
 
 @pytest.mark.parametrize(
-    ("ends", "total", "elements", "shares", "found"),
+    ("ends", "total", "elements", "shares", "expected"),
     [
         ((64, 128, 192, 256), 256, 128, 1, [(128, 256, None, (2, 3)), (0, 128, None, (0, 1))]),
         ((64, 128, 192, 256), 256, 100, 1, [(128, 256, None, (2, 3)), (0, 128, None, (0, 1))]),
-        # A rest at the beginning and padding behind the end
+        # A remainder at the beginning and padding after the end
         ((64, 192), 256, 128, 1, [(64, 256, None, (1,)), (0, 64, None, (0,))]),
         ((192,), 256, 128, 1, [(0, 256, None, (0,))]),
-        # A weight that two ranks share is waited for by both.
+        # Both ranks that share a weight wait for it.
         ((64, 192), 256, 64, 2, [(128, 256, 1, (1,)), (64, 128, 0, (1,)), (0, 64, 0, (0,))]),
         ((256,), 256, 64, 4, [(192, 256, 3, (0,)), (128, 192, 2, (0,)), (64, 128, 1, (0,)), (0, 64, 0, (0,))]),
     ],
 )
-def test_buckets(ends, total, elements, shares, found):
-    places = [Place(*each) for each in zip((0, *ends), ends)]
-    assert [tuple(each) for each in buckets_of(places, total, elements, shares)] == found
+def test_buckets(ends, total, elements, shares, expected):
+    places = [Place(*bounds) for bounds in zip((0, *ends), ends)]
+    assert [tuple(bucket) for bucket in buckets_of(places, total, elements, shares)] == expected
 
 
 @pytest.mark.parametrize(
-    ("rule", "finite", "scales"),
+    ("rule", "finite", "expected"),
     [
         (RULE, "+-++++++++", [1024, 512, 512, 1024, 1024, 2048, 2048, 4096, 4096, 4096]),
         (ScaleRule(128, 3), "+++-+++", [128, 128, 256, 128, 128, 128, 256]),
     ],
 )
-def test_dynamic_loss_scale(rule, finite, scales):
-    scale, found = LossScale(rule, torch.device("cpu")), []
-    for each in finite:
-        scale.update(torch.tensor(each == "+"))
-        found.append(float(scale.value))
-    assert found == scales
+def test_dynamic_loss_scale(rule, finite, expected):
+    scale, values = LossScale(rule, torch.device("cpu")), []
+    for sign in finite:
+        scale.update(torch.tensor(sign == "+"))
+        values.append(float(scale.value))
+    assert values == expected

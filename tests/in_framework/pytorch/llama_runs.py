@@ -1,6 +1,6 @@
-"""Whole runs of Llama's train.py: in every split, stopped, killed around a save, resumed on other ranks.
+"""Runs of Llama's train.py: in every split, stopped, killed around a save, resumed on other ranks.
 
-Each rank is a fork of this process, which has PyTorch loaded and has computed nothing. Where one fails, the others are
+Each rank is a fork of this process, which has loaded PyTorch and computed nothing. When one fails, the others are
 killed, as a launcher does.
 """
 
@@ -23,6 +23,7 @@ from benchmarks.llama31_8b import noise
 from benchmarks.llama31_8b.pytorch import train
 from benchmarks.llama31_8b.pytorch.config import Config
 
+LONG = True
 GLOBAL_BATCH = 8
 CONFIG = Config(
     device="cpu", precision="fp32", quality_target=0.1, max_steps=20, max_samples=96, sequence_length=32, layers=2,
@@ -42,91 +43,81 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory):
-    """The runs that others are compared with, by ranks and settings."""
-    found = {}
+    """Reference runs by number of ranks and settings, each trained once."""
+    runs = {}
 
-    def run(ranks, **settings):
-        key = ranks, *sorted(settings.items())
-        if key not in found:
-            found[key] = tmp_path_factory.mktemp("uninterrupted") / "run"
-            assert trained(data, found[key], ranks, **settings) == [0] * ranks
-        return found[key]
+    def train_once(ranks, **settings):
+        key = ranks, *settings
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp("uninterrupted") / "run"
+            assert run_train(data, runs[key], ranks, **settings) == [0] * ranks
+        return runs[key]
 
-    return run
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    return train_once
 
 
-def trained(data, output, ranks, hook=None, **settings):
-    """Train to the end, or until a rank is killed; return the exit codes. ``hook`` is called in each rank before."""
+def run_train(data, output, ranks, hook=None, **settings):
+    """Train to the end, or until a rank is killed; return the exit codes. Each rank calls ``hook`` before."""
     output.mkdir(exist_ok=True)
     config = dataclasses.replace(CONFIG, batch_size=GLOBAL_BATCH // ranks, **settings)
-    path, port = output / "config.json", free_port()
+    path = output / "config.json"
     path.write_text(json.dumps(dataclasses.asdict(config)), encoding="utf-8")
-    arguments = ["--config", str(path), "--data", str(data), "--output", str(output)]
-    pids = []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids, codes = [], {}
     for rank in range(ranks):
         pids.append(os.fork())
         if pids[-1] == 0:
-            place = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            os.environ.update({name: str(value) for name, value in place.items()})
+            os.environ.update(RANK=f"{rank}", WORLD_SIZE=f"{ranks}", MASTER_ADDR="127.0.0.1", MASTER_PORT=f"{port}")
             torch.set_num_threads(1)
             if hook:
                 hook(rank)
-            end_process(lambda: train.main(arguments))
-    codes = {}
+            end_process(lambda: train.main(["--config", str(path), "--data", str(data), "--output", str(output)]))
     while len(codes) < ranks:
         pid, status = os.waitpid(-1, 0)
         codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid]:
-            for other in set(pids) - set(codes):
-                os.kill(other, signal.SIGKILL)
+        for other in set(pids) - set(codes) if codes[pid] else ():
+            os.kill(other, signal.SIGKILL)
     return [codes[pid] for pid in pids]
 
 
 def records(output, kind):
     lines = (output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [each for each in map(json.loads, lines) if each["kind"] == kind]
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def curve(output):
-    """Losses of the steps and of the evaluations, one after the other."""
-    steps = [(each["step"], each["loss"]) for each in records(output, "step")]
-    return steps + [tuple(each["qualities"].items()) for each in records(output, "eval")]
-
-
-def figures(output):
-    return [float(each[-1] if isinstance(each[0], int) else each[0][1]) for each in curve(output)]
+def losses(output):
+    """Losses of the steps, then of the evaluations."""
+    evaluations = [float(loss) for record in records(output, "eval") for loss in record["qualities"].values()]
+    return [record["loss"] for record in records(output, "step")] + evaluations
 
 
 @pytest.mark.parametrize("settings", [{}, {"tensor_parallelism": 2}, {"context_parallelism": 2}])
 def test_two_ranks_train_like_one_in_every_split(settings, uninterrupted):
     one, two = uninterrupted(1), uninterrupted(2, **settings)
-    assert figures(two) == pytest.approx(figures(one), rel=1e-4) and len(figures(one)) == 12 + 4
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4) and len(losses(one)) == 12 + 4
     lines = (two / "result.txt").read_text(encoding="utf-8").splitlines()
-    values = {each["key"]: each["value"] for each in (json.loads(line.split(":::MLLOG ")[1]) for line in lines)}
-    splits = ("tensor_parallelism", "context_parallelism")
-    assert {key: values[key] for key in splits if values[key] != 1} == settings
-    assert (values["global_batch_size"], values["micro_batch_size"]) == (GLOBAL_BATCH, 2)
-    written = [each["step"] for each in records(two, "checkpoint_written")]
-    assert written == [3, 6, 9, 12] and len(records(two, "checkpoint")) == 5, "the last one is what the run ended with"
+    events = {event["key"]: event["value"] for event in (json.loads(line.split(":::MLLOG ")[1]) for line in lines)}
+    expected = {"tensor_parallelism": 1, "context_parallelism": 1, "global_batch_size": GLOBAL_BATCH,
+                "micro_batch_size": 2, **settings}  # fmt: skip
+    assert {key: events[key] for key in expected} == expected
+    assert [record["step"] for record in records(two, "checkpoint_written")] == [3, 6, 9, 12]
+    assert len(records(two, "checkpoint")) == 5, "the last is the state at the end"
 
 
-def at(owner, name, act, when=lambda *arguments: True, rank=0):
-    """Return a hook by which a rank acts in place of a call ``when`` its arguments are those."""
+def replace(owner, name, action, condition=lambda *arguments: True, rank=0):
+    """Return a hook: ``rank`` runs ``action`` in place of a call whose arguments meet the condition."""
 
-    def hook(mine):
+    def hook(own_rank):
         plain = getattr(owner, name)
 
-        def replaced(*arguments, **options):
-            acts = mine == rank and when(*arguments)
-            return act(plain, *arguments) if acts else plain(*arguments, **options)
+        def replacement(*arguments, **options):
+            if own_rank == rank and condition(*arguments):
+                return action(plain, *arguments)
+            return plain(*arguments, **options)
 
-        setattr(owner, name, replaced)
+        setattr(owner, name, replacement)
 
     return hook
 
@@ -157,77 +148,74 @@ def stop(plain, *arguments):
     return plain(*arguments)
 
 
-def of_a_rank(path, *arguments):
+def is_rank_file(path, *arguments):
     return path.name.startswith("rank_")
 
 
-# In this order on one run: what it resumes from is the last save that came to its end.
+def is_step_4(run, *arguments):
+    return run.position == 4
+
+
+# Hooks in the order in which one run is killed, each with the step that it resumes from: the last complete save.
 KILLS = {
-    "in a step after a save": (at(Run, "report", die_after_a_save, lambda run, *_: run.position == 4), 3),
-    "before a save": (at(Checkpoints, "begin", die), 3),
-    "while the weights are copied": (at(pytorch, "copied", die, rank=1), 3),
-    "before a file": (at(pytorch, "write", die), 3),
-    "within a file": (at(pytorch, "write", die_within_the_file, of_a_rank), 3),
-    "before the checksum of another rank": (at(checkpoints, "_write_digest", die, of_a_rank, rank=1), 3),
-    "before the folder has its name": (at(checkpoints, "publish", die), 3),
-    "after the folder has its name": (at(checkpoints, "publish", call_and_die), 6),
-    "in an evaluation": (at(train, "evaluation_input", die, rank=1), 6),
+    "in a step after a save": (replace(Run, "report", die_after_a_save, is_step_4), 3),
+    "before a save": (replace(Checkpoints, "begin", die), 3),
+    "while the weights are copied": (replace(pytorch, "copied", die, rank=1), 3),
+    "before a file": (replace(pytorch, "write", die), 3),
+    "within a file": (replace(pytorch, "write", die_within_the_file, is_rank_file), 3),
+    "before the checksum of another rank": (replace(checkpoints, "_write_digest", die, is_rank_file, rank=1), 3),
+    "before the folder has its name": (replace(checkpoints, "publish", die), 3),
+    "after the folder has its name": (replace(checkpoints, "publish", call_and_die), 6),
+    "in an evaluation": (replace(train, "evaluation_input", die, rank=1), 6),
 }
 
 
-def test_a_run_killed_around_its_saves_is_one_that_was_not(data, uninterrupted, tmp_path):
-    output = tmp_path / "killed"
-    for place, (hook, resumes) in KILLS.items():
-        assert -signal.SIGKILL in trained(data, output, 2, hook), place
-        names = sorted(path.name for path in (output / "checkpoint").glob("step_*"))
-        assert names[-1] == f"step_{resumes:08d}", place
-    assert trained(data, output, 2) == [0, 0]
-    assert curve(output) == curve(uninterrupted(2))
-    assert [each["resumed_step"] for each in records(output, "start")] == [0, 3, 6]
-    assert not list((output / "checkpoint").glob("writing_*"))
+def test_run_killed_around_its_saves_has_the_same_losses(data, uninterrupted, tmp_path):
+    for moment, (hook, step) in KILLS.items():
+        assert -signal.SIGKILL in run_train(data, tmp_path, 2, hook), moment
+        assert max((tmp_path / "checkpoint").glob("step_*")).name == f"step_{step:08d}", moment
+    assert run_train(data, tmp_path, 2) == [0, 0]
+    assert losses(tmp_path) == losses(uninterrupted(2))
+    assert [record["resumed_step"] for record in records(tmp_path, "start")] == [0, 3, 6]
+    assert not list((tmp_path / "checkpoint").glob("writing_*"))
 
 
-def test_a_stopped_run_waits_for_its_save_and_resumes_with_the_same_losses(data, uninterrupted, tmp_path):
-    """The signal comes while the save of step 3 is written, which takes until the ranks have stopped."""
-    output = tmp_path / "stopped"
+def test_stopped_run_waits_for_its_save_and_resumes_with_the_same_losses(data, uninterrupted, tmp_path):
+    """SIGTERM arrives while the save of step 3 is written, which ends only after the signal."""
 
-    def slowly(plain, *arguments):
-        while not list(output.glob("asked")):
+    def write_slowly(plain, *arguments):
+        while not (tmp_path / "signalled").exists():
             time.sleep(0.01)
         time.sleep(0.3)
         return plain(*arguments)
 
-    def asked(plain, *arguments):
-        (output / "asked").touch()
+    def signal_and_report(plain, *arguments):
+        (tmp_path / "signalled").touch()
         return stop(plain, *arguments)
 
     def hook(rank):
-        at(pytorch, "write", slowly, of_a_rank)(rank)
-        at(Run, "report", asked, lambda run, *_: run.position == 4, rank=1)(rank)
+        replace(pytorch, "write", write_slowly, is_rank_file)(rank)
+        replace(Run, "report", signal_and_report, is_step_4, rank=1)(rank)
 
-    assert trained(data, output, 2, hook) == [0, 0]
-    assert [each["step"] for each in records(output, "checkpoint_written")] == [3]
-    assert records(output, "end")[-1]["outcome"] == "interrupted"
-    assert trained(data, output, 2) == [0, 0]
-    assert curve(output) == curve(uninterrupted(2))
+    assert run_train(data, tmp_path, 2, hook) == [0, 0]
+    assert [record["step"] for record in records(tmp_path, "checkpoint_written")] == [3]
+    assert records(tmp_path, "end")[-1]["outcome"] == "interrupted"
+    assert run_train(data, tmp_path, 2) == [0, 0]
+    assert losses(tmp_path) == losses(uninterrupted(2))
 
 
 @pytest.mark.parametrize(("before", "split", "after"), [(2, {"tensor_parallelism": 2}, 1), (1, {}, 2)])
-def test_a_stopped_run_resumes_on_other_ranks(before, split, after, data, uninterrupted, tmp_path):
-    output = tmp_path / "stopped"
-    assert trained(data, output, before, at(Run, "report", stop, lambda run, *_: run.position == 4), **split) == (
-        [0] * before
-    )
-    assert trained(data, output, after) == [0] * after
-    assert figures(output) == pytest.approx(figures(uninterrupted(1)), rel=1e-4)
+def test_stopped_run_resumes_on_other_ranks(before, split, after, data, uninterrupted, tmp_path):
+    assert run_train(data, tmp_path, before, replace(Run, "report", stop, is_step_4), **split) == [0] * before
+    assert run_train(data, tmp_path, after) == [0] * after
+    assert losses(tmp_path) == pytest.approx(losses(uninterrupted(1)), rel=1e-4)
 
 
-def test_a_rank_that_cannot_write_ends_the_run(data, tmp_path, capfd):
-    def full(plain, *arguments):
+def test_rank_that_cannot_write_ends_the_run(data, tmp_path, capfd):
+    def fail(plain, *arguments):
         raise OSError(28, "No space left on device")
 
-    output = tmp_path / "full"
-    codes = trained(data, output, 2, at(pytorch, "write", full, of_a_rank, rank=1))
-    assert 1 in codes and 0 not in codes, "the first one that fails has the other one killed"
+    codes = run_train(data, tmp_path, 2, replace(pytorch, "write", fail, is_rank_file, rank=1))
+    assert 1 in codes and 0 not in codes, "the other rank is killed"
     assert "No space left on device" in capfd.readouterr().err
-    assert not list((output / "checkpoint").glob("step_*"))
+    assert not list((tmp_path / "checkpoint").glob("step_*"))
