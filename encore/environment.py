@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -63,7 +64,8 @@ class Environment:
     def folder(self) -> Path:
         content = [self.requirements.read_text(encoding="utf-8"), _version(self.interpreter), self.check]
         horovod = self.horovod.model_dump(by_alias=True) if self.horovod else {}
-        content += [json.dumps(horovod, sort_keys=True), str(self.mpi), *([_toolchain()] if self.horovod else [])]
+        content += [json.dumps(horovod, sort_keys=True)]
+        content += [str(self.mpi), _toolchain()] if self.horovod else []
         key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
         return paths.cache_folder() / "environments" / f"{self.framework}-{key}"
 
@@ -98,6 +100,22 @@ def _mpi_version() -> str:
     return "unknown"
 
 
+@cache
+def mpi_problem() -> str:
+    """Return the reason why Horovod cannot be built with MPI here, or an empty string; compiles a one-line program."""
+    if shutil.which("mpicc") is None:
+        return "mpicc is not installed"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.c"
+        source.write_text("#include <mpi.h>\nint main(void) { return MPI_VERSION == 0; }\n", encoding="ascii")
+        command = ["mpicc", str(source), "-o", str(source.with_suffix(""))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0].replace(f"{source}:", "")
+    return f"mpicc cannot compile an MPI program ({message})"
+
+
 def _find_interpreter(framework: str, wanted: Sequence[str]) -> str:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     if running in wanted:
@@ -122,7 +140,7 @@ def describe(framework: str) -> Environment:
         requirements=paths.REQUIREMENTS / entry.requirements,
         interpreter=_find_interpreter(framework, entry.python),
         horovod=entry.horovod,
-        mpi=shutil.which("mpicc") is not None,
+        mpi=entry.horovod is not None and not mpi_problem(),
         disk_gib=entry.disk_gib,
         check=entry.check,
     )
@@ -235,6 +253,8 @@ def _make(environment: Environment, report: OnStep) -> None:
         with FileLock(str(wheels.with_suffix(".lock"))):
             if not wheels.is_dir():
                 report(f"compiling Horovod {horovod.version}, about a minute on 2 cores")
+                if not environment.mpi:
+                    report(f"Horovod gets Gloo only: {mpi_problem()}")
                 _compile(environment, horovod, wheels)
         _run(environment, installer.install_command(python, "--no-deps", *map(str, wheels.glob("*.whl"))))
     _run(environment, [str(python), "-c", environment.check])

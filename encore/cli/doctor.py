@@ -145,13 +145,20 @@ def _machine(machine: node.Node) -> list[Check]:
 
 
 def _tools() -> list[Check]:
-    found = {name: shutil.which(name) for name in ("g++", "make", "mpicc", "sbatch")}
+    programs = {name: shutil.which(name) for name in ("g++", "make", "mpicc", "sbatch")}
     checks = [
-        Check("OK" if found[name] else "WARN", name, found[name] or "missing", "install it to compile Horovod")
+        Check("OK" if programs[name] else "WARN", name, programs[name] or "missing", "install it to compile Horovod")
         for name in ("g++", "make")
     ]
-    checks.append(Check("OK", "MPI", found["mpicc"] or "none: Horovod is compiled with Gloo alone"))
-    return [*checks, *([Check("OK", "sbatch", found["sbatch"])] if found["sbatch"] else [])]
+    problem = environment.mpi_problem()
+    if not programs["mpicc"]:
+        checks.append(Check("OK", "MPI", "not found: Horovod will be built with Gloo only"))
+    elif problem:
+        hint = "apt-get install libopenmpi-dev (Debian, Ubuntu) for the headers"
+        checks.append(Check("WARN", "MPI", f"{problem}; Horovod will be built with Gloo only", hint))
+    else:
+        checks.append(Check("OK", "MPI", str(programs["mpicc"])))
+    return [*checks, *([Check("OK", "sbatch", programs["sbatch"])] if programs["sbatch"] else [])]
 
 
 def _engines(machine: node.Node) -> list[Check]:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console
@@ -147,6 +148,48 @@ def console(stderr: bool = False, soft_wrap: bool = False) -> Console:
     if not screen.is_terminal and "COLUMNS" not in os.environ:
         screen.width = PIPE_WIDTH
     return screen
+
+
+class _DiscardingStream:
+    """A text stream that discards its output once the reader has closed it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, content: str) -> int:
+        try:
+            return self._stream.write(content)
+        except OSError:
+            self._discard()
+            return len(content)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._discard()
+
+    def _discard(self) -> None:
+        # Also for the text that is still in the buffer, which Python flushes at exit
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def ignore_closed_output() -> Iterator[None]:
+    """Discard output instead of failing after stdout or stderr was closed: ``| head``, a lost terminal."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_DiscardingStream, streams)  # type: ignore[assignment]
+    try:
+        yield
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def say(screen: Console, *texts: object) -> None:

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from encore import data, files, job, paths, peaks
 from encore.cli import live, options
-from encore.cli.layout import console, show, text, write_json
+from encore.cli.layout import console, ignore_closed_output, show, text, write_json
 from encore.configuration import Deviation
 from encore.errors import EncoreError, ExitCode
 from encore.machine import preflight, verdict
@@ -134,6 +134,7 @@ def run(
 
     Exit codes: 0 target reached, 3 not reached, 2 refused before the start, 1 failed, 130 interrupted.
     """
+    context.with_resource(ignore_closed_output())
     screen, limits = console(stderr=as_json, soft_wrap=True), supervise.Limits(hang_seconds, stop_seconds)
     if cluster is not None:
         # A run that resumes after a requeue is planned from its folder, with the same cluster file.

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from encore import catalogue, paths
 from encore.cli import options
-from encore.cli.layout import TableJson, console, put, show, tables_as_json, write_json
+from encore.cli.layout import TableJson, console, ignore_closed_output, put, show, tables_as_json, write_json
 from encore.cli.live import RunView
 from encore.cli.run import as_request, hooks, refuse_with_resume
 from encore.configuration import describe_scale
@@ -107,6 +107,7 @@ def sweep(
 
     Exit codes: 0 every point has ended, whatever it reached; 2 refused, 1 a point failed, 130 interrupted.
     """
+    context.with_resource(ignore_closed_output())
     screen = console(stderr=as_json, soft_wrap=True)
     wanted = options.numbers("--predict", predict) if predict is not None else ()
     if resume is not None:

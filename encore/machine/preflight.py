@@ -49,7 +49,7 @@ def refuse_wrong(key: str, path: Path, wanted: Weights) -> str:
     same_form = path.suffix == Path(wanted.file).suffix
     for each in (path, *(path.with_name(name) for name in wanted.also if same_form)):
         if not each.is_file():
-            raise EncoreError(f"{each} is no file", expected=wanted.title, hint=get)
+            raise EncoreError(f"{each} does not exist", expected=wanted.title, hint=get)
     if not same_form or not wanted.checksums:
         return f"no checksum of a {path.suffix} file is published; its names and shapes are checked when it is read"
     for algorithm, published in wanted.checksums.items():
@@ -250,16 +250,21 @@ def check_submission(configuration: Configuration, passport: DataPassport | None
     return Check("OK", "configuration", f"every value as submitted: {configuration.system.source}")
 
 
-def check_weights(configuration: Configuration, data: Path) -> list[Check]:
-    """Check that files of trained weights that the configuration names are there, and those that were submitted."""
-    hint = "give the whole path, or the name of a file in the data folder; empty: begin without"
+def check_weights(configuration: Configuration, data: Path, creates_data: bool = False) -> list[Check]:
+    """Check the files of trained weights that the configuration names, and those that were submitted.
+
+    ``creates_data``: the run prepares the toy data set first, with the weights in its directory.
+    """
+    hint = "give the full path, or the name of a file in the data directory; empty: start from random weights"
     checks, needed = [], configuration.needed_weights
     for key, path in weight_files(configuration, data).items():
         if key not in needed:
-            there = Check("OK", key, str(path))
-            checks.append(
-                there if path.is_file() else Check("FAIL", key, f"{path} is no file", f"--set {key}=FILE: {hint}")
-            )
+            if path.is_file():
+                checks.append(Check("OK", key, str(path)))
+            elif creates_data and path.parent == data:
+                checks.append(Check("OK", key, f"{path} will be created with the toy data set"))
+            else:
+                checks.append(Check("FAIL", key, f"{path} does not exist", f"--set {key}=FILE: {hint}"))
             continue
         title = needed[key].title
         try:
@@ -272,14 +277,16 @@ def check_weights(configuration: Configuration, data: Path) -> list[Check]:
     return checks
 
 
-def check_run(configuration: Configuration, machine: Node, data: Path, results: Path) -> list[Check]:
-    """Return all checks of one run on the `host` runtime."""
+def check_run(
+    configuration: Configuration, machine: Node, data: Path, results: Path, creates_data: bool = False
+) -> list[Check]:
+    """Return all checks of one run on the `host` runtime; ``creates_data`` as in ``check_weights``."""
     data_check, passport = check_data_set(configuration, data, machine)
     return [
         *check_devices(configuration, machine),
         *check_accelerator(configuration, machine),
         data_check,
-        *check_weights(configuration, data),
+        *check_weights(configuration, data, creates_data),
         check_results(results),
         check_shared_memory(configuration),
         check_limits(configuration),

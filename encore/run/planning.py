@@ -321,10 +321,11 @@ def _check_numbers(request: Request, allocation: Allocation | None) -> None:
 
 
 def checks(plan: Plan) -> list[preflight.Check]:
-    """Return the preflight of a plan; the toy data set, which is made on the way, need not be there yet."""
+    """Return the preflight checks of a plan; a toy data set that the run prepares may be missing."""
+    creates_data = plan.makes_small_data and not (plan.data / "dataset.json").exists()
     found = [preflight.Check("WARN", "toy data set", plan.toy_data_set)] if plan.toy_data_set else []
-    found += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results)
-    if plan.makes_small_data and not (plan.data / "dataset.json").exists():
+    found += preflight.check_run(plan.configuration, plan.machine, plan.data, plan.results, creates_data)
+    if creates_data:
         made = preflight.Check("OK", "data set", f"the toy one will be made in {plan.data}")
         found = [made if check.name == "data set" else check for check in found]
         found += container_checks.check_preparation(plan.target, plan.configuration.choice)
@@ -337,8 +338,7 @@ def checks(plan: Plan) -> list[preflight.Check]:
     horovod = container_checks.check_horovod(plan.target, plan.configuration, needed)
     found = [*container_checks.check(plan.target, plan.configuration, plan.machine, folders), *horovod, *found]
     if plan.hosts:
-        framework = plan.configuration.choice.implementation.framework
-        mpi = multi_host.check_mpi(plan.launcher, framework) if plan.target.python is None else []
+        mpi = multi_host.check_mpi(plan.launcher) if plan.target.python is None else []
         return [*multi_host.local_checks(plan.hosts, plan.launcher, plan.target.runtime), *mpi, *found]
     if plan.configuration.nodes > 1 and plan.allocation is None:
         hint = (

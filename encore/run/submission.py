@@ -183,7 +183,7 @@ def checks(prepared: Prepared) -> list[preflight.Check]:
     return [
         check_partition(prepared),
         *([preflight.check_data_set(plan.configuration, plan.data)[0]] if is_there else []),
-        *preflight.check_weights(plan.configuration, plan.data),
+        *preflight.check_weights(plan.configuration, plan.data, creates_data=not is_there),
         preflight.check_results(plan.results, resumes=bool(prepared.submission.resumes)),
         *([preflight.Check.of(no_image, target.runtime)] if no_image is not None else []),
     ]

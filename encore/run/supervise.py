@@ -51,10 +51,10 @@ class Outcome:
 
 
 class Signals:
-    """While entered, a signal that asks to stop sets a flag instead of ending this process.
+    """While entered, a stop signal sets a flag instead of ending this process.
 
-    SIGINT comes from a terminal, SIGTERM from a scheduler that takes the nodes away, SIGUSR1 from Slurm some
-    time before the limit (sbatch --signal).
+    Sources: SIGINT a terminal, SIGHUP a terminal that was closed, SIGTERM a scheduler that takes the nodes away,
+    SIGUSR1 Slurm some time before the limit (sbatch --signal). SIGHUP stays ignored under nohup.
     """
 
     def __init__(self) -> None:
@@ -63,8 +63,9 @@ class Signals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            self._previous[number] = signal.signal(number, self._note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -257,38 +258,54 @@ def _leave_none(child: subprocess.Popen[bytes], experiment: Experiment, others: 
 
 
 class HangWatch:
+    """Report ranks without progress, by this host's monotonic clock: setting the time of day changes nothing."""
+
     def __init__(self, folder: Path, hang_seconds: float) -> None:
         self._folder = folder
         self._hang_seconds = hang_seconds
         self._next = time.monotonic() + 1.0
+        self._progress: dict[int, tuple[int, float]] = {}  # Step and its time of each rank, as last read
+        self._progress_at = 0.0  # When one of them changed
+        self._alive: dict[int, tuple[float, float]] = {}  # Last sign of life of each rank, and when it was first read
         self.suspect = 0
 
     def check(self) -> str:
-        """Return what hangs, or an empty text; looks once a second."""
-        if self._hang_seconds <= 0 or time.monotonic() < self._next:
+        """Return the reason if the run hangs, else an empty string; reads the heartbeats once a second."""
+        now = time.monotonic()
+        if self._hang_seconds <= 0 or now < self._next:
             return ""
-        self._next = time.monotonic() + 1.0
+        self._next = now + 1.0
         beats = processes.heartbeats(self._folder)
         if not beats:
             return ""
-        starts = max(beat.step for beat in beats) < 0
-        limit = self._hang_seconds * (WARM_UP_FACTOR if starts else 1)
-        if time.time() - max(beat.time for beat in beats) < limit:
+        self._note(beats, now)
+        is_starting = max(beat.step for beat in beats) < 0
+        limit = self._hang_seconds * (WARM_UP_FACTOR if is_starting else 1)
+        silent = now - self._progress_at
+        if silent < limit:
             return ""
-        # All wait for the one that is stopped, or else for the one that came least far.
-        last_seen = max(beat.alive for beat in beats)
 
         def is_stopped(beat: processes.Heartbeat) -> bool:
-            return processes.is_stopped(beat) or last_seen - beat.alive > limit / 2
+            return processes.is_stopped(beat) or now - self._alive[beat.rank][1] > limit / 2
 
+        # The other ranks wait for a stopped rank, or else for the one with the fewest steps.
         slowest = min(beats, key=lambda beat: (not is_stopped(beat), beat.step, beat.time))
         self.suspect = slowest.rank
-        silent = time.time() - max(beat.time for beat in beats)
-        why = "its process gives no heartbeat" if is_stopped(slowest) else "it came least far"
-        where = f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
-        if starts:
-            return f"rank {slowest.rank} hangs before its first step: no progress for {silent:.0f} s, and {why} {where}"
-        return f"rank {slowest.rank} hangs: no rank made a step for {silent:.0f} s, and {why} {where}"
+        reason = "its process gives no heartbeat" if is_stopped(slowest) else "it came least far"
+        position = f"(step {slowest.step} of process {slowest.pid} on {slowest.host})"
+        if is_starting:
+            state = f"hangs before its first step: no progress for {silent:.0f} s"
+        else:
+            state = f"hangs: no rank made a step for {silent:.0f} s"
+        return f"rank {slowest.rank} {state}, and {reason} {position}"
+
+    def _note(self, beats: Sequence[processes.Heartbeat], now: float) -> None:
+        progress = {beat.rank: (beat.step, beat.time) for beat in beats}
+        if progress != self._progress:
+            self._progress, self._progress_at = progress, now
+        for beat in beats:
+            if self._alive.get(beat.rank, (None,))[0] != beat.alive:
+                self._alive[beat.rank] = beat.alive, now
 
 
 # What a rank prints when it cannot write: the C library twice, MXNet once.

@@ -132,11 +132,10 @@ def local_checks(hosts: tuple[Host, ...], launcher: str, runtime: str) -> list[C
     return found or [Check("OK", "hosts", f"{', '.join(map(str, hosts))} by {launcher}")]
 
 
-def check_mpi(launcher: str, framework: str) -> list[Check]:
-    if launcher != "mpirun" or environment.describe(framework).mpi:
-        return []
+def check_mpi(launcher: str) -> list[Check]:
+    problem = environment.mpi_problem() if launcher == "mpirun" else ""
     hint = "apt-get install libopenmpi-dev (Debian, Ubuntu); the next run compiles Horovod again"
-    return [Check("FAIL", "launcher", "no mpicc, so Horovod is built without MPI", hint)]
+    return [Check("FAIL", "launcher", f"{problem}, so Horovod is built without MPI", hint)] if problem else []
 
 
 def addresses(name: str) -> frozenset[str]:

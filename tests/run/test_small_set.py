@@ -11,6 +11,7 @@ from encore.containers import runtimes
 from encore.errors import EncoreError
 from encore.machine import node
 from encore.run import passport, planning
+from tests.conftest import Encore
 from tests.machine.machines import PACKAGES, answered, gpus_of
 
 CHOICE = catalogue.choose("resnet-pytorch")
@@ -40,6 +41,15 @@ def test_seed_has_31_bits(seed: int) -> None:
 
 def test_experiments_have_consecutive_seeds() -> None:
     assert plan(system="cpu", seed=7, runs=3).seeds == (7, 8, 9)
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.choices()))
+def test_first_command_passes_preflight_without_data(
+    name: str, encore: Encore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(planning.paths, "default_data", lambda name: tmp_path / "data" / name)
+    done = encore("run", name, "2", "--dry-run", "--results", str(tmp_path), code=0)
+    assert "FAIL" not in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("name", ["resnet", "bert", "dlrm"])

@@ -8,6 +8,7 @@ own and the job gives MASTER_ADDR and MASTER_PORT. With none of them a process i
 import copy
 import datetime
 import inspect
+import itertools
 import math
 import os
 import random
@@ -54,17 +55,28 @@ _graphs: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def read_place(environment: Mapping[str, str]) -> Tuple[int, int, int, int]:
-    """Return rank, ranks, local rank and ranks on this node, from the variables of torchrun or of srun."""
+    """Return (rank, world size, local rank, local world size) from the environment of torchrun or srun."""
     if "RANK" in environment:
         rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         local_rank = int(environment.get("LOCAL_RANK", rank))
         return rank, size, local_rank, int(environment.get("LOCAL_WORLD_SIZE", size))
     if int(environment.get("SLURM_NTASKS", "1")) > 1 and "MASTER_ADDR" in environment:
-        size = int(environment["SLURM_NTASKS"])
-        # 4(x2) means four tasks on each of two nodes.
-        per_node = environment.get("SLURM_TASKS_PER_NODE", str(size)).split("(")[0].split(",")[0]
-        return int(environment["SLURM_PROCID"]), size, int(environment["SLURM_LOCALID"]), int(per_node)
+        size, rank = int(environment["SLURM_NTASKS"]), int(environment["SLURM_PROCID"])
+        counts = _tasks_per_node(environment.get("SLURM_TASKS_PER_NODE", str(size)))
+        # Without SLURM_NODEID, ranks fill the nodes in order (srun's default, --distribution=block).
+        ends = itertools.accumulate(counts)
+        node = int(environment.get("SLURM_NODEID") or next(i for i, end in enumerate(ends) if rank < end))
+        return rank, size, int(environment["SLURM_LOCALID"]), counts[node]
     return 0, 1, 0, 1
+
+
+def _tasks_per_node(text: str) -> List[int]:
+    # "2(x3),1" is two tasks on each of three nodes and one on the fourth (srun(1), SLURM_TASKS_PER_NODE)
+    counts: List[int] = []
+    for part in text.split(","):
+        tasks, _, repeat = part.partition("(x")
+        counts += [int(tasks)] * int(repeat.rstrip(")") or 1)
+    return counts
 
 
 def start(config: Any) -> Ranks:
@@ -417,7 +429,7 @@ def _copy(value: Any, before: Any) -> Any:
 
 
 def _packed(content: Mapping[str, Any]) -> Dict[str, Any]:
-    # torch.load takes tensors and plain values alone.
+    # torch.load(weights_only=True) accepts tensors and plain values only
     raw = {
         name: torch.frombuffer(bytearray(value), dtype=torch.uint8)
         for name, value in content.items()
@@ -431,9 +443,10 @@ def _packed(content: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def load(path: Path, in_parts: bool = False) -> Dict[str, Any]:
-    """Return what ``save`` wrote; ``in_parts``: what is not copied out of it is never read, since PyTorch 2.1."""
-    mapped = {"mmap": True} if in_parts and "mmap" in inspect.signature(torch.load).parameters else {}
-    saved = torch.load(str(path), map_location="cpu", **mapped)
+    """Return the content that ``save`` wrote; ``in_parts`` maps the file (PyTorch 2.1) and reads only used parts."""
+    known = inspect.signature(torch.load).parameters  # Older NGC images lack both options
+    options = {name: True for name in ("weights_only", *(["mmap"] if in_parts else [])) if name in known}
+    saved = torch.load(str(path), map_location="cpu", **options)
     generators = saved["generators"]
     random.setstate(generators["python"])
     torch.set_rng_state(generators["cpu"])

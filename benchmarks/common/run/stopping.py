@@ -2,6 +2,7 @@
 
 import atexit
 import faulthandler
+import json
 import os
 import signal
 import socket
@@ -11,10 +12,11 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Iterator, List, NoReturn, Optional
+from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple
 
 HEARTBEAT_SECONDS = 0.05  # between two writings of a rank that makes steps
 ALIVE_SECONDS = 0.5  # the same of one that makes none
+LAUNCHER_SECONDS = 2.0  # between two looks at the process that supervises this run
 _heartbeats: List["Heartbeat"] = []  # this process's, the newest last
 
 
@@ -25,6 +27,29 @@ def progress() -> None:
     """
     if _heartbeats:
         _heartbeats[-1].again()
+
+
+def start_ticks(pid: int) -> int:
+    """Return the clock ticks from boot to the start of a process (proc(5)); 0 if it has ended or is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def supervisor(experiment: Path) -> Optional[Tuple[int, int]]:
+    """Return PID and start ticks of the ``encore run`` that owns the experiment; None if this process cannot see it.
+
+    It may run on another host or in another PID namespace, or there is none.
+    """
+    try:
+        owner = json.loads((experiment / "owner.json").read_text(encoding="utf-8"))
+        pid, ticks = int(owner["pid"]), int(owner["process_started"])
+        is_here = owner["host"] == socket.gethostname() and start_ticks(pid) == ticks
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (pid, ticks) if is_here else None
 
 
 class StopRequest:
@@ -64,6 +89,7 @@ class Heartbeat:
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / f"rank_{rank}", "w", encoding="ascii")  # noqa: SIM115
+        self._supervisor = supervisor(folder.parent)
         self._host = socket.gethostname()
         self.beat(-1)
         self._write()
@@ -80,13 +106,25 @@ class Heartbeat:
 
     def _follow(self) -> None:
         written, alive = self._last, time.time()
+        looked = time.monotonic()
         while True:
             time.sleep(HEARTBEAT_SECONDS)
+            if self._supervisor and time.monotonic() - looked >= LAUNCHER_SECONDS:
+                looked = time.monotonic()
+                self._stop_without_supervisor()
             if self._last != written or time.time() - alive >= ALIVE_SECONDS:
                 written, alive = self._last, time.time()
                 # A full disk is reported by what writes records and checkpoints.
                 with suppress(OSError):
                     self._write()
+
+    def _stop_without_supervisor(self) -> None:
+        # Nobody would notice a rank that hangs, or end the ranks: stop all of them with a checkpoint
+        pid, ticks = self._supervisor or (0, 0)
+        if start_ticks(pid) != ticks:
+            self._supervisor = None
+            print("encore run has ended: stopping with a checkpoint", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _write(self) -> None:
         step, when = self._last

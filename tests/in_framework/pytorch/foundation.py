@@ -70,6 +70,15 @@ def test_weights_are_broadcast_and_gradients_are_views_of_one_tensor():
 
 @one_rank_only
 @pytest.mark.parametrize(
+    ("tasks", "rank", "node", "local_size"),
+    [("4(x2)", 5, "", 4), ("8,4", 7, "", 8), ("8,4", 9, "", 4), ("2(x3),1", 6, "", 1), ("2,1", 1, "1", 1)],
+)
+def test_ranks_per_node_of_slurm(tasks, rank, node, local_size):
+    variables = {"SLURM_NTASKS": "12", "SLURM_TASKS_PER_NODE": tasks, "SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"}
+    assert pytorch.read_place({**variables, "SLURM_NODEID": node, "MASTER_ADDR": "n1"}) == (rank, 12, 0, local_size)
+
+
+@pytest.mark.parametrize(
     ("capability", "allowed", "expected"), [((9, 0), False, False), ((9, 0), True, True), ((7, 0), True, False)]
 )
 def test_tf32_is_reported(monkeypatch, capability, allowed, expected):
