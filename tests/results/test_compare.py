@@ -17,7 +17,7 @@ from encore.errors import EncoreError
 from encore.results.compare import noise
 from encore.results.compare.compare import Verdict, compare, compare_with, decide, factor_of, length_factor
 from encore.results.compare.explain import explain
-from encore.results.compare.nearest import AS_GIVEN, find_submission
+from encore.results.compare.nearest import AS_GIVEN, How, Match, find_submission
 from encore.results.compare.noise import LEVEL, Noise, Series, half_width, judged, losses_of, noise_of, run_in_band
 from encore.results.compare.sides import Side, load_side
 from encore.results.findings import Finding
@@ -281,6 +281,13 @@ def test_the_time_does_not_choose_the_submission(tmp_path: Path) -> None:
     ]
     assert {result.verdict for result in results} == {Verdict.NOT_COMPARABLE}
     assert len({(result.theirs.label, result.match.text, result.reasons[0]) for result in results}) == 1
+
+
+def test_hardware_of_the_nearest_submission_is_not_known(tmp_path: Path) -> None:
+    ours, theirs = (load_texts(tmp_path / str(minutes), *a100_texts(minutes)) for minutes in (39.8, 41.0))
+    submitted = replace(theirs, label="v0.7/Lab/box", hardware=System(described=False))
+    reasons = compare_with(ours, submitted, Match(How.NEAREST, "?")).reasons
+    assert "accelerator and number of accelerators of v0.7/Lab/box not known; name a submission" in reasons
 
 
 def test_published_names_are_found_and_unknown_names_get_suggestions(tmp_path: Path) -> None:

@@ -248,6 +248,7 @@ LOGS: dict[str, str | tuple[str, str]] = {
     # The target of the open division is unknown: there the last model that was evaluated ended the run.
     "evaluated after the clock": resnet_v07(40.0, quality=()) + _AFTER_STOP,
     "evaluated after the clock, open": resnet_v07(40.0, quality=(), submission_division="open") + _AFTER_STOP,
+    "a speed without a time": log_of("resnet", mllog("tracked_stats", {"throughput": 5.0}, None)),
     "phases": timed_log(60.0, 3.0),
     "v1.0": resnet_v07(start_ms=1_620_000_000_000) + GRADIENTS,
     "v0.7 in 2030": resnet_v07(start_ms=LONG_AFTER_MS),
@@ -351,6 +352,7 @@ SETS: dict[str, Mapping[str, str | bytes]] = {
     "one missed": files([*_FIVE[:4], MISSED]),
     "two missed": files([*_FIVE[:3], MISSED, MISSED]),
     "not complete": files(_FIVE[:2]),
+    "two benchmarks": files([_FIVE[0], resnet_v07(submission_benchmark="bert")]),
     "twelve": files([_FIVE[n % 5] for n in range(12)]),
     "damaged": files([*_FIVE[:4], _FIVE[4][: _FIVE[4].index("run_stop") + 4]]),
     # MLCommons' scores count a crash as a missed target in 14 public sets.
