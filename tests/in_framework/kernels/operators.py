@@ -32,7 +32,6 @@ from benchmarks.translation.pytorch import operators as translation_operators
 from benchmarks.translation.pytorch.batches import synthetic_batch
 from tests.in_framework.waves import waves
 
-LONG = True
 CPU = Ranks(0, 1, 0, 1, torch.device("cpu"))
 SIZES = {name: operator.small[0] for name, operator in operators.OPERATORS.items()}
 
