@@ -283,16 +283,6 @@ class BareRuns:
         return ended[0][1]
 
 
-def bare_runs(module: str, data_set: str, write_config: Callable[..., Path]) -> Any:
-    @pytest.fixture(scope="module", name="runs")
-    def runs(
-        request: pytest.FixtureRequest, pytorch_python: Path, tmp_path_factory: pytest.TempPathFactory
-    ) -> BareRuns:
-        return BareRuns(module, pytorch_python, request.getfixturevalue(data_set), write_config, tmp_path_factory)
-
-    return runs
-
-
 def assert_resumed(output: Path, uninterrupted: Path) -> None:
     # A run that was stopped and resumed has the losses and evaluations of one that was not
     ours, theirs = (each / "metrics.jsonl" for each in (output, uninterrupted))
