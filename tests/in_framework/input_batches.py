@@ -1,4 +1,4 @@
-"""Batches of every precision and layout through a framework's data.py, and the share of the time waiting for them.
+"""Batches of every precision and layout through a framework's data.py.
 
 Arguments: framework, data folder.
 """
@@ -7,7 +7,6 @@ import importlib
 import json
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,6 @@ tensors = importlib.import_module(f"benchmarks.resnet.{name}.data")
 
 import numpy as np  # noqa: E402
 
-from benchmarks.common.checks import bench  # noqa: E402
-from benchmarks.common.run.timing import InputWait  # noqa: E402
 from benchmarks.resnet import inputs  # noqa: E402
 from benchmarks.resnet.config import Hyperparameters  # noqa: E402
 
@@ -84,95 +81,6 @@ def order_of_calls():
     return calls
 
 
-# -- the share of waiting: an input and a device that take known times ---------------------------------------
-
-STEPS, STEP, TRIES = 6, 0.05, 3
-
-
-class Sleeps:
-    # Sleeps, which take longer than asked for on a busy machine: how long they took
-    def __init__(self, seconds):
-        self.seconds, self.took = seconds, []
-
-    def __call__(self, *_):
-        started = time.perf_counter()
-        time.sleep(self.seconds)
-        self.took.append(time.perf_counter() - started)
-
-
-def make_step(sleep):
-    # A step that keeps the device busy, queued where the framework queues
-    if name != "mxnet":
-        return lambda batch: (sleep(), scalar())[1]
-    mx = importlib.import_module("mxnet")
-
-    class Sleep(mx.operator.CustomOp):
-        def forward(self, is_train, req, in_data, out_data, aux):
-            sleep()
-            self.assign(out_data[0], req[0], in_data[0])
-
-    @mx.operator.register("sleep")
-    class SleepProperties(mx.operator.CustomOpProp):
-        def create_operator(self, context, shapes, types):
-            return Sleep()
-
-    state = {"last": mx.nd.zeros((1,))}  # each step needs the one before, as weights do
-
-    def step(batch):
-        state["last"] = mx.nd.Custom(state["last"], op_type="sleep")
-        return state["last"]
-
-    return step
-
-
-def scalar():
-    return importlib.import_module("torch").zeros(()) if name == "pytorch" else 0.0
-
-
-class Stream:
-    # A CUDA stream whose work takes known times, and its events
-    def __init__(self):
-        self.busy_until = 0.0
-
-    def step(self, batch):
-        self.busy_until = max(self.busy_until, time.perf_counter()) + STEP
-
-    def event(self, enable_timing):
-        event = SimpleNamespace()
-        event.record = lambda: setattr(event, "at", max(self.busy_until, time.perf_counter()))
-        event.synchronize = lambda: time.sleep(max(0.0, event.at - time.perf_counter()))
-        event.query = lambda: event.at <= time.perf_counter()
-        event.elapsed_time = lambda other: (other.at - event.at) * 1000
-        return event
-
-
-def on_a_stream(fetch):
-    # The share of the same loop over a GPU that is simulated: by events in PyTorch, else by the watcher
-    stream = Stream()
-    if name == "pytorch":
-        framework.torch.cuda, kept = SimpleNamespace(Event=stream.event), framework.torch.cuda
-        wait = framework.input_wait(replace(ranks, context=framework.torch.device("cuda")))
-    else:
-        wait = InputWait(lambda: time.sleep(max(0.0, stream.busy_until - time.perf_counter())))
-    started = time.perf_counter()
-    for _ in range(STEPS):
-        stream.step(wait.fetch(fetch))
-    waited = wait.take()
-    if name == "pytorch":
-        framework.torch.cuda = kept
-    return waited / (stream.busy_until - started)
-
-
-def shares(seconds):
-    fetch, step, simulated = Sleeps(seconds), Sleeps(STEP), Sleeps(seconds)
-    loop = bench.training_loop(framework, config, ranks, make_step(step), fetch)
-    own = {"share": loop(STEPS), "fetches": fetch.took, "steps": step.took}
-    return {
-        "own": own,
-        "simulated": {"share": on_a_stream(simulated), "fetches": simulated.took, "steps": [STEP] * STEPS},
-    }
-
-
 kinds = [("fp16", "NHWC", True), ("fp16", "NCHW", False), ("fp32", "NHWC", False), ("fp32", "NCHW", True)]
 batches = {}
 drains = []
@@ -185,6 +93,5 @@ for precision, layout, padded in kinds:
 if name == "tensorflow":
     framework._finish_queued()
 calls, drained = order_of_calls() if hasattr(tensors, "copied") else [], len(drains)
-found = {str(seconds): [shares(seconds) for _ in range(TRIES)] for seconds in (0.0, 0.03, 0.1)}
-print(json.dumps({"batches": batches, "shares": found, "calls": calls, "drains": drained}))
+print(json.dumps({"batches": batches, "calls": calls, "drains": drained}))
 framework.finish()

@@ -181,6 +181,32 @@ def test_checkpoint_has_shared_and_per_rank_state(together):
     assert torch.rand(2).tolist() == expected, "random generators resume"
 
 
+def test_stream_wait_adds_up_the_fetches_of_a_cuda_stream(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+
+    class Event:  # A stream without a delay; the last event is ready only after it was synchronized
+        def __init__(self, enable_timing):
+            self.is_ready = enable_timing
+
+        def record(self):
+            self.at, self.is_ready = clock.now, clock.now < 3.0
+
+        def query(self):
+            return self.is_ready
+
+        def synchronize(self):
+            self.is_ready = True
+
+        def elapsed_time(self, other):
+            return 1000 * (other.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    wait = pytorch.input_wait(SimpleNamespace(context=torch.device("cuda")))
+    for seconds in (0.5, 1.0, 2.0):
+        assert wait.fetch(lambda seconds=seconds: setattr(clock, "now", clock.now + seconds)) is None
+    assert (wait.total, wait.take(), wait.total, wait.take()) == (1.5, 3.5, 3.5, 0.0)
+
+
 def test_graphs_are_reset_before_the_process_group_is_destroyed(monkeypatch):
     """NCCL waits forever for graphs with kernels of a destroyed communicator."""
     calls, stream = [], SimpleNamespace(wait_stream=lambda other: None)
