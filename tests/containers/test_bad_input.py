@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def engine(folder: Path) -> FakeEngine:
+def fake_engine(folder: Path) -> FakeEngine:
     def create(name: str, answers: Answers) -> None:
         file, program = folder / f"{name}.json", folder / name
         file.write_text(json.dumps({"info": (json.dumps(INFO.get(name, {})), "", 0), **answers}), encoding="utf-8")
@@ -124,10 +124,16 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "answers", "command", "message", "hint"), CASES)
 def test_engine_errors_have_a_hint(
-    engine: FakeEngine, tmp_path: Path, name: str, answers: Answers, command: tuple[str, ...], message: str, hint: str
+    fake_engine: FakeEngine,
+    tmp_path: Path,
+    name: str,
+    answers: Answers,
+    command: tuple[str, ...],
+    message: str,
+    hint: str,
 ) -> None:
     if name:
-        engine(name, answers)
+        fake_engine(name, answers)
     results = ("--results", str(tmp_path / "r")) if command[0] == "run" else ()
     error = CliRunner().invoke(app, [*command, *results]).exception
     assert isinstance(error, EncoreError)
@@ -135,12 +141,12 @@ def test_engine_errors_have_a_hint(
     assert not (tmp_path / "r").exists()
 
 
-def test_changed_digest_is_refused(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_changed_digest_is_refused(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lock = tmp_path / "images.lock"
     images.record("nvcr.io/nvidia/mxnet:24.06-py3", "sha256:aa", lock)
     monkeypatch.setattr(images.hold_to_lock, "__defaults__", (lock,))
     entry = [{"Id": "sha256:1", "RepoDigests": ["nvcr.io/nvidia/mxnet@sha256:bb"], "Config": {}}]
-    engine("docker", {"image inspect": (json.dumps(entry), "", 0)})
+    fake_engine("docker", {"image inspect": (json.dumps(entry), "", 0)})
     with pytest.raises(EncoreError, match=r"(?s)another digest.*expected: sha256:aa.*encore images build --accept"):
         building.pull(Engine(name="docker", program="docker"), images.find_release("mxnet"), lambda line: None)
 
@@ -151,8 +157,8 @@ def test_small_disk_is_reported_before_the_pull(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["docker", "podman"])
-def test_missing_gpu_toolkit_is_reported(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    engine(name, {"image inspect": IMAGE})
+def test_missing_gpu_toolkit_is_reported(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fake_engine(name, {"image inspect": IMAGE})
     monkeypatch.setattr(engines, "_has_cdi", lambda: False)
     choice = catalogue.choose("resnet")
     resolved = configuration.resolve(choice, catalogue.find_system(choice, "dgxa100", None), 1, 1, [])
@@ -170,13 +176,13 @@ def test_folders_with_separators_of_mounts_are_refused() -> None:
 
 
 def test_auto_selects_the_engine_that_has_the_image(
-    engine: FakeEngine, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+    fake_engine: FakeEngine, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine("docker", {"image inspect": NO_IMAGE})
+    fake_engine("docker", {"image inspect": NO_IMAGE})
     with monkeypatch.context() as patch:
         patch.setenv("PATH", f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}/usr/bin")
         assert "host: no container engine has an image of resnet" in run(*RUN, "--dry-run").stdout
-    engine("podman", {"image inspect": IMAGE})
+    fake_engine("podman", {"image inspect": IMAGE})
     output = run(*RUN, "--dry-run").stdout
     assert "podman: podman has the image" in output and "podman run --rm" in output
 
@@ -189,18 +195,18 @@ def answer(build: str, **changes: object) -> tuple[str, str, int]:
     return f"== NVIDIA MXNet ==\n{python_facts.MARK}{json.dumps(content)}", "", 0
 
 
-def test_versions_in_an_image_are_cached_and_select_the_launcher(engine: FakeEngine, tmp_path: Path) -> None:
-    engine("docker", {"image inspect": IMAGE, "run": answer("mpi_alone")})
+def test_versions_in_an_image_are_cached_and_select_the_launcher(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("docker", {"image inspect": IMAGE, "run": answer("mpi_alone")})
     request = planning.Request(name="resnet", gpus=2, system="cpu", runtime="docker", data=tmp_path)
     unknown = planning.asked(planning.make_plan(request), start=False)
     plan = planning.asked(unknown)
     assert [p.launch("/out").name for p in (unknown, plan)] == ["horovodrun", "mpirun"]
     horovod, known = ({check.name: check for check in planning.checks(p)}["Horovod"] for p in (unknown, plan))
     assert ("Gloo is assumed" in horovod.found, known.level) == (True, "OK")
-    engine("docker", {"image inspect": IMAGE, "run": ("", "the image was run again", 1)})
+    fake_engine("docker", {"image inspect": IMAGE, "run": ("", "the image was run again", 1)})
     assert planning.asked(planning.make_plan(request), start=False).target.facts == plan.target.facts
     other = json.dumps([{"Id": "sha256:4567", "Config": {"Labels": {}}}])
-    engine("docker", {"image inspect": (other, "", 0), "run": answer("mxnet")})
+    fake_engine("docker", {"image inspect": (other, "", 0), "run": answer("mxnet")})
     assert planning.asked(planning.make_plan(request)).launch("/out").name == "horovodrun"
 
 
@@ -213,9 +219,9 @@ def test_versions_in_an_image_are_cached_and_select_the_launcher(engine: FakeEng
     ],
 )
 def test_unsuitable_image_is_refused_before_training(
-    engine: FakeEngine, run: Run, tmp_path: Path, answers: tuple[str, str, int], name: str, message: str
+    fake_engine: FakeEngine, run: Run, tmp_path: Path, answers: tuple[str, str, int], name: str, message: str
 ) -> None:
-    engine("docker", {"image inspect": IMAGE, "run": answers})
+    fake_engine("docker", {"image inspect": IMAGE, "run": answers})
     result = run(*RUN, "--runtime", "docker", "--results", str(tmp_path / "r"))
     assert re.fullmatch(rf"error: {name}: .*{re.escape(message)}.*\n  hint: .*\n", result.stderr), result.stderr
     assert (result.returncode, (tmp_path / "r").exists()) == (2, False)
