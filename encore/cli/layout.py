@@ -183,7 +183,7 @@ class _DiscardingStream:
 def ignore_closed_output() -> Iterator[None]:
     """Discard output instead of failing after stdout or stderr was closed: ``| head``, a lost terminal."""
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_DiscardingStream, streams)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = map(_DiscardingStream, streams)
     try:
         yield
         sys.stdout.flush()
