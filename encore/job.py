@@ -67,12 +67,15 @@ class Command:
 def rank_environment(
     configuration: Configuration, launch: Launch, extra: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    # Variables that the ranks need; ``extra`` wins. ``cores`` are shared by the ranks of a node.
+    # Environment of the ranks; ``extra`` takes precedence. The ranks of a node share ``cores``.
     variables = {"PYTHONUNBUFFERED": "1", **launch.environment}
     if configuration.get("device") == "cpu":
         threads = max(1, (launch.cores or cores) // configuration.ranks_per_node)
-        # Threads that spin while they wait take the cores of the others, and of other programs.
+        # Threads that spin while they wait take cores from the other ranks and programs
         variables |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        if catalogue.framework(configuration.choice.implementation.framework).horovod:
+            # Horovod's thread wakes up every millisecond by default: half of the system time of small steps
+            variables["HOROVOD_CYCLE_TIME"] = "10"
         if launch.environment.items() >= launchers.HOROVOD_BY_MPI.items():
             variables["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if configuration.get("precision") == "fp32":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-cd /encore && env -i HOME=/home/me USER=me LOGNAME=me PATH=/cache/mxnet/bin:/usr/bin:/bin PYTHONPATH=/encore PYTHONUNBUFFERED=1 HOROVOD_CONTROLLER=mpi HOROVOD_CPU_OPERATIONS=mpi OMP_NUM_THREADS=8 OMP_WAIT_POLICY=PASSIVE OMPI_MCA_mpi_yield_when_idle=1 \
+cd /encore && env -i HOME=/home/me USER=me LOGNAME=me PATH=/cache/mxnet/bin:/usr/bin:/bin PYTHONPATH=/encore PYTHONUNBUFFERED=1 HOROVOD_CONTROLLER=mpi HOROVOD_CPU_OPERATIONS=mpi OMP_NUM_THREADS=8 OMP_WAIT_POLICY=PASSIVE HOROVOD_CYCLE_TIME=10 OMPI_MCA_mpi_yield_when_idle=1 \
   srun \
   --nodes=32 \
   --ntasks=64 \
