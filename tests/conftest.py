@@ -338,7 +338,7 @@ TOY_OPTIONS: dict[str, tuple[str, ...]] = {
     "dlrm": ("--set", "quality_target=0.75"),
     "gpt-oss-20b": ("--set", "expert_parallelism=2", "--set", "quality_target=5.0"),
     "llama31-8b": ("--set", "quality_target=5.0"),
-    "maskrcnn": ("--set", "box_target=0.1", "--set", "mask_target=0.1"),
+    "maskrcnn": ("--set", "box_target=0.38", "--set", "mask_target=0.34"),
     "minigo": (
         *("--set", "games=64", "--set", "eval_games=16", "--set", "epochs=4"),
         *("--set", "quality_target=0.6", "--set", "eval_first_model=false"),

@@ -14,7 +14,9 @@ def text_of(*names: str) -> str:
 
 
 def recipe(target: str) -> str:
-    return subprocess.run(["make", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["make", "--no-print-directory", "-n", target], cwd=paths.ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_hooks_run_what_lint_runs() -> None:

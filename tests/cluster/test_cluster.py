@@ -138,6 +138,8 @@ def test_array_shares_a_run_folder_until_it_is_cancelled(jobs: Jobs) -> None:
     for number in (0, 1):
         wait_for(lambda number=number: jobs.state(array, number)[0] == "interrupted", f"end of {number}")
         assert jobs.state(array, number)[1] == "stopped by SIGTERM, a checkpoint was written"
+    # Slurm lists the tasks for some seconds after their end
+    wait_for(jobs.cluster.is_idle, "idle nodes")
     wait_for(lambda: "running" not in shown_states().values(), "ended states")
     jobs.encore("cancel", array, "--results", str(jobs.results), code=2)
     jobs.assert_no_rank_runs()
