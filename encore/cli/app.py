@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
 
 from encore import __version__, names
+from encore.cli.flags import Command, Group
 from encore.errors import EncoreError, ExitCode
 
 # Module and function of each command; a module alone is a group, whose commands are in its GROUP.
@@ -31,7 +31,7 @@ LAB = {
 }  # fmt: skip
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """The commands, each imported when it is asked for, so that none waits for the imports of the others."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -49,7 +49,7 @@ class Commands(TyperGroup):
         if function:
             add(part, cmd_name, getattr(module, function), panel)
         else:
-            group = typer.Typer(help=module.HELP, no_args_is_help=True)
+            group = typer.Typer(cls=Group, help=module.HELP, no_args_is_help=True)
             for each, command in module.GROUP.items():
                 add(group, each, command)
             part.add_typer(group, name=cmd_name, rich_help_panel=panel)
@@ -65,7 +65,7 @@ def add(group: typer.Typer, name: str, function: Callable[..., None], panel: str
         help=text,
         epilog=f"Examples:\n{examples}" if examples else None,
         rich_help_panel=panel,
-        **getattr(function, "settings", {}),
+        **{"cls": Command, **getattr(function, "settings", {})},
     )(function)
 
 
@@ -76,6 +76,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

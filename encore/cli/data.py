@@ -13,11 +13,11 @@ from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
-from typer.core import TyperCommand
 from typing_extensions import TypedDict
 
 from encore import catalogue, configuration, data, download, environment, job, paths
 from encore.cli import layout, options
+from encore.cli.flags import Command
 from encore.containers import checks, runtimes
 from encore.errors import EncoreError, ExitCode
 from encore.machine import node, preflight
@@ -25,7 +25,7 @@ from encore.machine import node, preflight
 PLAIN_SECONDS = 10.0  # Seconds between two lines of progress where there is no terminal to draw a bar on
 
 
-class _PrepareCommand(TyperCommand):
+class _PrepareCommand(Command):
     """``encore data prepare BENCHMARK --help`` ends with the options that this benchmark alone has."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

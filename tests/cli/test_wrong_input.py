@@ -142,3 +142,9 @@ def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     error = CliRunner().invoke(app, ["bench", "resnet-pytorch", "--profile", str(tmp_path / "p.json")]).exception
     assert isinstance(error, EncoreError)
     assert error.exit_code == ExitCode.FAILED and "p.json is no profile: Expecting" in error.found
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["data"], ["data", "prepare"]])
+def test_help_has_a_short_option_and_no_type_after_flags(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "-h"])
+    assert result.exit_code == 0 and "-h" in result.output and "<bool>" not in result.output
