@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 import tarfile
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from encore.cli.app import app
 from encore.errors import EncoreError
 from encore.results import findings as rates
+from encore.results.audit.judge import audit_score
 from encore.results.compliance import official
 from encore.results.compliance.compliance import check
 from encore.results.compliance.convergence import Outcome, convergence_of
@@ -223,3 +225,25 @@ def test_command_line_does_not_import_the_checker() -> None:
     code = f"import sys, encore.cli.run, encore.cli.results; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda ms: ms // 1000, "not in the years 2017 to 2100"),
+        (lambda ms: 0, "not in the years 2017 to 2100"),
+        (lambda ms: START_MS, "run_stop is -0.000 s before run_start"),
+        (lambda ms: 2 * START_MS - ms, "before run_start"),
+    ],
+    ids=["seconds", "zero", "constant", "backwards"],
+)
+def test_impossible_clock_is_an_error_of_score_check_and_audit(
+    change: Callable[[int], int], reason: str, tmp_path: Path
+) -> None:
+    text = re.sub(r'"time_ms": (\d+)', lambda match: f'"time_ms": {change(int(match[1]))}', resnet_v07())
+    (score,) = score_folder(write_set(tmp_path, [text]))
+    (run,) = score.runs
+    assert run.minutes is None and reason in run.explanation
+    errors = [finding for finding in check(run.path, "0.7.0").findings if finding.severity == "error"]
+    assert run.explanation in [finding.found for finding in errors if finding.code == "impossible_clock"]
+    assert "implausible_time" in [finding.rule for finding in audit_score(score) if finding.severity == "error"]

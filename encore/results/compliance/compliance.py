@@ -184,7 +184,7 @@ def _findings(log: _Log, ruleset: str | None) -> tuple[list[Finding], str]:
         )
         return [unknown_round], "none"
     small = small_data_findings(run)
-    findings = [*log.damaged, *_timeless(events)]
+    findings = [*log.damaged, *(_timeless(events) or _impossible_clock(run))]
     if ruleset == "0.5.0":
         findings += [*check_v05(events, run), *small]
         checker = "Encore's own rules of v0.5"
@@ -228,6 +228,22 @@ def _timeless(events: list[Event]) -> list[Finding]:
             found=f"{count_of(sum(event.time_s is None for event in events), 'event')} without it, first {first.key}",
             hint="write the events with mlperf_logging.mllog",
             kind="reading",
+        )
+    ]
+
+
+def _impossible_clock(run: RunLog) -> list[Finding]:
+    # The rule of encore.results.logs.run_log, by which `score` gives no time and `audit` reports an error
+    if run.reason is not Reason.CLOCK:
+        return []
+    return [
+        Finding(
+            line=run.untimely_line or next((line for line, _ in run.starts), None),
+            code="impossible_clock",
+            rule="training_rules.adoc, timing: the time from run_start to run_stop",
+            expected="run_start and run_stop in milliseconds since 1970, run_stop after run_start",
+            found=run.explanation,
+            hint="take both times from the clock of the process that logs them",
         )
     ]
 
