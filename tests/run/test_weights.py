@@ -101,7 +101,7 @@ def test_missing_or_other_weights_fail_the_preflight(name: str, tmp_path: Path) 
     resolved = submitted(name)
     ((key, weights),) = resolved.needed_weights.items()
     (missing,) = preflight.check_weights(resolved, tmp_path)
-    text = f"{tmp_path / weights.file} is no file (expected: {weights.title})"
+    text = f"{tmp_path / weights.file} does not exist (expected: {weights.title})"
     assert (missing.level, missing.name, missing.found, weights.source in missing.hint) == ("FAIL", key, text, True)
     for file in (weights.file, *weights.also):
         (tmp_path / file).write_bytes(b"other weights")
@@ -130,7 +130,7 @@ def test_dry_run_reports_missing_weights(encore: Encore, tmp_path: Path) -> None
     plan = encore("run", "maskrcnn", "8", "--system", "dgxa100", "--data", str(tmp_path), "--dry-run")
     output = " ".join((plan.stdout + plan.stderr).split())
     refused = "the run would be refused with exit code 2: .*backbone; a dry run exits with 0"
-    pattern = rf"FAIL backbone: {tmp_path / 'R-50.pkl'} is no file.*/MSRA/R-50.pkl.*{refused}"
+    pattern = rf"FAIL backbone: {tmp_path / 'R-50.pkl'} does not exist.*/MSRA/R-50.pkl.*{refused}"
     assert re.search(pattern, output), output
 
 
