@@ -181,6 +181,22 @@ def test_horovod_is_compiled_once_for_environments_with_the_same_framework(
     assert any("compiling Horovod" in line for line in ensure(second, monkeypatch))
 
 
+def test_mpi_without_headers_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders = set()
+    compiler = "#!/bin/sh\necho '/tmp/probe.c:1:10: fatal error: mpi.h: No such file or directory' >&2\nexit 1\n"
+    for script, problem in (("", "mpicc is not installed"), (compiler, "mpi.h: No such file"), ("#!/bin/sh\n", "")):
+        if script:
+            (tmp_path / "mpicc").write_text(script, encoding="utf-8")
+            (tmp_path / "mpicc").chmod(0o755)
+        environment.mpi_problem.cache_clear()
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert problem in environment.mpi_problem() and bool(problem) == bool(environment.mpi_problem())
+        assert environment.describe("mxnet").mpi == (not problem)
+        folders.add(environment.describe("pytorch").folder)
+    assert len(folders) == 1, "without Horovod, an environment does not depend on MPI"
+    environment.mpi_problem.cache_clear()
+
+
 def test_key_of_a_wheel_contains_everything_that_compiled_code_depends_on(tmp_path: Path) -> None:
     horovod = catalogue.Horovod(**{"version": "0.1", "with": "MXNET", "without": ()})
 
