@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -213,14 +212,15 @@ class Shared:
     folder: Path
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
-        folder, done = self.folder / name, self.folder / f"{name}.made"
+        folder, done, failed = (self.folder / f"{name}{end}" for end in ("", ".made", ".failed"))
         with FileLock(self.folder / f"{name}.lock"):
+            assert not failed.exists(), f"{name} failed in an earlier test, which has the output"
             if not done.exists():
                 start = time.monotonic()
-                shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir()
+                failed.touch()
                 make(folder)
-                done.touch()
+                failed.rename(done)
                 time_table.record(f"shared by tests: {name}", time.monotonic() - start)
         return folder
 
@@ -340,8 +340,9 @@ TOY_OPTIONS: dict[str, tuple[str, ...]] = {
     "llama31-8b": ("--set", "quality_target=5.0"),
     "maskrcnn": ("--set", "box_target=0.38", "--set", "mask_target=0.34"),
     "minigo": (
-        *("--set", "games=64", "--set", "eval_games=16", "--set", "epochs=4"),
-        *("--set", "quality_target=0.6", "--set", "eval_first_model=false"),
+        # An evaluation reaches the target with a probability of 0.4 or more: 12 miss it once in 400 runs of any seed
+        *("--set", "games=64", "--set", "eval_games=16", "--set", "epochs=12"),
+        *("--set", "quality_target=0.5", "--set", "eval_first_model=false"),
     ),
     "resnet": ("--set", "quality_target=0.3", "--env", "MY_TOKEN=hush", "--env", "NOTE=plain"),
     "resnet-pytorch": ("--set", "quality_target=0.3"),
