@@ -58,10 +58,10 @@ def test_toy_run_reaches_its_target_and_passes_the_checker(name: str, toy_run: T
     if name == "bert-squad":  # No round of MLPerf has it
         assert compliance is None
     else:
-        assert {finding["kind"] for finding in compliance["findings"] if finding["severity"] == "error"} <= {
-            "small_data"
-        }
-        assert compliance["passed_but_for_data"]
+        kinds = {finding["kind"] for finding in compliance["findings"] if finding["severity"] == "error"}
+        # Minigo is played only twice, to a target far below the rules' one
+        assert kinds <= ({"rule"} if name == "minigo" else {"small_data"})
+        assert compliance["passed_but_for_data"] == (name != "minigo")
 
 
 @pytest.mark.parametrize("name", LOGGED)
@@ -69,7 +69,8 @@ def test_log_of_the_toy_run(name: str, toy_run: ToyRuns) -> None:
     run = toy_run(name)
     log = logged(run.folder / "result_0.txt")
     keys = [event["key"] for event in log]
-    once = ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size", *LOGGED[name])
+    batch = () if name == "minigo" else ("global_batch_size",)  # Minigo's rules have no global batch
+    once = ("init_start", "init_stop", "run_start", "run_stop", "seed", *batch, *LOGGED[name])
     assert [key for key in once if keys.count(key) != 1] == []
     values = {event["key"]: event["value"] for event in log}
     assert {key: values[key] for key in LOGGED[name]} == LOGGED[name]
@@ -179,9 +180,9 @@ def test_report_shows_generations_and_a_game_of_minigo(toy_run: ToyRuns) -> None
     run = toy_run("minigo")
     table, game = generations_table(run.folder), game_of(run.folder)
     assert table is not None and game is not None
-    generations = len(evaluations(run.metrics))
+    generations = len(table.rows)
     assert [row[0] for row in table.rows] == list(range(1, generations + 1))
-    assert all(row[-1] is not None for row in table.rows), "result of the match against the target"
+    assert sum(row[-1] is not None for row in table.rows) == len(evaluations(run.metrics)), "matches with the target"
     assert (game.generation, game.game) == (generations, generations * 1_000_000)
     assert 0 < sum(stone != 0 for stone in game.stones) <= len(game.moves)
     assert set(last_moves(game)) == {point for point, stone in enumerate(game.stones) if stone}
