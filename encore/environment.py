@@ -100,15 +100,18 @@ def _mpi_version() -> str:
     return "unknown"
 
 
-@cache
 def mpi_problem() -> str:
     """Return the reason why Horovod cannot be built with MPI here, or an empty string; compiles a one-line program."""
-    if shutil.which("mpicc") is None:
-        return "mpicc is not installed"
+    compiler = shutil.which("mpicc")
+    return _probe_mpi(compiler) if compiler else "mpicc is not installed"
+
+
+@cache
+def _probe_mpi(compiler: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "probe.c"
         source.write_text("#include <mpi.h>\nint main(void) { return MPI_VERSION == 0; }\n", encoding="ascii")
-        command = ["mpicc", str(source), "-o", str(source.with_suffix(""))]
+        command = [compiler, str(source), "-o", str(source.with_suffix(""))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""

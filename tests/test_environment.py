@@ -188,13 +188,12 @@ def test_mpi_without_headers_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_pa
         if script:
             (tmp_path / "mpicc").write_text(script, encoding="utf-8")
             (tmp_path / "mpicc").chmod(0o755)
-        environment.mpi_problem.cache_clear()
+        environment._probe_mpi.cache_clear()
         monkeypatch.setenv("PATH", str(tmp_path))
         assert problem in environment.mpi_problem() and bool(problem) == bool(environment.mpi_problem())
         assert environment.describe("mxnet").mpi == (not problem)
         folders.add(environment.describe("pytorch").folder)
     assert len(folders) == 1, "without Horovod, an environment does not depend on MPI"
-    environment.mpi_problem.cache_clear()
 
 
 def test_key_of_a_wheel_contains_everything_that_compiled_code_depends_on(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_environment_of_the_ranks(
 
 def test_environment_on_cpus_has_no_variables_of_gpus() -> None:
     variables = rank_environment("resnet", "dgx1", "device=cpu", "precision=fp32", "layout=NCHW")
-    assert set(variables) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"}
+    assert set(variables) == {"PYTHONUNBUFFERED", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "HOROVOD_CYCLE_TIME"}
 
 
 def test_variable_that_is_set_twice_is_refused() -> None:
