@@ -62,11 +62,11 @@ environments: setup ## build the environments of all frameworks, in parallel
 	@$(PYTHON) -m tools.environments
 
 .PHONY: test
-test: setup ## lint and run the tests, except the long ones: about 25 minutes on 2 cores
+test: setup ## lint and run the tests, except the long ones
 	@tests/run.sh $(ARGS)
 
 .PHONY: test-all
-test-all: setup ## lint and run all tests, about 90 minutes on 2 cores
+test-all: setup ## lint and run all tests
 	@tests/run.sh --all
 
 .PHONY: test-fast

@@ -340,7 +340,7 @@ TOY_OPTIONS: dict[str, tuple[str, ...]] = {
     "llama31-8b": ("--set", "quality_target=5.0"),
     "maskrcnn": ("--set", "box_target=0.38", "--set", "mask_target=0.34"),
     "minigo": (
-        # Four evaluations of untrained play won 6 to 8 of 16 games; two of 16 are enough
+        # The first four generations won 6 to 8 of 16 games; two of 16 are enough
         *("--set", "games=64", "--set", "eval_games=16", "--set", "epochs=2"),
         *("--set", "quality_target=0.1", "--set", "eval_first_model=false"),
     ),

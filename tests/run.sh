@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/run.sh                     lint, then all tests but those marked `long`; builds the frameworks' environments meanwhile
+# tests/run.sh                     lint and all tests that are not marked `long`
 # tests/run.sh --all               the same with the tests marked `long`
 # tests/run.sh PYTEST_ARGUMENTS    only pytest, with these arguments
 set -euo pipefail
@@ -19,13 +19,13 @@ readonly folder
 export ENCORE_TEST_TIMES=$folder/times
 record() { printf '%s\t%d\n' "$1" "$2" >>"$ENCORE_TEST_TIMES"; }
 
-# Host-side tests come first; a test that needs an environment waits until it is complete.
+# In the background: host-side tests come first, and a test that needs an environment waits until it is complete.
 {
   .venv/bin/python -m tools.environments >"$folder/environments.log" 2>&1
   record 'environments, built during lint and host-side tests' "$SECONDS"
 } &
 readonly environments=$!
-trap 'kill "$environments" 2>/dev/null || true; rm -rf "$folder"' EXIT
+trap 'pkill -TERM -P "$environments" || true; kill "$environments" 2>/dev/null || true; rm -rf "$folder"' EXIT
 
 make --no-print-directory lint
 record lint "$SECONDS"
