@@ -25,7 +25,7 @@ record() { printf '%s\t%d\n' "$1" "$2" >>"$ENCORE_TEST_TIMES"; }
   record 'environments, built during lint and host-side tests' "$SECONDS"
 } &
 readonly environments=$!
-trap 'pkill -TERM -P "$environments" || true; kill "$environments" 2>/dev/null || true; rm -rf "$folder"' EXIT
+trap 'pkill -TERM -P "$environments" 2>/dev/null || true; kill "$environments" 2>/dev/null || true; rm -rf "$folder"' EXIT
 
 make --no-print-directory lint
 record lint "$SECONDS"
