@@ -28,7 +28,7 @@ from encore.run import hints, judge, notice, passport, planning, run_folder, run
 from encore.slurm import cluster as clusters
 from encore.ssh import hosts
 
-COLOURS = {"reached": "green", "not_reached": "yellow"}
+COLORS = {"reached": "green", "not_reached": "yellow"}
 
 
 class ExperimentResult(TypedDict):
@@ -334,54 +334,68 @@ def _as_json(folder: run_folder.RunFolder, judgements: list[judge.Judgement], co
 
 
 def _print_judgements(screen: Console, folder: run_folder.RunFolder, judgements: list[judge.Judgement]) -> None:
-    title = f"{folder.passport()['name']} ({folder.path.name})"
+    is_trial, name = judge.is_trial(folder), folder.passport()["name"]
+    title = f"{name} ({folder.path.name})"
     columns = ("run", "status", "time to target", "epochs", "quality", "target", "log")
     rows = (
         (
-            each.number + 1,
-            text(each.state.status.replace("_", " "), COLOURS.get(each.state.status, "red")),
-            None if each.minutes is None else live.clock(each.minutes * 60),
-            f"{each.epochs:.4g}",
-            with_names(each.qualities),
-            with_names(each.targets, "g"),
-            _compliance(each),
+            experiment.number + 1,
+            text(experiment.state.status.replace("_", " "), COLORS.get(experiment.state.status, "red")),
+            None if experiment.minutes is None else live.clock(experiment.minutes * 60),
+            f"{experiment.epochs:.4g}",
+            with_names(experiment.qualities),
+            with_names(experiment.targets, "g"),
+            _compliance(experiment),
         )
-        for each in judgements
+        for experiment in judgements
     )
     show(screen, title, columns, rows, least=("log", "epochs"))
-    if any(each.resumed and each.minutes is not None for each in judgements):
-        screen.print("a run that was resumed counts the time that it was stopped: MLPerf's clock never pauses")
-    for each in judgements[:1]:
-        _print_findings(screen, each)
-    passport = folder.passport()
-    for number, startup in passport.get("startup", {}).items():
-        on_gpu = passport["configuration"]["device"]["value"] == "gpu"
-        screen.print(f"run {int(number) + 1}: {live.start(startup, on_gpu)}", markup=False, highlight=False)
-    for number, written in passport.get("checkpoints", {}).items():
-        screen.print(f"run {int(number) + 1}: {live.checkpoints(written)}", markup=False, highlight=False)
-    for number, found in passport.get("utilization", {}).items():
-        screen.print(f"run {int(number) + 1}: {peaks.sentence(found)}", markup=False, highlight=False)
-    screen.print(judge.standing(folder))
+    if any(experiment.resumed and experiment.minutes is not None for experiment in judgements):
+        screen.print("resumed runs include the time between stop and resume: the MLPerf clock never pauses")
+    _print_findings(screen, judgements[0], errors_only=is_trial)
     screen.print(f"run folder: {folder.path}")
-    if any(each.compliance is not None for each in judgements):
-        screen.print(f"compare it with what was submitted: {hints.command('compare', folder.path)}", markup=False)
-
-
-def _compliance(each: judge.Judgement) -> Text:
-    if each.compliance is None:
-        return text("")
-    if each.compliance.passed:
-        return text("passes the checker")
-    return text("passes but for the data") if each.compliance.passed_but_for_data else text("not compliant", "red")
-
-
-def _print_findings(screen: Console, each: judge.Judgement) -> None:
-    if each.compliance is None or not each.compliance.findings:
+    if folder.passport()["configuration"]["device"]["value"] == "gpu":
+        _print_measurements(screen, folder)
+    finished = all(experiment.state.status in run_folder.FINISHED for experiment in judgements)
+    if is_trial and finished:
+        result, start = judge.trial_result(folder, judgements), ("encore run" if paths.IS_INSTALLED else "./run.sh")
+        screen.print(result, style="green" if result.startswith("OK") else "yellow", markup=False, highlight=False)
+        screen.print(f"next, on a GPU server: {start} {name} 8 --data DIR", markup=False, highlight=False)
         return
-    screen.print(f"checked by {each.compliance.checker}, ruleset {each.compliance.ruleset}:", highlight=False)
-    for finding in each.compliance.findings:
-        mark = "cannot be met by this data set" if finding.kind == "small_data" else finding.severity
-        screen.print(f"  {mark}: expected {finding.expected}, found {finding.found}", markup=False, highlight=False)
+    screen.print(judge.standing(folder), markup=False, highlight=False)
+    if any(experiment.compliance is not None for experiment in judgements):
+        screen.print(f"compare with the submission: {hints.command('compare', folder.path)}", markup=False)
+
+
+def _print_measurements(screen: Console, folder: run_folder.RunFolder) -> None:
+    sections = (("startup", live.start), ("checkpoints", live.checkpoints), ("utilization", peaks.sentence))
+    for section, describe in sections:
+        for number, measured in folder.passport().get(section, {}).items():
+            screen.print(f"run {int(number) + 1}: {describe(measured)}", markup=False, highlight=False)
+
+
+def _compliance(experiment: judge.Judgement) -> Text:
+    if experiment.compliance is None:
+        return text("")
+    if experiment.compliance.passed:
+        return text("compliant")
+    return text("valid, toy data") if experiment.compliance.passed_but_for_data else text("not compliant", "red")
+
+
+def _print_findings(screen: Console, experiment: judge.Judgement, errors_only: bool) -> None:
+    # A trial cannot meet the rules for data sets and page caches; its log may still have errors.
+    report = experiment.compliance
+    findings = [
+        finding
+        for finding in (report.findings if report else ())
+        if not errors_only or (finding.severity == "error" and finding.kind != "small_data")
+    ]
+    if report is None or not findings:
+        return
+    screen.print(f"checked by {report.checker}, ruleset {report.ruleset}:", highlight=False)
+    for finding in findings:
+        line = f"  {finding.label}: expected {finding.expected}, found {finding.found}"
+        screen.print(line, markup=False, highlight=False)
 
 
 def _print_plan(screen: Console, plan: planning.Plan, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """Judge ended experiments: time to target, compliance of the log, and what the result may be called."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from encore import catalogue, files
@@ -9,6 +9,7 @@ from encore.results.findings import ComplianceReport
 from encore.results.logs.run_log import RunLog, read_run
 from encore.results.logs.timing import length_of
 from encore.results.rules import ROUNDS
+from encore.results.words import count_of, with_names
 from encore.run.follow import read_progress
 from encore.run.run_folder import FINISHED, Experiment, ExperimentState, RunFolder
 
@@ -68,3 +69,27 @@ def judge(run: RunFolder) -> list[Judgement]:
 def standing(run: RunFolder) -> str:
     passport = run.passport()
     return f"{passport['submission']['text']}; trained on {passport['data']['name']}"
+
+
+def is_trial(run: RunFolder) -> bool:
+    """Whether a run only tests the setup: on CPUs, or on a toy data set."""
+    passport = run.passport()
+    return bool(passport["configuration"]["device"]["value"] == "cpu" or passport["submission"]["kind"] == "small")
+
+
+def trial_result(run: RunFolder, judgements: Sequence[Judgement]) -> str:
+    """``OK: trained on 2 CPU ranks to 0.9798 (target 0.95) in 47 s; toy data, not a reproduction``."""
+    passport = run.passport()
+    small, name = catalogue.choose(passport["name"]).benchmark.small_data.name, passport["data"]["name"]
+    data = "toy data" if name == small else f"data set {name}"
+    kind = "CPU rank" if passport["configuration"]["device"]["value"] == "cpu" else "GPU"
+    ranks = count_of(passport["nodes"] * passport["ranks_per_node"], kind)
+    finished = [experiment for experiment in judgements if experiment.minutes is not None]
+    if not finished or len(finished) < len(judgements):
+        runs = f"{len(finished)} of {count_of(len(judgements), 'run')} reached the target"
+        return f"NOT OK: {runs} on {ranks}; {data}, not a reproduction"
+    first, seconds = finished[0], [60 * (experiment.minutes or 0.0) for experiment in finished]
+    quality, target = with_names(first.qualities), with_names(first.targets, "g")
+    times = f"{min(seconds):.0f} s" if len(seconds) == 1 else f"{min(seconds):.0f} to {max(seconds):.0f} s"
+    runs = "" if len(finished) == 1 else f" in each of {len(finished)} runs"
+    return f"OK: trained on {ranks} to {quality} (target {target}) in {times}{runs}; {data}, not a reproduction"

@@ -232,9 +232,10 @@ def window(time: float, waiting: float | None, **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def windows(*waiting: list[float | None]) -> dict[int, list[Window]]:
+def windows(*waiting: list[float | None], seconds: float = 10.0, delayed: float = 1.0) -> dict[int, list[Window]]:
+    values = {"window": seconds, "delayed": delayed}
     return {
-        rank: [Window(rank=rank, **window(START + 10 * number, share)) for number, share in enumerate(shares, 1)]
+        rank: [Window(rank=rank, **window(START + seconds * n, share, **values)) for n, share in enumerate(shares, 1)]
         for rank, shares in enumerate(waiting)
     }
 
@@ -253,17 +254,24 @@ def experiment(tmp_path: Path) -> Path:
     [
         (([0.4, 0.5], [0.0, 0.1]), 1),
         (([0.2, 0.2], [0.1, 0.1]), None),  # no larger than differences of healthy ranks
-        (([0.5], [0.4], [0.6], [0.02]), 3),
-        (([0.5], [0.1], [0.9], [0.02]), None),  # all ranks differ
-        (([None], [None]), None),  # on GPUs
-        (([0.5], []), None),  # one has not written a window
-        (([0.5],), None),
+        (([0.5, 0.5], [0.0, 0.6]), None),  # rank 1 caught up
+        (([0.5] * 2, [0.4] * 2, [0.6] * 2, [0.02] * 2), 3),
+        (([0.5] * 2, [0.1] * 2, [0.9] * 2, [0.02] * 2), None),  # all ranks differ
+        (([None] * 2, [None] * 2), None),  # on GPUs
+        (([0.5, 0.5], []), None),  # one has not written a window
+        (([0.5, 0.5],), None),
     ],
 )
-def test_slow_rank_is_the_one_that_waits_least(waiting: tuple[list[float | None], ...], rank: int | None) -> None:
-    slow = steps.slow_rank(windows(*waiting))
+def test_slow_rank_waits_least(waiting: tuple[list[float | None], ...], rank: int | None) -> None:
+    slow = steps.slow_rank(windows(*waiting, seconds=40.0))
     text = f"rank {rank} is slow (n2, device 1): the others wait "
     assert (slow and slow.rank, str(slow).startswith(text)) == (rank, rank is not None)
+    assert steps.slow_rank(windows(*waiting, seconds=25.0)) is None  # less than a minute
+
+
+def test_shared_cores_explain_a_slow_rank() -> None:
+    slow = steps.slow_rank(windows([0.5] * 2, [0.0] * 2, seconds=40.0, delayed=20.0))
+    assert str(slow) == "ranks share CPU cores: rank 1 had no core for 50% of its time"
 
 
 def test_heat_map_and_slow_rank_of_a_time(tmp_path: Path) -> None:
@@ -273,8 +281,8 @@ def test_heat_map_and_slow_rank_of_a_time(tmp_path: Path) -> None:
     assert "rank 1 was waited for most" in plot.svg
     assert (plot.svg.count("heat5"), plot.svg.count("heat0")) == (12, 36)
     assert steps_map(windows([0.5]), "result_0.txt") is None
-    ranks = windows([0.5], [0.0])
-    assert [steps.slow_rank(ranks, START + later) is not None for later in (20, 500)] == [True, False]
+    ranks = windows([0.5] * 2, [0.0] * 2, seconds=40.0)
+    assert [steps.slow_rank(ranks, START + later) is not None for later in (90, 500)] == [True, False]
     # Windows are read from the end, past damaged lines
     folder = tmp_path / FOLDER
     write_lines(folder / "rank_0.jsonl", [window(START + number, 0.5) for number in range(100)], '{"time": 1, "no')

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import resource
 import signal
 from collections.abc import Callable
@@ -37,6 +38,15 @@ def test_run_reaches_the_target_and_is_checked(finished: ToyRun) -> None:
     keys = [event["key"] for event in logged(finished.folder / "result_0.txt")]
     once = ("init_start", "init_stop", "run_start", "run_stop", "seed", "global_batch_size")
     assert {key: keys.count(key) for key in once} == dict.fromkeys(once, 1)
+
+
+def test_result_of_a_toy_run(finished: ToyRun, encore: Encore) -> None:
+    # Finished runs are not trained again
+    printed = encore("run", "--resume", str(finished.folder)).stdout
+    result = r"^OK: trained on 2 CPU ranks to 0\.\d{4} \(target 0\.3\) in \d+ s; toy data, not a reproduction$"
+    assert re.search(result, printed, re.MULTILINE), printed
+    assert not re.search("warning|cannot be met|compare", printed)
+    assert printed.splitlines()[-1] == "next, on a GPU server: ./run.sh resnet 8 --data DIR"
 
 
 def test_exported_model_has_the_quality_of_the_run(finished: ToyRun, encore: Encore, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from tests.run_folders import make_run
 def write_steps(experiment: Path, *waits: float, age: float = 5.0) -> None:
     (experiment / "steps").mkdir(exist_ok=True)
     for rank, share in enumerate(waits):
-        line = {"time": time.time() - age, "node": "n1", "local_rank": rank, "step": 9, "steps": 9, "window": 10.0}
-        line |= {"median": 1.0, "p99": 1.0, "waiting": share, "input": 0.0, "cpu": 1.0, "delayed": 0.0}
-        (experiment / "steps" / f"rank_{rank}.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+        line = {"node": "n1", "local_rank": rank, "step": 9, "steps": 9, "window": 40.0, "median": 1.0, "p99": 1.0}
+        line |= {"waiting": share, "input": 0.0, "cpu": 1.0, "delayed": 0.0}
+        lines = [json.dumps({"time": time.time() - seconds, **line}) + "\n" for seconds in (age + 40.0, age)]
+        (experiment / "steps" / f"rank_{rank}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def write_heartbeats(experiment: Path, host: str, *ages: float) -> None:

@@ -21,10 +21,11 @@ from encore.results.table import Table
 
 FOLDER = "steps"
 _LAST_BYTES = 4096  # About a dozen lines
-RECENT_SECONDS = 90.0  # What is older than a line is to come says nothing of now
-# Shares of their time by which the others wait longer than a slow rank: the one unharmed run of tools/slowdowns, of 2
-# ranks on 2 shared cores, did not come to it.
+RECENT_SECONDS = 150.0  # Two windows of a minute, of which the last ended at most a minute ago
+MIN_SECONDS = 60.0  # Recent windows of each rank: shorter ones show noise of the start
+# Fraction of time: a healthy run of tools/slowdowns, with 2 ranks on 2 shared cores, stayed below it.
 LEAST_WAIT = 0.15
+MAX_CPU_DELAY = 0.1  # Fraction of time without a free core, above which shared cores are the cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +49,18 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRank:
+    """The rank that the others wait for; fractions are of the training time."""
+
     rank: int
     node: str
     local_rank: int
-    waiting: float  # Its own share
-    others: float  # The median of the others' shares
+    waiting: float  # Time in which this rank waited for others
+    others: float  # Median of the other ranks
+    cpu_delay: float  # Time in which threads of this rank were ready and had no core
 
     def __str__(self) -> str:
+        if self.cpu_delay > MAX_CPU_DELAY:
+            return f"ranks share CPU cores: rank {self.rank} had no core for {self.cpu_delay:.0%} of its time"
         return (
             f"rank {self.rank} is slow ({self.node}, device {self.local_rank}): "
             f"the others wait {self.others:.0%} of their time, it {self.waiting:.0%}"
@@ -79,17 +85,37 @@ def _windows(rank: int, lines: Iterable[str]) -> Iterable[Window]:
 
 
 def slow_rank(windows: Mapping[int, Sequence[Window]], now: float | None = None) -> SlowRank | None:
-    """Return the rank that the others wait for at the end of ``windows``, or at ``now``; None if there is none."""
-    end = now or max((each[-1].time for each in windows.values() if each), default=0.0)
-    recent = {rank: [w for w in each if end - RECENT_SECONDS < w.time <= end + 1] for rank, each in windows.items()}
-    shares = {rank: share for rank, each in recent.items() if (share := waiting_of(each)) is not None}
-    if len(shares) < len(windows):
+    """Return the rank that the others wait for at ``now`` (default: the last window); None if there is none.
+
+    Every rank needs MIN_SECONDS of recent windows, and the same rank must wait least in both halves of them.
+    """
+    end = now or max((ranks[-1].time for ranks in windows.values() if ranks), default=0.0)
+    recent = {
+        rank: [w for w in ranks if end - RECENT_SECONDS < w.time <= end + 1 and w.waiting is not None]
+        for rank, ranks in windows.items()
+    }
+    if any(len(ranks) < 2 or sum(w.window for w in ranks) < MIN_SECONDS for ranks in recent.values()):
         return None
-    slow = lowest(shares)
-    if slow is None or slow.others - slow.value < LEAST_WAIT or not slow.is_far:
+    halves = (
+        {rank: ranks[: len(ranks) // 2] for rank, ranks in recent.items()},
+        {rank: ranks[len(ranks) // 2 :] for rank, ranks in recent.items()},
+    )
+    whole, *parts = (
+        lowest({rank: waiting_of(ranks) or 0.0 for rank, ranks in period.items()}) for period in (recent, *halves)
+    )
+    if whole is None or whole.others - whole.value < LEAST_WAIT or not whole.is_far:
         return None
-    last = recent[slow.name][-1]
-    return SlowRank(rank=slow.name, node=last.node, local_rank=last.local_rank, waiting=slow.value, others=slow.others)
+    if any(part is None or part.name != whole.name for part in parts):
+        return None
+    ranks = recent[whole.name]
+    return SlowRank(
+        rank=whole.name,
+        node=ranks[-1].node,
+        local_rank=ranks[-1].local_rank,
+        waiting=whole.value,
+        others=whole.others,
+        cpu_delay=sum(w.delayed for w in ranks) / sum(w.window for w in ranks),
+    )
 
 
 def waiting_of(windows: Sequence[Window]) -> float | None:
