@@ -44,6 +44,8 @@ find_python() {
   return 1
 }
 
+[[ -w $root ]] || fail "$root is not writable; owner: $(stat --format=%U "$root")" "clone a copy of your own"
+
 python=$(find_python) || fail "no Python 3.10 or newer on PATH" "install python3.11, or name one: PYTHON=/path ./run.sh"
 readonly python
 readonly log="$root/.venv-setup.log"
@@ -57,7 +59,13 @@ if is_made; then
   exit 0
 fi
 
-echo "making .venv for Encore with $python (once)" >&2
+echo "first run: creating .venv with $python, about 20 s; then the framework's environment, 1 to 3 min" >&2
+report_progress() {
+  while sleep 5 >/dev/null 2>&1; do printf '  %d s\n' "$SECONDS" >&2; done
+}
+report_progress 9>&- &
+readonly progress=$!
+trap 'kill "$progress" 2>/dev/null || true' EXIT
 if ! "$python" -m venv "$root/.venv" >"$log" 2>&1; then
   fail "$python cannot make a virtual environment; see $log" "apt-get install python3-venv (Debian, Ubuntu)"
 fi

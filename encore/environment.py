@@ -19,9 +19,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -33,7 +34,9 @@ from encore.errors import EncoreError, ExitCode
 # CMake's toolchain file, by which Horovod is compiled in fewer translation units.
 TOOLCHAIN = paths.REQUIREMENTS / "horovod.cmake"
 
-OnStep = Callable[[str], None]  # Called with what is being done, in a few words
+OnStep = Callable[[str], None]  # Called with a short description of each step
+PROGRESS_SECONDS = 5.0  # Between two reports of a command that still runs
+MINOR_VERSION = re.compile(r"3\.\d+")
 
 
 def this_platform(python: str, mpi: bool) -> dict[str, str]:
@@ -54,7 +57,7 @@ def this_platform(python: str, mpi: bool) -> dict[str, str]:
 class Environment:
     framework: str
     requirements: Path
-    interpreter: str
+    interpreter: str  # Path, or a version such as 3.11 that uv finds or downloads
     horovod: Horovod | None
     mpi: bool
     disk_gib: float
@@ -84,7 +87,9 @@ def _toolchain() -> str:
 
 @cache
 def _version(interpreter: str) -> str:
-    # ``3.11`` of an interpreter; empty when it does not run.
+    # ``3.11``; empty if the interpreter does not run. uv installs an interpreter that is given as a version.
+    if MINOR_VERSION.fullmatch(interpreter):
+        return interpreter
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
 
@@ -119,20 +124,16 @@ def _probe_mpi(compiler: str) -> str:
     return f"mpicc cannot compile an MPI program ({message})"
 
 
-def _find_interpreter(framework: str, wanted: Sequence[str]) -> str:
+def _find_interpreter(supported: Sequence[str]) -> str:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if running in wanted:
+    if running in supported:
         return sys.executable
-    for version in wanted:
-        found = shutil.which(f"python{version}")
-        # A version manager's shim answers to every name; only what runs counts.
-        if found and _version(found) == version:
-            return found
-    raise EncoreError(
-        f"no Python that {framework} runs on: this is Python {running}",
-        expected=f"Python {' or '.join(wanted)} on PATH",
-        hint=f"install python{wanted[0]} with its venv module and try again, or use a container runtime",
-    )
+    for version in supported:
+        path = shutil.which(f"python{version}")
+        # A version manager's shim has every name; it may not run.
+        if path and _version(path) == version:
+            return path
+    return supported[0]
 
 
 def describe(framework: str) -> Environment:
@@ -141,7 +142,7 @@ def describe(framework: str) -> Environment:
     return Environment(
         framework=framework,
         requirements=paths.REQUIREMENTS / entry.requirements,
-        interpreter=_find_interpreter(framework, entry.python),
+        interpreter=_find_interpreter(entry.python),
         horovod=entry.horovod,
         mpi=entry.horovod is not None and not mpi_problem(),
         disk_gib=entry.disk_gib,
@@ -218,13 +219,13 @@ def _wheels(environment: Environment, horovod: Horovod) -> Path:
     return wheel_folder(environment.framework, environment.requirements, horovod, here, switches)
 
 
-def _compile(environment: Environment, horovod: Horovod, folder: Path) -> None:
+def _compile(environment: Environment, horovod: Horovod, folder: Path, run: Callable[[Sequence[str]], None]) -> None:
     writing = folder.with_suffix(".writing")
     shutil.rmtree(writing, ignore_errors=True)
     # Not from pip's cache: a wheel that was compiled for another framework or MPI has the same name.
     options = ["--no-cache-dir", "--no-binary", "horovod", "--no-build-isolation", "--no-deps"]
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "wheel", *options]
-    _run(environment, [*pip, "--wheel-dir", str(writing), f"horovod=={horovod.version}"])
+    run([*pip, "--wheel-dir", str(writing), f"horovod=={horovod.version}"])
     writing.rename(folder)
 
 
@@ -249,22 +250,25 @@ def _make(environment: Environment, report: OnStep) -> None:
             hint="free some space, or set XDG_CACHE_HOME to a folder on another disk",
         )
     report(f"making the {environment.framework} environment: {environment.requirements.name}")
-    _run(environment, installer.venv_command(environment.interpreter, environment.folder))
-    _run(environment, installer.install_command(python, "--no-deps", "--requirements", str(environment.requirements)))
+    if MINOR_VERSION.fullmatch(environment.interpreter):
+        report(f"no Python {environment.interpreter} on PATH: installing it with uv")
+    run = partial(_run, environment, report)
+    run(installer.venv_command(environment.interpreter, environment.folder))
+    run(installer.install_command(python, "--no-deps", "--requirements", str(environment.requirements)))
     if horovod and wheels:
         wheels.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(wheels.with_suffix(".lock"))):
             if not wheels.is_dir():
                 report(f"compiling Horovod {horovod.version}, about a minute on 2 cores")
                 if not environment.mpi:
-                    report(f"Horovod gets Gloo only: {mpi_problem()}")
-                _compile(environment, horovod, wheels)
-        _run(environment, installer.install_command(python, "--no-deps", *map(str, wheels.glob("*.whl"))))
-    _run(environment, [str(python), "-c", environment.check])
+                    report(f"Horovod is built with Gloo only: {mpi_problem()}")
+                _compile(environment, horovod, wheels, run)
+        run(installer.install_command(python, "--no-deps", *map(str, wheels.glob("*.whl"))))
+    run([str(python), "-c", environment.check])
     (environment.folder / "check.done").touch()
 
 
-def _run(environment: Environment, command: list[str]) -> None:
+def _run(environment: Environment, report: OnStep, command: Sequence[str]) -> None:
     log = environment.folder.with_suffix(".log")
     variables = {
         **installer.environment(),
@@ -277,7 +281,7 @@ def _run(environment: Environment, command: list[str]) -> None:
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())
         file.flush()
-        # Its own session: a Ctrl-C ends this process, which then ends the child and says how to continue.
+        # In a session of its own: Ctrl-C ends this process, which then ends the child and prints how to continue.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -287,7 +291,7 @@ def _run(environment: Environment, command: list[str]) -> None:
             start_new_session=True,
         )
         try:
-            code = child.wait()
+            code = _wait(child, report)
         except KeyboardInterrupt:
             os.killpg(child.pid, signal.SIGTERM)
             child.wait()
@@ -300,10 +304,24 @@ def _run(environment: Environment, command: list[str]) -> None:
         raise _explain(environment, log)
 
 
+def _wait(child: subprocess.Popen[bytes], report: OnStep) -> int:
+    start = time.monotonic()
+    while True:
+        try:
+            return child.wait(PROGRESS_SECONDS)
+        except subprocess.TimeoutExpired:
+            report(f"  {time.monotonic() - start:.0f} s")
+
+
 AGAIN = "check the network and pip's settings (pip config list), and run the same command again"
 # What uv and pip print, what it means, what to do; the first that matches counts.
 SYMPTOMS = (
     ("No space left on device", "the disk is full", "free some space and run the same command again"),
+    (
+        r"[Nn]o interpreter found|Failed to install cpython|python-build-standalone",
+        "no supported Python on PATH, and uv cannot download one",
+        "install it (python{version} and python{version}-venv), or run in a container (make build-BENCHMARK)",
+    ),
     ("No solution found", "the package index does not have what is pinned", AGAIN),
     (
         "error sending request|dns error|Failed to fetch|new connection",
@@ -319,6 +337,7 @@ def _explain(environment: Environment, log: Path) -> EncoreError:
     failed = f"the {environment.framework} environment could not be made"
     for pattern, meaning, hint in SYMPTOMS:
         if re.search(pattern, output):
-            return EncoreError(f"{failed}: {meaning}", hint=f"{hint}; the whole output is in {log}")
+            hint = hint.replace("{version}", _version(environment.interpreter))
+            return EncoreError(f"{failed}: {meaning}", hint=f"{hint}; output: {log}")
     last = [line for line in output.splitlines() if line.strip()][-1:]
     return EncoreError(f"{failed}: {' '.join(last)}", hint=f"read {log}, then run the same command again")

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -116,7 +117,12 @@ def _gate(
 
 def _all(machine: node.Node) -> list[Check]:
     data = preflight.check_data_sets({name: paths.default_data(name) for name in catalogue.benchmarks()})
-    return [*_machine(machine), *_tools(), *_engines(machine), *_environments(), *data, *_folders()]
+    engines_here, environments = _engines(machine), _environments()
+    checks = [*_machine(machine), *_tools(), *engines_here, *environments, *data, *_folders()]
+    if any(check.level == "OK" for check in [*engines_here, *environments]):
+        return checks
+    hint = "install Python 3.11 with venv, g++ and make, or Docker"
+    return [*checks, Check("FAIL", "runtime", "neither a container engine nor a framework environment is usable", hint)]
 
 
 def _report(machine: node.Node, found: list[Check], as_json: bool) -> None:
@@ -140,7 +146,7 @@ def _machine(machine: node.Node) -> list[Check]:
         Check("OK", "system", f"{machine.operating_system}, kernel {machine.kernel}, Python {version}"),
         Check("OK", "processor", f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB"),
         *(Check("OK", "GPU", found) for found in gpus),
-        *([] if gpus else [Check("WARN", "GPUs", "none: ranks run on the CPU; what they train reproduces nothing")]),
+        *([] if gpus else [Check("WARN", "GPUs", "none found: CPU ranks train toy data, not a reproduction")]),
     ]
 
 
@@ -180,9 +186,14 @@ def _environments() -> list[Check]:
     checks = []
     for framework in sorted({choice.implementation.framework for choice in catalogue.choices().values()}):
         try:
-            made = environment.describe(framework)
-            found = str(made.folder) if made.is_ready else "will be made by the first run"
-            checks.append(Check("OK", f"{framework} environment", found))
+            planned = environment.describe(framework)
+            state = str(planned.folder) if planned.is_ready else "not built yet; the first run builds it"
+            if not planned.is_ready and environment.MINOR_VERSION.fullmatch(planned.interpreter):
+                hint = f"install python{planned.interpreter} with its venv module, or use a container"
+                needs = f"{state}, with Python {planned.interpreter} downloaded by uv"
+                checks.append(Check("WARN", f"{framework} environment", needs, hint))
+                continue
+            checks.append(Check("OK", f"{framework} environment", state))
         except EncoreError as error:
             checks.append(Check("WARN", f"{framework} environment", error.found, error.hint))
     return checks
@@ -198,6 +209,10 @@ def _folders() -> list[Check]:
             if os.access(there, os.W_OK)
             else Check("FAIL", name, f"{there} is not writable", "make it so, or choose another folder")
         )
+    if (owner := paths.ROOT.stat().st_uid) != os.getuid() and not paths.IS_INSTALLED:
+        hint = f"clone your own copy, or: git config --global --add safe.directory {shlex.quote(str(paths.ROOT))}"
+        found = f"{paths.ROOT} is owned by user {owner}: git does not report its commit, and setup may fail"
+        checks.append(Check("WARN", "checkout", found, hint))
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
     checks.append(Check("OK", "locked memory", f"limit {text}"))

@@ -94,7 +94,7 @@ def show_status(
         )
         for row in rows
     )
-    show(screen, str(folder), columns, cells, numbers=("nodes", "time"), least=("nodes",))
+    show(screen, str(folder), columns, cells, numbers=("nodes", "time"), least=("nodes",), one_line="state")
 
 
 def varied_columns(rows: Sequence[Row]) -> list[str]:
@@ -108,22 +108,18 @@ def _name(run: Path, results: Path) -> str:
 
 
 def describe(row: Row) -> str:
-    # ``experiment 2/5  epoch 3/12  quality 0.9259 of 0.95  1 reached  why``.
-    parts = []
-    if row.experiments > 1:
-        single = row.run is not None and row.experiment is not None
-        parts.append(
-            f"experiment {(row.experiment or 0) + 1}/{row.experiments}" if single else f"{row.experiments} runs"
-        )
+    # ``0.9259 of 0.95  epoch 3/12  run 2/5  1 reached  REASON``; a narrow terminal shows the start.
+    parts = [against_targets(row.qualities, row.targets)] if row.qualities else []
     if row.epochs:
         parts.append(f"epoch {row.epoch or 1:.4g}/{row.epochs}")
-    if row.qualities:
-        parts.append(against_targets(row.qualities, row.targets))
     if row.forecast and row.forecast.minutes is not None:
         parts.append(row.forecast.text())
+    if row.experiments > 1:
+        single = row.run is not None and row.experiment is not None
+        parts.append(f"run {(row.experiment or 0) + 1}/{row.experiments}" if single else f"{row.experiments} runs")
     if row.experiments > 1 and row.reached:
         parts.append(f"{row.reached} reached")
-    return "  ".join([*parts, *filter(None, (row.slow, row.reason))])
+    return "  ".join([*filter(None, (row.slow, row.reason)), *parts])
 
 
 # -- follow ---------------------------------------------------------------------------------------------

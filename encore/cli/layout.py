@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
@@ -21,7 +21,7 @@ from encore.results.logs.parallel import OnRead
 from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
-FOLDED = 16  # Characters of a name to which a narrow terminal may fold it
+MIN_WORD = 16  # Characters of a word that a narrow terminal shows at least
 SHORT_SECONDS = 1.0  # Work that takes no longer needs no bar
 # A file or another program has no width unless COLUMNS states one: no row is wrapped there.
 PIPE_WIDTH = 4096
@@ -36,56 +36,73 @@ def show(
     *,
     numbers: Sequence[str] = (),
     least: Sequence[str] = (),
+    one_line: str = "",
 ) -> None:
-    """Print a table as wide as the terminal: no number and no header is cut.
+    """Print a table that fits the terminal; numbers and headers are never shortened.
 
-    Texts are wrapped first; then the columns in ``least`` are left out, those of least use first; then names are
-    folded; then columns are left out from the right. A line names what is left out. The columns in ``numbers`` are
-    aligned to the right; a cell of None is empty.
+    In a narrow terminal, texts are wrapped between words, then the columns in ``least`` are dropped, then long words
+    are shortened (``one_line``: its cells are shortened instead of wrapped), then columns are dropped from the right.
+    The last line lists the dropped columns. The columns in ``numbers`` are aligned to the right; None is an empty cell.
     """
     if title:
         say(screen, text(title, "bold"))
     table = _frame(*(Column(name, overflow="fold", justify="right" if name in numbers else "left") for name in columns))
     for row in rows:
         table.add_row(*("" if cell is None else cell if isinstance(cell, Text) else text(cell) for cell in row))
-    kept = _with_room(table.columns, screen.width, least)
-    left_out = [str(column.header) for column in table.columns if column not in kept]
-    for column, width in zip(kept, _widths(kept, screen.width), strict=True):
+    for column in table.columns:
+        if column.header == one_line:
+            column.no_wrap, column.overflow = True, "ellipsis"
+    kept = _fitting_columns(table.columns, screen.width, least)
+    dropped = [str(column.header) for column in table.columns if column not in kept]
+    fitted, cells = _frame(*(column.copy() for column in kept)), []
+    for column, width in zip(fitted.columns, _widths(kept, screen.width), strict=True):
         column.width = width
-    fitted = _frame(*kept)
-    fitted.rows = table.rows
-    # A terminal that is narrower than the first column's numbers wraps them by itself.
-    screen.print(fitted, soft_wrap=False, width=max(screen.width, _total(_least_widths(kept))), crop=False)
-    if left_out:
+    for column, source in zip(fitted.columns, kept, strict=True):
+        cells.append([cell if column.no_wrap else _shorten_words(cell, column.width or 0) for cell in source.cells])
+    for row_cells in zip(*cells, strict=True):
+        fitted.add_row(*row_cells)
+    # A terminal that is narrower than the numbers of the first column wraps them.
+    screen.print(fitted, soft_wrap=False, width=max(screen.width, _total(_min_widths(kept))), crop=False)
+    if dropped:
         whole = _total(_word_widths(table.columns))
-        say(screen, f"[dim]a terminal of {whole} columns also shows: {escape(', '.join(left_out))}[/]")
+        say(screen, f"[dim]a terminal of {whole} columns also shows: {escape(', '.join(dropped))}[/]")
 
 
 def _frame(*columns: Column) -> Table:
     return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
-def _with_room(columns: Sequence[Column], width: int, least: Sequence[str]) -> list[Column]:
-    # The columns that have room.
-    left = list(columns)
+def _fitting_columns(columns: Sequence[Column], width: int, least: Sequence[str]) -> list[Column]:
+    fitting = list(columns)
     for header in least:
-        if _total(_word_widths(left)) > width:
-            left = [column for column in left if column.header != header]
-    while _total(_least_widths(left)) > width and len(left) > 1:
-        left.pop()
-    return left
+        if _total(_word_widths(fitting)) > width:
+            fitting = [column for column in fitting if column.header != header]
+    while _total(_min_widths(fitting)) > width and len(fitting) > 1:
+        fitting.pop()
+    return fitting
 
 
 def _widths(columns: Sequence[Column], width: int) -> list[int]:
-    # The width of each column: as its longest line, and narrower where the terminal is.
+    # Widths of the longest lines, reduced from the widest column on until the table fits.
     widths = [max(map(len, _lines(column)), default=0) for column in columns]
-    for limits in (_word_widths(columns), _least_widths(columns)):
+    for limits in (_word_widths(columns), _min_widths(columns)):
         while _total(widths) > width:
-            wider = [place for place, limit in enumerate(limits) if widths[place] > limit]
+            wider = [index for index, limit in enumerate(limits) if widths[index] > limit]
             if not wider:
                 break
-            widths[max(wider, key=lambda place: widths[place])] -= 1
+            widths[max(wider, key=lambda index: widths[index])] -= 1
     return widths
+
+
+def _shorten_words(cell: RenderableType, width: int) -> RenderableType:
+    # The end of a path identifies it, and the start of any other word.
+    plain_text = cell.plain if isinstance(cell, Text) else str(cell)
+    for word in plain_text.split():
+        if len(word) > width > 1:
+            short = f"…{word[1 - width :]}" if "/" in word else f"{word[: width - 1]}…"
+            plain_text = plain_text.replace(word, short)
+            cell = Text(plain_text, style=cell.style if isinstance(cell, Text) else "")
+    return cell
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -93,18 +110,22 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _word_widths(columns: Sequence[Column]) -> list[int]:
-    # The width of each column in which no word is broken.
-    return [max(map(len, " ".join(_lines(column)).split()), default=0) for column in columns]
+    # Widths at which no word is shortened.
+    return [
+        _min_width(column) if column.no_wrap else max(map(len, " ".join(_lines(column)).split()), default=0)
+        for column in columns
+    ]
 
 
-def _least_widths(columns: Sequence[Column]) -> list[int]:
-    # The width of each column in which no number and no header is broken.
-    widths = []
-    for column in columns:
-        words = " ".join(_lines(column)).split()
-        whole = [word for word in words if NUMBER.fullmatch(word)] + str(column.header).split()
-        widths.append(max([*map(len, whole), *(min(len(word), FOLDED) for word in words)], default=0))
-    return widths
+def _min_widths(columns: Sequence[Column]) -> list[int]:
+    return [_min_width(column) for column in columns]
+
+
+def _min_width(column: Column) -> int:
+    # Width at which no number and no header is shortened.
+    words = " ".join(_lines(column)).split()
+    complete = [word for word in words if NUMBER.fullmatch(word)] + str(column.header).split()
+    return max([*map(len, complete), *(min(len(word), MIN_WORD) for word in words)], default=0)
 
 
 def _lines(column: Column) -> list[str]:

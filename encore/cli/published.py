@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from encore.cli import options
-from encore.cli.layout import FOLDED, console, minutes_text, say, show, tables_as_json, text, write_json
+from encore.cli.layout import MIN_WORD, console, minutes_text, say, show, tables_as_json, text, write_json
 from encore.errors import EncoreError
 from encore.names import unknown
 from encore.results.published.published import PublishedResult, load_published, select
@@ -27,7 +27,7 @@ _ORDERS: Mapping[str, Callable[[PublishedResult], Any]] = {
     "accelerators": lambda result: math.inf if (count := result.hardware.accelerators) is None else count,
 }
 _TEXTS = ("submitter", "system", "accelerator", "software")
-_NAMES_WIDTH = 2 * (FOLDED + 2) + 1  # Submitter and system, folded
+_NAMES_WIDTH = 2 * (MIN_WORD + 2) + 1  # Submitter and system, shortened
 
 
 def published(

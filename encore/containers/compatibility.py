@@ -58,7 +58,12 @@ def check_architecture(release: Release, gpu: Gpu) -> Check:
     if version(gpu.compute_capability or "")[0] in majors and not too_old:
         return Check("OK", "compute capability", found)
     known = ", ".join(release.architectures)
-    return Check("FAIL", "compute capability", f"{found}; {release.reference} runs on {known}", "")
+    return Check(
+        "FAIL",
+        "compute capability",
+        f"{found}; {release.reference} runs on {known}",
+        "choose a newer release: encore images list",
+    )
 
 
 def check_driver(release: Release, gpu: Gpu) -> Check:

@@ -143,13 +143,19 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
 
 
 def check_data_sets(folders: Mapping[str, Path]) -> list[Check]:
-    """Check the folder of each benchmark's data set; a missing one is no reason to refuse anything yet."""
-    checks = []
+    """Check prepared data sets, one line each; one more line lists the benchmarks without a data set."""
+    checks, missing = [], []
     for name, folder in folders.items():
         try:
             checks.append(Check("OK", f"{name} data", f"{check_data(folder, name).name} in {folder}"))
         except EncoreError as error:
-            checks.append(Check("WARN", f"{name} data", error.found, error.hint))
+            if (folder / PASSPORT).exists():
+                checks.append(Check("WARN", f"{name} data", error.found, error.hint))
+            else:
+                missing.append(name)
+    if missing:
+        hint = "encore data prepare BENCHMARK SOURCE -o DIR; the first run on CPUs creates the toy data set"
+        checks.append(Check("WARN", "data sets", f"not prepared: {', '.join(missing)}", hint))
     return checks
 
 

@@ -196,7 +196,8 @@ def _gpus(cluster: Cluster, partition: Partition) -> list[Check]:
     fitting = partition.nodes(wanted, kind)
     if partition.gpus is None and cluster.gpu_option != "none":
         found = f"gpus_per_node = {wanted}, but Slurm manages no GPUs in {partition.name}"
-        return [Check("FAIL", "GPUs", found, 'gpu_option = "none": whole nodes are asked for anyway')]
+        hint = 'configure GresTypes and Gres in slurm.conf, or set gpu_option = "none" to request whole nodes'
+        return [Check("FAIL", "GPUs", found, hint)]
     if partition.gpus is not None and not fitting:
         found = f"gpus_per_node = {wanted}, a node of {partition.name} has {partition.gpus}"
         found += f", and none {kind!r}" if kind and partition.nodes(wanted) else ""

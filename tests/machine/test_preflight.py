@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,11 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from benchmarks.common.data.problem import Problem
 from benchmarks.common.run.configuration import refuse_misfits
-from encore import catalogue, paths
+from encore import catalogue, environment, paths
+from encore.cli.app import app
 from encore.configuration import Configuration, config_class, resolve
+from encore.containers import engines
 from encore.errors import EncoreError
 from encore.machine import fitness, on_node, preflight
 from encore.machine.fitness import Need
@@ -265,3 +269,21 @@ def test_unfulfilled_needs_of_a_host_are_named(monkeypatch: pytest.MonkeyPatch, 
     ]
     with pytest.raises(EncoreError, match="cannot be written"), fitness.marked(file):
         pass
+
+
+def test_doctor_fails_if_nothing_can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_environment(framework: str) -> environment.Environment:
+        raise EncoreError("no Python", hint="install it")
+
+    monkeypatch.setattr(environment, "describe", no_environment)
+    monkeypatch.setattr(engines, "programs", lambda name: [])
+    monkeypatch.setattr(paths, "default_data", lambda name: tmp_path / name)
+    owner = paths.ROOT.stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    output = CliRunner().invoke(app, ["doctor"])
+    lines = output.output.splitlines()
+    assert (output.exit_code, lines[-1].partition(":")[0]) == (2, "FAIL runtime")
+    (missing,) = [line for line in lines if "not prepared" in line]
+    assert all(name in missing for name in catalogue.benchmarks())
+    assert any(f"is owned by user {owner}" in line for line in lines)
+    assert all("; hint: " in line for line in lines if line.startswith("FAIL"))

@@ -322,6 +322,7 @@ def summary(sections: Sequence[Section]) -> Table:
     return Table(
         title="Summary",
         columns=(
+            "run",
             "benchmark",
             "verdict",
             "ratio",
@@ -331,12 +332,12 @@ def summary(sections: Sequence[Section]) -> Table:
             "check",
             "audit",
             "convergence",
-            "run",
             "compared with",
         ),
         formats={"minutes": ".3f", "official": ".3f", "ratio": ".3f"},
         rows=tuple(
             (
+                each.title,
                 each.side.benchmark or "?",
                 each.ruling,
                 each.comparison.score.ratio if each.comparison.score else None,
@@ -346,7 +347,6 @@ def summary(sections: Sequence[Section]) -> Table:
                 each.checked,
                 each.audited,
                 each.converged_as,
-                each.title,
                 each.against if each.against != each.title else "",
             )
             for each in sections
