@@ -2,16 +2,18 @@
 
 import importlib
 import inspect
+import io
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 import typer.main
 
-from encore import __version__, names
+from encore import __version__, names, paths
 from encore.cli.flags import Command, Group
 from encore.errors import EncoreError, ExitCode
 
@@ -108,10 +110,22 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _check_encoding() -> None:
+    # JSON files and MLPerf logs are UTF-8 and contain these paths.
+    for name in (*sys.argv[1:], str(Path.cwd()), str(paths.cache_folder()), str(paths.ROOT)):
+        escaped = name.encode("utf-8", "backslashreplace").decode()
+        if escaped != name:
+            raise EncoreError(f"{escaped} is not valid UTF-8", hint="rename the file or directory, or use a link to it")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an ASCII locale
+
+
 def main() -> None:
-    # A job scheduler's SIGTERM ends a set-up or a preparation as Ctrl-C does: children first.
+    # SIGTERM of a job scheduler stops a setup or preparation like Ctrl-C does: children first.
     signal.signal(signal.SIGTERM, _terminated)
     try:
+        _check_encoding()
         app()
     except EncoreError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from encore.results.table import Cell
 from encore.results.table import Table as ResultTable
 
 MIN_WORD = 16  # Characters of a word that a narrow terminal shows at least
+MIN_LINE = 24  # Characters of a cell that is not wrapped
 SHORT_SECONDS = 1.0  # Work that takes no longer needs no bar
 # A file or another program has no width unless COLUMNS states one: no row is wrapped there.
 PIPE_WIDTH = 4096
@@ -85,7 +86,9 @@ def _fitting_columns(columns: Sequence[Column], width: int, least: Sequence[str]
 def _widths(columns: Sequence[Column], width: int) -> list[int]:
     # Widths of the longest lines, reduced from the widest column on until the table fits.
     widths = [max(map(len, _lines(column)), default=0) for column in columns]
-    for limits in (_word_widths(columns), _min_widths(columns)):
+    words, minimum = _word_widths(columns), _min_widths(columns)
+    one_line = [minimum[i] if column.no_wrap else words[i] for i, column in enumerate(columns)]
+    for limits in (words, one_line, minimum):
         while _total(widths) > width:
             wider = [index for index, limit in enumerate(limits) if widths[index] > limit]
             if not wider:
@@ -110,9 +113,9 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _word_widths(columns: Sequence[Column]) -> list[int]:
-    # Widths at which no word is shortened.
+    # Widths at which nothing is shortened.
     return [
-        _min_width(column) if column.no_wrap else max(map(len, " ".join(_lines(column)).split()), default=0)
+        max(map(len, _lines(column) if column.no_wrap else " ".join(_lines(column)).split()), default=0)
         for column in columns
     ]
 
@@ -123,6 +126,8 @@ def _min_widths(columns: Sequence[Column]) -> list[int]:
 
 def _min_width(column: Column) -> int:
     # Width at which no number and no header is shortened.
+    if column.no_wrap:
+        return min(MIN_LINE, max(map(len, _lines(column)), default=0))
     words = " ".join(_lines(column)).split()
     complete = [word for word in words if NUMBER.fullmatch(word)] + str(column.header).split()
     return max([*map(len, complete), *(min(len(word), MIN_WORD) for word in words)], default=0)

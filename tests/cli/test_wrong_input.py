@@ -2,11 +2,14 @@
 
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from encore import paths
 from encore.cli import bench
 from encore.cli.app import app
 from encore.errors import EncoreError, ExitCode
@@ -148,3 +151,17 @@ def test_incomplete_profile_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 def test_help_has_a_short_option_and_no_type_after_flags(command: list[str]) -> None:
     result = CliRunner().invoke(app, [*command, "-h"])
     assert result.exit_code == 0 and "-h" in result.output and "<bool>" not in result.output
+
+
+def test_paths_are_utf8_and_the_locale_may_be_ascii(tmp_path: Path) -> None:
+    environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(paths.ROOT)}
+
+    def encore(*arguments: str | bytes) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "encore.cli.app", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+
+    rejected = encore("check", os.fsencode(tmp_path) + b"/\xff")
+    assert (rejected.returncode, rejected.stdout) == (2, b"")
+    assert rejected.stderr.splitlines()[0] == f"error: {tmp_path}/\\udcff is not valid UTF-8".encode()
+    accepted = encore("run", "resnet", "2", "--dry-run", "--results", f"{tmp_path}/é")
+    assert (accepted.returncode, "/é/TIME".encode() in accepted.stdout) == (0, True)
