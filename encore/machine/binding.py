@@ -85,19 +85,7 @@ def bind(
 
 
 def of_this_machine(ranks: int) -> tuple[Binding, ...]:
-    near = visible(near_gpus(node.busses()), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return bind(ranks, near, sorted(os.sched_getaffinity(0)), siblings())
-
-
-def visible(near: tuple[Near, ...], chosen: str | None) -> tuple[Near, ...]:
-    """Return the GPUs of CUDA_VISIBLE_DEVICES in its order; unknown ones make all unknown.
-
-    CUDA numbers GPUs as NVML does where CUDA_DEVICE_ORDER is PCI_BUS_ID.
-    """
-    if chosen is None:
-        return near
-    numbers = [int(part) if part.strip().isdigit() else -1 for part in chosen.split(",")]
-    return tuple(near[n] for n in numbers) if all(0 <= n < len(near) for n in numbers) else ()
+    return bind(ranks, near_gpus(node.busses()), sorted(os.sched_getaffinity(0)), siblings())
 
 
 def near_gpus(busses: Sequence[str], root: Path = SYS) -> tuple[Near, ...]:

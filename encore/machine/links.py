@@ -10,7 +10,7 @@ NODE several host bridges of one NUMA node, SYS the connection between NUMA node
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -188,6 +188,10 @@ def this_server(machine: node.Node) -> Server:
     found = parse_topology(processes.output_of("nvidia-smi", "topo", "-m")) if machine.gpus else Server()
     if machine.gpus and not found.gpus:
         found = by_nvml()
+    else:
+        # nvidia-smi lists all GPUs, also those that CUDA_VISIBLE_DEVICES hides.
+        visible = [f"GPU{gpu.index}" for gpu in machine.gpus]
+        found = replace(found, gpus=tuple(name for name in visible if name in found.gpus))
     model = machine.gpus[0].name if machine.gpus else ""
     return Server(
         name=machine.hostname, cpu=machine.cpu, sockets=machine.sockets, gpu_model=model, gpus=found.gpus,

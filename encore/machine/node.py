@@ -3,9 +3,10 @@
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import psutil
@@ -23,17 +24,55 @@ THROTTLE = {
 
 @contextmanager
 def devices() -> Iterator[list[Any]]:
-    """Yield a handle of each GPU in the order of nvidia-smi; none where the library does not answer."""
+    """Yield the NVML handles of the GPUs that CUDA_VISIBLE_DEVICES leaves to CUDA programs, in CUDA's order.
+
+    An empty list without a driver. For different GPUs in one machine, set CUDA_DEVICE_ORDER=PCI_BUS_ID: CUDA's default
+    order is another than NVML's.
+    """
     import pynvml
 
     def handles() -> list[Any]:
         pynvml.nvmlInit()
-        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return visible_handles(handles, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     try:
         yield known(handles) or []
     finally:
         known(pynvml.nvmlShutdown)
+
+
+def visible_handles(handles: Sequence[Any], visible: str | None) -> list[Any]:
+    """Return the GPUs of ``visible``: indices, UUIDs or their unique prefixes, and MIG UUIDs; None: all GPUs.
+
+    The list ends before the first invalid or repeated entry, such as -1 (CUDA C++ Programming Guide, "CUDA Environment
+    Variables").
+    """
+    if visible is None:
+        return list(handles)
+    selected: list[Any] = []
+    for entry in visible.split(","):
+        handle = _handle_of(entry.strip(), handles)
+        if handle is None or any(handle is other for other in selected):
+            break
+        selected.append(handle)
+    return selected
+
+
+def _handle_of(entry: str, handles: Sequence[Any]) -> Any:
+    import pynvml
+
+    if entry.isdecimal():
+        return handles[int(entry)] if int(entry) < len(handles) else None
+    if entry.startswith("MIG-"):
+        return known(lambda: pynvml.nvmlDeviceGetHandleByUUID(entry))
+    uuids = [text(known(partial(pynvml.nvmlDeviceGetUUID, handle)) or "") for handle in handles]
+    matches = [
+        handle
+        for handle, uuid in zip(handles, uuids, strict=True)
+        if entry.startswith("GPU") and uuid.startswith(entry)
+    ]
+    return matches[0] if len(matches) == 1 else None
 
 
 def known(read: Callable[[], Value]) -> Value | None:
@@ -64,13 +103,15 @@ def condition(handle: Any) -> dict[str, Callable[[], int]]:
 
 
 def bus(handle: Any) -> str:
+    """Return the PCI address of a GPU, of the whole GPU for a MIG instance."""
     import pynvml
 
+    handle = known(lambda: pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)) or handle
     return text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower()
 
 
 def busses() -> list[str]:
-    """Return the PCI address of each GPU; none where the library does not answer."""
+    """Return the PCI address of each visible GPU; empty without a driver."""
     with devices() as handles:
         return known(lambda: [bus(handle) for handle in handles]) or []
 
@@ -82,7 +123,7 @@ def text(value: str | bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    index: int
+    index: int  # As in nvidia-smi; CUDA_VISIBLE_DEVICES may give CUDA another one
     name: str
     memory_gib: float  # 0 where the driver does not report it
     driver: str
@@ -102,19 +143,21 @@ class Node:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Return GPUs of this machine as the driver reports them; often none."""
+    """Return the visible GPUs of this machine, in CUDA's order."""
     with devices() as handles:
-        return known(lambda: tuple(_gpu(index, handle) for index, handle in enumerate(handles))) or ()
+        return known(lambda: tuple(_gpu(position, handle) for position, handle in enumerate(handles))) or ()
 
 
-def _gpu(index: int, handle: Any) -> Gpu:
+def _gpu(position: int, handle: Any) -> Gpu:
     import pynvml
 
+    # A MIG instance has no index of its own.
+    index = known(lambda: pynvml.nvmlDeviceGetIndex(handle))
     capability = known(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     # A GPU that shares the memory of the CPU has none of its own to report.
     memory = known(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total) or 0
     return Gpu(
-        index=index,
+        index=position if index is None else int(index),
         name=text(pynvml.nvmlDeviceGetName(handle)),
         memory_gib=round(memory / 2**30, 1),
         driver=text(pynvml.nvmlSystemGetDriverVersion()),

@@ -133,8 +133,9 @@ def check_devices(configuration: Configuration, machine: Node) -> list[Check]:
         hint = "use --system cpu, which runs the same code on the toy data set"
         return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, none found on {machine.hostname}", hint)]
     if wanted > len(machine.gpus):
-        hint = f"ask for at most {len(machine.gpus)}"
-        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, {len(machine.gpus)} found", hint)]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        found = f"{len(machine.gpus)} found" + ("" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}")
+        return [Check("FAIL", "GPUs", f"{wanted} GPUs wanted, {found}", f"ask for at most {len(machine.gpus)}")]
     kinds = {gpu.name for gpu in machine.gpus[:wanted]}
     if len(kinds) > 1:
         found = f"the GPUs differ: {', '.join(sorted(kinds))}"

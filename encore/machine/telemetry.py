@@ -124,9 +124,13 @@ def _stalled(pressure: str) -> int | None:
 
 @contextlib.contextmanager
 def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]]:
-    """Give what returns the driver's critical errors since it was asked last: index of the GPU, number of the Xid."""
+    """Yield a function that returns the Xid errors since its last call, as [position of the GPU in ``handles``, Xid]."""
     import pynvml
 
+    def index_of(handle: Any) -> int | None:
+        return node.known(lambda: pynvml.nvmlDeviceGetIndex(handle))
+
+    positions = {index_of(handle): position for position, handle in enumerate(handles)}
     events = node.known(pynvml.nvmlEventSetCreate) if handles else None
     for handle in handles if events else ():
         node.known(lambda handle=handle: pynvml.nvmlDeviceRegisterEvents(  # type: ignore[misc]
@@ -136,7 +140,7 @@ def xid_events(handles: Sequence[Any]) -> Iterator[Callable[[], list[list[int]]]
         found: list[list[int]] = []
         # Without an event it raises at once that the time is over.
         while events and (event := node.known(lambda: pynvml.nvmlEventSetWait(events, 0))) is not None:
-            found.append([node.known(lambda: pynvml.nvmlDeviceGetIndex(event.device)) or 0, int(event.eventData)])
+            found.append([positions.get(index_of(event.device), 0), int(event.eventData)])
         return found
 
     try:

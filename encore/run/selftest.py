@@ -205,7 +205,7 @@ def make_place(request: Request, choice: catalogue.Choice, machine: node.Node, w
         python=python,
         data=work / "data" / choice.benchmark.name,
         work=folder,
-        gpus=visible_gpus(machine, os.environ) if request.device == "gpu" else 0,
+        gpus=len(machine.gpus) if request.device == "gpu" else 0,
     )
 
 
@@ -216,12 +216,6 @@ def full_system(request: Request, choice: catalogue.Choice, machine: node.Node) 
     every, latest = catalogue.systems(choice), choice.benchmark.default_round
     fitting = [each for each in every if each.kind in planning.FITTING] or every
     return min(fitting, key=lambda each: (each.round != latest, each.nodes * each.gpus_per_node))
-
-
-def visible_gpus(machine: node.Node, caller: Mapping[str, str]) -> int:
-    chosen = caller.get("CUDA_VISIBLE_DEVICES")
-    every = len(machine.gpus)
-    return every if chosen is None else min(every, len([word for word in chosen.split(",") if word.strip()]))
 
 
 def prepare(place: Place) -> None:

@@ -171,6 +171,48 @@ def test_links_and_traffic_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert node.gpus() == (gpu, replace(gpu, index=1))
 
 
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("2,0", [2, 0]),
+        (" 1 ", [1]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,2", [0]),  # an invalid entry hides all that follow
+        ("1,3", [1]),
+        ("1,1,2", [1]),
+        ("GPU-a1", [1]),
+        ("GPU-b2,GPU-a0", [2, 0]),
+        ("GPU-a", []),  # not unique
+        ("MIG-7", [7]),
+        ("MIG-8", []),
+    ],
+)
+def test_cuda_visible_devices(visible: str | None, indices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_uuid(uuid: str) -> int:
+        if uuid != "MIG-7":
+            raise Library.NVMLError("Not Found")
+        return 7
+
+    answers: dict[str, Callable[..., object]] = {
+        "nvmlDeviceGetCount": lambda: 3,
+        "nvmlDeviceGetUUID": lambda handle: ["GPU-a0-0", "GPU-a1-0", b"GPU-b2-0"][handle],
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetName": lambda handle: "NVIDIA A100",
+        "nvmlSystemGetDriverVersion": lambda: "580.1",
+        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=f"0000:0{handle}:00.0"),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setitem(ANSWERS, name, answer)
+    monkeypatch.setitem(sys.modules, "pynvml", Library())
+    monkeypatch.setattr(processes, "output_of", lambda *command: "")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.index for gpu in node.gpus()] == indices
+    assert node.busses() == [f"0000:0{index}:00.0" for index in indices]
+
+
 def samples_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text_of(path).splitlines(keepends=True) if line.endswith("\n")]
 
@@ -325,14 +367,6 @@ def test_ranks_share_the_cpus_near_their_gpus(
     bindings = binding.bind(len(expected), near, allowed, threads_of(cores) if cores else None)
     assert [f"{binding.format_cpus(rank.cpus)} {rank.numa} {rank.cores}" for rank in bindings] == expected
     assert binding.threads(bindings) == min(int(text.split()[2]) for text in expected)
-
-
-@pytest.mark.parametrize(
-    ("devices", "numa_nodes"),
-    [(None, [3, 3, 1, 1, 7, 7, 5, 5]), ("2,0", [1, 3]), ("GPU-1234", []), ("8", []), ("7", [5]), ("", [])],
-)
-def test_cuda_visible_devices_sets_the_order(devices: str | None, numa_nodes: list[int]) -> None:
-    assert [near.numa for near in binding.visible(A100_NEAR, devices)] == numa_nodes
 
 
 def test_cpus_near_a_gpu_are_read_from_sys(tmp_path: Path) -> None:

@@ -177,12 +177,6 @@ def test_all_reduce_has_a_minimum_from_the_links(
     assert (row.result, text in row.found) == (result, True), row
 
 
-@pytest.mark.parametrize(("visible", "count"), [(None, 8), ("2,3", 2), ("", 0), ("0,", 1)])
-def test_only_gpus_visible_to_cuda_get_a_rank(visible: str | None, count: int) -> None:
-    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert selftests.visible_gpus(machine_of(*[(None, "NVIDIA H200", 139.8)] * 8), variables) == count
-
-
 @pytest.mark.parametrize("name", catalogue.benchmarks())
 def test_published_speeds_have_a_source(name: str) -> None:
     path = paths.benchmark_folder(name) / "published_speed.toml"
