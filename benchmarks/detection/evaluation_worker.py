@@ -34,6 +34,7 @@ from PIL import Image
 from pycocotools import mask as rle
 
 from benchmarks.common.data.files import in_one_step
+from benchmarks.common.data.images import to_rgb
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection import detections
 from benchmarks.detection.annotations import DataSet, open_data
@@ -170,7 +171,7 @@ def _precisions(truth: Truth, compared: Compared, data: DataSet) -> Iterator[Tup
 
 def _picture(position: int, truth: Truth, compared: Compared, data: DataSet) -> Dict[str, Any]:
     with Image.open(data.val.path(position)) as opened:
-        image = opened.convert("RGB")
+        image = to_rgb(opened)
     scale = min(1.0, LONGEST / max(image.size))
     size = tuple(max(1, round(side * scale)) for side in image.size)
     written = io.BytesIO()

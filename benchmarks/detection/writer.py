@@ -2,11 +2,9 @@
 
 import argparse
 import hashlib
-import io
 import json
 import os
 import shutil
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +12,11 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 
 import numpy as np
 import PIL
-from PIL import Image, UnidentifiedImageError
 
 from benchmarks.common.data import source_checks
 from benchmarks.common.data.arrays import write_array
 from benchmarks.common.data.files import read_facts, write_facts
+from benchmarks.common.data.images import CorruptImage, check_pixels, opened
 from benchmarks.common.data.passport import describe_file
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.problem import Problem
@@ -29,10 +27,7 @@ from benchmarks.detection.annotations import PARTS, array_file, boxes_file, imag
 from benchmarks.detection.preparation import ARRAYS, COCO, PUBLISHED, check_counts
 from benchmarks.detection.tables import REACH_OUT, Entry, Table
 
-Image.MAX_IMAGE_PIXELS = None
-warnings.filterwarnings("ignore", module=r"PIL\.")
-
-VERSION = "2"  # raise it when the same source and options give other bytes: unfinished parts are then made again
+VERSION = "3"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 PART_IMAGES = 1024  # images of a task: about 170 MB and some ten seconds of one core for COCO, lost at most per worker
 TOLERATED = (tables.OUTSIDE, tables.NO_AREA, tables.FEW_POINTS)
 SHOWN = 5  # errors of one kind that a message names
@@ -255,18 +250,18 @@ def write_pictures(task: Pictures, report: Report) -> Tuple[int, int]:
 def look_at(data: bytes, size: Tuple[int, int]) -> Optional[str]:
     """Return what is wrong with an image, or None; its EXIF orientation is not applied, as pycocotools does not."""
     if not data:
-        return "damaged: no bytes"
+        return "unusable: no bytes"
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(data) as image:
             found = image.size
+            check_pixels(image)
+            if image.mode == "CMYK" and image.format != "JPEG":
+                raise CorruptImage(f"{image.format} in CMYK, which DALI inverts: convert it to RGB")
             # At one eighth of the size the decoder still walks through every coded bit.
             image.draft(None, (1, 1))
             image.load()
-    except UnidentifiedImageError:
-        return "damaged: no image of a format that Pillow reads"
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
-        # What Pillow's many decoders raise on bytes that break their format.
-        return f"damaged: {error or type(error).__name__}"
+    except CorruptImage as error:
+        return f"unusable: {error}"
     if found != size:
         return f"{found[0]} x {found[1]} pixels, its entry has {size[0]} x {size[1]}"
     return None

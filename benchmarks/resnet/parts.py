@@ -7,25 +7,21 @@ do. Joining takes parts away as it goes, so the data set never needs its size tw
 import hashlib
 import io
 import os
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from benchmarks.common.data import source_checks
+from benchmarks.common.data import images, source_checks
 from benchmarks.common.data.files import in_one_step, read_facts, write_facts
+from benchmarks.common.data.images import CorruptImage
 from benchmarks.common.data.passport import CHUNK, File, describe_file
 from benchmarks.common.data.recordio import frame, index_line, pack
 from benchmarks.common.data.workers import Report
 from benchmarks.resnet.sources import Item, Source, read_item
-
-# A photograph of 200 megapixels is no attack here, and an odd EXIF block no reason to worry.
-Image.MAX_IMAGE_PIXELS = None
-warnings.filterwarnings("ignore", module=r"PIL\.")
 
 DEFAULT_QUALITY = 95  # JPEG quality (1 to 100) of what has to be re-encoded, im2rec's default
 
@@ -34,10 +30,6 @@ DEFAULT_QUALITY = 95  # JPEG quality (1 to 100) of what has to be re-encoded, im
 _PLAIN_FRAMES = (0xC0, 0xC1, 0xC2)
 _FRAMES = tuple(code for code in range(0xC0, 0xD0) if code not in (0xC4, 0xC8, 0xCC))
 _WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
-
-
-class CorruptImage(ValueError):
-    """An image that cannot be decoded; says why."""
 
 
 class Encoding(NamedTuple):
@@ -57,45 +49,29 @@ def encode(data: bytes, encoding: Encoding) -> bytes:
     them. The EXIF orientation is not applied, and DALI 1.35 does not apply it to kept bytes either.
 
     Raises:
-        CorruptImage: the bytes are no image, or one that ends early.
+        CorruptImage: the bytes are not a complete image, or its pixels have no defined range.
     """
     kept = is_plain_jpeg(data)
     if kept and encoding.trust and encoding.resize is None and encoding.quality is None:
         return data
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            shrinks = encoding.resize is not None and min(image.size) > encoding.resize
-            if kept and encoding.quality is None and not shrinks:
-                # At one eighth of the size the decoder still walks through every coded bit.
-                image.draft(None, (1, 1))
-                image.load()
-                return data
-            return _save(image, encoding.resize if shrinks else None, encoding.quality or DEFAULT_QUALITY)
-    except UnidentifiedImageError:
-        # Pillow's own text names the buffer in memory, and whoever reads this names the file.
-        raise CorruptImage("no image of a format that Pillow reads") from None
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
-        # What Pillow's many decoders raise on bytes that break their format.
-        raise CorruptImage(str(error) or type(error).__name__) from None
+    with images.opened(data) as image:
+        shrinks = encoding.resize is not None and min(image.size) > encoding.resize
+        if kept and encoding.quality is None and not shrinks:
+            # At one eighth of the size the decoder still walks through every coded bit.
+            image.draft(None, (1, 1))
+            image.load()
+            return data
+        return _save(image, encoding.resize if shrinks else None, encoding.quality or DEFAULT_QUALITY)
 
 
 def _save(image: Image.Image, short_side: Optional[int], quality: int) -> bytes:
-    rgb = to_rgb(image)
+    rgb = images.to_rgb(image)
     if short_side is not None:
         scale = short_side / min(rgb.size)
         rgb = rgb.resize([max(1, round(side * scale)) for side in rgb.size], Image.BICUBIC)
     buffer = io.BytesIO()
     rgb.save(buffer, "JPEG", quality=quality)
     return buffer.getvalue()
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """The first frame in 8-bit RGB; 16-bit gray is scaled, where Pillow's own conversion would clip it."""
-    if image.mode.startswith("I;16"):
-        image = image.convert("I")
-    if image.mode == "I":
-        image = image.point(lambda value: value * (1 / 256)).convert("L")
-    return image.convert("RGB")
 
 
 def is_plain_jpeg(data: bytes) -> bool:

@@ -9,15 +9,16 @@ from typing import Callable, Dict, List, Optional
 import PIL
 
 from benchmarks.common.data import recordio, source_checks
+from benchmarks.common.data.images import CorruptImage
 from benchmarks.common.data.passport import File
 from benchmarks.common.data.prepare import Content, Listing, Split, check_room
 from benchmarks.common.data.progress import Progress
 from benchmarks.common.data.workers import Workers
-from benchmarks.resnet.parts import CorruptImage, Encoding, Finished, Part, encode, finished, join, plan, write_part
+from benchmarks.resnet.parts import Encoding, Finished, Part, encode, finished, join, plan, write_part
 from benchmarks.resnet.prepare import check_counts
 from benchmarks.resnet.sources import Source, check_classes, list_images, read_item
 
-VERSION = "1"  # raise it when the same source and options give other bytes: unfinished parts are then made again
+VERSION = "2"  # raise it when the same source and options give other bytes: unfinished parts are then made again
 SAMPLED_IMAGES = 32  # images encoded on trial to estimate the room needed
 BYTES_OF_RECORD = 64  # record frame 8, image header 24, padding up to 3, index line and part facts: rounded up
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common.data import published as published_sets
+from benchmarks.common.data.images import to_rgb
 from benchmarks.common.data.problem import Problem
 from benchmarks.detection import preparation, scenes, writer
 from benchmarks.detection.annotations import DataSet, open_data
@@ -231,12 +232,34 @@ def test_bad_images_are_named(source: Path, tmp_path: Path) -> None:
     write_json(source, "train", images=[{**first, "width": 65}, *images])
     flaws = (
         "4 train: images with errors: ",
-        "000000000030.jpg: damaged: image file is truncated",
-        "000000000040.jpg: damaged: no bytes",
-        "000000000050.jpg: damaged: no image of a format that Pillow reads",
+        "000000000030.jpg: unusable: image file is truncated",
+        "000000000040.jpg: unusable: no bytes",
+        "000000000050.jpg: unusable: no image of a format that Pillow reads",
         "000000000070.jpg: 64 x 48 pixels, its entry has 65 x 48",
     )
     assert skip_flawed(source, tmp_path / "to", *flaws) == (3, 4)
+
+
+def test_gray_images_of_16_bits_are_scaled(source: Path, tmp_path: Path) -> None:
+    # PNG files: training decodes by content, not by suffix
+    pixels = np.full((HEIGHT, WIDTH), 5580, np.uint16)
+    for suffix, format_name in (("10.jpg", "PNG"), ("20.jpg", "TIFF")):
+        Image.fromarray(pixels).save(source / "train2017" / f"0000000000{suffix}", format_name)
+    train = prepare(source, tmp_path / "to")[0].train
+    for position in (0, 1):
+        with Image.open(train.path(position)) as image:
+            assert np.asarray(to_rgb(image)).mean().round() == 22
+
+
+@pytest.mark.parametrize("benchmark", preparation.BENCHMARKS)
+def test_pixels_without_a_range_are_named(source: Path, tmp_path: Path, benchmark: str) -> None:
+    pixels = [np.full((HEIGHT, WIDTH), 0.5, np.float32), np.full((HEIGHT, WIDTH), 5580, np.int32)]
+    for number, picture in enumerate([*map(Image.fromarray, pixels), Image.new("CMYK", (WIDTH, HEIGHT))], 1):
+        picture.save(source / "train2017" / f"{10 * number:012}.jpg", "TIFF")
+    message = preparing.refused(preparing.run(benchmark, source, "-o", tmp_path / "to"))
+    assert "000000000010.jpg: unusable: TIFF with float pixels (mode F)" in message
+    assert "000000000020.jpg: unusable: TIFF with integer pixels of more than 8 bits (mode I)" in message
+    assert "000000000030.jpg: unusable: TIFF in CMYK" in message
 
 
 def test_bad_objects_are_named(source: Path, tmp_path: Path) -> None:

@@ -212,6 +212,49 @@ def test_corrupt_images_are_named_then_skipped(tmp_path: Path, pets: Path, prepa
     assert passports.verify(tmp_path / "out", check=check) == []
 
 
+SCALE = np.linspace(0, 1, 48 * 64).reshape(48, 64) ** 2  # Mean 1/3, so that an inverted image differs
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels"),
+    [
+        ("deep.png", (SCALE * 65535).astype(np.uint16)),
+        ("deep.tiff", (SCALE * 65535).astype(np.uint16)),
+        ("palette.png", Image.fromarray((SCALE * 255).astype(np.uint8)).convert("P")),
+        ("cmyk.tiff", Image.fromarray((SCALE * 255).astype(np.uint8)).convert("RGB").convert("CMYK")),
+        ("alpha.png", Image.fromarray(np.dstack([(SCALE * 255).astype(np.uint8)] * 2))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_pixels_of_any_type_keep_their_brightness(
+    tmp_path: Path, pets: Path, prepare: Prepare, name: str, pixels: Any
+) -> None:
+    shutil.rmtree(pets / "val" / "ant")
+    (pets / "val" / "ant").mkdir()
+    picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    picture.save(pets / "val" / "ant" / name)
+    prepare(pets, "-o", tmp_path / "out")
+    stored = Image.open(io.BytesIO(records(tmp_path / "out", "val")[0][1]))
+    assert stored.mode == "RGB" and abs(np.asarray(stored).mean() - SCALE.mean() * 255) < 1
+
+
+@pytest.mark.parametrize(
+    ("pixels", "tags", "message"),
+    [
+        (SCALE.astype(np.float32), {}, "TIFF with float pixels (mode F)"),
+        ((SCALE * 255).astype(np.int32), {}, "TIFF with integer pixels of more than 8 bits (mode I)"),
+        ((SCALE * 65535).astype(np.uint16), {262: 0}, "(mode I;16)"),  # White is zero
+    ],
+    ids=["float", "integer", "inverted"],
+)
+def test_pixels_without_a_range_are_named(
+    tmp_path: Path, pets: Path, prepare: Prepare, pixels: Any, tags: dict[int, int], message: str
+) -> None:
+    Image.fromarray(pixels).save(pets / "train" / "bee" / "deep.tiff", tiffinfo=tags)
+    found = prepare(pets, "-o", tmp_path / "out", code=2)[-1]["error"]["found"]
+    assert found.startswith("1 corrupt images") and "train: bee/deep.tiff: " in found and message in found
+
+
 def test_first_twenty_corrupt_images_are_named(tmp_path: Path, pets: Path, prepare: Prepare) -> None:
     for path in (pets / "train").glob("*/*.jpg"):
         path.write_bytes(b"no image")

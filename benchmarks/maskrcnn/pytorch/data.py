@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.common.data.images import to_rgb
 from benchmarks.common.data.read_ahead import read_ahead
 from benchmarks.common.run.ranks import Ranks
 from benchmarks.detection.annotations import DataSet, Part
@@ -58,7 +59,7 @@ class Image8(NamedTuple):
 def read_image(part: Part, position: int, size: Tuple[int, int], mirrored: bool, config: Config) -> np.ndarray:
     """Return uint8 (h, w, 3) of an image, resized to ``size`` (width, height)."""
     with Image.open(part.path(position)) as opened:
-        image = opened.convert("RGB").resize(size, Image.BILINEAR)
+        image = to_rgb(opened).resize(size, Image.BILINEAR)
     pixels = np.asarray(image)
     pixels = pixels[:, ::-1] if mirrored else pixels
     return pixels[:, :, ::-1] if config.bgr else pixels

@@ -1,0 +1,81 @@
+"""Decoding of image files by Pillow: 8-bit RGB from any pixel type, and one error for every way to fail."""
+
+import io
+import struct
+import warnings
+import zlib
+from contextlib import contextmanager
+from typing import Iterator
+
+from PIL import Image, UnidentifiedImageError
+
+# Photographs of 200 megapixels are valid, and malformed EXIF blocks are harmless.
+Image.MAX_IMAGE_PIXELS = None
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+BITS_PER_SAMPLE, PHOTOMETRIC, BLACK_IS_ZERO = 258, 262, 1  # TIFF tags (TIFF 6.0, section 3)
+CONVERT = "convert it to 8 bits per channel, for example: magick IN -auto-level -depth 8 OUT.png"
+
+
+class CorruptImage(ValueError):
+    """An image that cannot be decoded, or whose pixels have no defined range."""
+
+
+@contextmanager
+def opened(data: bytes) -> Iterator[Image.Image]:
+    """Open an image file.
+
+    Raises:
+        CorruptImage: opening or decoding it fails.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            yield image
+    except CorruptImage:
+        raise
+    except UnidentifiedImageError:
+        # Pillow's message contains the address of the buffer.
+        raise CorruptImage("no image of a format that Pillow reads") from None
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        EOFError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        struct.error,
+        zlib.error,
+    ) as error:
+        # Pillow's decoders raise all of these for malformed files.
+        raise CorruptImage(str(error) or type(error).__name__) from None
+
+
+def check_pixels(image: Image.Image) -> bool:
+    """Return whether the pixels are 16-bit gray.
+
+    Raises:
+        CorruptImage: the pixels are floats, or integers of an unknown range. Pillow clips them to 0 to 255.
+    """
+    if image.mode not in ("F", "I") and not image.mode.startswith("I;16"):
+        return False
+    # Only formats in which Pillow and DALI agree on the range; a TIFF may also contain 12 bits, or be inverted.
+    tags = getattr(image, "tag_v2", {})
+    is_full_tiff = tags.get(BITS_PER_SAMPLE) == (16,) and tags.get(PHOTOMETRIC) == BLACK_IS_ZERO and image.mode != "I"
+    if image.mode != "F" and (image.format in ("PNG", "JPEG2000") or is_full_tiff):
+        return True
+    kind = "float pixels" if image.mode == "F" else "integer pixels of more than 8 bits"
+    raise CorruptImage(f"{image.format} with {kind} (mode {image.mode}): {CONVERT}")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Return the first frame as 8-bit RGB: 16-bit gray is scaled, an alpha channel is dropped.
+
+    Raises:
+        CorruptImage: see ``check_pixels``.
+    """
+    if check_pixels(image):
+        # In two steps: I;16 has no scaling, and convert("RGB") clips.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    return image.convert("RGB")
